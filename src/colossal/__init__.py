@@ -1,0 +1,51 @@
+"""colossal: large-scale PyTorch training whose tutorials run and prove themselves.
+
+The public names below are loaded when they are first used, so that ``import colossal`` costs almost nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from colossal.booster import Booster
+    from colossal.cluster import (
+        ParallelMesh,
+        get_default_parser,
+        launch,
+        launch_from_openmpi,
+        launch_from_slurm,
+        launch_from_torch,
+    )
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "Booster": "colossal.booster",
+    "ParallelMesh": "colossal.cluster",
+    "get_default_parser": "colossal.cluster",
+    "launch": "colossal.cluster",
+    "launch_from_openmpi": "colossal.cluster",
+    "launch_from_slurm": "colossal.cluster",
+    "launch_from_torch": "colossal.cluster",
+}
+
+__all__ = [
+    "Booster",
+    "ParallelMesh",
+    "__version__",
+    "get_default_parser",
+    "launch",
+    "launch_from_openmpi",
+    "launch_from_slurm",
+    "launch_from_torch",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'colossal' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

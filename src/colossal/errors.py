@@ -1,0 +1,48 @@
+"""The exceptions that colossal raises on purpose.
+
+.. code-block:: text
+
+    ColossalError
+    ├── ConfigError       (ValueError)           an argument, or two that contradict each other
+    ├── LaunchError       (RuntimeError)         the world of processes could not be formed
+    ├── MeshError         (ValueError)           sizes and axes that do not fit the world
+    ├── PlanError         (ValueError)           a parallel plan that does not fit its model
+    ├── ShapeError        (ValueError)           a tensor of the wrong shape, dtype or device
+    ├── CheckpointError   (RuntimeError)         a file that is missing, damaged or of another model
+    └── UnsupportedError  (NotImplementedError)  a valid request that this plugin, model or device cannot honour
+
+Every message says three things: what was required, what was found, and what to do.
+Each class is also the built-in exception that a PyTorch user would have expected.
+"""
+
+
+class ColossalError(Exception):
+    """Base of every exception that colossal raises on purpose."""
+
+
+class ConfigError(ColossalError, ValueError):
+    """An argument has a value that cannot work, or contradicts another one."""
+
+
+class LaunchError(ColossalError, RuntimeError):
+    """The world of processes could not be formed: a variable, a port or a peer is missing."""
+
+
+class MeshError(ColossalError, ValueError):
+    """The sizes of the mesh axes do not fit the world, or an axis does not exist."""
+
+
+class PlanError(ColossalError, ValueError):
+    """A parallel plan does not fit the model that it is applied to."""
+
+
+class ShapeError(ColossalError, ValueError):
+    """A tensor has a shape, dtype or device that an operation cannot take."""
+
+
+class CheckpointError(ColossalError, RuntimeError):
+    """A checkpoint is missing, damaged, or was written by another model."""
+
+
+class UnsupportedError(ColossalError, NotImplementedError):
+    """A valid request that the plugin, model or device in use cannot honour."""
