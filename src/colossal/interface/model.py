@@ -1,0 +1,56 @@
+"""The boosted model."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, final
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+@final
+class ModelWrapper(nn.Module):
+    """A model whose forward pass runs inside a context, such as autocast, and that can be unwrapped.
+
+    Args:
+        module: The model, or a parallel wrapper around it.
+        forward_context: Called before each forward pass; returns the context manager that the pass runs in.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import ModelWrapper
+        >>> linear = torch.nn.Linear(4, 2)
+        >>> ModelWrapper(linear).unwrap() is linear
+        True
+    """
+
+    def __init__(
+        self, module: nn.Module, forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self._forward_context = forward_context
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the wrapped module's forward pass inside the context.
+
+        Args:
+            *args: Positional inputs of the wrapped module, of the shapes that it takes.
+            **kwargs: Keyword inputs of the wrapped module.
+
+        Returns:
+            What the wrapped module returns.
+        """
+        with self._forward_context():
+            return self.module(*args, **kwargs)
+
+    def unwrap(self) -> nn.Module:
+        """Return the user's own model, with the parameter names that it was built with.
+
+        Returns:
+            The innermost module: neither a `ModelWrapper` nor a `DistributedDataParallel`.
+        """
+        module = self.module
+        while isinstance(module, (ModelWrapper, DistributedDataParallel)):
+            module = module.module
+        return module

@@ -1,0 +1,181 @@
+"""The boosted optimizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+
+from colossal.amp import LossScaler, NoScaler
+
+
+@final
+class OptimizerWrapper:
+    """Decides when gradients become an update: backward, clip, step, zero_grad.
+
+    Gradients that the caller sees through the clip methods and `get_grad_norm` are unscaled.
+
+    Args:
+        optim: The optimizer that holds the state and does the update.
+        scaler: The loss scaler; none by default.
+        param_names: Name of each parameter in the model; checkpoints store optimizer state under these names.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import OptimizerWrapper
+        >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = OptimizerWrapper(torch.optim.SGD([weight], lr=1.0))
+        >>> optimizer.backward((weight**2).sum() / 2)
+        >>> optimizer.clip_grad_by_norm(1.0).item()
+        5.0
+        >>> optimizer.step()
+        >>> [round(x, 4) for x in weight.tolist()]
+        [2.4, 3.2]
+    """
+
+    def __init__(
+        self,
+        optim: torch.optim.Optimizer,
+        scaler: LossScaler | None = None,
+        param_names: Mapping[torch.nn.Parameter, str] | None = None,
+    ) -> None:
+        self.optim = optim
+        self.scaler = scaler or NoScaler()
+        self.param_names = dict(param_names or {})
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All parameters of all groups."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the wrapped optimizer."""
+        return self.optim.param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The default hyperparameters of the wrapped optimizer."""
+        return self.optim.defaults
+
+    @property
+    def state(self) -> Mapping[torch.nn.Parameter, Any]:
+        """The per-parameter state of the wrapped optimizer."""
+        return self.optim.state
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Add a parameter group to the wrapped optimizer.
+
+        Args:
+            group: ``{"params": [...]}`` with the group's own hyperparameters.
+        """
+        self.optim.add_param_group(group)
+
+    def backward(
+        self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None, *, retain_graph: bool = False
+    ) -> None:
+        """Add the gradients of `loss`, times the loss scale, to the parameters.
+
+        Args:
+            loss: A scalar.
+            inputs: Accumulate into these tensors only; into all leaves by default.
+            retain_graph: Keep the graph for another backward pass.
+        """
+        inputs = None if inputs is None else list(inputs)
+        torch.autograd.backward(self.scaler.scale(loss), retain_graph=retain_graph, inputs=inputs)
+
+    def backward_by_grad(
+        self,
+        tensor: torch.Tensor,
+        grad: torch.Tensor,
+        inputs: Sequence[torch.Tensor] | None = None,
+        *,
+        retain_graph: bool = False,
+    ) -> None:
+        """Continue a backward pass from `tensor`, whose gradient is known and scaled already.
+
+        Args:
+            tensor: Any tensor of the graph.
+            grad: The gradient of the scaled loss with respect to `tensor`; same shape.
+            inputs: Accumulate into these tensors only; into all leaves by default.
+            retain_graph: Keep the graph for another backward pass.
+        """
+        inputs = None if inputs is None else list(inputs)
+        torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update the parameters, unless loss scaling found an overflow.
+
+        Args:
+            closure: Recomputes the loss, for optimizers that need it. Loss scaling refuses it.
+
+        Returns:
+            What the wrapped optimizer's step returns; None for a step that was dropped.
+        """
+        return self.scaler.step(self.optim) if closure is None else self.scaler.step(self.optim, closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Throw the gradients away.
+
+        Args:
+            set_to_none: Free them rather than fill them with zeros.
+        """
+        self.scaler.discard()
+        self.optim.zero_grad(set_to_none)
+
+    def clip_grad_by_value(self, clip_value: float) -> None:
+        """Limit every element of every gradient to ``[-clip_value, clip_value]``.
+
+        Args:
+            clip_value: The largest magnitude that is left.
+        """
+        self.unscale_grad()
+        clip_grad_value_(self.parameters, clip_value)
+
+    def clip_grad_by_norm(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale all gradients by one factor so that their common norm is at most `max_norm`.
+
+        Args:
+            max_norm: The largest norm that is left.
+            norm_type: The p of the p-norm; ``float("inf")`` for the largest magnitude.
+            error_if_nonfinite: Raise if the norm is infinite or NaN.
+
+        Returns:
+            The norm before clipping; a scalar.
+
+        Raises:
+            RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
+        """
+        self.unscale_grad()
+        return clip_grad_norm_(self.parameters, max_norm, norm_type, error_if_nonfinite)
+
+    def get_grad_norm(self, norm_type: float = 2.0) -> float:
+        """Return the norm of all gradients, unscaled.
+
+        Args:
+            norm_type: The p of the p-norm.
+        """
+        self.unscale_grad()
+        return get_total_norm([p.grad for p in self.parameters if p.grad is not None], norm_type).item()
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return `loss` times the loss scale; same shape."""
+        return self.scaler.scale(loss)
+
+    def unscale_grad(self) -> None:
+        """Divide the gradients by the loss scale, once for each step however often it is called."""
+        self.scaler.unscale(self.optim)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state, in torch's own form."""
+        return self.optim.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the wrapped optimizer's state from torch's own form."""
+        self.optim.load_state_dict(state_dict)
+
+    def unwrap(self) -> torch.optim.Optimizer:
+        """Return the wrapped optimizer."""
+        return self.optim
