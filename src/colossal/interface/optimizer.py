@@ -59,7 +59,7 @@ class OptimizerWrapper:
         return self.optim.defaults
 
     @property
-    def state(self) -> Mapping[torch.nn.Parameter, Any]:
+    def state(self) -> Mapping[torch.Tensor, Any]:
         """The per-parameter state of the wrapped optimizer."""
         return self.optim.state
 

@@ -1,0 +1,25 @@
+"""The machine as a program sees it: processes, the mesh that they form, and how they are started."""
+
+from colossal.cluster.axes import AXES, Axis
+from colossal.cluster.coordinator import DistCoordinator
+from colossal.cluster.launch import (
+    get_default_parser,
+    launch,
+    launch_from_openmpi,
+    launch_from_slurm,
+    launch_from_torch,
+)
+from colossal.cluster.mesh import ParallelMesh, current_mesh
+
+__all__ = [
+    "AXES",
+    "Axis",
+    "DistCoordinator",
+    "ParallelMesh",
+    "current_mesh",
+    "get_default_parser",
+    "launch",
+    "launch_from_openmpi",
+    "launch_from_slurm",
+    "launch_from_torch",
+]

@@ -1,0 +1,173 @@
+"""Who does what among the processes of the world."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar, final
+
+import torch
+from torch import distributed as dist
+
+from colossal.cluster.mesh import ParallelMesh, current_mesh
+from colossal.errors import LaunchError
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@final
+class DistCoordinator:
+    """Tells a process its place in the world and lets processes take turns.
+
+    A group argument restricts a question or a barrier to the ranks of that group; by default it is the whole world.
+
+    Args:
+        mesh: The mesh that knows the local rank; the ambient one by default.
+
+    Raises:
+        MeshError: There is no world yet.
+
+    Example:
+        >>> from colossal.cluster import DistCoordinator
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4, rank=3):
+        ...     coordinator = DistCoordinator()
+        ...     print(coordinator.rank, coordinator.is_master(), coordinator.is_last_process())
+        3 False True
+    """
+
+    def __init__(self, mesh: ParallelMesh | None = None) -> None:
+        mesh = mesh or current_mesh()
+        self._rank, self._world_size, self._local_rank = mesh.global_rank, mesh.world_size, mesh.local_rank
+        self._device = mesh.accelerator.get_current_device()
+
+    @property
+    def rank(self) -> int:
+        """This process's number in the world."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes in the world."""
+        return self._world_size
+
+    @property
+    def local_rank(self) -> int:
+        """This process's number among those of its host."""
+        return self._local_rank
+
+    def is_master(self, process_group: dist.ProcessGroup | None = None) -> bool:
+        """Tell whether this process has rank 0 in the group.
+
+        Args:
+            process_group: The group; the whole world by default.
+        """
+        return dist.get_rank(process_group) == 0
+
+    def is_node_master(self) -> bool:
+        """Tell whether this process is the first of its host."""
+        return self._local_rank == 0
+
+    def is_last_process(self, process_group: dist.ProcessGroup | None = None) -> bool:
+        """Tell whether this process has the highest rank in the group.
+
+        Args:
+            process_group: The group; the whole world by default.
+        """
+        return dist.get_rank(process_group) == dist.get_world_size(process_group) - 1
+
+    def print_on_master(self, message: object, process_group: dist.ProcessGroup | None = None) -> None:
+        """Print on rank 0 of the group.
+
+        Args:
+            message: Converted to text.
+            process_group: The group; the whole world by default.
+        """
+        if self.is_master(process_group):
+            print(message)  # noqa: T201 (printing is what was asked for)
+
+    def print_on_node_master(self, message: object) -> None:
+        """Print on the first process of each host.
+
+        Args:
+            message: Converted to text.
+        """
+        if self.is_node_master():
+            print(message)  # noqa: T201 (printing is what was asked for)
+
+    @contextmanager
+    def priority_execution(
+        self, executor_rank: int = 0, process_group: dist.ProcessGroup | None = None
+    ) -> Iterator[None]:
+        """Let one process of the group run the block first, such as a download, and then the others.
+
+        Args:
+            executor_rank: Rank in the group of the process that goes first.
+            process_group: The group; the whole world by default.
+
+        Raises:
+            LaunchError: There is no such rank; or, on the others, the block failed on the process that went first.
+
+        Communication: all-reduce, the group, 4 bytes.
+        """
+        size = dist.get_world_size(process_group)
+        if not 0 <= executor_rank < size:
+            raise LaunchError(
+                f"The process that goes first is one of the group. Found executor_rank={executor_rank} in a group of "
+                f"{size}. Pass a rank from 0 to {size - 1}."
+            )
+        if dist.get_rank(process_group) == executor_rank:
+            failed = True
+            try:
+                yield
+                failed = False
+            finally:
+                self._count_failures(failed, process_group)
+        else:
+            if self._count_failures(False, process_group):
+                raise LaunchError(
+                    f"Rank {executor_rank} runs the block of priority_execution before the others. Found that it "
+                    "failed there. Look at its own error."
+                )
+            yield
+
+    def on_master_only(
+        self, process_group: dist.ProcessGroup | None = None
+    ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
+        """Make a decorator of functions that only rank 0 of the group runs; the others get None at once.
+
+        Args:
+            process_group: The group; the whole world by default.
+        """
+
+        def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
+            @functools.wraps(function)
+            def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result | None:
+                return function(*args, **kwargs) if self.is_master(process_group) else None
+
+            return run
+
+        return decorate
+
+    def block_all(self, process_group: dist.ProcessGroup | None = None) -> None:
+        """Wait until every process of the group is here.
+
+        Args:
+            process_group: The group; the whole world by default.
+
+        Communication: barrier, the group, no payload.
+        """
+        dist.barrier(process_group)
+
+    def destroy(self, process_group: dist.ProcessGroup | None = None) -> None:
+        """Dissolve the group.
+
+        Args:
+            process_group: The group; the whole world, with all groups, by default.
+        """
+        dist.destroy_process_group(process_group)
+
+    def _count_failures(self, failed: bool, process_group: dist.ProcessGroup | None) -> int:
+        count = torch.tensor(int(failed), dtype=torch.int32, device=self._device)
+        dist.all_reduce(count, group=process_group)
+        return int(count.item())

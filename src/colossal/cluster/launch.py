@@ -1,0 +1,256 @@
+"""From separate processes to one world."""
+
+import argparse
+import atexit
+import os
+import random
+from collections.abc import Mapping
+
+import numpy as np
+from torch import distributed as dist
+
+from colossal.accelerator import Accelerator, get_accelerator
+from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
+from colossal.cluster.rendezvous import Member, find_local_rank, form_world, meet
+from colossal.errors import ConfigError, LaunchError
+from colossal.logging import get_dist_logger
+
+DEFAULT_SEED = 1024
+
+
+def launch(
+    rank: int,
+    world_size: int,
+    host: str,
+    port: int,
+    backend: str | None = None,
+    local_rank: int | None = None,
+    seed: int = DEFAULT_SEED,
+    verbose: bool = True,
+    timeout_seconds: float | None = None,
+) -> ParallelMesh:
+    """Join the world: find the other processes, bind this one to its device, and seed the random generators.
+
+    Args:
+        rank: This process's number, from 0 to ``world_size - 1``.
+        world_size: Number of processes.
+        host: Name or address of the host of rank 0; IPv6 addresses without brackets.
+        port: A free port on that host, the same for all processes.
+        backend: Communication backend, such as ``"gloo"`` or ``"nccl"``; by default gloo on CPUs and NCCL on GPUs.
+        local_rank: This process's number among those of its host; found out from the host names by default.
+        seed: Seed of Python's, NumPy's and torch's generators, the same on all ranks, so that models start equal.
+        verbose: Let rank 0 log the world that was formed.
+        timeout_seconds: How long to wait for a peer, at launch and in every later collective. By default the
+            environment variable ``COLOSSAL_TIMEOUT_SECONDS``, else 600.
+
+    Returns:
+        The ambient mesh, with all processes on its dp axis.
+
+    Raises:
+        LaunchError: The numbers contradict each other, the port is taken, or a peer did not come in time.
+        ConfigError: This machine lacks the backend or the device.
+
+    Communication: every process contacts the store of rank 0, then opens connections to its peers.
+    """
+    return _join(Member(rank, world_size, host, port, local_rank), backend, seed, verbose, timeout_seconds)
+
+
+def launch_from_torch(
+    backend: str | None = None,
+    seed: int = DEFAULT_SEED,
+    verbose: bool = True,
+    timeout_seconds: float | None = None,
+) -> ParallelMesh:
+    """Join the world that `torchrun` prepared; started without it, be a world of one.
+
+    Args:
+        backend: As in `launch`.
+        seed: As in `launch`.
+        verbose: As in `launch`.
+        timeout_seconds: As in `launch`.
+
+    Returns:
+        The ambient mesh, with all processes on its dp axis.
+
+    Raises:
+        LaunchError: Only some of torchrun's variables are set, or as in `launch`.
+    """
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if not any(name in os.environ for name in names):
+        return _join(None, backend, seed, verbose, timeout_seconds)
+    found = _read_environment(names, "torchrun --standalone --nproc_per_node=2 page.py")
+    member = Member(
+        _whole("RANK", found["RANK"]),
+        _whole("WORLD_SIZE", found["WORLD_SIZE"]),
+        found["MASTER_ADDR"],
+        _whole("MASTER_PORT", found["MASTER_PORT"]),
+        _whole("LOCAL_RANK", found["LOCAL_RANK"]),
+    )
+    return _join(member, backend, seed, verbose, timeout_seconds)
+
+
+def launch_from_slurm(
+    host: str,
+    port: int,
+    backend: str | None = None,
+    seed: int = DEFAULT_SEED,
+    verbose: bool = True,
+    timeout_seconds: float | None = None,
+) -> ParallelMesh:
+    """Join the world of the processes that `srun` started.
+
+    Args:
+        host: Name of the first node of the job.
+        port: A free port on that node.
+        backend: As in `launch`.
+        seed: As in `launch`.
+        verbose: As in `launch`.
+        timeout_seconds: As in `launch`.
+
+    Returns:
+        The ambient mesh, with all processes on its dp axis.
+
+    Raises:
+        LaunchError: SLURM_PROCID, SLURM_NPROCS or SLURM_LOCALID is not set, or as in `launch`.
+    """
+    names = ("SLURM_PROCID", "SLURM_NPROCS", "SLURM_LOCALID")
+    rank, world_size, local_rank = _read_numbers(names, "srun python train.py --host <first node> --port 29500")
+    member = Member(rank, world_size, host, port, local_rank)
+    return _join(member, backend, seed, verbose, timeout_seconds)
+
+
+def launch_from_openmpi(
+    host: str,
+    port: int,
+    backend: str | None = None,
+    seed: int = DEFAULT_SEED,
+    verbose: bool = True,
+    timeout_seconds: float | None = None,
+) -> ParallelMesh:
+    """Join the world of the processes that Open MPI's `mpirun` started.
+
+    Args:
+        host: Name of the host of rank 0.
+        port: A free port on that host.
+        backend: As in `launch`.
+        seed: As in `launch`.
+        verbose: As in `launch`.
+        timeout_seconds: As in `launch`.
+
+    Returns:
+        The ambient mesh, with all processes on its dp axis.
+
+    Raises:
+        LaunchError: A variable ``OMPI_COMM_WORLD_*`` is not set, or as in `launch`.
+    """
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+    rank, world_size, local_rank = _read_numbers(names, "mpirun -np 2 python train.py --host <host> --port 29500")
+    member = Member(rank, world_size, host, port, local_rank)
+    return _join(member, backend, seed, verbose, timeout_seconds)
+
+
+def get_default_parser() -> argparse.ArgumentParser:
+    """Return a command-line parser for the arguments of `launch`, to which a program adds its own.
+
+    Returns:
+        A parser with ``--host``, ``--port``, ``--world_size``, ``--rank``, ``--local_rank``, ``--backend`` and
+        ``--seed``.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", help="name or address of the host of rank 0")
+    parser.add_argument("--port", type=int, help="a free port on that host")
+    parser.add_argument("--world_size", type=int, help="number of processes")
+    parser.add_argument("--rank", type=int, help="number of this process, from 0")
+    parser.add_argument("--local_rank", type=int, help="number of this process on its host, from 0")
+    parser.add_argument("--backend", help="communication backend; chosen from the device by default")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of the random generators")
+    return parser
+
+
+def _join(
+    member: Member | None, backend: str | None, seed: int, verbose: bool, timeout_seconds: float | None
+) -> ParallelMesh:
+    """Form the world; `member` is None for a world of one that needs no address."""
+    if dist.is_initialized():
+        raise LaunchError(
+            f"A process joins one world. Found that it is rank {dist.get_rank()} of {dist.get_world_size()} already. "
+            "Launch once, or call torch.distributed.destroy_process_group() in between."
+        )
+    seconds = _check_timeout(timeout_seconds)
+    accelerator = get_accelerator()
+    backend = _check_backend(backend or accelerator.communication_backend, accelerator)
+    if member is None:
+        store, rank, world_size, local_rank = dist.HashStore(), 0, 1, 0
+    else:
+        store, rank, world_size = meet(member, seconds), member.rank, member.world_size
+        local_rank = find_local_rank(member, store) if member.local_rank is None else member.local_rank
+    accelerator.set_device(local_rank)
+    form_world(backend, store, rank, world_size, seconds)
+    _seed_everything(seed, accelerator)
+    mesh = ParallelMesh(local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name)
+    leave_ambient(mesh)
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+    if verbose:
+        get_dist_logger().info(f"{world_size} process(es), {accelerator.name}, {backend}, seed {seed}", ranks=[0])
+    return mesh
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _seed_everything(seed: int, accelerator: Accelerator) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (user code draws from the legacy generator)
+    accelerator.manual_seed(seed)
+
+
+def _check_timeout(seconds: float | None) -> float:
+    value = os.environ.get("COLOSSAL_TIMEOUT_SECONDS", DEFAULT_TIMEOUT_SECONDS) if seconds is None else seconds
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not number > 0:
+        raise ConfigError(
+            f"The timeout is a number of seconds greater than 0. Found {value!r}. "
+            "Pass timeout_seconds, or set COLOSSAL_TIMEOUT_SECONDS."
+        )
+    return number
+
+
+def _check_backend(backend: str, accelerator: Accelerator) -> str:
+    for name in (part.split(":")[-1] for part in backend.lower().split(",")):
+        if not dist.is_backend_available(name):
+            raise ConfigError(
+                f"The backend must be built into torch. Found {name!r}, which this torch lacks. "
+                f"Leave backend out to use {accelerator.communication_backend!r}."
+            )
+    if backend.lower() == "nccl" and accelerator.name == "cpu":
+        raise ConfigError("The backend 'nccl' moves tensors of GPUs. Found the device 'cpu'. Use 'gloo'.")
+    return backend
+
+
+def _read_environment(names: tuple[str, ...], command: str) -> Mapping[str, str]:
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise LaunchError(
+            f"The launcher sets {', '.join(names)}. Found no {', '.join(missing)}. "
+            f"Start the program with its launcher, for example: {command}"
+        )
+    return {name: os.environ[name] for name in names}
+
+
+def _read_numbers(names: tuple[str, ...], command: str) -> tuple[int, ...]:
+    return tuple(_whole(name, value) for name, value in _read_environment(names, command).items())
+
+
+def _whole(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise LaunchError(
+            f"The environment variable {name} is a whole number. Found {value!r}. Let the launcher set it."
+        ) from None

@@ -1,0 +1,205 @@
+"""The processes of a program, arranged along named axes."""
+
+import math
+import os
+from contextvars import ContextVar, Token
+from datetime import timedelta
+from types import TracebackType
+from typing import Self, TypeVar, final
+
+import torch
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from colossal.accelerator import get_accelerator
+from colossal.cluster.axes import AXES, Axis
+from colossal.errors import MeshError
+
+DEFAULT_TIMEOUT_SECONDS = 600.0
+
+_T = TypeVar("_T")
+
+_AMBIENT: ContextVar["ParallelMesh | None"] = ContextVar("colossal_mesh", default=None)
+
+
+@final
+class ParallelMesh:
+    """All processes of the world on the axes pp, dp, sp and tp; ranks count along tp first.
+
+    Entering a mesh makes it ambient: functions that take an optional mesh use it. `launch` leaves one behind that has
+    all processes on dp.
+
+    Args:
+        pp: Number of pipeline stages.
+        dp: Number of data-parallel replicas; by default as many as the other axes leave room for.
+        sp: Number of ranks that share a sequence.
+        tp: Number of ranks that share a tensor.
+        device: ``"cpu"`` or ``"cuda"``; the device of this process by default.
+        local_rank: Index of this process among those of its host; by default that of the ambient mesh, or the
+            environment variable ``LOCAL_RANK``.
+        timeout_seconds: How long a collective waits for a peer; by default as in the ambient mesh, or 600.
+
+    Raises:
+        MeshError: There is no world yet, or the sizes do not multiply to its size.
+
+    Example:
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(8, rank=3):
+        ...     mesh = ParallelMesh(pp=2, tp=2)
+        ...     print(mesh, mesh.rank("dp"), mesh.ranks("dp"))
+        ParallelMesh(pp=2, dp=2, sp=1, tp=2) 1 (1, 3)
+
+    Communication: one group of processes is formed for each axis; all ranks must construct the same mesh.
+    """
+
+    def __init__(
+        self,
+        *,
+        pp: int = 1,
+        dp: int | None = None,
+        sp: int = 1,
+        tp: int = 1,
+        device: str | None = None,
+        local_rank: int | None = None,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        if not dist.is_initialized():
+            raise MeshError(
+                "A ParallelMesh arranges processes that have found each other. Found no process group. "
+                "Call colossal.launch_from_torch() first."
+            )
+        outer = _AMBIENT.get()
+        self.world_size = dist.get_world_size()
+        self.global_rank = dist.get_rank()
+        self.shape = dict(zip(AXES, _fit_sizes(self.world_size, pp, dp, sp, tp), strict=True))
+        self.local_rank = _first(local_rank, outer and outer.local_rank, _environment_rank(), self.global_rank)
+        self.timeout_seconds = _first(timeout_seconds, outer and outer.timeout_seconds, DEFAULT_TIMEOUT_SECONDS)
+        self.accelerator = get_accelerator(device)
+        self._grid = torch.arange(self.world_size).view(*self.shape.values())
+        self.coordinate = dict(zip(AXES, (self._grid == self.global_rank).nonzero()[0].tolist(), strict=True))
+        self.device_mesh = self._form_groups()
+        self._tokens: list[Token[ParallelMesh | None]] = []
+
+    def __repr__(self) -> str:
+        return f"ParallelMesh({', '.join(f'{axis}={size}' for axis, size in self.shape.items())})"
+
+    def __enter__(self) -> Self:
+        self._tokens.append(_AMBIENT.set(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _AMBIENT.reset(self._tokens.pop())
+
+    def size(self, axis: Axis) -> int:
+        """Return the number of ranks along an axis.
+
+        Args:
+            axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+
+        Raises:
+            MeshError: There is no such axis.
+        """
+        return self.shape[_check_axis(axis)]
+
+    def rank(self, axis: Axis) -> int:
+        """Return this process's index along an axis.
+
+        Args:
+            axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+
+        Raises:
+            MeshError: There is no such axis.
+        """
+        return self.coordinate[_check_axis(axis)]
+
+    def ranks(self, axis: Axis) -> tuple[int, ...]:
+        """Return the global ranks that differ from this one in their index along `axis` only.
+
+        Args:
+            axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+
+        Raises:
+            MeshError: There is no such axis.
+        """
+        _check_axis(axis)
+        index = tuple(slice(None) if name == axis else at for name, at in self.coordinate.items())
+        return tuple(self._grid[index].tolist())
+
+    def group(self, axis: Axis) -> dist.ProcessGroup:
+        """Return the process group of `ranks(axis)`.
+
+        Args:
+            axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+
+        Raises:
+            MeshError: There is no such axis.
+        """
+        return self.device_mesh.get_group(_check_axis(axis))
+
+    def _form_groups(self) -> DeviceMesh:
+        return DeviceMesh.from_group(
+            [self._form_group(axis) for axis in AXES], self.accelerator.name, mesh=self._grid, mesh_dim_names=AXES
+        )
+
+    def _form_group(self, axis: Axis) -> dist.ProcessGroup:
+        if self.shape[axis] == self.world_size and dist.group.WORLD is not None:
+            return dist.group.WORLD
+        timeout = timedelta(seconds=self.timeout_seconds)
+        group = dist.new_group(list(self.ranks(axis)), timeout=timeout, use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)
+        return group
+
+
+def current_mesh() -> ParallelMesh:
+    """Return the ambient mesh; without one, all processes of the world on dp.
+
+    Raises:
+        MeshError: There is no world yet.
+    """
+    mesh = _AMBIENT.get()
+    if mesh is None:
+        mesh = ParallelMesh()
+        _AMBIENT.set(mesh)
+    return mesh
+
+
+def leave_ambient(mesh: ParallelMesh | None) -> None:
+    """Make `mesh` ambient without a scope: what `launch` does for the life of the program, and undoes with None."""
+    _AMBIENT.set(mesh)
+
+
+def _fit_sizes(world_size: int, pp: int, dp: int | None, sp: int, tp: int) -> tuple[int, int, int, int]:
+    given = {"pp": pp, "dp": 1 if dp is None else dp, "sp": sp, "tp": tp}
+    for axis, size in given.items():
+        if not isinstance(size, int) or size < 1:
+            raise MeshError(
+                f"The size of an axis is a whole number, at least 1. Found {axis}={size!r}. Pass 1 or more."
+            )
+    taken = math.prod(given.values())
+    if dp is None and world_size % taken == 0:
+        return pp, world_size // taken, sp, tp
+    if taken != world_size:
+        sizes = " x ".join(f"{axis} {size}" for axis, size in given.items() if axis != "dp" or dp is not None)
+        verb, fitting = ("equal", taken) if dp else ("divide", max(1, round(world_size / taken)) * taken)
+        raise MeshError(
+            f"The product of the axes must {verb} the number of processes. Found {sizes} = {taken} "
+            f"in a world of {world_size}. Change a size, or start {fitting} processes."
+        )
+    return pp, given["dp"], sp, tp
+
+
+def _check_axis(axis: Axis) -> Axis:
+    if axis not in AXES:
+        raise MeshError(f"The axes of a mesh are {', '.join(AXES)}. Found {axis!r}. Pass one of them.")
+    return axis
+
+
+def _environment_rank() -> int | None:
+    value = os.environ.get("LOCAL_RANK", "")
+    return int(value) if value.isdigit() else None
+
+
+def _first(*choices: _T | None) -> _T:
+    return next(choice for choice in choices if choice is not None)

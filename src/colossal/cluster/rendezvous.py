@@ -1,0 +1,101 @@
+"""Separate processes find each other."""
+
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import final
+
+from torch import distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from colossal.errors import LaunchError
+
+
+@final
+@dataclass(frozen=True)
+class Member:
+    """One process's place in the world, and where the world meets."""
+
+    rank: int
+    world_size: int
+    host: str
+    port: int
+    local_rank: int | None
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise LaunchError(f"A world has at least 1 process. Found world_size={self.world_size}. Pass 1 or more.")
+        if not 0 <= self.rank < self.world_size:
+            raise LaunchError(
+                f"The rank of a process is between 0 and world_size - 1. Found rank={self.rank} in a world of "
+                f"{self.world_size}. Number the processes from 0, or raise world_size."
+            )
+        if not 0 < self.port < 2**16:
+            raise LaunchError(f"A port is between 1 and 65535. Found port={self.port}. Pick a free one, such as 29500.")
+        if not self.host:
+            raise LaunchError(
+                "All processes meet at the host of rank 0. Found an empty host. Pass its name or address."
+            )
+
+    @property
+    def address(self) -> str:
+        """Host and port, an IPv6 address in brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def meet(member: Member, seconds: float) -> dist.Store:
+    """Return the store that all processes share, once all of them have come to it.
+
+    Raises:
+        LaunchError: The port is taken, or a process did not come in time.
+    """
+    url = f"tcp://{member.address}"
+    try:
+        store, _, _ = next(rendezvous(url, member.rank, member.world_size, timeout=timedelta(seconds=seconds)))
+    except dist.DistError as error:
+        raise LaunchError(_explain(member, seconds, str(error))) from error
+    return store
+
+
+def _explain(member: Member, seconds: float, reason: str) -> str:
+    if "EADDRINUSE" in reason or "address already in use" in reason:
+        return (
+            f"Rank 0 opens a port for the others to meet. Found {member.address} in use by another program. "
+            "Pick a free port and pass it to all processes, or let torchrun --standalone pick one."
+        )
+    if member.rank == 0:
+        return (
+            f"All {member.world_size} processes must come to {member.address} within {seconds:g} s. "
+            f"Found some missing: {reason.splitlines()[0]} Start them with the same host, port and world_size, "
+            "or pass a larger timeout_seconds."
+        )
+    return (
+        f"Rank {member.rank} must reach rank 0 at {member.address} within {seconds:g} s. "
+        f"Found no answer: {reason.splitlines()[0]} Check that rank 0 runs, and that host and port are the same."
+    )
+
+
+def find_local_rank(member: Member, store: dist.Store) -> int:
+    """Count the processes of lower rank that run on a host of the same name."""
+    names = dist.PrefixStore("colossal/host", store)
+    names.set(str(member.rank), socket.gethostname())
+    own = socket.gethostname().encode()
+    return sum(names.get(str(lower)) == own for lower in range(member.rank))
+
+
+def form_world(backend: str, store: dist.Store, rank: int, world_size: int, seconds: float) -> None:
+    """Open the connections between all processes: the default process group.
+
+    Raises:
+        LaunchError: A process did not connect in time.
+    """
+    try:
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=seconds)
+        )
+    except (dist.DistError, RuntimeError) as error:
+        raise LaunchError(
+            f"All {world_size} processes must connect to each other within {seconds:g} s. Found that rank {rank} "
+            f"could not: {str(error).splitlines()[0]} Look for the first error among the other ranks."
+        ) from error
