@@ -1,0 +1,16 @@
+"""Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
+
+from colossal.comm.channel import Channel
+from colossal.comm.counter import CommCounter
+from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
+
+__all__ = [
+    "Channel",
+    "CommCounter",
+    "all_to_all",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "replicate",
+    "scatter",
+]

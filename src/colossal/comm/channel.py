@@ -1,0 +1,197 @@
+"""One axis of a mesh, as the collectives see it."""
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import distributed as dist
+
+from colossal.cluster import Axis, ParallelMesh, current_mesh
+from colossal.comm.counter import CommCounter, Op, active_counters
+from colossal.errors import ShapeError
+
+# torch 2.13 renamed these two; 2.11 has only the old names.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+
+
+@final
+@dataclass(frozen=True)
+class Channel:
+    """Collectives among the ranks of one axis, without gradients; `colossal.comm`'s functions add those.
+
+    A channel remembers the counters that were open when it was made, so that a backward pass, which may run in another
+    thread, is counted with its forward pass. With one rank on the axis every method returns its argument.
+
+    Args:
+        axis: The axis of the mesh.
+        mesh: The mesh; the ambient one by default.
+
+    Raises:
+        MeshError: There is no such axis, or no world yet.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import Channel
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4, rank=1), ParallelMesh(tp=4):
+        ...     print(Channel("tp").split(torch.arange(8), dim=0))
+        tensor([2, 3])
+    """
+
+    axis: Axis
+    mesh: ParallelMesh = field(default_factory=current_mesh)
+    counters: tuple[CommCounter, ...] = field(default_factory=active_counters)
+
+    def __post_init__(self) -> None:
+        self.mesh.size(self.axis)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks on the axis."""
+        return self.mesh.size(self.axis)
+
+    @property
+    def rank(self) -> int:
+        """Index of this rank on the axis."""
+        return self.mesh.rank(self.axis)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group of the axis."""
+        return self.mesh.group(self.axis)
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum over the axis.
+
+        Args:
+            tensor: Any shape, the same on all ranks.
+
+        Returns:
+            The sum, in a new tensor of the same shape.
+
+        Communication: all_reduce, the axis, the tensor's bytes.
+        """
+        if self.size == 1:
+            return tensor
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self.group)
+        self._count("all_reduce", total)
+        return total
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """Join the ranks' tensors along a dimension, in rank order.
+
+        Args:
+            tensor: Any shape, the same on all ranks.
+            dim: The dimension that grows by the size of the axis.
+
+        Returns:
+            A tensor whose dimension `dim` is as many times as long as there are ranks.
+
+        Raises:
+            ShapeError: The tensor has no such dimension.
+
+        Communication: all_gather, the axis, the result's bytes.
+        """
+        dim = _check_dim(tensor, dim)
+        if self.size == 1:
+            return tensor
+        whole = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
+        _all_gather_single(whole, tensor.contiguous(), group=self.group)
+        self._count("all_gather", whole)
+        return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim)
+
+    def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """Sum over the axis and keep this rank's part of the sum.
+
+        Args:
+            tensor: Any shape, the same on all ranks.
+            dim: The dimension that is divided among the ranks.
+
+        Returns:
+            The part of the sum along `dim` that belongs to this rank.
+
+        Raises:
+            ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
+
+        Communication: reduce_scatter, the axis, the tensor's bytes.
+        """
+        dim = self._check_divides(tensor, dim)
+        if self.size == 1:
+            return tensor
+        parts = tensor.contiguous() if dim == 0 else torch.cat(tensor.chunk(self.size, dim))
+        part = parts.new_empty(parts.shape[0] // self.size, *parts.shape[1:])
+        _reduce_scatter_single(part, parts, group=self.group)
+        self._count("reduce_scatter", parts)
+        return part
+
+    def all_to_all(self, tensor: torch.Tensor, split_dim: int, join_dim: int) -> torch.Tensor:
+        """Send the i-th part along one dimension to rank i, and join what comes in along another.
+
+        Args:
+            tensor: Any shape, the same on all ranks.
+            split_dim: The dimension that is divided among the ranks.
+            join_dim: The dimension that grows by the size of the axis.
+
+        Returns:
+            A tensor with `split_dim` shorter and `join_dim` longer by the size of the axis.
+
+        Raises:
+            ShapeError: The tensor has no such dimension, or `split_dim` does not divide by the size of the axis.
+
+        Communication: all_to_all, the axis, the tensor's bytes.
+        """
+        split_dim, join_dim = self._check_divides(tensor, split_dim), _check_dim(tensor, join_dim)
+        if self.size == 1:
+            return tensor
+        outgoing = torch.stack(tensor.chunk(self.size, split_dim))
+        incoming = torch.empty_like(outgoing)
+        dist.all_to_all_single(incoming, outgoing, group=self.group)
+        self._count("all_to_all", outgoing)
+        return torch.cat(incoming.unbind(), join_dim)
+
+    def split(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """Keep this rank's part along a dimension.
+
+        Args:
+            tensor: Any shape, the same on all ranks.
+            dim: The dimension that is divided among the ranks.
+
+        Returns:
+            A contiguous part of the tensor.
+
+        Raises:
+            ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
+        """
+        dim = self._check_divides(tensor, dim)
+        if self.size == 1:
+            return tensor
+        return tensor.chunk(self.size, dim)[self.rank].contiguous()
+
+    def _check_divides(self, tensor: torch.Tensor, dim: int) -> int:
+        dim = _check_dim(tensor, dim)
+        if tensor.shape[dim] % self.size:
+            raise ShapeError(
+                f"A dimension that is divided among the {self.size} ranks of axis {self.axis!r} must be a multiple of "
+                f"{self.size}. Found dimension {dim} of shape {tuple(tensor.shape)}. Pad it to "
+                f"{-(-tensor.shape[dim] // self.size) * self.size}."
+            )
+        return dim
+
+    def _count(self, op: Op, whole: torch.Tensor) -> None:
+        num_bytes = _SHARE_SENT[op] * whole.numel() * whole.element_size() * (self.size - 1) // self.size
+        for counter in self.counters:
+            counter.add(op, self.axis, num_bytes)
+
+
+def _check_dim(tensor: torch.Tensor, dim: int) -> int:
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise ShapeError(
+            f"The dimension is one of the tensor's {tensor.dim()}. Found dim={dim} for shape {tuple(tensor.shape)}. "
+            "Count from 0, or from -1 backwards."
+        )
+    return dim % tensor.dim()

@@ -1,0 +1,187 @@
+"""Collectives that autograd understands.
+
+Each is a pair: what runs forward, and what its gradient runs backward.
+
+======================  ====================  =====================================================================
+function                forward               backward
+======================  ====================  =====================================================================
+replicate               nothing               all-reduce: every rank's copy was used, so their gradients add up
+reduce                  all-reduce            nothing: every rank's summand has the gradient of the sum
+gather                  all-gather            split: every rank computes the same from the whole
+gather, partial_grad    all-gather            reduce-scatter: every rank computes something of its own from the whole
+scatter                 split                 all-gather: the parts' gradients make up the whole's
+reduce_scatter          reduce-scatter        all-gather
+all_to_all              all-to-all            all-to-all the other way
+======================  ====================  =====================================================================
+
+The backward function of each pair is differentiable in turn. Source: Shoeybi et al., "Megatron-LM", 2019,
+https://arxiv.org/abs/1909.08053 (replicate and reduce are its f and g).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from colossal.cluster import Axis, ParallelMesh
+from colossal.comm.channel import Channel
+
+_Map = Callable[[torch.Tensor], torch.Tensor]
+
+
+class _Pair(torch.autograd.Function):
+    """Applies one map to the tensor and another to its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, ahead: _Map, back: _Map) -> torch.Tensor:
+        ctx.ahead, ctx.back = ahead, back
+        result = ahead(tensor)
+        return result.view_as(result) if result is tensor else result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return _Pair.apply(grads[0], ctx.back, ctx.ahead), None, None
+
+
+def replicate(tensor: torch.Tensor, axis: Axis, mesh: ParallelMesh | None = None) -> torch.Tensor:
+    """Use one tensor, which is the same on all ranks, on all of them.
+
+    Args:
+        tensor: Any shape, the same values on all ranks of the axis.
+        axis: The axis of the mesh.
+        mesh: The mesh; the ambient one by default.
+
+    Returns:
+        The same values; the gradient is the sum of the ranks' gradients.
+
+    Communication: none forward; backward all_reduce, the axis, the tensor's bytes.
+    """
+    channel = _channel(axis, mesh)
+    return _apply(tensor, _nothing, channel.all_reduce)
+
+
+def reduce(tensor: torch.Tensor, axis: Axis, mesh: ParallelMesh | None = None) -> torch.Tensor:
+    """Sum the ranks' tensors.
+
+    Args:
+        tensor: Any shape, the same on all ranks of the axis.
+        axis: The axis of the mesh.
+        mesh: The mesh; the ambient one by default.
+
+    Returns:
+        The sum, on all ranks; same shape.
+
+    Communication: all_reduce, the axis, the tensor's bytes; none backward.
+    """
+    channel = _channel(axis, mesh)
+    return _apply(tensor, channel.all_reduce, _nothing)
+
+
+def gather(
+    tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None, *, partial_grad: bool = False
+) -> torch.Tensor:
+    """Join the ranks' tensors along a dimension.
+
+    Args:
+        tensor: Any shape, the same on all ranks of the axis.
+        axis: The axis of the mesh.
+        dim: The dimension that grows by the size of the axis.
+        mesh: The mesh; the ambient one by default.
+        partial_grad: The ranks compute different things from the whole, so that each holds only a summand of its
+            gradient. Leave it False where all ranks compute the same.
+
+    Returns:
+        The whole tensor, on all ranks.
+
+    Raises:
+        ShapeError: The tensor has no such dimension.
+
+    Communication: all_gather, the axis, the result's bytes; backward none, or reduce_scatter of the same bytes.
+    """
+    channel = _channel(axis, mesh)
+    back = channel.reduce_scatter if partial_grad else channel.split
+    return _apply(tensor, lambda x: channel.all_gather(x, dim), lambda g: back(g, dim))
+
+
+def scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None) -> torch.Tensor:
+    """Keep this rank's part of a tensor that is the same on all ranks.
+
+    Args:
+        tensor: Any shape, the same values on all ranks of the axis.
+        axis: The axis of the mesh.
+        dim: The dimension that is divided among the ranks.
+        mesh: The mesh; the ambient one by default.
+
+    Returns:
+        This rank's part.
+
+    Raises:
+        ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
+
+    Communication: none forward; backward all_gather, the axis, the tensor's bytes.
+    """
+    channel = _channel(axis, mesh)
+    return _apply(tensor, lambda x: channel.split(x, dim), lambda g: channel.all_gather(g, dim))
+
+
+def reduce_scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None) -> torch.Tensor:
+    """Sum the ranks' tensors and keep this rank's part of the sum.
+
+    Args:
+        tensor: Any shape, the same on all ranks of the axis.
+        axis: The axis of the mesh.
+        dim: The dimension that is divided among the ranks.
+        mesh: The mesh; the ambient one by default.
+
+    Returns:
+        This rank's part of the sum.
+
+    Raises:
+        ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
+
+    Communication: reduce_scatter, the axis, the tensor's bytes; backward all_gather of the same bytes.
+    """
+    channel = _channel(axis, mesh)
+    return _apply(tensor, lambda x: channel.reduce_scatter(x, dim), lambda g: channel.all_gather(g, dim))
+
+
+def all_to_all(
+    tensor: torch.Tensor, axis: Axis, split_dim: int, join_dim: int, mesh: ParallelMesh | None = None
+) -> torch.Tensor:
+    """Divide the tensor along one dimension instead of another.
+
+    Args:
+        tensor: Any shape, the same on all ranks of the axis.
+        axis: The axis of the mesh.
+        split_dim: The dimension that is divided among the ranks.
+        join_dim: The dimension that was divided, and is whole afterwards.
+        mesh: The mesh; the ambient one by default.
+
+    Returns:
+        A tensor with `split_dim` shorter and `join_dim` longer by the size of the axis.
+
+    Raises:
+        ShapeError: The tensor has no such dimension, or `split_dim` does not divide by the size of the axis.
+
+    Communication: all_to_all, the axis, the tensor's bytes; backward the same.
+    """
+    channel = _channel(axis, mesh)
+    return _apply(
+        tensor,
+        lambda x: channel.all_to_all(x, split_dim, join_dim),
+        lambda g: channel.all_to_all(g, join_dim, split_dim),
+    )
+
+
+def _channel(axis: Axis, mesh: ParallelMesh | None) -> Channel:
+    return Channel(axis) if mesh is None else Channel(axis, mesh)
+
+
+def _nothing(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _apply(tensor: torch.Tensor, ahead: _Map, back: _Map) -> torch.Tensor:
+    result = _Pair.apply(tensor, ahead, back)
+    assert isinstance(result, torch.Tensor)
+    return result

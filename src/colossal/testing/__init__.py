@@ -1,0 +1,16 @@
+"""Worlds of several ranks for tests, and comparisons that know their tolerance."""
+
+from colossal.testing.asserts import TOLERANCES, Tolerance, assert_close, assert_same_on_all_ranks
+from colossal.testing.processes import WorldError, run_processes
+from colossal.testing.worlds import fake_world, run_threads
+
+__all__ = [
+    "TOLERANCES",
+    "Tolerance",
+    "WorldError",
+    "assert_close",
+    "assert_same_on_all_ranks",
+    "fake_world",
+    "run_processes",
+    "run_threads",
+]

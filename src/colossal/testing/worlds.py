@@ -1,0 +1,92 @@
+"""Worlds inside this process: one that only pretends, and one whose ranks are threads.
+
+A third kind, of real processes, is `colossal.testing.run_processes`.
+"""
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Any
+
+from torch import distributed as dist
+from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.distributed.multi_threaded_pg import (
+    ProcessLocalGroup,
+    _install_threaded_pg,
+    _uninstall_threaded_pg,
+)
+
+from colossal.cluster.mesh import leave_ambient
+from colossal.testing.processes import WorldError
+
+
+@contextmanager
+def fake_world(size: int, rank: int = 0) -> Iterator[None]:
+    """Be one rank of a world whose other ranks do not exist: collectives return at once, with arbitrary values.
+
+    For meshes, plans, errors and counts of communication, at any size.
+
+    Args:
+        size: Number of ranks.
+        rank: The rank that this process is.
+    """
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        leave_ambient(None)
+        dist.destroy_process_group()
+
+
+def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: Any) -> list[Any]:
+    """Run a function on every rank of a world whose ranks are threads of this process.
+
+    Starts in a few hundredths of a second. Point-to-point operations are missing; generators of random numbers are
+    shared by all ranks, so draw from a `torch.Generator` of the rank's own.
+
+    Args:
+        function: Called on every rank.
+        size: Number of ranks.
+        *args: Passed to the function; tensors are shared, not copied.
+        **kwargs: Passed to the function.
+
+    Returns:
+        What the function returned, by rank.
+
+    Raises:
+        WorldError: The function raised on a rank.
+    """
+    results: list[Any] = [None] * size
+    errors: list[tuple[int, BaseException]] = []
+    store = dist.HashStore()
+    _install_threaded_pg()
+    _set_thread_isolation_mode(True)
+
+    def be_rank(rank: int) -> None:
+        dist.init_process_group("threaded", rank=rank, world_size=size, store=store)
+        try:
+            results[rank] = function(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 (reported by the caller's thread)
+            errors.append((rank, error))
+            ProcessLocalGroup.exception_handle(error)
+        finally:
+            leave_ambient(None)
+            dist.destroy_process_group()
+
+    try:
+        threads = [threading.Thread(target=Context().run, args=(be_rank, rank)) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        _set_thread_isolation_mode(False)
+        ProcessLocalGroup.reset()
+        _uninstall_threaded_pg()
+    if errors:
+        rank, error = errors[0]
+        raise WorldError(f"Rank {rank} of {size} threads failed first:\n" + "".join(traceback.format_exception(error)))
+    return results

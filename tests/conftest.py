@@ -1,0 +1,65 @@
+"""Every test leaves the process as it found it."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from colossal.cluster.mesh import _AMBIENT
+
+OPEN_FILES = Path("/proc/self/fd")
+
+
+def pytest_configure() -> None:
+    """Keep two ranks on two cores apart: an OpenMP team per rank collapses when there are more threads than cores."""
+    torch.set_num_threads(1)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU, with the reason."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device, and there is none here")
+
+
+@pytest.fixture(autouse=True)
+def _hygiene() -> Iterator[None]:
+    before = _footprint()
+    yield
+    after = _footprint()
+    leaks = [f"{what}: {sorted(after[what] - before[what])}" for what in after if after[what] - before[what]]
+    lost = [
+        f"{what}: lost {sorted(before[what] - after[what])}" for what in ("environment",) if before[what] - after[what]
+    ]
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        leaks.append("a process group")
+    if _AMBIENT.get() is not None:
+        _AMBIENT.set(None)
+        leaks.append("an ambient mesh")
+    assert not leaks + lost, f"A test must leave nothing behind. Found {'; '.join(leaks + lost)}."
+
+
+def _footprint() -> dict[str, set[str]]:
+    return {
+        "thread": {thread.name for thread in threading.enumerate()},
+        "process": {str(process.pid) for process in multiprocessing.active_children()},
+        "environment": {f"{name}={value}" for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "socket": _sockets(),
+        "file in the working folder": {path.name for path in Path().iterdir()} - {".pytest_cache", ".hypothesis"},
+    }
+
+
+def _sockets() -> set[str]:
+    targets = set()
+    for link in OPEN_FILES.iterdir() if OPEN_FILES.exists() else ():
+        with suppress(FileNotFoundError):
+            target = os.readlink(link)
+            if target.startswith("socket:"):
+                targets.add(target)
+    return targets

@@ -1,0 +1,104 @@
+import os
+import time
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from colossal.cluster import ParallelMesh, current_mesh
+from colossal.testing import (
+    TOLERANCES,
+    WorldError,
+    assert_close,
+    assert_same_on_all_ranks,
+    fake_world,
+    run_processes,
+    run_threads,
+)
+
+
+def add_ranks(offset: int) -> tuple[int, float]:
+    total = torch.tensor(float(dist.get_rank() + offset))
+    dist.all_reduce(total)
+    return dist.get_rank(), total.item()
+
+
+def threads_of_a_rank() -> tuple[int, str]:
+    return torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+
+def fail_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("rank 1 is unwell")
+    dist.barrier()
+
+
+def hang_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        time.sleep(100)
+    dist.barrier()
+
+
+def die_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        os._exit(7)
+    dist.barrier()
+
+
+def environment_of_a_rank() -> str:
+    return os.environ["SOME_RANK"]
+
+
+def own_tensor_differs() -> None:
+    assert_same_on_all_ranks(torch.tensor([1.0, float(dist.get_rank())]))
+
+
+@pytest.mark.parametrize("run", [run_processes, run_threads])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_results_come_back_in_rank_order(run, size) -> None:
+    expected = sum(range(size)) + 10 * size
+    assert run(add_ranks, size, 10) == [(rank, expected) for rank in range(size)]
+
+
+@pytest.mark.parametrize("run", [run_processes, run_threads])
+def test_the_error_of_a_rank_is_reported_with_its_traceback(run) -> None:
+    with pytest.raises(WorldError, match="(?s)Rank 1.*fail_on_rank_1.*rank 1 is unwell"):
+        run(fail_on_rank_1, 2)
+
+
+def test_a_rank_that_hangs_is_found_at_its_line_and_killed() -> None:
+    with pytest.raises(WorldError, match="(?s)Rank 1: It did not come to an end.*hang_on_rank_1"):
+        run_processes(hang_on_rank_1, 2, timeout_seconds=3)
+
+
+def test_a_rank_that_dies_is_named_with_its_exit_code() -> None:
+    with pytest.raises(WorldError, match="(?s)first one first.*Rank 1: The process died with exit code 7"):
+        run_processes(die_on_rank_1, 2)
+
+
+def test_each_process_computes_on_one_thread() -> None:
+    assert run_processes(threads_of_a_rank, 2, form=False) == [(1, "1"), (1, "1")]
+
+
+def test_the_environment_knows_the_rank() -> None:
+    assert run_processes(environment_of_a_rank, 2, form=False, environment={"SOME_RANK": "r{rank}"}) == ["r0", "r1"]
+
+
+def test_a_fake_world_has_any_size() -> None:
+    with fake_world(512, rank=200):
+        mesh = ParallelMesh(pp=8, tp=8)
+        assert (mesh.size("dp"), mesh.rank("pp")) == (8, 200 // 64)
+        assert current_mesh().shape["dp"] == 512
+
+
+def test_ranks_that_differ_are_named() -> None:
+    with pytest.raises(WorldError, match="Found rank [01] apart by up to 1"):
+        run_threads(own_tensor_differs, 2)
+
+
+def test_tolerance_depends_on_the_dtype() -> None:
+    one = torch.ones(3)
+    off = one + TOLERANCES[torch.float32].rtol * 10
+    with pytest.raises(AssertionError, match="the loss"):
+        assert_close(off, one, "the loss")
+    assert_close(off.bfloat16(), one.bfloat16())
