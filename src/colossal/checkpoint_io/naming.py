@@ -1,0 +1,121 @@
+"""The names of the files of a checkpoint directory, which are those of Hugging Face."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self, final
+
+from colossal.errors import CheckpointError, ConfigError
+
+_MAX_LISTED = 10
+
+
+@final
+@dataclass(frozen=True)
+class FileNames:
+    """The names of the files of one checkpoint.
+
+    Args:
+        stem: What the name starts with, after the prefix.
+        suffix: What the name ends with.
+        prefix: The user's own, in front of every name with a dot; None for none.
+
+    Raises:
+        ConfigError: The prefix is not part of a file name.
+
+    Example:
+        >>> names = FileNames("model", ".safetensors", prefix="best")
+        >>> names.shard(1, 2), names.index
+        ('best.model-00001-of-00002.safetensors', 'best.model.safetensors.index.json')
+    """
+
+    stem: str
+    suffix: str
+    prefix: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefix is not None and Path(self.prefix).name != self.prefix:
+            raise ConfigError(
+                f"A prefix goes in front of file names and must be one itself. Found prefix={self.prefix!r}. "
+                "Put directories into the path of the checkpoint instead."
+            )
+
+    def with_prefix(self, prefix: str | None) -> Self:
+        """Return the same names with a prefix."""
+        return replace(self, prefix=prefix)
+
+    @property
+    def _start(self) -> str:
+        return f"{self.prefix}.{self.stem}" if self.prefix else self.stem
+
+    @property
+    def index(self) -> str:
+        """Name of the index."""
+        return f"{self._start}{self.suffix}.index.json"
+
+    @property
+    def groups(self) -> str:
+        """Name of the file with an optimizer's parameter groups."""
+        return f"{self._start}_group{self.suffix}"
+
+    def shard(self, number: int, total: int) -> str:
+        """Name of shard `number`, counted from 1, of `total`."""
+        return f"{self._start}-{number:05d}-of-{total:05d}{self.suffix}"
+
+    def owns(self, name: str) -> bool:
+        """Tell whether a file of this name is the index or a shard of such a checkpoint, of any number of shards."""
+        shard = re.escape(self._start) + r"-\d{5}-of-\d{5}" + re.escape(self.suffix)
+        return name == self.index or re.fullmatch(shard, name) is not None
+
+    def is_index(self, name: str) -> bool:
+        """Tell whether a file of this name is an index, under any prefix."""
+        return f".{name}".endswith(f".{self.stem}{self.suffix}.index.json")
+
+    def is_single(self, name: str) -> bool:
+        """Tell whether a file of this name is a whole checkpoint, under any prefix."""
+        return f".{name}".endswith(f".{self.stem}{self.suffix}")
+
+
+MODEL = {False: FileNames("pytorch_model", ".bin"), True: FileNames("model", ".safetensors")}
+"""The names of a model's files; by whether they are safetensors."""
+
+OPTIMIZER = FileNames("pytorch_optim", ".bin")
+"""The names of an optimizer's files."""
+
+
+def find_checkpoint(path: Path, kinds: Sequence[FileNames]) -> Path:
+    """Return the index or the single file that a checkpoint consists of.
+
+    Args:
+        path: The index, the single file, or a directory that holds one of them.
+        kinds: What the names in a directory may look like.
+
+    Raises:
+        CheckpointError: There is no such file, or several.
+    """
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise CheckpointError(
+            f"Loading needs a checkpoint that exists. Found nothing at {path}. Check the path and that it is visible "
+            "from every machine."
+        )
+    names = sorted(entry.name for entry in path.iterdir())
+    indices = [name for name in names if any(kind.is_index(name) for kind in kinds)]
+    found = indices or [name for name in names if any(kind.is_single(name) for kind in kinds)]
+    if len(found) != 1:
+        wanted = " or ".join(kind.index for kind in kinds)
+        what = f"several checkpoints, {listing(found)}" if found else f"none among its files: {listing(names)}"
+        raise CheckpointError(
+            f"Loading from a directory needs one checkpoint in it, such as {wanted}. Found in {path} {what}. "
+            "Pass the path of the index or of the file itself."
+        )
+    return path / found[0]
+
+
+def listing(items: Iterable[object]) -> str:
+    """Return the items with commas, the first few of them if they are many."""
+    items = [str(item) for item in items]
+    more = f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else ""
+    return ", ".join(items[:_MAX_LISTED]) + more
