@@ -59,7 +59,7 @@ def _sockets() -> set[str]:
     targets = set()
     for link in OPEN_FILES.iterdir() if OPEN_FILES.exists() else ():
         with suppress(FileNotFoundError):
-            target = os.readlink(link)
+            target = str(link.readlink())
             if target.startswith("socket:"):
                 targets.add(target)
     return targets

@@ -1,0 +1,5 @@
+"""One set of verbs for training under any plugin."""
+
+from colossal.booster.booster import Booster
+
+__all__ = ["Booster"]

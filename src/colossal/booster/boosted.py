@@ -1,0 +1,52 @@
+"""What boosting a model made of it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from colossal.interface import ModelWrapper, OptimizerWrapper
+
+
+class Executor(Protocol):
+    """Runs the forward and backward passes of a batch where a plain call of the model can not."""
+
+    def __call__(
+        self,
+        data_iter: Iterator[Any],
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: OptimizerWrapper | None,
+        return_loss: bool,
+        return_outputs: bool,
+    ) -> dict[str, Any]:
+        """Run the next batch; the arguments are those of `Booster.execute_pipeline`."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Boosted:
+    """The training components that a plugin made, and what can be done with them besides a plain step.
+
+    Args:
+        model: The model, wrapped.
+        optimizer: The optimizer, wrapped.
+        criterion: The loss function, in the precision of the model.
+        dataloader: As given.
+        lr_scheduler: As given.
+        no_sync: Opens a context in which backward passes accumulate gradients without reducing them over ranks.
+            Without data parallelism there is nothing to leave out.
+        executor: Runs the batches of a model that is cut into pipeline stages; None for a whole model.
+    """
+
+    model: ModelWrapper
+    optimizer: OptimizerWrapper | None
+    criterion: Callable[..., Any] | None
+    dataloader: DataLoader[Any] | None
+    lr_scheduler: LRScheduler | None
+    no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
+    executor: Executor | None = None

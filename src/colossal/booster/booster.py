@@ -1,0 +1,384 @@
+"""The front of the library: one set of verbs for training under any plugin."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from colossal.accelerator import get_accelerator
+from colossal.booster.boosted import Boosted
+from colossal.booster.checks import check_parts
+from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
+from colossal.booster.plugin.base import Plugin
+from colossal.booster.plugin.single import SingleProcessPlugin
+from colossal.checkpoint_io import CheckpointIO
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface import ModelWrapper, OptimizerWrapper
+
+Criterion = Callable[..., Any]
+Five = tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None, DataLoader[Any] | None, LRScheduler | None]
+
+
+@final
+class Booster:
+    """Turns the parts of a single-process training program into those of a parallel one.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``; by default the device of this process.
+        mixed_precision: What runs in half precision: ``"fp16"``, ``"bf16"`` or an object; nothing by default.
+        plugin: The recipe of parallelism; by default this process trains alone.
+
+    Raises:
+        ConfigError: The device or the precision does not exist here.
+        UnsupportedError: The plugin does not combine with the device or the precision.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster import Booster
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> booster = Booster(device="cpu", mixed_precision="bf16")
+        >>> model, optimizer, criterion, _, _ = booster.boost(model, optimizer, torch.nn.MSELoss())
+        >>> loss = criterion(model(torch.ones(4, 2)), torch.zeros(4, 1))
+        >>> booster.backward(loss, optimizer)
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
+    """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        mixed_precision: MixedPrecision | str | None = None,
+        plugin: Plugin | None = None,
+    ) -> None:
+        self.plugin = _check_plugin(plugin)
+        self.mixed_precision = (
+            mixed_precision_factory(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
+        )
+        self._accelerator = get_accelerator(device)
+        self._check_supported("device", self._accelerator.name, self.plugin.supported_devices)
+        if self.mixed_precision is not None:
+            self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
+        self._boosted: list[Boosted] = []
+
+    @cached_property
+    def checkpoint_io(self) -> CheckpointIO:
+        """What reads and writes checkpoints."""
+        return self.plugin.get_checkpoint_io()
+
+    def boost(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        criterion: Criterion | None = None,
+        dataloader: DataLoader[Any] | None = None,
+        lr_scheduler: LRScheduler | None = None,
+    ) -> Five:
+        """Make the parts of a training program parallel.
+
+        Args:
+            model: The model; moved to the device.
+            optimizer: The optimizer of the model's parameters.
+            criterion: The loss function.
+            dataloader: The source of batches, such as from the plugin's `prepare_dataloader`; returned as it is.
+            lr_scheduler: The schedule of the optimizer; returned as it is.
+
+        Returns:
+            Always five values: model, optimizer, criterion, dataloader and lr_scheduler; what was None stays None.
+
+        Raises:
+            ConfigError: The model is boosted already, the optimizer holds parameters of another model, or the
+                schedule belongs to another optimizer.
+            MeshError: The plugin needs a world, and there is none yet.
+        """
+        check_parts(model, optimizer, lr_scheduler)
+        boosted = self.plugin.configure(
+            model,
+            optimizer,
+            criterion,
+            dataloader,
+            lr_scheduler,
+            device=self._accelerator.get_current_device(),
+            precision=self.mixed_precision,
+        )
+        self._boosted.append(boosted)
+        return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler
+
+    def backward(self, loss: torch.Tensor, optimizer: OptimizerWrapper) -> None:
+        """Compute the gradients of a loss: what ``loss.backward()`` is in a single process.
+
+        Args:
+            loss: A scalar.
+            optimizer: The boosted optimizer.
+
+        Raises:
+            ConfigError: The optimizer is not boosted.
+        """
+        if not isinstance(optimizer, OptimizerWrapper):
+            raise ConfigError(
+                f"backward needs the optimizer that boost returned. Found {type(optimizer).__name__}. "
+                "Write: model, optimizer, *_ = booster.boost(model, optimizer)."
+            )
+        optimizer.backward(loss)
+
+    def no_sync(
+        self, model: nn.Module | None = None, optimizer: OptimizerWrapper | None = None
+    ) -> AbstractContextManager[Any]:
+        """Open a context in which gradients accumulate on each rank without being reduced over ranks.
+
+        Forward and backward pass both belong inside. The first backward pass outside reduces the accumulated
+        gradients. Where nothing is reduced, without a plugin, the context changes nothing.
+
+        Args:
+            model: The boosted model; may be left out if this booster boosted only one.
+            optimizer: The boosted optimizer, instead of the model.
+
+        Raises:
+            ConfigError: Neither belongs to this booster, or both are left out and there are several.
+        """
+        return self._find("no_sync", model, optimizer).no_sync()
+
+    def execute_pipeline(
+        self,
+        data_iter: Iterator[Any],
+        model: nn.Module,
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: OptimizerWrapper | None = None,
+        return_loss: bool = True,
+        return_outputs: bool = False,
+    ) -> dict[str, Any]:
+        """Run forward and backward passes of all micro-batches through the stages of a pipeline.
+
+        Args:
+            data_iter: Yields batches.
+            model: The boosted model.
+            criterion: Takes outputs and inputs, returns the loss.
+            optimizer: The boosted optimizer; without it only forward passes run.
+            return_loss: Return the loss on the last stage.
+            return_outputs: Return the outputs on the last stage.
+
+        Returns:
+            ``{"loss": ..., "outputs": ...}``.
+
+        Raises:
+            ConfigError: The model does not belong to this booster.
+            UnsupportedError: The plugin does not cut models into stages.
+        """
+        executor = self._find("execute_pipeline", model, None).executor
+        if executor is None:
+            raise UnsupportedError(
+                "execute_pipeline needs a plugin that cuts the model into pipeline stages. Found "
+                f"{self._plugin_name}, which does not. Call the model, then booster.backward(loss, optimizer)."
+            )
+        return executor(data_iter, criterion, optimizer, return_loss, return_outputs)
+
+    def enable_lora(
+        self,
+        model: nn.Module,  # noqa: ARG002 (refused whatever it is, until LoRA is built)
+        pretrained_dir: str | None = None,  # noqa: ARG002
+        lora_config: Any = None,  # noqa: ARG002
+        bnb_quantization_config: Any = None,  # noqa: ARG002
+        quantize: bool = False,  # noqa: ARG002
+    ) -> nn.Module:
+        """Add low-rank adapters to a model; not built yet.
+
+        Args:
+            model: The model, before it is boosted.
+            pretrained_dir: Adapters to start from.
+            lora_config: A `peft.LoraConfig`.
+            bnb_quantization_config: How to quantise the frozen weights.
+            quantize: Quantise the frozen weights.
+
+        Raises:
+            UnsupportedError: Always, until it is built.
+        """
+        raise self._no_lora()
+
+    def save_lora_as_pretrained(
+        self,
+        model: nn.Module,  # noqa: ARG002 (refused whatever it is, until LoRA is built)
+        checkpoint: str | Path,  # noqa: ARG002
+        use_safetensors: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Save the low-rank adapters of a model; not built yet.
+
+        Args:
+            model: The boosted model.
+            checkpoint: A folder.
+            use_safetensors: Write safetensors instead of torch's own format.
+
+        Raises:
+            UnsupportedError: Always, until it is built.
+        """
+        raise self._no_lora()
+
+    def save_model(
+        self,
+        model: nn.Module,
+        checkpoint: str | Path,
+        shard: bool = False,
+        gather_dtensor: bool = True,
+        prefix: str | None = None,
+        size_per_shard: int = 1024,
+        use_safetensors: bool = False,
+        use_async: bool = False,
+    ) -> None:
+        """Save the parameters and buffers of a model, under the names of the unwrapped model.
+
+        Args:
+            model: The boosted model.
+            checkpoint: A file, or with `shard` a folder.
+            shard: Write several files and an index, in the format of Hugging Face.
+            gather_dtensor: Write whole tensors.
+            prefix: Put in front of the files' names, with `shard`.
+            size_per_shard: Largest size of a file in MB, with `shard`.
+            use_safetensors: Write safetensors instead of torch's own format.
+            use_async: Return before the files are written.
+
+        Raises:
+            CheckpointError: The checkpoint can not be written; on all ranks alike.
+            UnsupportedError: An option is not built yet.
+        """
+        self.checkpoint_io.save_model(
+            model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
+        )
+
+    def load_model(
+        self,
+        model: nn.Module,
+        checkpoint: str | Path,
+        strict: bool = True,
+        low_cpu_mem_mode: bool = True,
+        num_threads: int = 1,
+    ) -> nn.Module:
+        """Load what `save_model` wrote; the format is found out from the files.
+
+        Args:
+            model: The model, boosted or not.
+            checkpoint: A file or a folder.
+            strict: Names in the checkpoint and in the model must be the same.
+            low_cpu_mem_mode: Hold at most one shard in memory besides the model.
+            num_threads: Number of threads that read shards.
+
+        Returns:
+            The model.
+
+        Raises:
+            CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
+        """
+        return self.checkpoint_io.load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
+
+    def save_optimizer(
+        self,
+        optimizer: OptimizerWrapper,
+        checkpoint: str | Path,
+        shard: bool = False,
+        gather_dtensor: bool = True,
+        prefix: str | None = None,
+        size_per_shard: int = 1024,
+        use_async: bool = False,
+    ) -> None:
+        """Save the state of an optimizer, under the names of its parameters, and its loss scale.
+
+        Args:
+            optimizer: The boosted optimizer.
+            checkpoint: A file, or with `shard` a folder.
+            shard: Write several files and an index.
+            gather_dtensor: Write whole tensors.
+            prefix: Put in front of the files' names, with `shard`.
+            size_per_shard: Largest size of a file in MB, with `shard`.
+            use_async: Return before the files are written.
+
+        Raises:
+            CheckpointError: The checkpoint can not be written; on all ranks alike.
+            UnsupportedError: An option is not built yet.
+        """
+        self.checkpoint_io.save_optimizer(
+            optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async
+        )
+
+    def load_optimizer(
+        self,
+        optimizer: OptimizerWrapper,
+        checkpoint: str | Path,
+        low_cpu_mem_mode: bool = True,
+        num_threads: int = 1,
+    ) -> None:
+        """Load what `save_optimizer` wrote.
+
+        Args:
+            optimizer: The boosted optimizer.
+            checkpoint: A file or a folder.
+            low_cpu_mem_mode: Hold at most one shard in memory besides the state.
+            num_threads: Number of threads that read shards.
+
+        Raises:
+            CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
+        """
+        self.checkpoint_io.load_optimizer(optimizer, checkpoint, low_cpu_mem_mode, num_threads)
+
+    def save_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
+        """Save the state of a schedule.
+
+        Args:
+            lr_scheduler: The schedule.
+            checkpoint: A file.
+
+        Raises:
+            CheckpointError: The checkpoint can not be written; on all ranks alike.
+        """
+        self.checkpoint_io.save_lr_scheduler(lr_scheduler, checkpoint)
+
+    def load_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
+        """Load what `save_lr_scheduler` wrote.
+
+        Args:
+            lr_scheduler: The schedule.
+            checkpoint: A file.
+
+        Raises:
+            CheckpointError: The checkpoint is missing, damaged or of another schedule; on all ranks alike.
+        """
+        self.checkpoint_io.load_lr_scheduler(lr_scheduler, checkpoint)
+
+    @property
+    def _plugin_name(self) -> str:
+        return "no plugin" if isinstance(self.plugin, SingleProcessPlugin) else type(self.plugin).__name__
+
+    def _no_lora(self) -> UnsupportedError:
+        return UnsupportedError(
+            f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
+            "Train the whole model, or add adapters by peft before boost."
+        )
+
+    def _find(self, verb: str, model: nn.Module | None, optimizer: OptimizerWrapper | None) -> Boosted:
+        wanted = [part for part in (model, optimizer) if part is not None]
+        found = [b for b in self._boosted if not wanted or b.model in wanted or b.optimizer in wanted]
+        if len(found) != 1:
+            raise ConfigError(
+                f"{verb} needs a model, or an optimizer, that this booster boosted. Found {len(found)} that fit among "
+                f"{len(self._boosted)} boosted models. Pass what boost returned."
+            )
+        return found[0]
+
+    def _check_supported(self, option: str, value: str, supported: tuple[str, ...]) -> None:
+        if value not in supported:
+            raise UnsupportedError(
+                f"{self._plugin_name} takes {option} {' or '.join(map(repr, supported))}. Found {option}={value!r}. "
+                f"The nearest that works is {supported[0]!r}."
+            )
+
+
+def _check_plugin(plugin: Plugin | None) -> Plugin:
+    if plugin is not None and not isinstance(plugin, Plugin):
+        raise ConfigError(
+            f"A plugin is an object of colossal.booster.plugin. Found {plugin!r}. Pass for example TorchDDPPlugin()."
+        )
+    return plugin or SingleProcessPlugin()

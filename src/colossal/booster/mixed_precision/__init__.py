@@ -1,0 +1,8 @@
+"""Which parts of a step run in half precision: by name or as an object."""
+
+from colossal.booster.mixed_precision.base import MixedPrecision
+from colossal.booster.mixed_precision.bf16 import BF16MixedPrecision
+from colossal.booster.mixed_precision.factory import mixed_precision_factory
+from colossal.booster.mixed_precision.fp16_torch import FP16TorchMixedPrecision
+
+__all__ = ["BF16MixedPrecision", "FP16TorchMixedPrecision", "MixedPrecision", "mixed_precision_factory"]

@@ -1,0 +1,45 @@
+"""What every mixed precision does."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import nn
+
+from colossal.interface import ModelWrapper, OptimizerWrapper
+
+Criterion = Callable[..., Any]
+
+
+class MixedPrecision(ABC):
+    """Injects a precision into model, optimizer and criterion; the plugin calls it on the model in its place.
+
+    Attributes:
+        name: The name by which `Booster` and plugins know the precision, such as ``"fp16"``.
+
+    Example:
+        >>> from colossal.booster.mixed_precision import MixedPrecision
+        >>> from colossal.interface import ModelWrapper
+        >>> class FP32(MixedPrecision):
+        ...     name = "fp32"
+        ...
+        ...     def configure(self, model, optimizer=None, criterion=None):
+        ...         return ModelWrapper(model), optimizer, criterion
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def configure(
+        self, model: nn.Module, optimizer: OptimizerWrapper | None = None, criterion: Criterion | None = None
+    ) -> tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None]:
+        """Return the three, ready to run in this precision.
+
+        Args:
+            model: The model, on its device.
+            optimizer: The optimizer of the model's parameters.
+            criterion: The loss function.
+
+        Returns:
+            Model, optimizer and criterion; what was None stays None.
+        """

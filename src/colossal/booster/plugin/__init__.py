@@ -1,0 +1,6 @@
+"""Recipes of parallelism for `Booster`."""
+
+from colossal.booster.plugin.base import Plugin
+from colossal.booster.plugin.torch_ddp import TorchDDPPlugin
+
+__all__ = ["Plugin", "TorchDDPPlugin"]

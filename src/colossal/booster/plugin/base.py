@@ -1,0 +1,160 @@
+"""What every plugin does."""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from colossal.booster.boosted import Boosted
+from colossal.booster.mixed_precision import MixedPrecision
+from colossal.booster.sampler import EpochSampler
+from colossal.checkpoint_io import CheckpointIO
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface import ModelWrapper, OptimizerWrapper
+
+Criterion = Callable[..., Any]
+
+
+class Plugin(ABC):
+    """A recipe of parallelism: picks the parts that `Booster.boost` puts around a model.
+
+    Attributes:
+        supported_devices: Device types that the recipe runs on.
+        supported_precisions: Names of the mixed precisions that it combines with.
+    """
+
+    supported_devices: ClassVar[tuple[str, ...]]
+    supported_precisions: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def configure(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        criterion: Criterion | None,
+        dataloader: DataLoader[Any] | None,
+        lr_scheduler: LRScheduler | None,
+        device: torch.device,
+        precision: MixedPrecision | None,
+    ) -> Boosted:
+        """Put the training components together.
+
+        Args:
+            model: The user's model, on any device.
+            optimizer: The optimizer of the model's parameters.
+            criterion: The loss function.
+            dataloader: The source of batches.
+            lr_scheduler: The schedule of the optimizer.
+            device: Where the model goes.
+            precision: What runs in half precision; nothing by default.
+        """
+
+    @abstractmethod
+    def get_checkpoint_io(self) -> CheckpointIO:
+        """Return what reads and writes the checkpoints of models that this plugin boosted."""
+
+    @abstractmethod
+    def data_parallel_place(self) -> tuple[int, int]:
+        """Return this rank's index among the replicas that see different data, and their number."""
+
+    def prepare_dataloader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 1024,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+        num_workers: int = 0,
+        distributed_sampler_cls: type[DistributedSampler[Any]] | None = None,
+        **kwargs: Any,
+    ) -> DataLoader[Any]:
+        """Make a data loader that gives each data-parallel rank its own part of the dataset.
+
+        Batch k of all ranks together holds the same samples for any number of ranks, as long as the product of
+        ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order.
+
+        Args:
+            dataset: A dataset with a length.
+            batch_size: Samples in a batch of one rank.
+            shuffle: Draw a new order for each epoch.
+            seed: Seed of the order, and of the random generators of worker processes; the same on all ranks.
+            drop_last: Leave out the samples that do not fill a batch on every rank, instead of repeating some.
+            pin_memory: Put batches into page-locked memory, from which copies to a GPU are faster.
+            num_workers: Number of processes that load samples; 0 loads in this one.
+            distributed_sampler_cls: Another class with the constructor of `DistributedSampler`.
+            **kwargs: Passed to `torch.utils.data.DataLoader`.
+
+        Raises:
+            ConfigError: `batch_size` is below 1, or `kwargs` names a sampler.
+            UnsupportedError: The dataset is iterable and so has no order to divide.
+        """
+        _check_loader(dataset, batch_size, kwargs)
+        rank, size = self.data_parallel_place()
+        sampler = (distributed_sampler_cls or EpochSampler)(
+            dataset, num_replicas=size, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+        return DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            pin_memory=pin_memory,
+            num_workers=num_workers,
+            generator=torch.Generator().manual_seed(seed + rank),
+            worker_init_fn=kwargs.pop("worker_init_fn", _seed_worker),
+            **kwargs,
+        )
+
+
+def place(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    criterion: Criterion | None,
+    device: torch.device,
+    precision: MixedPrecision | None,
+) -> tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None]:
+    """Move a model to its device, wrap model and optimizer, and apply the precision.
+
+    Args:
+        model: The user's model.
+        optimizer: The optimizer of its parameters.
+        criterion: The loss function.
+        device: Where the model goes.
+        precision: What runs in half precision; nothing by default.
+    """
+    model = model.to(device)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    wrapped = None if optimizer is None else OptimizerWrapper(optimizer, param_names=names)
+    if precision is None:
+        return ModelWrapper(model), wrapped, criterion
+    return precision.configure(model, wrapped, criterion)
+
+
+def _check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"A batch has at least 1 sample on each rank. Found batch_size={batch_size}. Pass 1 or more.")
+    if clash := {"sampler", "batch_sampler"} & kwargs.keys():
+        raise ConfigError(
+            f"prepare_dataloader makes the sampler that divides the dataset among ranks. Found {', '.join(clash)}. "
+            "Pass distributed_sampler_cls, or build a torch DataLoader yourself."
+        )
+    if isinstance(dataset, IterableDataset):
+        raise UnsupportedError(
+            f"prepare_dataloader divides a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
+            "Divide it in its own __iter__ by rank, and build a torch DataLoader."
+        )
+
+
+def _seed_worker(_worker: int) -> None:
+    """Give NumPy and `random` in a worker the seed that torch drew for it; otherwise all workers draw alike."""
+    seed = torch.initial_seed()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (transforms draw from the legacy generator)

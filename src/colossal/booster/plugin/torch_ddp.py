@@ -1,0 +1,141 @@
+"""Data parallelism: a whole model on every rank, gradients averaged while the backward pass runs."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from colossal.booster.boosted import Boosted
+from colossal.booster.mixed_precision import MixedPrecision
+from colossal.booster.plugin.base import Criterion, Plugin, place
+from colossal.checkpoint_io import CheckpointIO, OneForAll
+from colossal.cluster import current_mesh
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface import ModelWrapper
+
+
+@dataclass(frozen=True)
+class _DDPConfig:
+    """What `DistributedDataParallel` is told."""
+
+    broadcast_buffers: bool
+    bucket_cap_mb: float
+    find_unused_parameters: bool
+    check_reduction: bool
+    gradient_as_bucket_view: bool
+    static_graph: bool
+
+    def __post_init__(self) -> None:
+        if not self.bucket_cap_mb > 0:
+            raise ConfigError(
+                f"Gradients are reduced in buckets of more than 0 MB. Found bucket_cap_mb={self.bucket_cap_mb}. "
+                "The default is 25."
+            )
+
+
+@final
+class TorchDDPPlugin(Plugin):
+    """Trains a replica on every data-parallel rank by `torch.nn.parallel.DistributedDataParallel`.
+
+    For models that fit on one device together with gradients and optimizer state. All ranks hold the same parameters
+    at all times; a step equals one of a single process on the joined batch of all ranks.
+
+    Args:
+        broadcast_buffers: Give all ranks the buffers of rank 0, such as running means, at each forward pass.
+        bucket_cap_mb: Size in MB of the buckets in which gradients are reduced.
+        find_unused_parameters: Look for parameters that a forward pass did not use; costs a walk over the graph.
+        check_reduction: Deprecated in torch, which ignores it; accepted there and here.
+        gradient_as_bucket_view: Let gradients share memory with the buckets: saves one copy of them.
+        static_graph: The graph is the same in every step, which allows further savings.
+        fp8_communication: Reduce gradients in 8 bits; not built yet.
+
+    Raises:
+        ConfigError: `bucket_cap_mb` is not greater than 0.
+        UnsupportedError: `fp8_communication` is set.
+
+    Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020,
+    https://arxiv.org/abs/2006.15704.
+
+    Communication: all_reduce, dp, the gradients' bytes, in each backward pass outside of `no_sync`.
+
+    Example:
+        >>> from colossal.booster import Booster
+        >>> from colossal.booster.plugin import TorchDDPPlugin
+        >>> booster = Booster(plugin=TorchDDPPlugin(bucket_cap_mb=50))
+    """
+
+    supported_devices = ("cpu", "cuda")
+    supported_precisions = ("fp16", "bf16")
+
+    def __init__(
+        self,
+        broadcast_buffers: bool = True,
+        bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        fp8_communication: bool = False,
+    ) -> None:
+        if fp8_communication:
+            raise UnsupportedError(
+                "TorchDDPPlugin reduces gradients in the dtype that they have. Found fp8_communication=True, which is "
+                "not built yet. Leave it False."
+            )
+        self._ddp = _DDPConfig(
+            broadcast_buffers,
+            bucket_cap_mb,
+            find_unused_parameters,
+            check_reduction,
+            gradient_as_bucket_view,
+            static_graph,
+        )
+
+    def configure(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        criterion: Criterion | None,
+        dataloader: DataLoader[Any] | None,
+        lr_scheduler: LRScheduler | None,
+        device: torch.device,
+        precision: MixedPrecision | None,
+    ) -> Boosted:
+        """Put the training components together.
+
+        A model without trainable parameters has no gradients to reduce and stays as it is.
+
+        Args:
+            model: The user's model, on any device.
+            optimizer: The optimizer of the model's parameters.
+            criterion: The loss function.
+            dataloader: The source of batches.
+            lr_scheduler: The schedule of the optimizer.
+            device: Where the model goes.
+            precision: What runs in half precision; nothing by default.
+
+        Raises:
+            MeshError: There is no world yet.
+
+        Communication: broadcast, dp, the model's bytes: all ranks start from the parameters of rank 0.
+        """
+        mesh = current_mesh()
+        wrapped, optim, criterion = place(model, optimizer, criterion, device, precision)
+        if not any(parameter.requires_grad for parameter in wrapped.parameters()):
+            return Boosted(wrapped, optim, criterion, dataloader, lr_scheduler)
+        ddp = DistributedDataParallel(wrapped, process_group=mesh.group("dp"), **asdict(self._ddp))
+        return Boosted(ModelWrapper(ddp), optim, criterion, dataloader, lr_scheduler, no_sync=ddp.no_sync)
+
+    def get_checkpoint_io(self) -> CheckpointIO:
+        """Return a checkpoint IO in which rank 0 writes for all, and all learn how it went."""
+        return CheckpointIO(OneForAll())
+
+    def data_parallel_place(self) -> tuple[int, int]:
+        """Return this rank's index on the dp axis, and the size of that axis."""
+        mesh = current_mesh()
+        return mesh.rank("dp"), mesh.size("dp")

@@ -1,0 +1,28 @@
+"""Which samples a rank sees."""
+
+from collections.abc import Iterator
+from typing import Any, final
+
+from torch.utils.data import DistributedSampler
+
+
+@final
+class EpochSampler(DistributedSampler[Any]):
+    """Divides a dataset among the data-parallel ranks, in a new order for each epoch.
+
+    Each new iterator begins the next epoch, so that nobody has to remember `set_epoch`; a program that resumes calls
+    it once. All arguments are those of `torch.utils.data.DistributedSampler`: where the ranks do not divide the
+    dataset, the first samples are repeated, or with ``drop_last=True`` the last ones left out.
+
+    Example:
+        >>> from colossal.booster.sampler import EpochSampler
+        >>> sampler = EpochSampler(range(4), num_replicas=2, rank=1, shuffle=False)
+        >>> list(sampler), sampler.epoch
+        ([1, 3], 1)
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Return the indices of this rank's samples in the current epoch, and go on to the next."""
+        indices = iter(list(super().__iter__()))
+        self.set_epoch(self.epoch + 1)
+        return indices
