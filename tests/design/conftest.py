@@ -14,4 +14,6 @@ def repository() -> Path:
 @pytest.fixture(scope="session")
 def library(repository: Path) -> Path:
     """The folder of the package ``colossal``."""
-    return repository / "src" / "colossal"
+    folder = repository / "src" / "colossal"
+    assert (folder / "errors.py").is_file(), "a guard that looks into an empty folder finds nothing"
+    return folder

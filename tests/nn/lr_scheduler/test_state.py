@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -92,6 +93,24 @@ def test_last_epoch_resumes_on_an_optimizer_that_was_scheduled(name: str) -> Non
     resumed = build(name, optimizer, last_epoch=6)
     assert resumed.get_last_lr() == pytest.approx(unbroken.get_last_lr(), rel=1e-12)
     assert advance(resumed, 5) == advance(unbroken, 5)
+
+
+NUMPY = {
+    "CosineAnnealingLR": "eta_min",
+    "FlatAnnealingLR": "pct_start",
+    "PolynomialLR": "end_lr",
+    "StepLR": "gamma",
+    "OneCycleLR": "max_momentum",
+}
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_numbers_of_numpy_become_plain_ones_in_the_state(name: str) -> None:
+    saved = build(name, optimizer_of((np.float64(0.5), 0.3)), **{NUMPY[name]: np.float64(0.25)})
+    state = through_a_file(saved.state_dict())  # weights_only refuses the classes of numpy
+    resumed = build(name)
+    resumed.load_state_dict(state)
+    assert advance(resumed, 3) == advance(saved, 3)
 
 
 def test_the_saved_numbers_replace_those_of_the_constructor() -> None:

@@ -19,21 +19,21 @@ def whole_number(name: str, value: object, *, at_least: int) -> int:
 
 
 def number(name: str, value: Any, *, above: float = -math.inf, at_least: float = -math.inf) -> float:
-    """Return ``value`` if it is a finite number above the one bound and not below the other."""
+    """Return ``value`` as a plain float if it is a finite number above the one bound and not below the other."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value <= above or value < at_least:
         bound = f"above {above:g}" if above > -math.inf else f"of at least {at_least:g}"
         raise ConfigError(f"{name} must be a finite number {bound}. Found {value!r}. Pass a number in that range.")
-    return value
+    return float(value)
 
 
 def fraction(name: str, value: object) -> float:
-    """Return ``value`` if it lies strictly between 0 and 1."""
+    """Return ``value`` as a plain float if it lies strictly between 0 and 1."""
     if not isinstance(value, float) or not 0.0 < value < 1.0:
         raise ConfigError(
             f"{name} must be a fraction of the steps, strictly between 0 and 1. Found {value!r}. Pass, say, 0.3."
         )
-    return value
+    return float(value)
 
 
 def steps_after_warmup(total_steps: int, warmup_steps: int) -> int:
@@ -73,7 +73,7 @@ def one_per_group(name: str, value: object, optimizer: Optimizer) -> list[Any]:
 
 def final_rate(name: str, value: float, optimizer: Optimizer) -> float:
     """Return ``value`` if every parameter group can decay to it: a decay must not end above where it starts."""
-    number(name, value, at_least=0.0)
+    value = number(name, value, at_least=0.0)
     for index, group in enumerate(groups_of(optimizer)):
         base = float(group.get("initial_lr", group["lr"]))
         if value > base:

@@ -161,9 +161,10 @@ def _strategy(name: str) -> str:
 
 
 def _momentum(name: str, value: float) -> float:
-    if not number(name, value, at_least=0.0) < 1.0:
+    plain = number(name, value, at_least=0.0)
+    if not plain < 1.0:
         raise ConfigError(f"{name} must be at least 0 and below 1. Found {value!r}. Pass, say, 0.9.")
-    return value
+    return plain
 
 
 def _momentum_key(optimizer: Optimizer) -> str:
