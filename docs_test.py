@@ -1,0 +1,18 @@
+"""Runs the tutorials: `python docs_test.py booster_api`. All of it lives in `doctest/pagetest`."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+
+
+def main() -> int:
+    """Runs the harness with `doctest/` on the path, not the root: that must not shadow what is installed."""
+    sys.path[:] = [str(ROOT / "doctest"), *(entry for entry in sys.path if entry not in {"", str(ROOT)})]
+    from pagetest import cli
+
+    return cli.main(sys.argv[1:], ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

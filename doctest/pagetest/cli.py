@@ -1,0 +1,123 @@
+"""The command line: `python docs_test.py NAME ...`."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from pagetest.report import lines_of, summary, write_json
+from pagetest.result import Result
+from pagetest.runner import Runner
+from pagetest.suite import Suite
+from pagetest.tree import LANGUAGES, Tree, UnknownPageError
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str], root: Path) -> int:
+    """Runs, checks or lists pages.
+
+    Args:
+        arguments: The words of the command line.
+        root: The project's root; pages are built below it.
+
+    Returns:
+        0 if all is well, 1 if a page failed, 2 for a wrong call, 130 after an interruption.
+    """
+    options = _parser(root).parse_args(arguments)
+    tree = Tree(options.source.resolve())
+    suite = Suite(tree, LANGUAGES if options.lang == "all" else (options.lang,))
+    try:
+        names = _names(options, tree)
+    except UnknownPageError as error:
+        _say(f"docs_test.py: {error}", to=sys.stderr)
+        return USAGE
+    if options.check or options.list:
+        return _list(suite, names) if options.list else _check(suite, names)
+    try:
+        with _termination_as_interrupt():
+            return _run(suite, names, options, root)
+    except KeyboardInterrupt:
+        _say("interrupted; the page's processes are gone", to=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser(root: Path) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("docs_test.py", description="Runs the Python of Markdown tutorials.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api, or its file")
+    parser.add_argument("--lang", choices=[*LANGUAGES, "all"], default="all", help="which language (all)")
+    parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
+    parser.add_argument("--build", type=Path, default=root / "build" / "docs" / "pages", help="where pages are run")
+    parser.add_argument("--all", action="store_true", help="every page")
+    parser.add_argument("--list", action="store_true", help="show the pages, run nothing")
+    parser.add_argument("--check", action="store_true", help="check all rules that need no run")
+    parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="limit per page (120)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what the pages print")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 was expected, not {text}")
+    return seconds
+
+
+def _names(options: argparse.Namespace, tree: Tree) -> tuple[str, ...]:
+    if not tree.names:
+        raise UnknownPageError(f"{tree.source} holds no page in {' or '.join(LANGUAGES)}: give the tree by --source")
+    if options.names and not options.all:
+        return tuple(dict.fromkeys(tree.resolve(name) for name in options.names))
+    if options.names:
+        raise UnknownPageError("give names or --all, not both")
+    if not (options.all or options.list or options.check):
+        raise UnknownPageError("give the name of a page, or --all; --list shows all pages")
+    return tree.names
+
+
+def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
+    runner = Runner(root, options.build.resolve(), options.timeout, options.verbose)
+    results: list[Result] = []
+    for result in suite.run(names, runner):
+        results.append(result)
+        _say(*lines_of(result))
+    if options.json:
+        write_json(results, options.json, root)
+    _say(summary(results))
+    return FAILED if any(result.is_failed for result in results) else OK
+
+
+def _check(suite: Suite, names: Sequence[str]) -> int:
+    findings = suite.check(names)
+    _say(*findings, f"{len(names)} pages checked, {len(findings)} findings")
+    return FAILED if findings else OK
+
+
+def _list(suite: Suite, names: Sequence[str]) -> int:
+    for name in names:
+        languages = suite.tree.languages(name)
+        command = suite.tree.page(name, languages[0]).command or "(no command)"
+        count = len(suite.check_one(name))
+        state = f"{count} findings" if count else "checked"
+        _say(f"{name:<34} {' '.join(languages):<12} {state:<12} {command}")
+    return OK
+
+
+def _say(*lines: object, to: TextIO | None = None) -> None:
+    stream = to or sys.stdout
+    stream.writelines(f"{line}\n" for line in lines)
+    stream.flush()
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Lets SIGTERM end a run the way Ctrl-C does: with the page's processes killed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

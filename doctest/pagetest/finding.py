@@ -1,0 +1,22 @@
+"""A finding: one thing that is wrong with a page, at its Markdown line."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def shown(path: Path) -> str:
+    """The path as a reader would type it: relative where it lies below the working directory."""
+    return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
+
+
+@dataclass(frozen=True, order=True)
+class Finding:
+    """What is wrong, where, and what to do about it."""
+
+    path: Path
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.path)}:{self.line}: {self.message}"

@@ -1,0 +1,68 @@
+"""The files that lead readers to the pages: the sidebar and the list of versions."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pagetest.finding import Finding
+from pagetest.tree import Tree
+
+
+def check_navigation(tree: Tree) -> Iterator[Finding]:
+    """The sidebar lists exactly the pages that exist; the versions are a list of names."""
+    for name, check in (("sidebars.json", _sidebar_faults), ("versions.json", _version_faults)):
+        path = tree.source.parent / name
+        if path.is_file():
+            yield from _check_file(path, check, tree)
+
+
+def _check_file(path: Path, check: Any, tree: Tree) -> Iterator[Finding]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        yield Finding(path, error.lineno, f"this is no JSON ({error.msg}): correct it")
+        return
+    for line, message in check(content, text, tree):
+        yield Finding(path, line, message)
+
+
+def _sidebar_faults(content: Any, text: str, tree: Tree) -> Iterator[tuple[int, str]]:
+    listed = list(_documents(content))
+    for name in sorted(set(listed) - set(tree.names)):
+        yield (
+            _line_of(f'"{name}"', text),
+            f"the sidebar lists `{name}`, which is no page: write the page or drop the entry",
+        )
+    for name in sorted(set(tree.names) - set(listed)):
+        yield 1, f"no sidebar lists the page `{name}`: add it where readers look for it"
+    for name in sorted({name for name in listed if listed.count(name) > 1}):
+        yield _line_of(f'"{name}"', text), f"the sidebar lists `{name}` more than once: keep one entry"
+
+
+def _version_faults(content: Any, _text: str, _tree: Tree) -> Iterator[tuple[int, str]]:
+    if not isinstance(content, list) or not all(isinstance(version, str) for version in content):
+        yield (
+            1,
+            f"the versions are a JSON list of strings, and this is {content!r}: write `[]` before the first release",
+        )
+
+
+def _documents(item: Any) -> Iterator[str]:
+    """The page names in a sidebar, in Docusaurus' form: strings, documents, categories and their links."""
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, list):
+        for part in item:
+            yield from _documents(part)
+    elif isinstance(item, dict) and item.get("type") in {"doc", "ref"}:
+        yield item["id"]
+    elif isinstance(item, dict) and item.get("type") == "category":
+        yield from _documents([item.get("link") or [], item.get("items", [])])
+    elif isinstance(item, dict) and "type" not in item:
+        yield from _documents(list(item.values()))
+
+
+def _line_of(fragment: str, text: str) -> int:
+    return next((number for number, line in enumerate(text.split("\n"), 1) if fragment in line), 1)

@@ -1,0 +1,81 @@
+"""The page model: what one Markdown tutorial tells its reader, and what it tells the harness."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagetest.finding import Finding
+
+PYTHON = ("python", "py")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block, dedented; `line` is that of its first line of content, counted from 1."""
+
+    language: str
+    line: int
+    source: str
+    ignored: bool = False
+    reason: str = ""
+
+    @property
+    def is_python(self) -> bool:
+        """Whether the block is part of the tutorial's program."""
+        return self.language in PYTHON
+
+
+@dataclass(frozen=True)
+class Note:
+    """A piece of text and its line: a command, a hook, a link."""
+
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading of the page; translations must agree on the levels, not on the words."""
+
+    level: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Page:
+    """A tutorial in one language."""
+
+    path: Path
+    language: str
+    name: str
+    lines: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    commands: tuple[Note, ...]
+    headings: tuple[Heading, ...]
+    hooks: tuple[Note, ...]
+    links: tuple[Note, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def stem(self) -> str:
+        """The last part of the name, which the script is named after."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def python(self) -> tuple[Block, ...]:
+        """All Python blocks, ignored ones included."""
+        return tuple(block for block in self.blocks if block.is_python)
+
+    @property
+    def runnable(self) -> tuple[Block, ...]:
+        """The Python blocks that make the script."""
+        return tuple(block for block in self.python if not block.ignored)
+
+    @property
+    def command(self) -> str:
+        """The page's command, empty where it has none."""
+        return self.commands[0].text if self.commands else ""
+
+    @property
+    def command_line(self) -> int:
+        """Where the command stands, or the last line of a page that lacks one."""
+        return self.commands[0].line if self.commands else len(self.lines)

@@ -1,0 +1,233 @@
+"""Writes down what happens inside a page's process. It stands alone: the page may have none of the harness's packages.
+
+Events go to one file, a `repr` of a dictionary per line, appended by one write each.
+"""
+
+import atexit
+import faulthandler
+import marshal
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType, TracebackType
+from typing import Any
+
+BIRTHS = (
+    ("os", "fork"),
+    ("os", "forkpty"),
+    ("os", "posix_spawn"),
+    ("os", "posix_spawnp"),
+    ("_posixsubprocess", "fork_exec"),
+)
+DEATHS = (("os", "_exit"), ("os", "abort"))
+KILLS = (("os", "kill"), ("os", "killpg"))
+DEADLY = (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
+DISTRIBUTED = "torch.distributed.distributed_c10d"
+
+
+class Probe:
+    """Observes one process of a page: its start, its end, its children, the lines it ran.
+
+    Args:
+        script: Absolute path of the page's script.
+        folder: Where events and stacks are written.
+        rank: The rank of the process; lines count on rank 0.
+    """
+
+    def __init__(self, script: str, folder: str, rank: int) -> None:
+        self.script = script
+        self.folder = Path(folder)
+        self.rank = rank
+        self.marks: dict[str, int] = {}
+        self.namespaces: list[dict[str, Any]] = []
+
+    def start(self) -> None:
+        """Takes over the loading of the script and sets every observer."""
+        self.stacks = (self.folder / f"stacks.{self.rank}.{os.getpid()}").open("w")
+        faulthandler.enable(self.stacks)
+        faulthandler.register(signal.SIGUSR1, self.stacks, all_threads=True)
+        sys.path_hooks.insert(0, lambda path: PageLoader(self, path))
+        sys.meta_path.insert(0, GroupWatch(self))
+        for table, observer in ((BIRTHS, self._birth), (DEATHS, self._death), (KILLS, self._kill)):
+            _observe(table, observer)
+        atexit.register(self.finish)
+        self.record("started", main=os.path.abspath(sys.argv[0]) == self.script)  # noqa: PTH100
+
+    def record(self, kind: str, **facts: Any) -> None:
+        """Appends an event."""
+        event = {"kind": kind, "time": time.time(), "rank": self.rank, "pid": os.getpid(), **facts}
+        file = os.open(self.folder / "events", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(file, f"{event!r}\n".encode())
+        finally:
+            os.close(file)
+
+    def code(self) -> CodeType:
+        """The script's code as the harness compiled it: with line marks on rank 0."""
+        compiled = marshal.loads((self.folder / f"code.{sys.implementation.cache_tag}").read_bytes())  # noqa: S302
+        if self.rank:
+            return compiled["plain"]
+        self.marks = compiled["marks"]
+        return compiled["marked"]
+
+    def run(self, namespace: dict[str, Any]) -> None:
+        """Executes the page in its `__main__`."""
+        code = self.code()
+        namespace.update(dict.fromkeys(self.marks, False))
+        self.namespaces.append(namespace)
+        try:
+            exec(code, namespace)  # noqa: S102
+        except BaseException as error:
+            self._failure(error)
+            raise
+        finally:
+            self.finish()
+
+    def finish(self) -> None:
+        """Writes the lines that ran so far and the device in use."""
+        if self.rank == 0:
+            lines = {line for name, line in self.marks.items() for space in self.namespaces if space.get(name)}
+            torch = sys.modules.get("torch")
+            cuda = bool(torch and hasattr(torch, "cuda") and torch.cuda.is_initialized())
+            self.record("finished", lines=sorted(lines), device="cuda" if cuda else "cpu")
+
+    def _failure(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return
+        line, traceback = 0, error.__traceback__
+        while traceback:
+            line = traceback.tb_lineno if traceback.tb_frame.f_code.co_filename == self.script else line
+            traceback = traceback.tb_next
+        self.record("failed", line=line, message=f"{type(error).__name__}: {error}"[:4000])
+
+    def _birth(self, _what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
+        line = self._line()
+        return lambda pid: self.record("child", child=pid, line=line) if pid else None
+
+    def _death(self, what: str, arguments: tuple[Any, ...]) -> None:
+        self.finish()
+        if arguments != (0,):
+            self.record("failed", line=self._line(), message=f"{what}({', '.join(map(repr, arguments))})")
+        self.stacks.flush()
+
+    def _kill(self, what: str, arguments: tuple[Any, ...]) -> None:
+        own = {os.getpid(), 0} if what == "os.kill" else {os.getpgrp()}
+        if arguments and arguments[0] in own and arguments[-1] in DEADLY:
+            self.record("failed", line=self._line(), message=f"{what}({', '.join(map(repr, arguments))})")
+
+    def _line(self) -> int:
+        """The page's line that is being executed; 0 where none is."""
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001
+        while frame and frame.f_code.co_filename != self.script:
+            frame = frame.f_back
+        return frame.f_lineno if frame else 0
+
+
+def _observe(table: tuple[tuple[str, str], ...], observer: Callable[..., Callable[[Any], None] | None]) -> None:
+    """Calls the observer before each function of the table, and what it returns after it."""
+    for module_name, name in table:
+        module = __import__(module_name)
+        if hasattr(module, name):
+            setattr(module, name, _observed(getattr(module, name), f"{module_name}.{name}", observer))
+
+
+def _observed(function: Callable[..., Any], what: str, observer: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def observed(*arguments: Any, **keywords: Any) -> Any:
+        after = observer(what, (*arguments, *keywords.values()))
+        result = function(*arguments, **keywords)
+        if after:
+            after(result)
+        return result
+
+    return observed
+
+
+# [Note: taking over main]
+# `python page.py` asks sys.path_hooks whether the script's path is something to import from, as it does for a zip
+# file. This loader says yes for the page alone, so the interpreter hands it `__main__`. That is the only way to stand
+# around the page's whole execution without changing the script or the command.
+
+
+class PageLoader:
+    """Loads the page as `__main__`; see [Note: taking over main].
+
+    Args:
+        probe: The observer of this process.
+        path: The candidate path.
+
+    Raises:
+        ImportError: The path is not the page; the import system goes on to its next hook.
+    """
+
+    def __init__(self, probe: Probe, path: str) -> None:
+        if os.path.abspath(path) != probe.script:  # noqa: PTH100
+            raise ImportError
+        self.probe = probe
+        self.path = path
+
+    def find_spec(self, name: str, _target: ModuleType | None = None) -> ModuleSpec | None:
+        """The page holds nothing but a main module."""
+        return ModuleSpec(name, self, origin=self.probe.script) if name == "__main__" else None  # type: ignore[arg-type]
+
+    def get_code(self, _name: str) -> CodeType:
+        """Code that calls back: `runpy` executes it in the main module."""
+        return compile("__loader__.run(globals())", __file__, "exec")
+
+    def run(self, namespace: dict[str, Any]) -> None:
+        """Makes the main module what it is for a plain script, then runs the page."""
+        is_main = namespace["__name__"] == "__main__"
+        folder = [] if sys.flags.safe_path or not is_main else [str(Path(self.probe.script).parent)]
+        sys.path[:] = folder + [entry for entry in sys.path if entry != self.path]
+        loader = SourceFileLoader(namespace["__name__"], self.probe.script)
+        namespace.update(__file__=self.probe.script, __loader__=loader, __spec__=None, __package__=None)
+        if is_main:
+            sys.excepthook = self._excepthook
+        self.probe.run(namespace)
+
+    def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Prints the traceback from the page's first frame on."""
+        start = trace
+        while start and start.tb_frame.f_code.co_filename != self.probe.script:
+            start = start.tb_next
+        sys.__excepthook__(kind, error.with_traceback(start or trace), start or trace)
+
+
+class GroupWatch:
+    """Notes the backend and the size of the default process group when the page makes it.
+
+    Args:
+        probe: The observer of this process.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe = probe
+
+    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
+        """Finds torch's distributed module as usual, and looks at it once it is loaded."""
+        if name != DISTRIBUTED:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec and spec.loader:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self._watch(module, execute)
+        return spec
+
+    def _watch(self, module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
+        execute(module)
+
+        def note(_what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
+            return lambda _none: self.probe.record(
+                "group",
+                backend=str(module.get_backend_config()),
+                world=module.get_world_size(),
+                group_rank=module.get_rank(),
+            )
+
+        module.__dict__["init_process_group"] = _observed(module.init_process_group, "init_process_group", note)

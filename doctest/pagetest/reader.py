@@ -1,0 +1,180 @@
+"""Reads Markdown into a page: one walk over the tokens of the parser."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from pagetest.finding import Finding
+from pagetest.page import Block, Heading, Note, Page
+
+_COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
+_MARKER = re.compile(r"doc-test-(\S+?)\s*(?::\s*(.*?))?\s*", re.DOTALL)
+_MARKER_LIKE = re.compile(r"-*\s*(?:doc-?test|ignore-?test)", re.IGNORECASE)
+_FRONT_MATTER = re.compile(r"---\n(?:.*\n)*?---(?:\n|\Z)")
+_HOOK = re.compile(r"\{\{\s*autodoc:\s*([A-Za-z_][\w.]*)\s*\}\}")
+_HOOK_LIKE = re.compile(r"\{\{\s*autodoc")
+_JSX_STYLE = re.compile(r"style\s*=\s*\{\{")
+_HTML_LINK = re.compile(r"\b(?:src|href)\s*=\s*[\"']([^\"']+)[\"']")
+
+
+def read_page(path: Path, language: str, name: str) -> Page:
+    """Reads the page from its file."""
+    return parse_page(path.read_bytes().decode("utf-8-sig", errors="replace"), path, language, name)
+
+
+def parse_page(text: str, path: Path, language: str = "en", name: str = "page") -> Page:
+    """Parses Markdown text.
+
+    Args:
+        text: The page; any line ends.
+        path: What findings name.
+        language: The language the page is written in.
+        name: The page's name inside its tree, without suffix.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    reader = _Reader(path, text.split("\n"))
+    body = (
+        _FRONT_MATTER.sub(lambda match: "\n" * match.group().count("\n"), text, count=1) if text[:3] == "---" else text
+    )
+    reader.read(MarkdownIt("commonmark").enable("table").parse(body))
+    return Page(
+        path,
+        language,
+        name,
+        tuple(reader.lines),
+        tuple(reader.blocks),
+        tuple(reader.commands),
+        tuple(reader.headings),
+        tuple(reader.hooks),
+        tuple(reader.links),
+        tuple(reader.findings),
+    )
+
+
+@dataclass
+class _Reader:
+    """Walks the tokens of one page in order and sorts them into the page's parts."""
+
+    path: Path
+    lines: list[str]
+    blocks: list[Block] = field(default_factory=list)
+    commands: list[Note] = field(default_factory=list)
+    headings: list[Heading] = field(default_factory=list)
+    hooks: list[Note] = field(default_factory=list)
+    links: list[Note] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    open_region: Note | None = None
+    parent: str = ""
+
+    def read(self, tokens: list[Token]) -> None:
+        readers: dict[str, Callable[[Token], None]] = {
+            "fence": self._fence,
+            "heading_open": self._heading,
+            "html_block": self._html,
+            "inline": self._inline,
+        }
+        for token in tokens:
+            if token.type in readers:
+                readers[token.type](token)
+            self.parent = token.type
+        if self.open_region:
+            self._refuse(
+                self.open_region.line, "doc-test-ignore-start is never closed: add `<!--- doc-test-ignore-end -->`"
+            )
+
+    def _refuse(self, line: int, message: str) -> None:
+        self.findings.append(Finding(self.path, line, message))
+
+    def _fence(self, token: Token) -> None:
+        first, last = _span(token)
+        if last - first < 2 or not self.lines[last - 1].lstrip(" \t>").startswith(token.markup):  # noqa: PLR2004
+            self._refuse(first + 1, f"the fence is never closed: add a line `{token.markup}` after the block")
+        language = (token.info.split() or [""])[0].lower()
+        reason = self.open_region.text if self.open_region else ""
+        self.blocks.append(Block(language, first + 2, token.content, self.open_region is not None, reason))
+
+    def _heading(self, token: Token) -> None:
+        self.headings.append(Heading(int(token.tag[1:]), _span(token)[0] + 1))
+
+    def _html(self, token: Token) -> None:
+        for match in _COMMENT.finditer(token.content):
+            self._comment(match.group(1), _span(token)[0] + 1 + token.content[: match.start()].count("\n"))
+        prose = _COMMENT.sub("", token.content)
+        if "<!--" in prose:
+            self._refuse(_span(token)[0] + 1, "the comment is never closed and swallows the rest: end it with `-->`")
+        self._prose(token, prose)
+
+    def _comment(self, inner: str, line: int) -> None:
+        inner = inner.removeprefix("-").removesuffix("-").strip()
+        match = _MARKER.fullmatch(inner)
+        kind, text = (match.group(1), match.group(2) or "") if match else ("", "")
+        if kind == "command":
+            self.commands.append(Note(" ".join(text.split()), line))
+        elif kind == "ignore-start":
+            self._open(text, line)
+        elif kind == "ignore-end":
+            if not self.open_region:
+                self._refuse(line, "doc-test-ignore-end closes nothing: remove it or add its doc-test-ignore-start")
+            self.open_region = None
+        elif _MARKER_LIKE.match(inner):
+            known = "doc-test-command, doc-test-ignore-start and doc-test-ignore-end"
+            self._refuse(line, f"unknown marker `{inner.splitlines()[0]}`: the markers are {known}")
+
+    def _open(self, reason: str, line: int) -> None:
+        if self.open_region:
+            where = self.open_region.line
+            self._refuse(line, f"doc-test-ignore-start inside the region opened at line {where}: close that one first")
+        if not reason:
+            self._refuse(line, "an ignored region says why: write `<!--- doc-test-ignore-start: the reason -->`")
+        self.open_region = Note(reason, line)
+
+    def _inline(self, token: Token) -> None:
+        children = token.children or []
+        prose = "".join(_text(child) for child in children)
+        lone = token.level == 1 and self.parent == "paragraph_open" and _HOOK.fullmatch(token.content.strip())
+        if lone:
+            self.hooks.append(Note(lone.group(1), _span(token)[0] + 1))
+        else:
+            self._prose(token, prose)
+        if any(_MARKER_LIKE.match(match.group(1)) for match in _COMMENT.finditer(prose)):
+            self._refuse(self._where(token, "<!--"), "a doc-test marker inside a sentence: give it a line of its own")
+        for target in (target for child in children for target in _targets(child)):
+            self.links.append(Note(target, self._where(token, target)))
+
+    def _prose(self, token: Token, prose: str) -> None:
+        if match := _HOOK_LIKE.search(prose):
+            where = self._where(token, match.group())
+            self._refuse(where, "an autodoc hook is a paragraph of one line, `{{ autodoc:Name }}`: move it to its own")
+        if match := _JSX_STYLE.search(prose):
+            where = self._where(token, match.group())
+            self._refuse(where, "JSX `style={{` is not Markdown and shows as text: use plain Markdown or a CSS class")
+        if token.type == "html_block":
+            self.links.extend(Note(target, self._where(token, target)) for target in _HTML_LINK.findall(prose))
+
+    def _where(self, token: Token, fragment: str) -> int:
+        first, last = _span(token)
+        return next((line + 1 for line in range(first, last) if fragment in self.lines[line]), first + 1)
+
+
+def _span(token: Token) -> tuple[int, int]:
+    first, last = token.map or (0, 0)
+    return first, last
+
+
+def _text(child: Token) -> str:
+    """What a reader sees of an inline token, code spans left out: they are literal."""
+    if child.type in {"softbreak", "hardbreak"}:
+        return "\n"
+    return child.content if child.type in {"text", "html_inline"} else ""
+
+
+def _targets(child: Token) -> Iterator[str]:
+    attribute = {"link_open": "href", "image": "src"}.get(child.type)
+    if attribute:
+        yield str(child.attrs[attribute])
+    elif child.type == "html_inline":
+        yield from _HTML_LINK.findall(child.content)

@@ -1,0 +1,75 @@
+"""The result of a page: what the report and the JSON file say about it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagetest.finding import Finding, shown
+from pagetest.page import Page
+from pagetest.script import Script
+from pagetest.verdict import Failure
+
+PASS, SAME, FAIL, NONE = "PASS", "SAME", "FAIL", "NONE"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one page in one language.
+
+    Attributes:
+        name: The page.
+        language: Its language.
+        path: Its Markdown file.
+        status: PASS; SAME (its original ran, with the same code); NONE (nothing to run); FAIL.
+        note: What the report adds to a status without a run.
+        findings: What forbade to run it.
+        failure: Why its run failed.
+        log: What its run printed.
+    """
+
+    name: str
+    language: str
+    path: Path
+    status: str
+    note: str = ""
+    command: str = ""
+    device: str = ""
+    backend: str = ""
+    world: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    lines_run: int = 0
+    lines_total: int = 0
+    code_hash: str = ""
+    findings: tuple[Finding, ...] = ()
+    failure: Failure | None = None
+    log: Path | None = None
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the page did not do what it promises."""
+        return self.status == FAIL
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of the JSON file."""
+        shared = ("language", "status", "note", "command", "device", "backend", "world", "seconds", "peak_bytes")
+        entry = {"page": self.name} | {name: getattr(self, name) for name in shared}
+        entry["lang"] = entry.pop("language")
+        lines = {"lines_run": self.lines_run, "lines_total": self.lines_total, "code_hash": self.code_hash}
+        return entry | lines | {"error": self._error()}
+
+    def _error(self) -> dict[str, Any] | None:
+        if self.failure:
+            place = {"file": shown(self.path), "line": self.failure.line, "rank": self.failure.rank}
+            return place | {"message": self.failure.message, "others": list(self.failure.others)}
+        for finding in self.findings:
+            return {"file": shown(finding.path), "line": finding.line, "rank": None, "message": finding.message}
+        return None
+
+
+def unrun(page: Page, script: Script, status: str, note: str = "", findings: tuple[Finding, ...] = ()) -> Result:
+    """The result of a page that was not run."""
+    code_hash = "" if script.is_empty else script.code_hash
+    return Result(
+        page.name, page.language, page.path, status, note, page.command, code_hash=code_hash, findings=findings
+    )

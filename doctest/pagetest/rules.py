@@ -1,0 +1,109 @@
+"""The static rules: what a page must fulfil before it is run."""
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from pagetest.command import command_faults
+from pagetest.finding import Finding
+from pagetest.page import Page
+from pagetest.script import Script
+
+_FIXED_PORT_URL = re.compile(r"(?:tcp|env)://[^/\s]*:[1-9]\d*")
+_PORT_NAMES = ("port", "master_port")
+_HAS_SCHEME = re.compile(r"[a-zA-Z][\w+.-]*:|#|/")
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
+
+
+def check_page(page: Page, script: Script) -> list[Finding]:
+    """Everything that forbids to run the page, in the order of its lines."""
+    found = list(page.findings)
+    found += [script.fault] if script.fault else []
+    found += [
+        Finding(page.path, page.commands[-1].line if page.commands else page.command_line, message)
+        for message in command_faults(page)
+    ]
+    found += [finding for rule in _RULES for finding in rule(page, script)]
+    return sorted(set(found))
+
+
+def check_links(page: Page, source: Path) -> Iterator[Finding]:
+    """Relative links lead to pages of the same language or to images, all of which exist."""
+    tree = (source / page.language).resolve()
+    for link in page.links:
+        if _HAS_SCHEME.match(link.text):
+            continue
+        target = (page.path.parent / unquote(re.split(r"[#?]", link.text)[0])).resolve()
+        if not target.is_file():
+            yield Finding(
+                page.path, link.line, f"the link `{link.text}` leads to {target.name}, which does not exist: correct it"
+            )
+        elif not target.is_relative_to(tree) and target.suffix.lower() not in _IMAGES:
+            yield Finding(
+                page.path,
+                link.line,
+                f"the link `{link.text}` leaves the {page.language} pages: link the page in this language",
+            )
+
+
+def _stem(page: Page, script: Script) -> Iterator[Finding]:
+    """A script shadows every module of its name, since its folder comes first on the path."""
+    if script.is_empty:
+        return
+    if page.stem in sys.stdlib_module_names:
+        yield Finding(
+            page.path, 1, f"`{page.stem}.py` would shadow the standard library's `{page.stem}`: rename the page"
+        )
+    elif page.stem in _imports(script) or _is_installed(page.stem):
+        yield Finding(page.path, 1, f"`{page.stem}.py` would shadow the package `{page.stem}`: rename the page")
+
+
+def _imports(script: Script) -> set[str]:
+    if script.fault:
+        return set()
+    names = set()
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _is_installed(name: str) -> bool:
+    spec = importlib.util.find_spec(name) if name.isidentifier() and name not in sys.modules else None
+    return name in sys.modules or bool(spec and spec.origin)
+
+
+def _ports(page: Page, script: Script) -> Iterator[Finding]:
+    """A fixed port in the code collides with the next run as one in the command does."""
+    for node in () if script.fault else ast.walk(script.tree):
+        if fixed := _fixed_port(node):
+            line = getattr(node, "lineno", getattr(getattr(node, "value", None), "lineno", 1))
+            yield Finding(
+                page.path, line, f"{fixed} fixes a port that another run may hold: let the launcher choose it, or use 0"
+            )
+
+
+def _fixed_port(node: ast.AST) -> str:
+    if isinstance(node, ast.keyword) and node.arg in _PORT_NAMES and _is_port(node.value):
+        return f"`{node.arg}={ast.unparse(node.value)}`"
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and _is_port(node.value):
+        target = node.targets[0]
+        if isinstance(target.slice, ast.Constant) and target.slice.value == "MASTER_PORT":
+            return "`MASTER_PORT`"
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FIXED_PORT_URL.search(node.value):
+        return f"`{node.value}`"
+    return ""
+
+
+def _is_port(node: ast.expr) -> bool:
+    """Whether the node is a number other than 0, as such or quoted."""
+    return isinstance(node, ast.Constant) and str(node.value).isdecimal() and int(str(node.value)) > 0
+
+
+_RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (_stem, _ports)

@@ -1,0 +1,95 @@
+"""Runs one page: its script, its folder, its command, its verdict."""
+
+import fcntl
+import marshal
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pagetest.environment import page_environment
+from pagetest.evidence import Evidence
+from pagetest.page import Page
+from pagetest.result import FAIL, PASS, Result, unrun
+from pagetest.script import Script, mark_lines
+from pagetest.verdict import Failure, judge
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How pages are run.
+
+    Attributes:
+        root: The project's root.
+        build: The folder that holds one folder per page.
+        limit_seconds: The time a page may take.
+        echo: Whether a page's output is shown as it comes.
+    """
+
+    root: Path
+    build: Path
+    limit_seconds: float
+    echo: bool = False
+
+    def run(self, page: Page, script: Script) -> Result:
+        """Runs a page that the static rules allow."""
+        folder = self.build / page.language / page.name
+        with _exclusive(folder), tempfile.TemporaryDirectory(prefix="page-") as reports:
+            file = folder / f"{page.stem}.py"
+            file.write_text(script.text, encoding="utf-8", newline="\n")
+            return self._run(page, script, file, Path(reports))
+
+    def _run(self, page: Page, script: Script, file: Path, reports: Path) -> Result:
+        from pagetest.session import Session
+
+        marked = mark_lines(script, str(file))
+        plain = compile(script.tree, str(file), "exec", dont_inherit=True)
+        compiled = marshal.dumps({"plain": plain, "marked": marked.code, "marks": marked.marks})
+        (reports / f"code.{sys.implementation.cache_tag}").write_bytes(compiled)
+        evidence = Evidence(reports, file)
+        environment = page_environment(os.environ, self.root, file, reports)
+        log = file.parent / "log.txt"
+        session = Session(
+            shlex.split(page.command), file.parent, environment, log, self.limit_seconds, evidence.ask_stands, self.echo
+        )
+        try:
+            outcome = session.run()
+        except OSError as error:
+            failure = Failure(page.command_line, f"the command cannot be started: {error.strerror}: install it")
+            return replace(unrun(page, script, FAIL), failure=failure)
+        lines = tuple(sorted(marked.marks.values()))
+        failure = judge(page, lines, outcome, evidence)
+        return Result(
+            page.name,
+            page.language,
+            page.path,
+            FAIL if failure else PASS,
+            command=page.command,
+            device=evidence.device,
+            backend=evidence.backend,
+            world=evidence.world,
+            seconds=round(outcome.seconds, 2),
+            peak_bytes=outcome.peak_bytes,
+            lines_run=len(evidence.lines),
+            lines_total=len(lines),
+            code_hash=script.code_hash,
+            failure=failure,
+            log=log,
+        )
+
+
+@contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Holds the page's folder, emptied; a second run of the page waits for the first."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        yield

@@ -1,0 +1,123 @@
+"""The script of a page: line N of the script is line N of the Markdown."""
+
+import ast
+import hashlib
+import warnings
+from dataclasses import dataclass
+from types import CodeType
+
+from pagetest.finding import Finding
+from pagetest.page import Page
+
+_SILENT = (ast.Pass, ast.Global, ast.Nonlocal)
+_SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a page runs.
+
+    Attributes:
+        text: The source; blank wherever the Markdown holds no runnable Python.
+        fault: The syntax error, if the source has one.
+    """
+
+    text: str
+    fault: Finding | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the page has nothing to run."""
+        return not self.text.strip()
+
+    @property
+    def tree(self) -> ast.Module:
+        """The syntax tree; comments are not part of it."""
+        return ast.parse(self.text)
+
+    @property
+    def code_hash(self) -> str:
+        """The same for two pages whose code differs in comments and blank lines only."""
+        source = self.text if self.fault else ast.unparse(self.tree)
+        return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def make_script(page: Page) -> Script:
+    """Pads the page's runnable blocks so that every line keeps its number, and compiles them."""
+    lines = [""] * len(page.lines)
+    for block in page.runnable:
+        content = block.source.split("\n")[:-1]
+        lines[block.line - 1 : block.line - 1 + len(content)] = content
+    text = "\n".join(lines)
+    return Script(text, _fault(text, page))
+
+
+def _fault(text: str, page: Page) -> Finding | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            compile(text, str(page.path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        return Finding(page.path, error.lineno or 1, f"{type(error).__name__}: {error.msg}")
+    except ValueError as error:
+        return Finding(page.path, 1, f"the code cannot be compiled: {error}")
+    return None
+
+
+# [Note: line marks]
+# Which lines ran is learnt from marks, not from sys.settrace: a trace function slows every Python call of the process
+# (a quarter of a second for `import torch` alone), and loses a line when os._exit ends the process. A mark is the
+# statement `global __line_7__; __line_7__ = True` in front of line 7, in memory only: it costs one dictionary store,
+# works in threads, forks and compiled functions, and leaves the file, its line numbers and its tracebacks alone.
+
+
+@dataclass(frozen=True)
+class MarkedCode:
+    """The script's code with a mark before every statement, and the line each mark stands for."""
+
+    code: CodeType
+    marks: dict[str, int]
+
+
+def mark_lines(script: Script, filename: str) -> MarkedCode:
+    """Compiles the script with marks; see [Note: line marks]."""
+    tree, marks = script.tree, {}
+    _mark(tree, set(), marks)
+    return MarkedCode(compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True), marks)
+
+
+def executable_lines(script: Script) -> tuple[int, ...]:
+    """The lines on which a statement starts that does something when it is reached."""
+    marks: dict[str, int] = {}
+    _mark(script.tree, set(), marks)
+    return tuple(sorted(marks.values()))
+
+
+def _mark(node: ast.AST, seen: set[int], marks: dict[str, int]) -> None:
+    """Puts marks into every body below the node; one line is marked once per scope."""
+    scope = set() if isinstance(node, _SCOPES) else seen
+    for name, value in ast.iter_fields(node):
+        if isinstance(value, list):
+            for child in value:
+                if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+                    _mark(child, scope, marks)
+            if value and isinstance(value[0], ast.stmt):
+                setattr(node, name, [new for child in value for new in _with_mark(child, scope, marks)])
+
+
+def _with_mark(node: ast.stmt, scope: set[int], marks: dict[str, int]) -> list[ast.stmt]:
+    if node.lineno in scope or not _does_something(node):
+        return [node]
+    scope.add(node.lineno)
+    name = f"__line_{node.lineno}__"
+    marks[name] = node.lineno
+    store = ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value=True))
+    return [ast.copy_location(ast.Global([name]), node), ast.copy_location(store, node), node]
+
+
+def _does_something(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr):
+        return not isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.ImportFrom):
+        return node.module != "__future__"
+    return not isinstance(node, _SILENT)

@@ -1,0 +1,89 @@
+"""The suite: the chosen pages in the chosen languages, each run as often as it must be."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pagetest.command import NO_COMMAND
+from pagetest.finding import Finding
+from pagetest.navigation import check_navigation
+from pagetest.page import Page
+from pagetest.parity import compare
+from pagetest.result import FAIL, NONE, SAME, Result, unrun
+from pagetest.rules import check_links, check_page
+from pagetest.runner import Runner
+from pagetest.script import make_script
+from pagetest.tree import LANGUAGES, Tree
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Pages and languages of a tree.
+
+    Attributes:
+        tree: The documentation.
+        languages: The languages that are asked for.
+    """
+
+    tree: Tree
+    languages: Sequence[str]
+
+    def check(self, names: Sequence[str]) -> list[Finding]:
+        """Everything that can be said about the pages without running them."""
+        found = {finding for name in names for finding in self.check_one(name)}
+        return sorted(found | set(check_navigation(self.tree)))
+
+    def check_one(self, name: str) -> list[Finding]:
+        """The findings of one page in all its languages."""
+        return sorted(set(self._check(name)))
+
+    def run(self, names: Sequence[str], runner: Runner) -> Iterator[Result]:
+        """Runs the pages; a translation with the same code shares the run of its original."""
+        for name in names:
+            pages = self._pages(name)
+            yield from (self._missing(name, language) for language in self.languages if language not in pages)
+            before: Result | None = None
+            for page in pages.values():
+                before = self._run(page, next(iter(pages.values())), before, runner)
+                yield before
+
+    def _pages(self, name: str) -> dict[str, Page]:
+        return {
+            language: self.tree.page(name, language)
+            for language in self.tree.languages(name)
+            if language in self.languages
+        }
+
+    def _check(self, name: str) -> Iterator[Finding]:
+        pages = self._pages(name)
+        for language in self.languages:
+            if language not in pages:
+                yield from self._missing(name, language).findings
+        for page in pages.values():
+            yield from check_page(page, make_script(page))
+            yield from check_links(page, self.tree.source)
+        original = pages.get(LANGUAGES[0])
+        for page in pages.values():
+            if original and page is not original:
+                yield from compare(original, page).findings
+
+    def _missing(self, name: str, language: str) -> Result:
+        path = self.tree.path(name, language)
+        finding = Finding(path, 1, f"every page exists in {' and '.join(LANGUAGES)}, this one does not: translate it")
+        return Result(name, language, path, FAIL, findings=(finding,))
+
+    def _run(self, page: Page, original: Page, before: Result | None, runner: Runner) -> Result:
+        script = make_script(page)
+        findings = tuple(check_page(page, script))
+        parity = compare(original, page) if before else None
+        if parity:
+            findings += parity.findings
+        if findings:
+            return unrun(page, script, FAIL, findings=findings)
+        if page.command == NO_COMMAND:
+            reasons = dict.fromkeys(block.reason for block in page.python)
+            return unrun(page, script, NONE, f"not run: {'; '.join(reasons)}" if reasons else "no code")
+        if before and parity and parity.same_code:
+            failed = before.status == FAIL
+            note = f"code identical to {before.language}" + (", which failed" if failed else "")
+            return unrun(page, script, FAIL if failed else SAME, note)
+        return runner.run(page, script)
