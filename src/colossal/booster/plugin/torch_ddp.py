@@ -1,6 +1,7 @@
 """Data parallelism: a whole model on every rank, gradients averaged while the backward pass runs."""
 
-from dataclasses import asdict, dataclass
+import inspect
+from dataclasses import dataclass, fields
 from typing import Any, final
 
 import torch
@@ -18,17 +19,20 @@ from colossal.cluster import current_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper
 
+# torch 2.13 renamed this keyword, and warns about the old name.
+_RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
+
 
 @dataclass(frozen=True)
 class _DDPConfig:
     """What `DistributedDataParallel` is told."""
 
-    broadcast_buffers: bool
-    bucket_cap_mb: float
-    find_unused_parameters: bool
-    check_reduction: bool
-    gradient_as_bucket_view: bool
-    static_graph: bool
+    broadcast_buffers: bool = True
+    bucket_cap_mb: float = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
 
     def __post_init__(self) -> None:
         if not self.bucket_cap_mb > 0:
@@ -36,6 +40,13 @@ class _DDPConfig:
                 f"Gradients are reduced in buckets of more than 0 MB. Found bucket_cap_mb={self.bucket_cap_mb}. "
                 "The default is 25."
             )
+
+    def keywords(self) -> dict[str, Any]:
+        """Return what differs from the defaults, in the words of the torch that is installed."""
+        known = inspect.signature(DistributedDataParallel).parameters
+        renamed = {old: new for old, new in _RENAMED.items() if new in known}
+        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        return {renamed.get(field.name, field.name): getattr(self, field.name) for field in changed}
 
 
 @final
@@ -49,7 +60,7 @@ class TorchDDPPlugin(Plugin):
         broadcast_buffers: Give all ranks the buffers of rank 0, such as running means, at each forward pass.
         bucket_cap_mb: Size in MB of the buckets in which gradients are reduced.
         find_unused_parameters: Look for parameters that a forward pass did not use; costs a walk over the graph.
-        check_reduction: Deprecated in torch, which ignores it; accepted there and here.
+        check_reduction: Passed on to torch, which has deprecated it.
         gradient_as_bucket_view: Let gradients share memory with the buckets: saves one copy of them.
         static_graph: The graph is the same in every step, which allows further savings.
         fp8_communication: Reduce gradients in 8 bits; not built yet.
@@ -128,7 +139,7 @@ class TorchDDPPlugin(Plugin):
         wrapped, optim, criterion = place(model, optimizer, criterion, device, precision)
         if not any(parameter.requires_grad for parameter in wrapped.parameters()):
             return Boosted(wrapped, optim, criterion, dataloader, lr_scheduler)
-        ddp = DistributedDataParallel(wrapped, process_group=mesh.group("dp"), **asdict(self._ddp))
+        ddp = DistributedDataParallel(wrapped, process_group=mesh.group("dp"), **self._ddp.keywords())
         return Boosted(ModelWrapper(ddp), optim, criterion, dataloader, lr_scheduler, no_sync=ddp.no_sync)
 
     def get_checkpoint_io(self) -> CheckpointIO:
