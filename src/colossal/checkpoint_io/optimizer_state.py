@@ -128,11 +128,13 @@ class OptimizerState:
             if set(group["params"]) == wanted and len(groups) == len(self._groups):
                 return group
         known = {id_ for group in groups for id_ in group["params"]}
+        absent = listing(id_ for id_ in ids if saved[id_] not in known) or "none"
+        foreign = listing(sorted(known - set(saved.values()), key=str)) or "none"
         raise CheckpointError(
             f"Loading needs {len(self._groups)} parameter groups of the same parameters. Found in {source} "
             f"{len(groups)} groups of {[len(group['params']) for group in groups]} parameters, none of which is "
-            f"the group of {listing(ids)}; not in the file at all: {listing(wanted - known) or 'none'}; only in the file: "
-            f"{listing(known - set(saved.values())) or 'none'}. Nothing was loaded. Split the parameters as for saving."
+            f"the group of {listing(ids)}; not in the file at all: {absent}; only in the file: {foreign}. "
+            "Nothing was loaded. Split the parameters as for saving."
         )
 
     def _restored_group(self, number: int, group: dict[str, Any], positions: Mapping[ParamId, int]) -> dict[str, Any]:

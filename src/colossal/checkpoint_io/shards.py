@@ -76,12 +76,12 @@ class ShardWriter:
 
     directory: Path
     names: FileNames
-    dump: Callable[[Path, Mapping[Any, Any]], None]
+    dump: Callable[[Path, dict[Any, Any]], None]
     rivals: Sequence[FileNames]
 
     def write(
         self,
-        shards: Sequence[Mapping[Any, Any]],
+        shards: Sequence[dict[Any, Any]],
         metadata: Mapping[str, Any],
         extras: Mapping[str, Callable[[Path], object]],
     ) -> None:

@@ -1,6 +1,7 @@
 """One file of tensors, in PyTorch's own format or in safetensors; its content says which, not its name."""
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,24 @@ from colossal.errors import CheckpointError, UnsupportedError
 _HEAD_BYTES = 9  # enough to tell the formats apart
 
 
-def compact(content: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def compact(content: dict[Any, Any]) -> dict[Any, Any]:
     """Return the content with a copy of each tensor that is part of larger memory, which would be saved with it.
 
     Args:
         content: Tensors and other values by name. One tensor under two names stays one tensor.
 
     Returns:
-        The content itself if no copy is needed.
+        The content itself if no copy is needed, else a dict of the same type and attributes.
     """
     views = {id(value): value.clone() for value in content.values() if _is_part(value)}
-    return {name: views.get(id(value), value) for name, value in content.items()} if views else content
+    if not views:
+        return content
+    compacted = copy.copy(content)
+    compacted.update((name, views[id(value)]) for name, value in content.items() if id(value) in views)
+    return compacted
 
 
-def write_torch(path: Path, content: Mapping[Any, Any]) -> None:
+def write_torch(path: Path, content: dict[Any, Any]) -> None:
     """Write `content` in PyTorch's format and make sure that it can be read without executing pickle.
 
     Args:
@@ -46,7 +51,7 @@ def write_torch(path: Path, content: Mapping[Any, Any]) -> None:
         ) from error
 
 
-def write_safetensors(path: Path, content: Mapping[str, Any]) -> None:
+def write_safetensors(path: Path, content: dict[str, Any]) -> None:
     """Write named tensors in the safetensors format.
 
     Args:

@@ -1,0 +1,64 @@
+"""A directory that save_model wrote is one that transformers loads, and the other way round."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from colossal.checkpoint_io import CheckpointIO
+
+transformers = pytest.importorskip("transformers")
+transformers.utils.logging.disable_progress_bar()  # its bars leave a thread behind
+
+IO = CheckpointIO()
+IDS = torch.arange(8).reshape(1, 8)
+
+
+def gpt2(seed: int = 0, **overrides: Any) -> Any:
+    torch.manual_seed(seed)
+    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 64, "n_positions": 16}
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ids, **overrides)).eval()
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_from_pretrained_loads_what_was_saved(tmp_path: Path, safe: bool, tied: bool) -> None:
+    model = gpt2(tie_word_embeddings=tied)
+    assert (model.lm_head.weight is model.transformer.wte.weight) == tied
+    IO.save_model(model, tmp_path, shard=True, use_safetensors=safe, size_per_shard=1 / 64)
+    assert len(list(tmp_path.glob("*-of-*"))) > 2
+    loaded, info = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert torch.equal(loaded.eval()(IDS).logits, model(IDS).logits)
+    assert loaded.config.architectures == ["GPT2LMHeadModel"]
+    assert loaded.generation_config.eos_token_id == 2
+    assert torch.equal(IO.load_model(gpt2(1, tie_word_embeddings=tied), tmp_path)(IDS).logits, model(IDS).logits)
+
+
+def test_saving_does_not_touch_the_configuration(tmp_path: Path) -> None:
+    model = gpt2().bfloat16()
+    before = model.config.to_dict()
+    IO.save_model(model, tmp_path, shard=True)
+    assert model.config.to_dict() == before
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert loaded.dtype == torch.bfloat16
+
+
+def test_what_transformers_saved_loads(tmp_path: Path) -> None:
+    model = gpt2()
+    model.save_pretrained(tmp_path / "one")
+    model.save_pretrained(tmp_path / "many", max_shard_size=10000)
+    for folder in ("one", "many"):
+        assert torch.equal(IO.load_model(gpt2(1), tmp_path / folder)(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_model_around_a_tied_one_comes_back(tmp_path: Path, safe: bool) -> None:
+    saved, fresh = nn.ModuleDict({"lm": gpt2()}), nn.ModuleDict({"lm": gpt2(1)})
+    IO.save_model(saved, tmp_path / "model", use_safetensors=safe)
+    IO.load_model(fresh, tmp_path / "model")
+    assert torch.equal(fresh["lm"](IDS).logits, saved["lm"](IDS).logits)

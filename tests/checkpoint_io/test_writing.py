@@ -1,0 +1,147 @@
+"""Files appear whole or not at all, and all ranks agree on what happened."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO, OneForAll
+from colossal.errors import CheckpointError, ConfigError, UnsupportedError
+from colossal.testing import run_processes, run_threads
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def fail_at(save: Callable[..., None], call: int) -> Callable[..., None]:
+    """Return `save` that writes half a file and fails at its n-th call."""
+    calls: list[object] = []
+
+    def failing(content: Any, path: Path) -> None:
+        calls.append(path)
+        if len(calls) == call:
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        save(content, path)
+
+    return failing
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_failed_save_leaves_the_earlier_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard: bool
+) -> None:
+    path = tmp_path if shard else tmp_path / "model.pt"
+    saved = nn.Linear(8, 8)
+    save = {"shard": shard, "size_per_shard": 1 / 2**13}
+    CheckpointIO().save_model(saved, path, **save)
+    before = contents(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", fail_at(torch.save, 2 if shard else 1))
+        with pytest.raises(CheckpointError, match=r"No space left on device.*Check the free space"):
+            CheckpointIO().save_model(nn.Linear(8, 8), path, **save)
+    assert contents(tmp_path) == before
+    assert torch.equal(CheckpointIO().load_model(nn.Linear(8, 8), path).weight, saved.weight)
+
+
+def test_an_interrupted_save_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_content: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        CheckpointIO().save_model(nn.Linear(2, 2), tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_move_that_stops_halfway_leaves_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = {"shard": True, "size_per_shard": 1 / 2**13}
+    CheckpointIO().save_model(nn.Linear(8, 8), tmp_path, **save)
+    replace, moved = Path.replace, []
+
+    def stop(self: Path, target: Path) -> Path:
+        moved.append(target)
+        if len(moved) == 2:
+            raise OSError("the machine went down")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(CheckpointError, match="into place"):
+        CheckpointIO().save_model(nn.Linear(8, 8), tmp_path, **save)
+    with pytest.raises(CheckpointError, match="needs one checkpoint in it"):
+        CheckpointIO().load_model(nn.Linear(8, 8), tmp_path)
+    assert not list(tmp_path.glob(".*"))
+
+
+def _index_in_world(folder: str) -> list[str]:
+    """Save, load and fail on both ranks; return what each rank saw."""
+    io, seen = CheckpointIO(OneForAll()), []
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, dist.get_rank())
+    io.save_model(model, Path(folder, "model.pt"))
+    seen.append(str(Path(folder, "model.pt").exists()))
+    seen.append(str(io.load_model(model, Path(folder, "model.pt")).weight.sum().item()))
+    whole = Path(folder, "model.pt").read_bytes()
+    Path(folder, f"lost-{dist.get_rank()}.pt").write_bytes(whole if dist.get_rank() == 0 else whole[:-1])
+    for action in (
+        lambda: io.save_model(model, folder),
+        lambda: io.save_lr_scheduler(None, Path(folder, "schedule")),  # type: ignore[arg-type]
+        lambda: io.load_model(model, Path(folder, f"lost-{dist.get_rank()}.pt")),
+        lambda: io.load_model(model, Path(folder, "missing.pt")),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            action()
+        seen.append(str(caught.value))
+    return seen
+
+
+def test_ranks_agree_on_success_and_failure(tmp_path: Path) -> None:
+    first, second = run_processes(_index_in_world, 2, str(tmp_path))
+    assert first == second
+    assert first[:2] == ["True", "0.0"]
+    for text, expected in zip(
+        first[2:], ["pass shard=True", "AttributeError", "lost-1.pt", "Found nothing at"], strict=True
+    ):
+        assert expected in text
+    assert [text[-8:] for text in first[2:]] == ["rank 0.)", "rank 0.)", "rank 1.)", "rank 0.)"]
+
+
+def test_every_rank_raises_the_first_ranks_error() -> None:
+    def fail() -> str:
+        def job() -> None:
+            if dist.get_rank() > 0:
+                raise UnsupportedError(f"{dist.get_rank()} cannot.")
+
+        with pytest.raises(UnsupportedError) as caught:
+            OneForAll().read(job)
+        return str(caught.value)
+
+    assert set(run_threads(fail, 3)) == {"1 cannot. (This happened on rank 1.)"}
+
+
+def test_a_shared_checkpoint_needs_a_world() -> None:
+    with pytest.raises(ConfigError, match="GeneralCheckpointIO"):
+        OneForAll()
+
+
+def test_the_index_file_stands_on_its_own(tmp_path: Path) -> None:
+    index = CheckpointIndexFile(tmp_path)
+    index.append_weight_map(0, "b.bin")
+    index.append_weight_map("weight", "a.bin")
+    index.append_weight_map("bias", "a.bin")
+    index.append_meta_data("total_size", 8)
+    index.export(tmp_path / "new" / "index.json")
+    index.write_index_file("index.json")
+    again = CheckpointIndexFile.from_file(str(tmp_path / "index.json"))
+    assert again.get_checkpoint_filenames() == [str(tmp_path / "a.bin"), str(tmp_path / "b.bin")]
+    assert again.get_checkpoint_file("weight") == str(tmp_path / "a.bin")
+    assert again.get_all_param_names() == ["0", "weight", "bias"]
+    assert again.get_param_group_filename() is None
+    with pytest.raises(CheckpointError, match="no 'other' among 3 names"):
+        again.get_checkpoint_file("other")
