@@ -16,7 +16,7 @@ from colossal.errors import ConfigError
 # A CPU process has one device, synchronises at once, and its memory is its resident set. Code that is written against
 # these verbs runs on either, which is what lets a laptop run every tutorial.
 
-_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 

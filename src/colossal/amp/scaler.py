@@ -53,7 +53,16 @@ class ScalerConfig:
 
 
 class LossScaler(ABC):
-    """What an optimizer wrapper asks of a loss scaler, in the order of a step: scale, unscale, step."""
+    """What an optimizer wrapper asks of a loss scaler, in the order of a step: scale, unscale, step.
+
+    Example:
+        >>> import torch
+        >>> from colossal.amp import LossScaler, NoScaler
+        >>> from colossal.interface import OptimizerWrapper
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        >>> isinstance(OptimizerWrapper(optimizer, scaler=NoScaler()).scaler, LossScaler)
+        True
+    """
 
     @property
     @abstractmethod

@@ -78,25 +78,27 @@ class CheckpointIO:
             UnsupportedError: `use_async`, or not `gather_dtensor`, or the package safetensors is not installed.
         """
         _refuse(gather_dtensor, use_async)
-        if use_safetensors:
-            require_safetensors()
         dump = write_safetensors if use_safetensors else write_torch
         user_model, path = unwrap_model(model), Path(checkpoint)
 
-        def save_file() -> None:
-            state = ModelState(user_model)
-            content = state.full() if dump is write_torch else merge(state.units(keep_aliases=False))
+        def save_file(state: ModelState) -> None:
+            content = merge(state.units(keep_aliases=False)) if use_safetensors else state.full()
             _save_file(path, lambda target: dump(target, content))
 
-        def save_directory() -> None:
-            units = ModelState(user_model).units(keep_aliases=not use_safetensors)
+        def save_directory(state: ModelState) -> None:
+            units = state.units(keep_aliases=not use_safetensors)
             kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
             shards = plan_shards(units, size_per_shard * MIB)
             writer = ShardWriter(prepare_directory(path), kinds[use_safetensors], dump, list(kinds.values()))
             with model_config_files(user_model) as extras:
                 writer.write(shards, {"total_size": sum(unit.num_bytes for unit in units)}, extras)
 
-        self._writers.write(save_directory if shard else save_file)
+        def save() -> None:
+            if use_safetensors:
+                require_safetensors()
+            (save_directory if shard else save_file)(ModelState(user_model))
+
+        self._writers.write(save)
 
     def load_model(
         self,

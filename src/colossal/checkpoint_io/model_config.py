@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from colossal.errors import CheckpointError
+
 
 @contextmanager
 def model_config_files(model: nn.Module) -> Iterator[dict[str, Callable[[Path], object]]]:
@@ -23,6 +25,9 @@ def model_config_files(model: nn.Module) -> Iterator[dict[str, Callable[[Path], 
 
     Yields:
         By file name, what writes the file to a path; nothing for a model without a configuration.
+
+    Raises:
+        CheckpointError: The configuration refuses to be saved.
     """
     configs: list[Any] = []
     config: Any = copy.deepcopy(getattr(model, "config", None))
@@ -34,5 +39,15 @@ def model_config_files(model: nn.Module) -> Iterator[dict[str, Callable[[Path], 
         configs.extend([model.generation_config] if can_generate() else [])
     with tempfile.TemporaryDirectory() as directory:
         for each in configs:
-            each.save_pretrained(directory)
+            _save(each, directory)
         yield {entry.name: partial(shutil.copyfile, entry) for entry in Path(directory).iterdir()}
+
+
+def _save(config: Any, directory: str) -> None:
+    try:
+        config.save_pretrained(directory)
+    except Exception as error:
+        raise CheckpointError(
+            f"Saving a directory includes the model's configuration. Found that its {type(config).__name__} cannot be "
+            f"saved: {error}. Correct the configuration, or pass shard=False to save the weights alone."
+        ) from error

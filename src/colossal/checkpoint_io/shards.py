@@ -111,10 +111,10 @@ class ShardWriter:
         self._clear({self.names.shard(number, len(shards)) for number in range(1, len(shards) + 1)})
 
     def _retire_index(self, staging: Staging) -> None:
-        """Delete indices that would name a mixture of old and new shards if the move were interrupted."""
-        if any(target.exists() for target in staging.targets if target.name != self.names.index):
-            for names in self.rivals:
-                (self.directory / names.index).unlink(missing_ok=True)
+        """Delete the old index if it would name a mixture of old and new files once the move were interrupted."""
+        new = {target.name for target in staging.targets if target.exists()} - {self.names.index}
+        if self.names.groups in new or any(map(self.names.owns, new)):
+            (self.directory / self.names.index).unlink(missing_ok=True)
 
     def _clear(self, shards: set[str]) -> None:
         """Delete the files of earlier checkpoints with the same prefix."""

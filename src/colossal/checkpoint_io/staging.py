@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self, final
 
-from colossal.errors import CheckpointError
+from colossal.errors import CheckpointError, ColossalError
 
 
 @final
@@ -50,14 +50,14 @@ class Staging:
             write: Writes a file at the path that it is given.
 
         Raises:
-            CheckpointError: The file could not be written.
+            CheckpointError: The file could not be written; or what else of ours `write` raised.
         """
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         self._moves[target] = temporary
         try:
             write(temporary)
             _sync(temporary)
-        except CheckpointError:
+        except ColossalError:
             raise
         except Exception as error:
             raise CheckpointError(

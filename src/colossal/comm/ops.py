@@ -96,7 +96,8 @@ def gather(
     Raises:
         ShapeError: The tensor has no such dimension.
 
-    Communication: all_gather, the axis, the result's bytes; backward none, or reduce_scatter of the same bytes.
+    Communication: all_gather, the axis, the result's bytes; backward none, or reduce_scatter, the axis, the
+        result's bytes.
     """
     channel = _channel(axis, mesh)
     back = channel.reduce_scatter if partial_grad else channel.split
@@ -139,7 +140,8 @@ def reduce_scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: Parall
     Raises:
         ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
 
-    Communication: reduce_scatter, the axis, the tensor's bytes; backward all_gather of the same bytes.
+    Communication: reduce_scatter, the axis, the tensor's bytes; backward all_gather, the axis, the
+        tensor's bytes.
     """
     channel = _channel(axis, mesh)
     return _apply(tensor, lambda x: channel.reduce_scatter(x, dim), lambda g: channel.all_gather(g, dim))
@@ -163,7 +165,7 @@ def all_to_all(
     Raises:
         ShapeError: The tensor has no such dimension, or `split_dim` does not divide by the size of the axis.
 
-    Communication: all_to_all, the axis, the tensor's bytes; backward the same.
+    Communication: all_to_all, the axis, the tensor's bytes; backward all_to_all, the axis, the tensor's bytes.
     """
     channel = _channel(axis, mesh)
     return _apply(

@@ -28,6 +28,15 @@ class Plugin(ABC):
     Attributes:
         supported_devices: Device types that the recipe runs on.
         supported_precisions: Names of the mixed precisions that it combines with.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster.plugin import TorchDDPPlugin
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2, rank=1):
+        ...     loader = TorchDDPPlugin().prepare_dataloader(torch.arange(6), batch_size=2)
+        ...     print([batch.tolist() for batch in loader])
+        [[1, 3], [5]]
     """
 
     supported_devices: ClassVar[tuple[str, ...]]

@@ -1,0 +1,237 @@
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from torch import distributed as dist
+
+import colossal
+from colossal.cluster import DistCoordinator, current_mesh, get_default_parser
+from colossal.cluster.mesh import leave_ambient
+from colossal.errors import ConfigError, LaunchError, MeshError
+from colossal.testing import fake_world, run_processes
+
+TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def left() -> None:
+    yield
+    leave_ambient(None)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def report() -> tuple[object, ...]:
+    coordinator, mesh = DistCoordinator(), current_mesh()
+    total = torch.tensor(1.0)
+    dist.all_reduce(total, group=mesh.group("dp"))
+    return coordinator.rank, coordinator.world_size, coordinator.local_rank, total.item(), dist.get_backend()
+
+
+def launch_natively(port: int, host: str = "127.0.0.1") -> tuple[object, ...]:
+    colossal.launch(int(os.environ["TEST_RANK"]), 2, host, port, verbose=False)
+    return report()
+
+
+def launch_by(name: str, *args: object) -> tuple[object, ...]:
+    getattr(colossal, name)(*args, verbose=False)
+    return report()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_launch_finds_its_peers_and_its_place_on_the_host(host) -> None:
+    if host == "::1" and not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    places = run_processes(launch_natively, 2, free_port(), host, form=False, environment={"TEST_RANK": "{rank}"})
+    assert places == [(0, 2, 0, 2.0, "gloo"), (1, 2, 1, 2.0, "gloo")]
+
+
+def test_launch_from_slurm() -> None:
+    environment = {"SLURM_PROCID": "{rank}", "SLURM_NPROCS": "2", "SLURM_LOCALID": "0"}
+    args = ("launch_from_slurm", "127.0.0.1", free_port())
+    places = run_processes(launch_by, 2, *args, form=False, environment=environment)
+    assert places == [(0, 2, 0, 2.0, "gloo"), (1, 2, 0, 2.0, "gloo")]
+
+
+def test_launch_from_openmpi() -> None:
+    names = ("RANK", "LOCAL_RANK")
+    environment = {f"OMPI_COMM_WORLD_{name}": "{rank}" for name in names} | {"OMPI_COMM_WORLD_SIZE": "2"}
+    args = ("launch_from_openmpi", "127.0.0.1", free_port())
+    places = run_processes(launch_by, 2, *args, form=False, environment=environment)
+    assert places == [(0, 2, 0, 2.0, "gloo"), (1, 2, 1, 2.0, "gloo")]
+
+
+def test_launch_from_torch_with_the_variables_of_torchrun() -> None:
+    environment = dict(zip(TORCH, ("{rank}", "2", "{rank}", "127.0.0.1", str(free_port())), strict=True))
+    places = run_processes(launch_by, 2, "launch_from_torch", form=False, environment=environment)
+    assert places == [(0, 2, 0, 2.0, "gloo"), (1, 2, 1, 2.0, "gloo")]
+
+
+PAGE = """
+import colossal
+mesh = colossal.launch_from_torch()
+print("rank", mesh.global_rank, "of", mesh.world_size)
+"""
+
+
+def test_torchrun_and_a_bare_interpreter_run_the_same_program(tmp_path) -> None:
+    page = tmp_path / "page.py"
+    page.write_text(PAGE)
+    environment = {name: value for name, value in os.environ.items() if name not in TORCH} | {"OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    for launcher, expected in (([sys.executable], {"rank 0 of 1"}), (torchrun, {"rank 0 of 2", "rank 1 of 2"})):
+        done = subprocess.run([*launcher, str(page)], env=environment, capture_output=True, text=True, check=True)
+        assert set(done.stdout.split("\n")) - {""} == expected
+        assert "Warning" not in done.stderr
+
+
+@pytest.mark.usefixtures("left")
+def test_a_world_of_one_needs_no_variables(monkeypatch, capfd) -> None:
+    for name in TORCH:
+        monkeypatch.delenv(name, raising=False)
+    mesh = colossal.launch_from_torch(seed=7)
+    assert (mesh.world_size, mesh.global_rank, mesh.local_rank) == (1, 0, 0)
+    drawn = (random.random(), float(np.random.rand()), torch.rand(()).item())  # noqa: S311, NPY002
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    torch.manual_seed(7)
+    assert drawn == (random.random(), float(np.random.rand()), torch.rand(()).item())  # noqa: S311, NPY002
+    assert "1 process(es), cpu, gloo, seed 7" in capfd.readouterr().err
+    with pytest.raises(LaunchError, match="rank 0 of 1 already"):
+        colossal.launch_from_torch()
+
+
+def test_a_world_that_exists_is_not_launched_again() -> None:
+    with fake_world(4, rank=1), pytest.raises(LaunchError, match="rank 1 of 4 already"):
+        colossal.launch(0, 1, "localhost", 29500)
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [
+        ((2, 2, "localhost", 29500), "Found rank=2 in a world of 2"),
+        ((-1, 2, "localhost", 29500), "Found rank=-1"),
+        ((0, 0, "localhost", 29500), "Found world_size=0"),
+        ((0, 1, "localhost", 0), "Found port=0"),
+        ((0, 1, "localhost", 70000), "Found port=70000"),
+        ((0, 1, "", 29500), "Found an empty host"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(place, found) -> None:
+    with pytest.raises(LaunchError, match=found):
+        colossal.launch(*place)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "variables"),
+    [
+        ("launch_from_torch", (), TORCH),
+        ("launch_from_slurm", ("localhost", 29500), ("SLURM_PROCID", "SLURM_NPROCS", "SLURM_LOCALID")),
+        (
+            "launch_from_openmpi",
+            ("localhost", 29500),
+            ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ),
+    ],
+)
+def test_a_missing_or_odd_variable_is_named(name, args, variables, monkeypatch) -> None:
+    for variable in variables:
+        monkeypatch.setenv(variable, "0")
+    monkeypatch.delenv(variables[1])
+    with pytest.raises(LaunchError, match=f"Found no {variables[1]}"):
+        getattr(colossal, name)(*args)
+    monkeypatch.setenv(variables[1], "two")
+    with pytest.raises(LaunchError, match=f"{variables[1]} is a whole number. Found 'two'"):
+        getattr(colossal, name)(*args)
+
+
+def test_a_busy_port_is_named() -> None:
+    with closing(socket.socket()) as busy:
+        busy.bind(("0.0.0.0", 0))  # noqa: S104 (rank 0 listens on all interfaces)
+        busy.listen()
+        port = busy.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"Found 127.0.0.1:{port} in use by another program"):
+            colossal.launch(0, 1, "127.0.0.1", port, verbose=False)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_peer_that_never_comes_is_an_error_within_the_timeout(rank) -> None:
+    started = time.monotonic()
+    match = "Found some missing" if rank == 0 else "Rank 1 must reach rank 0"
+    with pytest.raises(LaunchError, match=match):
+        colossal.launch(rank, 2, "127.0.0.1", free_port(), verbose=False, timeout_seconds=1)
+    assert time.monotonic() - started < 20
+
+
+def lose_the_peer(port: int) -> str:
+    rank = int(os.environ["TEST_RANK"])
+    mesh = colossal.launch(rank, 2, "127.0.0.1", port, verbose=False, timeout_seconds=2)
+    if rank == 1:
+        time.sleep(6)
+        return "left out"
+    try:
+        dist.all_reduce(torch.ones(()), group=mesh.group("dp"))
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def test_the_timeout_reaches_the_collectives() -> None:
+    environment = {"TEST_RANK": "{rank}"}
+    error, _ = run_processes(lose_the_peer, 2, free_port(), form=False, environment=environment)
+    assert "Timed out" in error
+    assert "2000ms" in error
+
+
+@pytest.mark.parametrize(("seconds", "variable"), [(0, None), (-1.5, None), (None, "soon")])
+def test_a_timeout_is_a_positive_number(seconds, variable, monkeypatch) -> None:
+    if variable:
+        monkeypatch.setenv("COLOSSAL_TIMEOUT_SECONDS", variable)
+    with pytest.raises(ConfigError, match="The timeout is a number of seconds"):
+        colossal.launch(0, 1, "127.0.0.1", free_port(), timeout_seconds=seconds)
+
+
+@pytest.mark.usefixtures("left")
+def test_the_timeout_comes_from_the_environment(monkeypatch) -> None:
+    monkeypatch.setenv("COLOSSAL_TIMEOUT_SECONDS", "33")
+    assert colossal.launch(0, 1, "127.0.0.1", free_port(), verbose=False).timeout_seconds == 33
+
+
+@pytest.mark.usefixtures("left")
+def test_a_backend_that_is_given_is_obeyed() -> None:
+    colossal.launch(0, 1, "127.0.0.1", free_port(), backend="fake", verbose=False)
+    assert dist.get_backend() == "fake"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU, and nccl may be right")
+def test_a_backend_that_cannot_work_is_refused() -> None:
+    for backend in ("nccl", "pigeon"):
+        with pytest.raises(ConfigError, match=f"'{backend}'"):
+            colossal.launch(0, 1, "127.0.0.1", free_port(), backend=backend)
+
+
+def test_the_parser_takes_a_programs_own_arguments() -> None:
+    parser = get_default_parser()
+    parser.add_argument("--epochs", type=int)
+    words = "--host h --port 1 --world_size 2 --rank 0 --local_rank 0 --backend gloo --epochs 3"
+    args = parser.parse_args(words.split(" "))
+    assert (args.host, args.port, args.world_size, args.rank, args.local_rank) == ("h", 1, 2, 0, 0)
+    assert (args.backend, args.seed, args.epochs) == ("gloo", 1024, 3)
+
+
+def test_nothing_is_ambient_before_launch() -> None:
+    with pytest.raises(MeshError):
+        current_mesh()
