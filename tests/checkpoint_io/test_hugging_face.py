@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from colossal.checkpoint_io import CheckpointIO
+from colossal.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers")
 transformers.utils.logging.disable_progress_bar()  # its bars leave a thread behind
@@ -46,6 +47,14 @@ def test_saving_does_not_touch_the_configuration(tmp_path: Path) -> None:
     assert model.config.to_dict() == before
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.dtype == torch.bfloat16
+
+
+def test_a_configuration_that_cannot_be_saved_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
+    model = gpt2()
+    model.generation_config.max_new_tokens = -1
+    with pytest.raises(CheckpointError, match="GenerationConfig cannot be saved"):
+        IO.save_model(model, tmp_path, shard=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_transformers_saved_loads(tmp_path: Path) -> None:

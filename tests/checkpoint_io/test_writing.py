@@ -60,9 +60,12 @@ def test_an_interrupted_save_leaves_no_temporary_file(tmp_path: Path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_a_move_that_stops_halfway_leaves_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save = {"shard": True, "size_per_shard": 1 / 2**13}
-    CheckpointIO().save_model(nn.Linear(8, 8), tmp_path, **save)
+@pytest.mark.parametrize("same_names", [False, True])
+def test_a_move_that_stops_halfway_leaves_no_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_names: bool
+) -> None:
+    saved, fresh, sizes = nn.Linear(8, 8), nn.Linear(8, 8), [1 / 2**13, 1 / 2**13 if same_names else 1]
+    CheckpointIO().save_model(saved, tmp_path, shard=True, size_per_shard=sizes[0])
     replace, moved = Path.replace, []
 
     def stop(self: Path, target: Path) -> Path:
@@ -71,15 +74,19 @@ def test_a_move_that_stops_halfway_leaves_no_mixture(tmp_path: Path, monkeypatch
             raise OSError("the machine went down")
         return replace(self, target)
 
-    monkeypatch.setattr(Path, "replace", stop)
-    with pytest.raises(CheckpointError, match="into place"):
-        CheckpointIO().save_model(nn.Linear(8, 8), tmp_path, **save)
-    with pytest.raises(CheckpointError, match="needs one checkpoint in it"):
-        CheckpointIO().load_model(nn.Linear(8, 8), tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", stop)
+        with pytest.raises(CheckpointError, match="into place"):
+            CheckpointIO().save_model(nn.Linear(8, 8), tmp_path, shard=True, size_per_shard=sizes[1])
     assert not list(tmp_path.glob(".*"))
+    if same_names:
+        with pytest.raises(CheckpointError, match="needs one checkpoint in it"):
+            CheckpointIO().load_model(fresh, tmp_path)
+    else:
+        assert torch.equal(CheckpointIO().load_model(fresh, tmp_path).weight, saved.weight)
 
 
-def _index_in_world(folder: str) -> list[str]:
+def _what_a_rank_sees(folder: str) -> list[str]:
     """Save, load and fail on both ranks; return what each rank saw."""
     io, seen = CheckpointIO(OneForAll()), []
     model = nn.Linear(2, 2)
@@ -102,7 +109,7 @@ def _index_in_world(folder: str) -> list[str]:
 
 
 def test_ranks_agree_on_success_and_failure(tmp_path: Path) -> None:
-    first, second = run_processes(_index_in_world, 2, str(tmp_path))
+    first, second = run_processes(_what_a_rank_sees, 2, str(tmp_path))
     assert first == second
     assert first[:2] == ["True", "0.0"]
     for text, expected in zip(
