@@ -90,6 +90,8 @@ def _what_a_rank_sees(folder: str) -> list[str]:
     """Save, load and fail on both ranks; return what each rank saw."""
     io, seen = CheckpointIO(OneForAll()), []
     model = nn.Linear(2, 2)
+    io.save_model(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), Path(folder, "ddp.pt"))
+    io.load_model(nn.parallel.DistributedDataParallel(model), Path(folder, "ddp.pt"))
     nn.init.constant_(model.weight, dist.get_rank())
     io.save_model(model, Path(folder, "model.pt"))
     seen.append(str(Path(folder, "model.pt").exists()))
