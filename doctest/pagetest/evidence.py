@@ -1,6 +1,7 @@
 """The evidence: what the probes of a page's processes wrote down while it ran."""
 
 import ast
+import math
 import os
 import re
 import signal
@@ -62,6 +63,13 @@ class Evidence:
         return any(event["main"] for event in self.of("started"))
 
     @property
+    def failures(self) -> list[dict[str, Any]]:
+        """How the processes that ran the page failed before their time was up, the first one first."""
+        pages = {event["pid"] for event in self.of("started") if event["main"]}
+        limit = min((event["time"] for event in self.of("asked")), default=math.inf)
+        return [event for event in self.of("failed") if event["pid"] in pages and event["time"] < limit]
+
+    @property
     def lines(self) -> frozenset[int]:
         """The lines that ran on rank 0."""
         return frozenset(line for event in self.of("finished") for line in event["lines"])
@@ -93,6 +101,8 @@ class Evidence:
 
     def ask_stands(self) -> None:
         """Makes every process of the page write its stack."""
+        with (self.folder / "events").open("a", encoding="utf-8") as events:
+            events.write(f"{ {'kind': 'asked', 'time': time.time()}!r}\n")
         asked = []
         for event in Evidence(self.folder, self.script).of("started"):
             with suppress(ProcessLookupError):

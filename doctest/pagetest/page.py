@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pagetest.finding import Finding
 
-PYTHON = ("python", "py")
+PYTHON = ("python", "python3", "py")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _MARKER = re.compile(r"doc-test-(\S+?)\s*(?::\s*(.*?))?\s*", re.DOTALL)
 _MARKER_LIKE = re.compile(r"-*\s*(?:doc-?test|ignore-?test)", re.IGNORECASE)
 _FRONT_MATTER = re.compile(r"---\n(?:.*\n)*?---(?:\n|\Z)")
+_LANGUAGE = re.compile(r"[\w+-]+|\Z")
 _HOOK = re.compile(r"\{\{\s*autodoc:\s*([A-Za-z_][\w.]*)\s*\}\}")
 _HOOK_LIKE = re.compile(r"\{\{\s*autodoc")
 _JSX_STYLE = re.compile(r"style\s*=\s*\{\{")
@@ -93,7 +94,7 @@ class _Reader:
         first, last = _span(token)
         if last - first < 2 or not self.lines[last - 1].lstrip(" \t>").startswith(token.markup):  # noqa: PLR2004
             self._refuse(first + 1, f"the fence is never closed: add a line `{token.markup}` after the block")
-        language = (token.info.split() or [""])[0].lower()
+        language = _LANGUAGE.findall(token.info.lower())[0]
         reason = self.open_region.text if self.open_region else ""
         self.blocks.append(Block(language, first + 2, token.content, self.open_region is not None, reason))
 

@@ -83,22 +83,32 @@ def _ports(page: Page, script: Script) -> Iterator[Finding]:
     """A fixed port in the code collides with the next run as one in the command does."""
     for node in () if script.fault else ast.walk(script.tree):
         if fixed := _fixed_port(node):
-            line = getattr(node, "lineno", getattr(getattr(node, "value", None), "lineno", 1))
-            yield Finding(
-                page.path, line, f"{fixed} fixes a port that another run may hold: let the launcher choose it, or use 0"
-            )
+            message = f"`{fixed}` fixes a port that another run may hold: let the launcher choose it, or use 0"
+            yield Finding(page.path, getattr(node, "lineno", 1), message)
 
 
 def _fixed_port(node: ast.AST) -> str:
-    if isinstance(node, ast.keyword) and node.arg in _PORT_NAMES and _is_port(node.value):
-        return f"`{node.arg}={ast.unparse(node.value)}`"
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and _is_port(node.value):
-        target = node.targets[0]
-        if isinstance(target.slice, ast.Constant) and target.slice.value == "MASTER_PORT":
-            return "`MASTER_PORT`"
     if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FIXED_PORT_URL.search(node.value):
-        return f"`{node.value}`"
-    return ""
+        return node.value
+    if isinstance(node, ast.keyword):
+        return f"{node.arg}=" if node.arg in _PORT_NAMES and _is_port(node.value) else ""
+    names, values = _settings(node)
+    fixed = any(
+        isinstance(name, ast.Constant) and name.value == "MASTER_PORT" and _is_port(value)
+        for name, value in zip(names, values, strict=False)
+    )
+    return "MASTER_PORT" if fixed else ""
+
+
+def _settings(node: ast.AST) -> tuple[list[ast.expr | None], list[ast.expr]]:
+    """Keys and values: of a dictionary, an assignment to an item, or a call such as `setdefault(key, value)`."""
+    if isinstance(node, ast.Dict):
+        return node.keys, node.values
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        return [node.targets[0].slice], [node.value]
+    if isinstance(node, ast.Call):
+        return [*node.args[:1]], node.args[1:2]
+    return [], []
 
 
 def _is_port(node: ast.expr) -> bool:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pagetest.evidence import Evidence, Stand
+from pagetest.outcome import Outcome
 from pagetest.page import Page
-from pagetest.session import Outcome
 
 PROVED_SHARE = 0.9
 
@@ -45,7 +45,7 @@ def judge(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Eviden
 def _failures(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Evidence) -> Iterator[Failure]:
     if outcome.timed_out:
         yield _hang(page, outcome, evidence)
-    if outcome.returncode:
+    if outcome.returncode or evidence.failures:
         yield _error(page, outcome, evidence)
     for left in outcome.leftovers:
         line = evidence.births.get(left.pid, 0)
@@ -69,7 +69,7 @@ def _vacuity(lines: tuple[int, ...], missed: list[int]) -> Failure:
 
 
 def _error(page: Page, outcome: Outcome, evidence: Evidence) -> Failure:
-    failed = evidence.of("failed")
+    failed = evidence.failures or evidence.of("failed")
     if failed:
         first, *rest = failed
         others = tuple(f"rank {event['rank']}: line {event['line']}: {_headline(event)}" for event in rest)
@@ -84,7 +84,7 @@ def _error(page: Page, outcome: Outcome, evidence: Evidence) -> Failure:
 
 
 def _hang(page: Page, outcome: Outcome, evidence: Evidence) -> Failure:
-    if evidence.of("failed"):
+    if evidence.failures:
         failure = _error(page, outcome, evidence)
         return Failure(failure.line, f"{failure.message} (and the page then hung)", failure.rank, failure.others)
     limit = f"no end after {outcome.seconds:.0f} s, killed"

@@ -117,7 +117,8 @@ class Probe:
 
     def _kill(self, what: str, arguments: tuple[Any, ...]) -> None:
         own = {os.getpid(), 0} if what == "os.kill" else {os.getpgrp()}
-        if arguments and arguments[0] in own and arguments[-1] in DEADLY:
+        number = arguments[-1]
+        if arguments[0] in own and number in DEADLY and signal.getsignal(number) == signal.SIG_DFL:
             self.record("failed", line=self._line(), message=f"{what}({', '.join(map(repr, arguments))})")
 
     def _line(self) -> int:

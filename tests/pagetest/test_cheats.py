@@ -1,0 +1,143 @@
+"""Pages that do not prove what they show. None may pass, and each message names the line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO_RANKS = "torchrun --standalone --nproc_per_node=2 lesson.py"
+
+CHEATS = {
+    "raises": ("x = 1\nraise ValueError('boom')", 6, "ValueError: boom"),
+    "raises in a function": ("def f():\n    return 1 / 0\n\nf()", 6, "ZeroDivisionError"),
+    "exits through sys.exit": ("import sys\nsys.exit(3)", 6, "SystemExit: 3"),
+    "raises SystemExit": ("x = 1\nraise SystemExit(3)", 6, "SystemExit: 3"),
+    "exits with a text": ("x = 1\nraise SystemExit('no')", 6, "SystemExit: no"),
+    "exits through os._exit": ("import os\nos._exit(3)", 6, "os._exit(3)"),
+    "exits through exit()": ("x = 1\nexit(3)", 6, "SystemExit: 3"),
+    "kills itself": ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 6, "os.kill"),
+    "is terminated": ("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)", 6, "SIGTERM"),
+    "aborts": ("import os\nos.abort()", 6, "os.abort()"),
+    "crashes": ("import ctypes\nctypes.string_at(0)", 6, "fatal signal"),
+    "has a syntax error": ("x = 1\nif x\n    pass", 6, "SyntaxError"),
+    "returns outside a function": ("x = 1\nreturn", 6, "SyntaxError"),
+    "never calls its function": ("def f():\n    a = 1\n    b = 2\n    return a + b", 6, "never ran: 6, 7, 8"),
+    "stops early without an error": ("import os\nos._exit(0)\na = 1\nb = 2\nc = 3", 7, "never ran: 7, 8, 9"),
+    "exits 0 early": ("import sys\nsys.exit()\na = 1\nb = 2\nc = 3", 7, "never ran"),
+    "returns late": ("import time\ntime.sleep(60)", 6, "hung at line 6"),
+    "hides the error behind an atexit hook": (
+        "import atexit, os\natexit.register(lambda: os._exit(0))\na = 1\nraise ValueError('boom')\nb = 1",
+        8,
+        "ValueError: boom",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "line", "message"), CHEATS.values(), ids=CHEATS)
+def test_a_page_that_proves_nothing_fails_at_its_line(docs, code, line, message) -> None:
+    docs.add("lesson", code)
+    done = docs.run("lesson", "--timeout", "2")
+    assert done.returncode == 1, done.stdout
+    assert done.stdout.endswith("0 passed, 2 failed\n")
+    assert f"lesson.md:{line}: " in done.stdout
+    assert f"\n  > {line:>4} | " in done.stdout
+    assert message in done.stdout
+
+
+LEFTOVERS = {
+    "a child": "import subprocess, sys\nsubprocess.Popen(['sleep', '987'])",
+    "a child in its own session": "import subprocess\nsubprocess.Popen(['sleep', '987'], start_new_session=True)",
+    "a child without our environment": "import subprocess\nsubprocess.Popen(['sleep', '987'], env={'PATH': '/bin'})",
+    "a child of the shell": "import os\nos.system('setsid sleep 987 >/dev/null 2>&1 &')",
+    "a fork": "import os, time\nif not os.fork():\n    os.setsid()\n    os.execlp('sleep', 'sleep', '987')",
+    "a double fork": (
+        "import os, time\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if not os.fork():\n"
+        "        os.execlp('sleep', 'sleep', '987')\n"
+        "    os._exit(0)\n"
+        "os.wait()"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", LEFTOVERS.values(), ids=LEFTOVERS)
+def test_a_process_that_outlives_its_page_is_killed_and_named(docs, code) -> None:
+    docs.add("lesson", code, languages=("en",))
+    done = docs.run("lesson", "--lang", "en", "--json", str(docs.source / "out.json"))
+    assert done.returncode == 1, done.stdout
+    assert "outlived the page and was killed: sleep 987" in done.stdout
+    error = json.loads((docs.source / "out.json").read_text())[0]["error"]
+    pid = int(error["message"].split("[pid ")[1].split("]")[0])
+    assert not psutil.pid_exists(pid)
+    if "shell" not in code and "unknown" not in error["message"]:
+        assert error["line"] in range(6, 9), error
+
+
+def test_a_process_that_ends_with_its_page_is_no_fault(docs) -> None:
+    docs.add("lesson", "import subprocess\nsubprocess.Popen(['sleep', '0.3'])", languages=("en",))
+    assert docs.run("lesson", "--lang", "en").returncode == 0
+
+
+def test_the_rank_that_failed_first_is_named(docs) -> None:
+    code = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    raise ValueError("boom")
+dist.barrier()
+"""
+    docs.add("lesson", code, TWO_RANKS)
+    done = docs.run("lesson", "--lang", "en")
+    assert done.returncode == 1
+    assert "lesson.md:8: ValueError: boom   [rank 1 of 2, first failure]" in done.stdout
+    assert "other ranks: rank 0: line 9: RuntimeError" in done.stdout
+
+
+def test_the_rank_that_hangs_is_named(docs) -> None:
+    code = """
+import time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    time.sleep(60)
+dist.barrier()
+"""
+    docs.add("lesson", code, TWO_RANKS)
+    start = time.monotonic()
+    done = docs.run("lesson", "--lang", "en", "--timeout", "8")
+    assert time.monotonic() - start < 14
+    assert done.returncode == 1
+    assert "lesson.md:9: no end after 8 s, killed: hung at line 9   [rank 1 of 2, first failure]" in done.stdout
+    assert "rank 0: at line 10 in barrier (distributed_c10d.py)" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_harness_kills_the_page(docs, number) -> None:
+    code = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    docs.add("lesson", code, languages=("en",))
+    command = [sys.executable, str(ROOT / "docs_test.py"), *docs.arguments("lesson", "--lang", "en", "-v")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as harness:
+        assert harness.stdout
+        page = int(harness.stdout.readline())
+        os.kill(harness.pid, number)
+        _, errors = harness.communicate(timeout=20)
+    assert harness.returncode == 130
+    assert "interrupted" in errors
+    assert not psutil.pid_exists(page)
+
+
+def test_a_page_that_ignores_termination_is_killed(docs) -> None:
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
+    docs.add("lesson", code, languages=("en",))
+    done = docs.run("lesson", "--lang", "en", "--timeout", "1")
+    assert done.returncode == 1
+    assert "lesson.md:7: no end after 1 s, killed: hung at line 7" in done.stdout

@@ -1,0 +1,209 @@
+"""The front door: exit codes, the report, the JSON file, pairs, facts about a run."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINE = re.compile(r"en {6}basics/lesson +PASS  cpu x1  \d+\.\d s  peak \d+\.\d\d GB  lines 3/3\n")
+CODE = "x = 1\ny = 2\nprint(x + y)"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lesso"], "no page is called `lesso`; the nearest: basics/lesson"),
+        ([], "give the name of a page, or --all"),
+        (["lesson", "--all"], "not both"),
+    ],
+)
+def test_a_wrong_name_is_a_usage_error(docs, capsys, words, message) -> None:
+    docs.add("basics/lesson", CODE)
+    assert docs.main(*words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--lang", "fr"], ["--timeout", "0"], ["--timeout", "soon"], ["--none"]])
+def test_a_wrong_option_is_a_usage_error(docs, words) -> None:
+    docs.add("basics/lesson", CODE)
+    with pytest.raises(SystemExit, match="2"):
+        docs.main("lesson", *words)
+
+
+def test_an_empty_tree_is_a_usage_error(docs, capsys) -> None:
+    assert docs.main("--check") == 2
+    assert "holds no page" in capsys.readouterr().err
+
+
+def test_a_page_passes_and_its_translation_is_credited(docs) -> None:
+    docs.add("basics/lesson", CODE)
+    done = docs.run("lesson")
+    assert done.returncode == 0
+    assert LINE.match(done.stdout), done.stdout
+    assert done.stdout.split("\n")[1:] == [
+        "zh-Hans basics/lesson                      SAME  code identical to en",
+        "2 passed, 0 failed",
+        "",
+    ]
+    assert done.stderr == ""
+    assert (docs.build / "en/basics/lesson/log.txt").read_text() == "3\n"
+    assert not (docs.build / "zh-Hans").exists()
+
+
+def test_a_translation_alone_is_run(docs) -> None:
+    docs.add("basics/lesson", CODE)
+    done = docs.run("basics/lesson.md", "--lang", "zh-Hans")
+    assert done.returncode == 0
+    assert "zh-Hans basics/lesson                      PASS" in done.stdout
+    assert done.stdout.endswith("\n1 passed, 0 failed\n")
+
+
+def test_a_translation_that_prints_other_words_runs_too(docs) -> None:
+    docs.add("lesson", "print('result')")
+    docs.add("lesson", "print('结果')", languages=("zh-Hans",))
+    done = docs.run("lesson")
+    assert done.stdout.count("PASS") == 2
+    assert (docs.build / "zh-Hans/lesson/log.txt").read_text(encoding="utf-8") == "结果\n"
+
+
+def test_a_translation_with_other_code_fails(docs) -> None:
+    docs.add("lesson", "x = 1")
+    docs.add("lesson", "x = 2", languages=("zh-Hans",))
+    done = docs.run("lesson")
+    assert done.returncode == 1
+    assert "zh-Hans/lesson.md:5: the first code that differs from" in done.stdout
+    assert done.stdout.endswith("\n1 passed, 1 failed\n")
+
+
+def test_a_missing_translation_fails(docs) -> None:
+    docs.add("lesson", "x = 1", languages=("en",))
+    done = docs.run("lesson")
+    assert done.returncode == 1
+    assert "every page exists in en and zh-Hans" in done.stdout
+
+
+def test_a_page_without_code_is_neither_passed_nor_failed(docs, capsys) -> None:
+    docs.write("prose", "# Title\n\n<!-- doc-test-command: none -->\n")
+    assert docs.main("prose") == 0
+    assert capsys.readouterr().out.endswith("\n0 passed, 0 failed\n")
+
+
+def test_a_page_that_is_not_run_says_why(docs, capsys) -> None:
+    ignored = "<!--- doc-test-ignore-start: needs 8 GPUs -->\n```python\nx = 1\n```\n<!--- doc-test-ignore-end -->\n"
+    docs.write("big", f"{ignored}<!-- doc-test-command: none -->\n")
+    assert docs.main("big", "--lang", "en") == 0
+    assert "NONE  not run: needs 8 GPUs" in capsys.readouterr().out
+
+
+def test_a_refused_page_is_not_run(docs, capsys) -> None:
+    docs.add("lesson", "x = 1", "echo lesson.py")
+    assert docs.main("lesson", "--lang", "en") == 1
+    assert "lesson.md:8: `echo` does not run the page's code" in capsys.readouterr().out
+    assert not docs.build.exists()
+
+
+def test_the_other_pages_still_run_after_a_failure(docs) -> None:
+    docs.add("a", "raise ValueError")
+    docs.add("b", "x = 1")
+    assert docs.run("--all").stdout.endswith("\n2 passed, 2 failed\n")
+
+
+def test_verbose_shows_what_the_page_prints(docs) -> None:
+    docs.add("lesson", "print('hello')")
+    assert docs.run("lesson", "-v").stdout.startswith("hello\n")
+
+
+def test_list_shows_pages_and_commands(docs, capsys) -> None:
+    docs.add("basics/lesson", CODE)
+    docs.add("other", CODE, "echo other.py", languages=("en",))
+    assert docs.main("--list") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split() == ["basics/lesson", "en", "zh-Hans", "checked", "python", "lesson.py"]
+    assert second.split() == ["other", "en", "2", "findings", "echo", "other.py"]
+
+
+def test_the_json_file_holds_the_facts(docs, tmp_path) -> None:
+    docs.add("lesson", "x = 1\nraise ValueError('boom')")
+    file = tmp_path / "results.json"
+    docs.run("lesson", "--json", str(file))
+    entry, other = json.loads(file.read_text())
+    assert entry["page"] == "lesson"
+    assert (entry["lang"], other["lang"]) == ("en", "zh-Hans")
+    assert entry["status"] == "FAIL"
+    assert entry["command"] == "python lesson.py"
+    assert (entry["device"], entry["backend"], entry["world"]) == ("cpu", "", 1)
+    assert (entry["lines_run"], entry["lines_total"]) == (2, 2)
+    assert entry["seconds"] > 0
+    assert entry["code_hash"] == other["code_hash"]
+    assert entry["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"commit", "torch", "peak_bytes"} <= entry.keys()
+    assert entry["error"]["line"] == 6
+    assert entry["error"]["rank"] == 0
+    assert entry["error"]["message"] == "ValueError: boom"
+    assert entry["error"]["file"].endswith("en/lesson.md")
+
+
+def test_backend_world_and_ranks_are_facts_even_if_the_group_is_gone(docs, tmp_path) -> None:
+    code = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.ones(1)
+dist.all_reduce(value)
+assert value.item() == 2
+dist.destroy_process_group()
+"""
+    docs.add("lesson", code, "torchrun --standalone --nproc_per_node=2 lesson.py")
+    done = docs.run("lesson", "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stdout
+    assert "PASS  cpu gloo x2  " in done.stdout
+    assert json.loads((tmp_path / "out.json").read_text())[0]["peak_bytes"] > 200e6
+
+
+def test_lines_that_run_in_spawned_and_forked_workers_count(docs) -> None:
+    code = """
+import multiprocessing as mp
+def spawned(x):
+    y = x + 1
+    z = y + 1
+def forked(x):
+    y = x + 1
+    z = y + 1
+if __name__ == "__main__":
+    for method, target in (("spawn", spawned), ("fork", forked)):
+        worker = mp.get_context(method).Process(target=target, args=(1,))
+        worker.start()
+        worker.join()
+        assert worker.exitcode == 0
+"""
+    docs.add("lesson", code)
+    done = docs.run("lesson", "--lang", "en")
+    assert done.returncode == 0, done.stdout
+    assert "lines 13/13" in done.stdout
+
+
+def test_two_runs_of_one_page_wait_for_each_other(docs) -> None:
+    docs.add(
+        "lesson", "import time\nopen('mine', 'x').close()\ntime.sleep(0.5)\nassert open('mine')", languages=("en",)
+    )
+    command = [sys.executable, str(ROOT / "docs_test.py"), *docs.arguments("lesson", "--lang", "en")]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [run.communicate()[0].splitlines()[-1] for run in runs] == ["1 passed, 0 failed"] * 2
+
+
+def test_checking_is_fast_and_needs_neither_torch_nor_psutil(docs) -> None:
+    body = "\n".join(f"def step_{number}(x):\n    return [x + {number}, str(x)]\n" for number in range(40))
+    for number in range(40):
+        docs.add(f"part/lesson_{number}", body)
+    heavy = "import runpy, sys; sys.modules.update(torch=None, psutil=None, numpy=None); del sys.argv[0]; "
+    command = [sys.executable, "-c", heavy + "runpy.run_path(sys.argv[0], run_name='__main__')"]
+    before = os.times().children_user
+    done = subprocess.run(
+        [*command, str(ROOT / "docs_test.py"), *docs.arguments("--check")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.endswith("40 pages checked, 0 findings\n"), done.stdout + done.stderr
+    assert os.times().children_user - before < 2
