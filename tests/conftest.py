@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # sets TORCHINDUCTOR_CACHE_DIR when the first optimizer imports it
 from torch import distributed as dist
 
 from colossal.cluster.mesh import _AMBIENT
+from colossal.testing.processes import PRELOADED
 
 OPEN_FILES = Path("/proc/self/fd")
 
@@ -19,6 +21,7 @@ OPEN_FILES = Path("/proc/self/fd")
 def pytest_configure() -> None:
     """Keep two ranks on two cores apart: an OpenMP team per rank collapses when there are more threads than cores."""
     torch.set_num_threads(1)
+    PRELOADED.append("sklearn.datasets")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

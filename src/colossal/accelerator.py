@@ -1,7 +1,6 @@
 """The device that this process computes on: thin over `torch.accelerator`, and the same verbs on a CPU."""
 
 import os
-import resource
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -92,11 +91,13 @@ class Accelerator:
 
     def memory_allocated(self) -> int:
         """Return the bytes in use: of tensors on a GPU, the resident set of the process on a CPU."""
-        return torch.cuda.memory_allocated() if self.name == "cuda" else _resident_bytes("VmRSS")
+        return torch.cuda.memory_allocated() if self.name == "cuda" else _resident_bytes()["VmRSS"]
 
     def max_memory_allocated(self) -> int:
         """Return the most bytes in use since the last `reset_peak_memory_stats`."""
-        return torch.cuda.max_memory_allocated() if self.name == "cuda" else _resident_bytes("VmHWM")
+        if self.name == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return max(_resident_bytes().values())  # the kernel brings the high-water mark up to date only now and then
 
     def reset_peak_memory_stats(self) -> None:
         """Begin a new peak; a CPU process whose system does not allow it keeps the old one."""
@@ -139,8 +140,7 @@ def get_current_device() -> torch.device:
     return get_accelerator().get_current_device()
 
 
-def _resident_bytes(field: str) -> int:
-    if not _STATUS.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    line = next(line for line in _STATUS.read_text(encoding="ascii").splitlines() if line.startswith(field))
-    return int(line.split()[1]) * 1024
+def _resident_bytes() -> dict[str, int]:
+    """Return the resident set now (VmRSS) and at its highest (VmHWM)."""
+    rows = (line.split() for line in _STATUS.read_text(encoding="ascii").splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[0] in ("VmRSS:", "VmHWM:")}

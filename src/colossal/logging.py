@@ -76,10 +76,11 @@ class DistributedLogger:
             )
         if folder.is_file():
             raise ConfigError(f"log_to_file writes into a folder. Found the file {folder}. Pass its folder instead.")
+        _check_level(level)
         folder.mkdir(parents=True, exist_ok=True)
         name = f"rank_{_rank()}" + (f"_{suffix}" if suffix else "")
         handler = logging.FileHandler(folder / f"{name}.log", mode=mode, encoding="utf-8")
-        handler.setLevel(_check_level(level))
+        handler.setLevel(level)
         handler.setFormatter(logging.Formatter(_FORMAT))
         self._logger.addHandler(handler)
         return folder / f"{name}.log"

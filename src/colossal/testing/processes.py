@@ -20,15 +20,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
+from itertools import accumulate
 from multiprocessing import connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, final
 
 import torch
 from torch import distributed as dist
 
-PRELOADED = ["torch", "torch.distributed.device_mesh", "colossal.testing"]
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossal.booster", "colossal.testing"]
+"""What the fork server imports; building an optimizer imports torch._dynamo. A test suite may add to it."""
+
 GRACE_SECONDS = 5.0
 
 
@@ -237,6 +241,8 @@ def _load(file: str, module: str) -> Any:
         spec = importlib.util.spec_from_file_location(module, file)
         assert spec is not None
         assert spec.loader is not None
+        for parent in accumulate(module.split(".")[:-1], "{}.{}".format):
+            sys.modules.setdefault(parent, ModuleType(parent))
         sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
     return sys.modules[module]

@@ -1,0 +1,115 @@
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset
+
+from colossal.booster import Booster
+from colossal.booster.plugin import TorchDDPPlugin
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.testing import fake_world
+
+
+def epochs_of(
+    rank: int, size: int, batch: int, num_epochs: int = 2, samples: int = 24, **options: Any
+) -> list[list[list[int]]]:
+    with fake_world(size, rank=rank):
+        loader = TorchDDPPlugin().prepare_dataloader(torch.arange(samples), batch, **options)
+        return [[b.tolist() for b in loader] for _ in range(num_epochs)]
+
+
+def joined(size: int, batch: int, **options: Any) -> list[list[set[int]]]:
+    ranks = [epochs_of(rank, size, batch, **options) for rank in range(size)]
+    return [
+        [set().union(*(rank[epoch][k] for rank in ranks)) for k in range(len(ranks[0][epoch]))]
+        for epoch in range(len(ranks[0]))
+    ]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_of_all_ranks_together_do_not_depend_on_their_number(shuffle) -> None:
+    expected = joined(1, 8, shuffle=shuffle)
+    for size in (2, 4):
+        assert joined(size, 8 // size, shuffle=shuffle) == expected
+    assert set().union(*expected[0]) == set(range(24))
+
+
+def test_each_epoch_has_a_new_order_and_a_seed_repeats_it() -> None:
+    first, second = epochs_of(0, 2, 4, shuffle=True)
+    assert first != second
+    assert epochs_of(0, 2, 4, shuffle=True) == [first, second]
+    assert epochs_of(0, 2, 4, shuffle=True, seed=5)[0] != first
+
+
+def test_a_run_resumes_in_the_epoch_that_it_names() -> None:
+    _, second = epochs_of(0, 2, 4, shuffle=True)
+    with fake_world(2):
+        loader = TorchDDPPlugin().prepare_dataloader(torch.arange(24), 4, shuffle=True)
+        loader.sampler.set_epoch(1)
+        assert [b.tolist() for b in loader] == second
+
+
+def test_samples_that_do_not_divide_are_repeated_or_left_out() -> None:
+    repeated = [epochs_of(rank, 2, 2, 1, samples=5)[0] for rank in range(2)]
+    assert repeated == [[[0, 2], [4]], [[1, 3], [0]]]
+    left_out = [epochs_of(rank, 2, 2, 1, samples=5, drop_last=True)[0] for rank in range(2)]
+    assert left_out == [[[0, 2]], [[1, 3]]]
+
+
+def test_without_a_plugin_one_process_sees_everything() -> None:
+    loader = Booster(device="cpu").plugin.prepare_dataloader(torch.arange(5), 2)
+    assert [b.tolist() for b in loader] == [[0, 1], [2, 3], [4]]
+
+
+class Rolls(Dataset):
+    """What the random generators of a worker say."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])  # noqa: S311, NPY002
+
+
+def test_workers_and_ranks_draw_different_random_numbers() -> None:
+    rolls = []
+    for rank in (0, 1, 1):
+        with fake_world(2, rank=rank):
+            loader = TorchDDPPlugin().prepare_dataloader(Rolls(), 1, num_workers=1)
+            rolls.append(torch.cat(list(loader)))
+    assert torch.equal(rolls[1], rolls[2])
+    assert (rolls[0] != rolls[1]).all()
+
+
+class Stream(IterableDataset):
+    """Has no length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batch", "options", "error", "message"),
+    [
+        (range(4), 0, {}, ConfigError, "Found batch_size=0"),
+        (range(4), 2, {"sampler": None}, ConfigError, "Found sampler"),
+        (Stream(), 2, {}, UnsupportedError, "Found Stream, an IterableDataset"),
+    ],
+)
+def test_loaders_that_cannot_work_are_refused(dataset, batch, options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        Booster(device="cpu").plugin.prepare_dataloader(dataset, batch, **options)
+
+
+class Backwards(DistributedSampler):
+    """From the end."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(super().__iter__())[::-1])
+
+
+def test_another_sampler_can_be_given() -> None:
+    assert epochs_of(0, 2, 12, 1, distributed_sampler_cls=Backwards)[0] == [list(range(22, -1, -2))]

@@ -1,0 +1,189 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from colossal.amp import Autocast, DynamicScaler, LossScaler, NoScaler, ScalerConfig
+from colossal.errors import ConfigError
+from colossal.interface import ModelWrapper, OptimizerWrapper
+
+SCALE = 2.0**12
+
+
+def scalers() -> list:
+    return [NoScaler(), DynamicScaler(ScalerConfig(init_scale=SCALE, growth_interval=2), "cpu")]
+
+
+def build(scaler, lr: float = 0.5) -> tuple[nn.Linear, OptimizerWrapper]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    return model, OptimizerWrapper(torch.optim.SGD(model.parameters(), lr=lr), scaler)
+
+
+def loss_of(model: nn.Module, factor: float = 1.0) -> torch.Tensor:
+    return factor * (model(torch.arange(8.0).view(2, 4)) ** 2).sum()
+
+
+@pytest.fixture(params=scalers(), ids=["no scaler", "scaled"])
+def scaler(request) -> LossScaler:
+    return copy.deepcopy(request.param)
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_clipping_by_norm_equals_torchs_on_true_gradients(scaler, norm_type) -> None:
+    model, optimizer = build(scaler)
+    twin = copy.deepcopy(model)
+    loss_of(twin).backward()
+    expected = nn.utils.clip_grad_norm_(twin.parameters(), 0.3, norm_type)
+    optimizer.backward(loss_of(model))
+    assert optimizer.get_grad_norm(norm_type) == pytest.approx(expected.item(), rel=1e-6)
+    torch.testing.assert_close(optimizer.clip_grad_by_norm(0.3, norm_type), expected)
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+    assert optimizer.get_grad_norm(norm_type) == pytest.approx(0.3, rel=1e-4)
+
+
+def test_clipping_by_value_equals_torchs_on_true_gradients(scaler) -> None:
+    model, optimizer = build(scaler)
+    twin = copy.deepcopy(model)
+    loss_of(twin).backward()
+    nn.utils.clip_grad_value_(twin.parameters(), 0.7)
+    optimizer.backward(loss_of(model))
+    optimizer.clip_grad_by_value(0.7)
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+
+
+def test_a_step_after_both_clips_equals_torchs(scaler) -> None:
+    model, optimizer = build(scaler)
+    twin = copy.deepcopy(model)
+    other = torch.optim.SGD(twin.parameters(), lr=0.5)
+    for _ in range(4):
+        loss_of(twin).backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        nn.utils.clip_grad_value_(twin.parameters(), 0.2)
+        other.step()
+        other.zero_grad()
+        optimizer.backward(loss_of(model))
+        optimizer.clip_grad_by_norm(1.0)
+        optimizer.clip_grad_by_value(0.2)
+        optimizer.step()
+        optimizer.zero_grad()
+        for own, expected in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(own, expected)
+
+
+def test_an_infinite_norm_can_be_an_error(scaler) -> None:
+    model, optimizer = build(scaler)
+    optimizer.backward(loss_of(model, float("inf")))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        optimizer.clip_grad_by_norm(1.0, error_if_nonfinite=True)
+
+
+def test_an_overflow_drops_the_step_and_halves_the_scale() -> None:
+    model, optimizer = build(scalers()[1])
+    before = copy.deepcopy(model.state_dict())
+    optimizer.backward(loss_of(model, 1e38))
+    optimizer.clip_grad_by_norm(1.0)
+    assert optimizer.step() is None
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert optimizer.scaler.scale_value == SCALE / 2
+    optimizer.zero_grad()
+    for _ in range(2):
+        optimizer.backward(loss_of(model, 1e-3))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert optimizer.scaler.scale_value == SCALE
+
+
+def test_gradients_that_are_thrown_away_can_be_followed_by_new_ones(scaler) -> None:
+    model, optimizer = build(scaler)
+    optimizer.backward(loss_of(model))
+    expected = optimizer.get_grad_norm()
+    optimizer.zero_grad()
+    optimizer.backward(loss_of(model))
+    assert optimizer.get_grad_norm() == pytest.approx(expected)
+
+
+def test_scaled_gradients_are_not_added_to_unscaled_ones() -> None:
+    model, optimizer = build(scalers()[1])
+    optimizer.backward(loss_of(model))
+    optimizer.clip_grad_by_norm(1.0)
+    with pytest.raises(ConfigError, match=r"Call step\(\) or zero_grad\(\) first"):
+        optimizer.backward(loss_of(model))
+
+
+def test_backward_by_a_known_gradient(scaler) -> None:
+    model, optimizer = build(scaler)
+    inputs = torch.ones(2, 4)
+    output = model(inputs)
+    optimizer.backward_by_grad(output, optimizer.scale_loss(torch.ones(2, 3)))
+    optimizer.unscale_grad()
+    torch.testing.assert_close(model.weight.grad, torch.full((3, 4), 2.0))
+
+
+def test_backward_into_chosen_inputs_and_twice(scaler) -> None:
+    model, optimizer = build(scaler)
+    loss = loss_of(model)
+    optimizer.backward(loss, inputs=[model.bias], retain_graph=True)
+    assert model.weight.grad is None
+    optimizer.backward(loss)
+    assert model.weight.grad is not None
+
+
+def test_a_closure_reaches_an_optimizer_that_needs_it() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = OptimizerWrapper(torch.optim.LBFGS(model.parameters()))
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        optimizer.backward(loss)
+        return loss.item()
+
+    first = optimizer.step(closure)
+    assert closure() < first
+
+
+def test_the_wrapped_optimizer_shows_through() -> None:
+    model, optimizer = build(NoScaler())
+    extra = nn.Parameter(torch.ones(1))
+    optimizer.add_param_group({"params": [extra], "lr": 9.0})
+    assert optimizer.parameters == [*model.parameters(), extra]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 9.0]
+    assert optimizer.defaults["lr"] == 0.5
+    state = optimizer.state_dict()
+    state["param_groups"][1]["lr"] = 1.0
+    optimizer.load_state_dict(state)
+    assert optimizer.unwrap().param_groups[1]["lr"] == 1.0
+    assert not optimizer.state
+
+
+def test_a_scaler_state_round_trips_and_may_be_missing() -> None:
+    _, scaled = scalers()
+    scaled.load_state_dict(scaled.state_dict() | {"scale": 8.0})
+    assert scaled.scale_value == 8.0
+    scaled.load_state_dict(NoScaler().state_dict())
+    NoScaler().load_state_dict(scaled.state_dict())
+    assert scaled.scale_value == 8.0
+
+
+@pytest.mark.parametrize(
+    "options", [{"init_scale": 0.0}, {"growth_factor": 1.0}, {"backoff_factor": 1.0}, {"growth_interval": 0}]
+)
+def test_a_rule_that_cannot_work_is_refused(options) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=f"Found {name}="):
+        ScalerConfig(**options)
+
+
+def test_autocast_takes_half_precisions_only() -> None:
+    with pytest.raises(ConfigError, match=r"Found torch\.float64"):
+        Autocast("cpu", torch.float64)
+
+
+def test_unwrapping_finds_the_users_model() -> None:
+    model = nn.Linear(1, 1)
+    assert ModelWrapper(ModelWrapper(model)).unwrap() is model

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from colossal.accelerator import Accelerator, get_accelerator, get_current_device
+from colossal.errors import ConfigError
+
+
+def test_the_cpu_has_every_verb() -> None:
+    cpu = Accelerator("cpu")
+    assert cpu.communication_backend == "gloo"
+    assert cpu.device_count() == 1
+    cpu.set_device(7)
+    cpu.synchronize()
+    cpu.empty_cache()
+    cpu.manual_seed(5)
+    first = torch.rand(())
+    torch.manual_seed(5)
+    assert torch.equal(first, torch.rand(()))
+
+
+def test_memory_of_the_cpu_is_that_of_the_process() -> None:
+    cpu, size = Accelerator("cpu"), 256 * 2**20
+    before = cpu.memory_allocated()
+    cpu.reset_peak_memory_stats()
+    block = torch.ones(size, dtype=torch.uint8)
+    held = cpu.memory_allocated()
+    del block
+    assert held - before > 0.9 * size
+    assert cpu.max_memory_allocated() >= held
+    cpu.reset_peak_memory_stats()
+    assert cpu.max_memory_allocated() < held
+
+
+def test_the_environment_chooses_the_device(monkeypatch) -> None:
+    monkeypatch.setenv("COLOSSAL_DEVICE", "cpu")
+    assert get_accelerator().name == "cpu"
+    assert get_current_device() == torch.device("cpu")
+    monkeypatch.setenv("COLOSSAL_DEVICE", "abacus")
+    with pytest.raises(ConfigError, match="Found 'abacus'"):
+        get_accelerator()
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_preferred_and_measured() -> None:
+    gpu = get_accelerator()
+    assert gpu.name == "cuda"
+    assert gpu.get_current_device().type == "cuda"
+    assert gpu.communication_backend == "nccl"
+    gpu.reset_peak_memory_stats()
+    before = gpu.memory_allocated()
+    block = torch.ones(2**20, device=gpu.get_current_device())
+    gpu.synchronize()
+    assert gpu.memory_allocated() - before >= block.numel() * 4
+    assert gpu.max_memory_allocated() >= gpu.memory_allocated()
+    with pytest.raises(ConfigError, match="local rank 99"):
+        gpu.set_device(99)
