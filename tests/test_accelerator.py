@@ -24,9 +24,10 @@ def test_memory_of_the_cpu_is_that_of_the_process() -> None:
     cpu.reset_peak_memory_stats()
     block = torch.ones(size, dtype=torch.uint8)
     held = cpu.memory_allocated()
-    del block
     assert held - before > 0.9 * size
     assert cpu.max_memory_allocated() >= held
+    del block
+    assert cpu.memory_allocated() < 0.9 * held <= cpu.max_memory_allocated()
     cpu.reset_peak_memory_stats()
     assert cpu.max_memory_allocated() < held
 

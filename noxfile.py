@@ -1,0 +1,46 @@
+"""The one door to every check: ``nox -s lint types tests doctest``."""
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["lint", "types", "tests", "doctest"]
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+SHARED = ".nox/project"
+"""Sessions that need torch share one environment: it is large, and they need the same one."""
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install dependency groups, and the project with all extras, at the tested versions."""
+    packages = [package for group in groups for package in nox.project.dependency_groups(PROJECT, group)]
+    session.install("-c", "constraints.txt", "-e", ".[all]", *packages)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and formatting of the code, and the rules of the pages."""
+    session.install("-c", "constraints.txt", *nox.project.dependency_groups(PROJECT, "lint"), "markdown-it-py")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("python", "docs_test.py", "--check")
+
+
+@nox.session(venv_location=SHARED, reuse_venv=True)
+def types(session: nox.Session) -> None:
+    """Static types."""
+    install(session, "types")
+    session.run("pyright", "--pythonpath", f"{session.bin}/python", *session.posargs)
+
+
+@nox.session(venv_location=SHARED, reuse_venv=True)
+def tests(session: nox.Session) -> None:
+    """All tests; ``nox -s tests -- tests/comm`` runs some."""
+    install(session, "tests")
+    session.run("pytest", *session.posargs)
+
+
+@nox.session(venv_location=SHARED, reuse_venv=True)
+def doctest(session: nox.Session) -> None:
+    """All tutorials, in both languages; ``nox -s doctest -- booster_api`` runs one."""
+    install(session)
+    session.run("python", "docs_test.py", *(session.posargs or ["--all", "--json", "build/docs/results.json"]))
