@@ -6,8 +6,6 @@ nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "tests", "doctest"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
-SHARED = ".nox/project"
-"""Sessions that need torch share one environment: it is large, and they need the same one."""
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -16,7 +14,7 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install("-c", "constraints.txt", "-e", ".[all]", *packages)
 
 
-@nox.session
+@nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Style and formatting of the code, and the rules of the pages."""
     session.install("-c", "constraints.txt", *nox.project.dependency_groups(PROJECT, "lint"), "markdown-it-py")
@@ -25,21 +23,21 @@ def lint(session: nox.Session) -> None:
     session.run("python", "docs_test.py", "--check")
 
 
-@nox.session(venv_location=SHARED, reuse_venv=True)
+@nox.session(reuse_venv=True)
 def types(session: nox.Session) -> None:
     """Static types."""
     install(session, "types")
     session.run("pyright", "--pythonpath", f"{session.bin}/python", *session.posargs)
 
 
-@nox.session(venv_location=SHARED, reuse_venv=True)
+@nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
     """All tests; ``nox -s tests -- tests/comm`` runs some."""
     install(session, "tests")
     session.run("pytest", *session.posargs)
 
 
-@nox.session(venv_location=SHARED, reuse_venv=True)
+@nox.session(reuse_venv=True)
 def doctest(session: nox.Session) -> None:
     """All tutorials, in both languages; ``nox -s doctest -- booster_api`` runs one."""
     install(session)
