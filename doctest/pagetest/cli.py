@@ -82,9 +82,10 @@ def _names(options: argparse.Namespace, tree: Tree) -> tuple[str, ...]:
 def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     runner = Runner(root, options.build.resolve(), options.timeout, options.verbose)
     results: list[Result] = []
+    width = max(map(len, names))
     for result in suite.run(names, runner):
         results.append(result)
-        _say(*lines_of(result))
+        _say(*lines_of(result, width))
     if options.json:
         write_json(results, options.json, root)
     _say(summary(results))
@@ -98,12 +99,13 @@ def _check(suite: Suite, names: Sequence[str]) -> int:
 
 
 def _list(suite: Suite, names: Sequence[str]) -> int:
+    width = max(map(len, names))
     for name in names:
         languages = suite.tree.languages(name)
         command = suite.tree.page(name, languages[0]).command or "(no command)"
         count = len(suite.check_one(name))
         state = f"{count} findings" if count else "checked"
-        _say(f"{name:<34} {' '.join(languages):<12} {state:<12} {command}")
+        _say(f"{name:<{width}}   {' '.join(languages):<12} {state:<12} {command}")
     return OK
 
 

@@ -4,7 +4,6 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pagetest.finding import shown
@@ -12,12 +11,11 @@ from pagetest.reader import read_page
 from pagetest.result import FAIL, PASS, SAME, Result
 
 _CONTEXT = 2
-_WIDTH = 34
 
 
-def lines_of(result: Result) -> Iterator[str]:
-    """The report of one page."""
-    yield f"{result.language:<8}{result.name:<{_WIDTH}} {result.status}  {_facts(result)}".rstrip()
+def lines_of(result: Result, width: int) -> Iterator[str]:
+    """The report of one page, whose name takes a column of the given width."""
+    yield f"{result.language:<8}{result.name:<{width}}   {result.status}  {_facts(result)}".rstrip()
     for finding in result.findings:
         yield str(finding)
         yield from _excerpt(finding.path, finding.line)
@@ -40,6 +38,7 @@ def write_json(results: Sequence[Result], file: Path, root: Path) -> None:
     """Writes the results with what they hold for: commit, Python, torch."""
     shared = {"commit": _commit(root), "python": platform.python_version(), "torch": _torch_version()}
     entries = [result.as_json() | shared for result in results]
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -76,6 +75,8 @@ def _commit(root: Path) -> str:
 
 
 def _torch_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("torch")
     except PackageNotFoundError:

@@ -52,9 +52,8 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """The entry of the JSON file."""
-        shared = ("language", "status", "note", "command", "device", "backend", "world", "seconds", "peak_bytes")
-        entry = {"page": self.name} | {name: getattr(self, name) for name in shared}
-        entry["lang"] = entry.pop("language")
+        shared = ("status", "note", "command", "device", "backend", "world", "seconds", "peak_bytes")
+        entry = {"page": self.name, "lang": self.language} | {name: getattr(self, name) for name in shared}
         lines = {"lines_run": self.lines_run, "lines_total": self.lines_total, "code_hash": self.code_hash}
         return entry | lines | {"error": self._error()}
 

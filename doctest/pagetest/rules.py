@@ -15,6 +15,7 @@ from pagetest.script import Script
 
 _FIXED_PORT_URL = re.compile(r"(?:tcp|env)://[^/\s]*:[1-9]\d*")
 _PORT_NAMES = ("port", "master_port")
+_TAUGHT = ("colossal", "numpy", "torch", "transformers")
 _HAS_SCHEME = re.compile(r"[a-zA-Z][\w+.-]*:|#|/")
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 
@@ -58,7 +59,7 @@ def _stem(page: Page, script: Script) -> Iterator[Finding]:
         yield Finding(
             page.path, 1, f"`{page.stem}.py` would shadow the standard library's `{page.stem}`: rename the page"
         )
-    elif page.stem in _imports(script) or _is_installed(page.stem):
+    elif page.stem in {*_TAUGHT, *_imports(script)} or _is_installed(page.stem):
         yield Finding(page.path, 1, f"`{page.stem}.py` would shadow the package `{page.stem}`: rename the page")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LINE = re.compile(r"en {6}basics/lesson +PASS  cpu x1  \d+\.\d s  peak \d+\.\d\d GB  lines 3/3\n")
+LINE = re.compile(r"en {6}basics/lesson   PASS  cpu x1  \d+\.\d s  peak \d+\.\d\d GB  lines 3/3\n")
 CODE = "x = 1\ny = 2\nprint(x + y)"
 
 
@@ -46,7 +46,7 @@ def test_a_page_passes_and_its_translation_is_credited(docs) -> None:
     assert done.returncode == 0
     assert LINE.match(done.stdout), done.stdout
     assert done.stdout.split("\n")[1:] == [
-        "zh-Hans basics/lesson                      SAME  code identical to en",
+        "zh-Hans basics/lesson   SAME  code identical to en",
         "2 passed, 0 failed",
         "",
     ]
@@ -59,7 +59,7 @@ def test_a_translation_alone_is_run(docs) -> None:
     docs.add("basics/lesson", CODE)
     done = docs.run("basics/lesson.md", "--lang", "zh-Hans")
     assert done.returncode == 0
-    assert "zh-Hans basics/lesson                      PASS" in done.stdout
+    assert "zh-Hans basics/lesson   PASS" in done.stdout
     assert done.stdout.endswith("\n1 passed, 0 failed\n")
 
 
@@ -207,3 +207,24 @@ def test_checking_is_fast_and_needs_neither_torch_nor_psutil(docs) -> None:
     )
     assert done.stdout.endswith("40 pages checked, 0 findings\n"), done.stdout + done.stderr
     assert os.times().children_user - before < 2
+
+
+def test_pages_of_one_stem_run_in_folders_of_their_own(docs) -> None:
+    docs.add("basics/run_demo", "import os\nassert sorted(os.listdir()) == ['log.txt', 'run_demo.py']")
+    docs.add("features/run_demo", "import os\nassert sorted(os.listdir()) == ['log.txt', 'run_demo.py']\nx = 1")
+    assert docs.run("--all").stdout.endswith("4 passed, 0 failed\n")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("launch", ["python", "torchrun --standalone --nproc_per_node=1"])
+def test_a_page_that_uses_cuda_is_reported_as_such(docs, launch) -> None:
+    code = """
+import os, torch
+import torch.distributed as dist
+if "RANK" in os.environ:
+    dist.init_process_group()
+assert torch.ones(1, device="cuda").item() == 1
+"""
+    docs.add("lesson", code, f"{launch} lesson.py")
+    done = docs.run("lesson", "--lang", "en")
+    assert f"PASS  cuda {'nccl ' if launch.startswith('torchrun') else ''}x1  " in done.stdout

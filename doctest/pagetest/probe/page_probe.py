@@ -113,7 +113,6 @@ class Probe:
         self.finish()
         if arguments != (0,):
             self.record("failed", line=self._line(), message=f"{what}({', '.join(map(repr, arguments))})")
-        self.stacks.flush()
 
     def _kill(self, what: str, arguments: tuple[Any, ...]) -> None:
         own = {os.getpid(), 0} if what == "os.kill" else {os.getpgrp()}
