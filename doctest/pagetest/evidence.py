@@ -76,23 +76,22 @@ class Evidence:
 
     @property
     def device(self) -> str:
-        """`cuda` if the page used it, else `cpu`."""
-        return "cuda" if any(event["device"] == "cuda" for event in self.of("finished")) else "cpu"
+        """`cuda` if the page used it, else `cpu`; empty where the page was killed before it could say."""
+        return max((event["device"] for event in self.of("finished")), default="")
 
     @property
     def backend(self) -> str:
         """The backend that served the device in the page's process group; empty without a group."""
         for event in self.of("group"):
-            if event["group_rank"] == 0:
-                by_device = dict(part.split(":", 1) for part in event["backend"].split(",") if ":" in part)
-                return by_device.get(self.device, event["backend"])
+            by_device = dict(part.split(":", 1) for part in event["backend"].split(",") if ":" in part)
+            return by_device.get(self.device) or "+".join(sorted(set(by_device.values()))) or event["backend"]
         return ""
 
     @property
     def world(self) -> int:
         """The size of the process group, or the number of processes that ran the page."""
         ranks = {event["rank"] for event in self.of("started") if event["main"]}
-        return max((event["world"] for event in self.of("group")), default=len(ranks) or 1)
+        return max((event["world"] for event in self.of("group")), default=len(ranks))
 
     @property
     def births(self) -> dict[int, int]:

@@ -45,9 +45,11 @@ def write_json(results: Sequence[Result], file: Path, root: Path) -> None:
 def _facts(result: Result) -> str:
     if not result.lines_total:
         return result.note
-    where = " ".join(part for part in (result.device, result.backend, f"x{result.world}") if part)
+    where = " ".join(
+        part for part in (result.device, result.backend, f"x{result.world}" if result.world else "") if part
+    )
     peak = f"peak {result.peak_bytes / 1e9:.2f} GB"
-    return f"{where}  {result.seconds:.1f} s  {peak}  lines {result.lines_run}/{result.lines_total}"
+    return f"{where or 'not started'}  {result.seconds:.1f} s  {peak}  lines {result.lines_run}/{result.lines_total}"
 
 
 def _rank(result: Result) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,7 +32,6 @@ CHEATS = {
     "never calls its function": ("def f():\n    a = 1\n    b = 2\n    return a + b", 6, "never ran: 6, 7, 8"),
     "stops early without an error": ("import os\nos._exit(0)\na = 1\nb = 2\nc = 3", 7, "never ran: 7, 8, 9"),
     "exits 0 early": ("import sys\nsys.exit()\na = 1\nb = 2\nc = 3", 7, "never ran"),
-    "returns late": ("import time\ntime.sleep(60)", 6, "hung at line 6"),
     "hides the error behind an atexit hook": (
         "import atexit, os\natexit.register(lambda: os._exit(0))\na = 1\nraise ValueError('boom')\nb = 1",
         8,
@@ -43,7 +43,7 @@ CHEATS = {
 @pytest.mark.parametrize(("code", "line", "message"), CHEATS.values(), ids=CHEATS)
 def test_a_page_that_proves_nothing_fails_at_its_line(docs, code, line, message) -> None:
     docs.add("lesson", code)
-    done = docs.run("lesson", "--timeout", "2")
+    done = docs.run("lesson")
     assert done.returncode == 1, done.stdout
     assert done.stdout.endswith("0 passed, 2 failed\n")
     assert f"lesson.md:{line}: " in done.stdout
@@ -102,6 +102,15 @@ dist.barrier()
     assert "other ranks: rank 0: line 9: RuntimeError" in done.stdout
 
 
+def run_until(docs, text: str, *limits: int) -> subprocess.CompletedProcess[str]:
+    """Runs the page with growing limits: on a busy machine it may not get to its hang within the first."""
+    for limit in limits:
+        done = docs.run("lesson", "--lang", "en", "--timeout", str(limit))
+        if text in done.stdout:
+            return done
+    pytest.fail(f"`{text}` was expected within {limits[-1]} s, and the report says: {done.stdout}")
+
+
 def test_the_rank_that_hangs_is_named(docs) -> None:
     code = """
 import time
@@ -112,12 +121,19 @@ if dist.get_rank() == 1:
 dist.barrier()
 """
     docs.add("lesson", code, TWO_RANKS)
-    start = time.monotonic()
-    done = docs.run("lesson", "--lang", "en", "--timeout", "8")
-    assert time.monotonic() - start < 14
+    done = run_until(docs, "hung at line 9", 8, 30, 90)
     assert done.returncode == 1
-    assert "lesson.md:9: no end after 8 s, killed: hung at line 9   [rank 1 of 2, first failure]" in done.stdout
+    assert re.search(r"lesson.md:9: no end after \d+ s, killed: hung at line 9   .rank 1 of 2, first", done.stdout)
     assert "rank 0: at line 10 in barrier (distributed_c10d.py)" in done.stdout
+    assert " gloo x2  " in done.stdout
+
+
+def test_a_hang_costs_the_limit_and_no_more(docs) -> None:
+    docs.add("lesson", "import time\ntime.sleep(600)")
+    start = time.monotonic()
+    done = run_until(docs, "hung at line 6", 2, 10, 30)
+    assert "lesson.md:6: no end after " in done.stdout
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -138,6 +154,6 @@ def test_an_interrupted_harness_kills_the_page(docs, number) -> None:
 def test_a_page_that_ignores_termination_is_killed(docs) -> None:
     code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)"
     docs.add("lesson", code, languages=("en",))
-    done = docs.run("lesson", "--lang", "en", "--timeout", "1")
+    done = run_until(docs, "hung at line 7", 1, 10, 30)
     assert done.returncode == 1
-    assert "lesson.md:7: no end after 1 s, killed: hung at line 7" in done.stdout
+    assert "lesson.md:7: no end after " in done.stdout

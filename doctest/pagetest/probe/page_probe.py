@@ -227,7 +227,6 @@ class GroupWatch:
                 "group",
                 backend=str(module.get_backend_config()),
                 world=module.get_world_size(),
-                group_rank=module.get_rank(),
             )
 
         module.__dict__["init_process_group"] = _observed(module.init_process_group, "init_process_group", note)
