@@ -48,7 +48,7 @@ class Runner:
         from pagetest.session import Session
 
         marked = mark_lines(script, str(file))
-        plain = compile(script.tree, str(file), "exec", dont_inherit=True)
+        plain = compile(script.tree, str(file), "exec", dont_inherit=True, optimize=0)
         compiled = marshal.dumps({"plain": plain, "marked": marked.code, "marks": marked.marks})
         (reports / f"code.{sys.implementation.cache_tag}").write_bytes(compiled)
         evidence = Evidence(reports, file)

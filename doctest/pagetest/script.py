@@ -56,7 +56,7 @@ def _fault(text: str, page: Page) -> Finding | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
-            compile(text, str(page.path), "exec", dont_inherit=True)
+            compile(text, str(page.path), "exec", dont_inherit=True, optimize=0)
     except SyntaxError as error:
         return Finding(page.path, error.lineno or 1, f"{type(error).__name__}: {error.msg}")
     except ValueError as error:
@@ -83,7 +83,7 @@ def mark_lines(script: Script, filename: str) -> MarkedCode:
     """Compiles the script with marks; see [Note: line marks]."""
     tree, marks = script.tree, {}
     _mark(tree, set(), marks)
-    return MarkedCode(compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True), marks)
+    return MarkedCode(compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True, optimize=0), marks)
 
 
 def executable_lines(script: Script) -> tuple[int, ...]:

@@ -154,3 +154,10 @@ def test_the_index_file_stands_on_its_own(tmp_path: Path) -> None:
     assert again.get_param_group_filename() is None
     with pytest.raises(CheckpointError, match="no 'other' among 3 names"):
         again.get_checkpoint_file("other")
+
+
+@pytest.mark.parametrize("use_safetensors", [False, True])
+def test_a_checkpoint_can_be_read_by_whoever_may_read_other_files(use_safetensors, tmp_path) -> None:
+    (tmp_path / "other").touch()
+    CheckpointIO().save_model(nn.Linear(1, 1), tmp_path / "model", use_safetensors=use_safetensors)
+    assert (tmp_path / "model").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -235,3 +235,15 @@ def test_the_parser_takes_a_programs_own_arguments() -> None:
 def test_nothing_is_ambient_before_launch() -> None:
     with pytest.raises(MeshError):
         current_mesh()
+
+
+def launch_elsewhere(port: int) -> tuple[object, ...]:
+    colossal.launch(int(os.environ["RANK"]), 2, "127.0.0.1", port, verbose=False, timeout_seconds=10)
+    return report()
+
+
+def test_launch_under_torchrun_may_meet_at_another_port() -> None:
+    environment = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    environment["RANK"] = "{rank}"
+    places = run_processes(launch_elsewhere, 2, free_port(), form=False, environment=environment)
+    assert places == [(0, 2, 0, 2.0, "gloo"), (1, 2, 1, 2.0, "gloo")]

@@ -87,6 +87,7 @@ def test_an_overflow_drops_the_step_and_halves_the_scale() -> None:
     optimizer.backward(loss_of(model, 1e38))
     optimizer.clip_grad_by_norm(1.0)
     assert optimizer.step() is None
+    assert optimizer.scaler.dropped
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert optimizer.scaler.scale_value == SCALE / 2
     optimizer.zero_grad()
@@ -94,8 +95,19 @@ def test_an_overflow_drops_the_step_and_halves_the_scale() -> None:
         optimizer.backward(loss_of(model, 1e-3))
         optimizer.step()
         optimizer.zero_grad()
+        assert not optimizer.scaler.dropped
     assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert optimizer.scaler.scale_value == SCALE
+
+
+def test_a_schedule_goes_on_after_a_first_step_that_was_dropped() -> None:
+    model, optimizer = build(scalers()[1])
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.unwrap(), 1)
+    optimizer.backward(loss_of(model, 1e38))
+    optimizer.step()
+    schedule.step()
+    assert optimizer.scaler.dropped
+    assert schedule.get_last_lr() == [pytest.approx(0.05)]
 
 
 def test_gradients_that_are_thrown_away_can_be_followed_by_new_ones(scaler) -> None:

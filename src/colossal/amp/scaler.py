@@ -69,6 +69,11 @@ class LossScaler(ABC):
     def scale_value(self) -> float:
         """The factor that the next loss is multiplied by."""
 
+    @property
+    @abstractmethod
+    def dropped(self) -> bool:
+        """Whether the last step was dropped because a gradient was infinite or NaN."""
+
     @abstractmethod
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss times the scale; same shape as `loss`."""
@@ -109,6 +114,11 @@ class NoScaler(LossScaler):
     def scale_value(self) -> float:
         """Always 1."""
         return 1.0
+
+    @property
+    def dropped(self) -> bool:
+        """Always False."""
+        return False
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return `loss` itself."""
@@ -158,11 +168,17 @@ class DynamicScaler(LossScaler):
     def __init__(self, config: ScalerConfig, device_type: str) -> None:
         self._scaler = torch.amp.GradScaler(device_type, **asdict(config))
         self._unscaled = False
+        self._dropped = False
 
     @property
     def scale_value(self) -> float:
         """The factor that the next loss is multiplied by."""
         return self._scaler.get_scale()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether the last step was dropped because a gradient was infinite or NaN."""
+        return self._dropped
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss times the scale; same shape as `loss`.
@@ -189,9 +205,13 @@ class DynamicScaler(LossScaler):
         Returns:
             What the optimizer's own step returns, or None for a step that was dropped.
         """
+        before = self._scaler.get_scale()
         result = self._scaler.step(optimizer, *args, **kwargs)
         self._scaler.update()
         self._unscaled = False
+        self._dropped = self._scaler.get_scale() < before
+        # A dropped step is a step to a schedule: without this, torch warns that the schedule came first.
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
         return result
 
     def discard(self) -> None:

@@ -226,7 +226,7 @@ class Booster:
         shard: bool = False,
         gather_dtensor: bool = True,
         prefix: str | None = None,
-        size_per_shard: int = 1024,
+        size_per_shard: float = 1024,
         use_safetensors: bool = False,
         use_async: bool = False,
     ) -> None:
@@ -282,7 +282,7 @@ class Booster:
         shard: bool = False,
         gather_dtensor: bool = True,
         prefix: str | None = None,
-        size_per_shard: int = 1024,
+        size_per_shard: float = 1024,
         use_async: bool = False,
     ) -> None:
         """Save the state of an optimizer, under the names of its parameters, and its loss scale.

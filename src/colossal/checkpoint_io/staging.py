@@ -55,7 +55,10 @@ class Staging:
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         self._moves[target] = temporary
         try:
+            temporary.touch()
+            mode = temporary.stat().st_mode  # safetensors lets only the owner read; a checkpoint is a file like others
             write(temporary)
+            temporary.chmod(mode)
             _sync(temporary)
         except ColossalError:
             raise

@@ -10,6 +10,7 @@ import numpy as np
 from torch import distributed as dist
 
 from colossal.accelerator import Accelerator, get_accelerator
+from colossal.cluster.leave import leave
 from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
 from colossal.cluster.rendezvous import Member, find_local_rank, form_world, meet
 from colossal.errors import ConfigError, LaunchError
@@ -189,16 +190,11 @@ def _join(
     _seed_everything(seed, accelerator)
     mesh = ParallelMesh(local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name)
     leave_ambient(mesh)
-    atexit.unregister(_leave)
-    atexit.register(_leave)
+    atexit.unregister(leave)
+    atexit.register(leave)
     if verbose:
         get_dist_logger().info(f"{world_size} process(es), {accelerator.name}, {backend}, seed {seed}", ranks=[0])
     return mesh
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _seed_everything(seed: int, accelerator: Accelerator) -> None:

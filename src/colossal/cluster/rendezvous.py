@@ -1,5 +1,6 @@
 """Separate processes find each other."""
 
+import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
@@ -50,12 +51,20 @@ def meet(member: Member, seconds: float) -> dist.Store:
     Raises:
         LaunchError: The port is taken, or a process did not come in time.
     """
-    url = f"tcp://{member.address}"
+    timeout = timedelta(seconds=seconds)
     try:
-        store, _, _ = next(rendezvous(url, member.rank, member.world_size, timeout=timedelta(seconds=seconds)))
+        if _serves_torchrun(member):
+            store, _, _ = next(rendezvous("env://", member.rank, member.world_size, timeout=timeout))
+            return store
+        return dist.TCPStore(member.host, member.port, member.world_size, member.rank == 0, timeout, multi_tenant=True)
     except dist.DistError as error:
         raise LaunchError(_explain(member, seconds, str(error))) from error
-    return store
+
+
+def _serves_torchrun(member: Member) -> bool:
+    """Tell whether torchrun's own process keeps a store at this address already."""
+    address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address == (member.host, str(member.port))
 
 
 def _explain(member: Member, seconds: float, reason: str) -> str:

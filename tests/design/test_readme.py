@@ -1,0 +1,46 @@
+"""What the README promises is what is tested."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```shell\n(.*?)```", README, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_one_line_runs_the_main_job_and_one_line_runs_the_tests() -> None:
+    main, tests = commands()
+    assert main.startswith("python3 -m venv .venv && ")
+    assert shlex.split(main)[-2:] == ["docs_test.py", "booster_api"]
+    assert tests.startswith("python3 -m venv .venv && ")
+    assert shlex.split(tests)[-3:] == [".venv/bin/nox", "-s", "tests"]
+
+
+def test_ci_runs_the_readmes_test_command_and_every_other_session() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    tests = commands()[1]
+    assert tests in script
+    sessions = re.findall(
+        r"^@nox\.session.*\ndef (\w+)", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    others = {word for line in script[script.index(tests) + 1 :] for word in line.split()}
+    assert "tests" in sessions
+    assert set(sessions) - {"tests"} <= others
+
+
+def test_the_program_is_part_of_a_page_that_runs() -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    page = (ROOT / "docs/source/en/concepts/colossal_overview.md").read_text(encoding="utf-8")
+    assert program in page
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#]+)\)", README))
+def test_links_lead_somewhere(link) -> None:
+    assert link.startswith("https://") or (ROOT / link).exists()
