@@ -1,7 +1,5 @@
 """Draws the schematic figures of the Booster pages, in both languages: `python docs/figures/booster.py`."""
 
-# ruff: noqa: RUF001 (Chinese punctuation in Chinese labels)
-
 from pathlib import Path
 from xml.sax.saxutils import escape
 

@@ -1,7 +1,5 @@
 """Draws the schematic figures of the concept pages, in both languages: python docs/figures/concepts.py."""
 
-# ruff: noqa: RUF001 (Chinese punctuation in Chinese labels, and the sign of a product)
-
 from collections.abc import Callable
 from pathlib import Path
 from xml.sax.saxutils import escape

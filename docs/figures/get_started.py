@@ -2,7 +2,6 @@
 
 Run it from anywhere: `python docs/figures/get_started.py`. The same input gives the same bytes.
 """
-# ruff: noqa: RUF001 (Chinese punctuation in Chinese labels)
 
 from html import escape
 from itertools import pairwise
