@@ -100,8 +100,8 @@ def seconds_of(step: Callable[[], torch.Tensor], steps: int) -> tuple[float, tor
 def main() -> None:
     """Print the medians and the ratio."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=10, help="steps of one turn")
+    parser.add_argument("--pairs", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=2, help="steps of one turn")
     parser.add_argument("--batch", type=int, default=64, help="samples of one rank")
     args = parser.parse_args()
     mesh = colossal.launch_from_torch(verbose=False)
