@@ -1,4 +1,4 @@
-"""What boosting a model made of it."""
+"""What goes into boosting, and what comes out."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -6,10 +6,34 @@ from dataclasses import dataclass
 from typing import Any, Protocol, final
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from colossal.interface import ModelWrapper, OptimizerWrapper
+
+Criterion = Callable[..., Any]
+
+
+@final
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a single-process training program, as the user built them.
+
+    Args:
+        model: The model, on any device.
+        optimizer: The optimizer of the model's parameters.
+        criterion: The loss function.
+        dataloader: The source of batches.
+        lr_scheduler: The schedule of the optimizer.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | None = None
+    criterion: Criterion | None = None
+    dataloader: DataLoader[Any] | None = None
+    lr_scheduler: LRScheduler | None = None
 
 
 class Executor(Protocol):
@@ -45,7 +69,7 @@ class Boosted:
 
     model: ModelWrapper
     optimizer: OptimizerWrapper | None
-    criterion: Callable[..., Any] | None
+    criterion: Criterion | None
     dataloader: DataLoader[Any] | None
     lr_scheduler: LRScheduler | None
     no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from colossal.accelerator import get_accelerator
-from colossal.booster.boosted import Boosted
+from colossal.booster.boosted import Boosted, Criterion, Parts
 from colossal.booster.checks import check_parts
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
@@ -22,7 +22,6 @@ from colossal.checkpoint_io import CheckpointIO
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
-Criterion = Callable[..., Any]
 Five = tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None, DataLoader[Any] | None, LRScheduler | None]
 
 
@@ -98,16 +97,9 @@ class Booster:
                 schedule belongs to another optimizer.
             MeshError: The plugin needs a world, and there is none yet.
         """
-        check_parts(model, optimizer, lr_scheduler)
-        boosted = self.plugin.configure(
-            model,
-            optimizer,
-            criterion,
-            dataloader,
-            lr_scheduler,
-            device=self._accelerator.get_current_device(),
-            precision=self.mixed_precision,
-        )
+        parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
+        check_parts(parts)
+        boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
         self._boosted.append(boosted)
         return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler
 

@@ -1,14 +1,12 @@
 """What every mixed precision does."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 
+from colossal.booster.boosted import Criterion
 from colossal.interface import ModelWrapper, OptimizerWrapper
-
-Criterion = Callable[..., Any]
 
 
 class MixedPrecision(ABC):

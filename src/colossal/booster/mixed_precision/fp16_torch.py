@@ -3,15 +3,13 @@
 from typing import final
 
 import torch
-from torch import nn
 
-from colossal.amp import Autocast, DynamicScaler, ScalerConfig
-from colossal.booster.mixed_precision.base import Criterion, MixedPrecision
-from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.amp import DynamicScaler, LossScaler, ScalerConfig
+from colossal.booster.mixed_precision.autocast import AutocastMixedPrecision
 
 
 @final
-class FP16TorchMixedPrecision(MixedPrecision):
+class FP16TorchMixedPrecision(AutocastMixedPrecision):
     """Runs matrix products and convolutions in float16 by autocast, and scales the loss.
 
     Parameters, optimizer state and the update stay in float32. A step whose gradients overflow is dropped, and the
@@ -35,6 +33,7 @@ class FP16TorchMixedPrecision(MixedPrecision):
     """
 
     name = "fp16"
+    dtype = torch.float16
 
     def __init__(
         self,
@@ -45,27 +44,10 @@ class FP16TorchMixedPrecision(MixedPrecision):
     ) -> None:
         self._scaler = ScalerConfig(init_scale, growth_factor, backoff_factor, growth_interval)
 
-    def configure(
-        self, model: nn.Module, optimizer: OptimizerWrapper | None = None, criterion: Criterion | None = None
-    ) -> tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None]:
-        """Return the three, ready to run in float16 with a scaled loss.
+    def make_scaler(self, device_type: str) -> LossScaler:
+        """Return a dynamic scaler that follows the rule of this precision.
 
         Args:
-            model: The model, on its device.
-            optimizer: The optimizer of the model's parameters.
-            criterion: The loss function.
-
-        Returns:
-            Model, optimizer and criterion; what was None stays None.
+            device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
         """
-        device_type = device_type_of(model)
-        autocast = Autocast(device_type, torch.float16)
-        if optimizer is not None:
-            scaler = DynamicScaler(self._scaler, device_type)
-            optimizer = OptimizerWrapper(optimizer.unwrap(), scaler, optimizer.param_names)
-        return ModelWrapper(model, autocast.context), optimizer, criterion and autocast.wrap(criterion)
-
-
-def device_type_of(model: nn.Module) -> str:
-    """Return the device type of the model's first parameter; ``"cpu"`` for a model without any."""
-    return next((parameter.device.type for parameter in model.parameters()), "cpu")
+        return DynamicScaler(self._scaler, device_type)

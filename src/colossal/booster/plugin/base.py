@@ -2,24 +2,18 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from colossal.booster.boosted import Boosted
+from colossal.booster.boosted import Boosted, Parts
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.sampler import EpochSampler
 from colossal.checkpoint_io import CheckpointIO
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
-
-Criterion = Callable[..., Any]
 
 
 class Plugin(ABC):
@@ -43,26 +37,16 @@ class Plugin(ABC):
     supported_precisions: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def configure(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        criterion: Criterion | None,
-        dataloader: DataLoader[Any] | None,
-        lr_scheduler: LRScheduler | None,
-        device: torch.device,
-        precision: MixedPrecision | None,
-    ) -> Boosted:
-        """Put the training components together.
+    def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
+        """Put the parts of a training program together.
 
         Args:
-            model: The user's model, on any device.
-            optimizer: The optimizer of the model's parameters.
-            criterion: The loss function.
-            dataloader: The source of batches.
-            lr_scheduler: The schedule of the optimizer.
+            parts: As the user built them.
             device: Where the model goes.
             precision: What runs in half precision; nothing by default.
+
+        Raises:
+            MeshError: The plugin needs a world, and there is none yet.
         """
 
     @abstractmethod
@@ -123,28 +107,21 @@ class Plugin(ABC):
         )
 
 
-def place(
-    model: nn.Module,
-    optimizer: Optimizer | None,
-    criterion: Criterion | None,
-    device: torch.device,
-    precision: MixedPrecision | None,
-) -> tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None]:
-    """Move a model to its device, wrap model and optimizer, and apply the precision.
+def place(parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
+    """Move a model to its device, wrap model and optimizer, and apply the precision: what all plugins begin with.
 
     Args:
-        model: The user's model.
-        optimizer: The optimizer of its parameters.
-        criterion: The loss function.
+        parts: As the user built them.
         device: Where the model goes.
         precision: What runs in half precision; nothing by default.
     """
-    model = model.to(device)
+    model = parts.model.to(device)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    wrapped = None if optimizer is None else OptimizerWrapper(optimizer, param_names=names)
-    if precision is None:
-        return ModelWrapper(model), wrapped, criterion
-    return precision.configure(model, wrapped, criterion)
+    optimizer = None if parts.optimizer is None else OptimizerWrapper(parts.optimizer, param_names=names)
+    configured = (ModelWrapper(model), optimizer, parts.criterion)
+    if precision is not None:
+        configured = precision.configure(model, optimizer, parts.criterion)
+    return Boosted(*configured, parts.dataloader, parts.lr_scheduler)
 
 
 def _check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]) -> None:

@@ -1,16 +1,12 @@
 """No parallelism: what a `Booster` without a plugin does."""
 
-from typing import Any, final
+from typing import final
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
-from colossal.booster.boosted import Boosted
+from colossal.booster.boosted import Boosted, Parts
 from colossal.booster.mixed_precision import MixedPrecision
-from colossal.booster.plugin.base import Criterion, Plugin, place
+from colossal.booster.plugin.base import Plugin, place
 from colossal.checkpoint_io import CheckpointIO, GeneralCheckpointIO
 
 
@@ -29,29 +25,15 @@ class SingleProcessPlugin(Plugin):
     supported_devices = ("cpu", "cuda")
     supported_precisions = ("fp16", "bf16")
 
-    def configure(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        criterion: Criterion | None,
-        dataloader: DataLoader[Any] | None,
-        lr_scheduler: LRScheduler | None,
-        device: torch.device,
-        precision: MixedPrecision | None,
-    ) -> Boosted:
-        """Put the training components together.
+    def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
+        """Put the parts of a training program together.
 
         Args:
-            model: The user's model, on any device.
-            optimizer: The optimizer of the model's parameters.
-            criterion: The loss function.
-            dataloader: The source of batches.
-            lr_scheduler: The schedule of the optimizer.
+            parts: As the user built them.
             device: Where the model goes.
             precision: What runs in half precision; nothing by default.
         """
-        wrapped, optim, criterion = place(model, optimizer, criterion, device, precision)
-        return Boosted(wrapped, optim, criterion, dataloader, lr_scheduler)
+        return place(parts, device, precision)
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Return a checkpoint IO whose calling process writes."""

@@ -1,19 +1,15 @@
 """Data parallelism: a whole model on every rank, gradients averaged while the backward pass runs."""
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
 
-from colossal.booster.boosted import Boosted
+from colossal.booster.boosted import Boosted, Parts
 from colossal.booster.mixed_precision import MixedPrecision
-from colossal.booster.plugin.base import Criterion, Plugin, place
+from colossal.booster.plugin.base import Plugin, place
 from colossal.checkpoint_io import CheckpointIO, OneForAll
 from colossal.cluster import current_mesh
 from colossal.errors import ConfigError, UnsupportedError
@@ -107,26 +103,13 @@ class TorchDDPPlugin(Plugin):
             static_graph,
         )
 
-    def configure(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer | None,
-        criterion: Criterion | None,
-        dataloader: DataLoader[Any] | None,
-        lr_scheduler: LRScheduler | None,
-        device: torch.device,
-        precision: MixedPrecision | None,
-    ) -> Boosted:
-        """Put the training components together.
+    def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
+        """Put the parts of a training program together.
 
         A model without trainable parameters has no gradients to reduce and stays as it is.
 
         Args:
-            model: The user's model, on any device.
-            optimizer: The optimizer of the model's parameters.
-            criterion: The loss function.
-            dataloader: The source of batches.
-            lr_scheduler: The schedule of the optimizer.
+            parts: As the user built them.
             device: Where the model goes.
             precision: What runs in half precision; nothing by default.
 
@@ -136,11 +119,11 @@ class TorchDDPPlugin(Plugin):
         Communication: broadcast, dp, the model's bytes: all ranks start from the parameters of rank 0.
         """
         mesh = current_mesh()
-        wrapped, optim, criterion = place(model, optimizer, criterion, device, precision)
-        if not any(parameter.requires_grad for parameter in wrapped.parameters()):
-            return Boosted(wrapped, optim, criterion, dataloader, lr_scheduler)
-        ddp = DistributedDataParallel(wrapped, process_group=mesh.group("dp"), **self._ddp.keywords())
-        return Boosted(ModelWrapper(ddp), optim, criterion, dataloader, lr_scheduler, no_sync=ddp.no_sync)
+        boosted = place(parts, device, precision)
+        if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
+            return boosted
+        ddp = DistributedDataParallel(boosted.model, process_group=mesh.group("dp"), **self._ddp.keywords())
+        return replace(boosted, model=ModelWrapper(ddp), no_sync=ddp.no_sync)
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Return a checkpoint IO in which rank 0 writes for all, and all learn how it went."""
