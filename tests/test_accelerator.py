@@ -42,7 +42,8 @@ def test_the_environment_chooses_the_device(monkeypatch) -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_preferred_and_measured() -> None:
+def test_a_gpu_is_preferred_and_measured(monkeypatch) -> None:
+    monkeypatch.delenv("COLOSSAL_DEVICE")
     gpu = get_accelerator()
     assert gpu.name == "cuda"
     assert gpu.get_current_device().type == "cuda"

@@ -1,0 +1,50 @@
+"""The Booster on a GPU. Skipped where there is none; nothing is called verified there that did not run there."""
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+
+import colossal
+from colossal.booster import Booster
+from colossal.booster.plugin import TorchDDPPlugin
+from colossal.testing import assert_close, run_processes
+
+pytestmark = pytest.mark.gpu
+
+
+def losses_of(booster: Booster | None, device: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    criterion = nn.CrossEntropyLoss()
+    if booster is not None:
+        model, optimizer, criterion, *_ = booster.boost(model, optimizer, criterion)
+    inputs = torch.linspace(-1, 1, 8 * 16, device=device).view(8, 16)
+    targets = torch.arange(8, device=device) % 4
+    losses = []
+    for _ in range(5):
+        loss = criterion(model(inputs), targets)
+        loss.backward() if booster is None else booster.backward(loss, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach().float())
+    return torch.stack(losses)
+
+
+def train_on_a_gpu(precision: str | None) -> str:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    colossal.launch_from_torch(verbose=False)
+    losses = losses_of(Booster(plugin=TorchDDPPlugin(), mixed_precision=precision), "cuda")
+    expected = losses_of(None, "cuda")
+    if precision is None:
+        assert_close(losses, expected)
+    else:
+        torch.testing.assert_close(losses, expected, rtol=0.02, atol=0.02)
+    return dist.get_backend()
+
+
+@pytest.mark.parametrize("precision", [None, "bf16", "fp16"])
+def test_a_gpu_trains_like_plain_torch_over_nccl(precision) -> None:
+    environment = {"COLOSSAL_DEVICE": "cuda"}
+    assert run_processes(train_on_a_gpu, 1, precision, form=False, environment=environment) == ["nccl"]
