@@ -38,7 +38,7 @@ def main(arguments: Sequence[str], root: Path) -> int:
     if options.check or options.list:
         return _list(suite, names) if options.list else _check(suite, names)
     try:
-        with _termination_as_interrupt():
+        with _stoppable():
             return _run(suite, names, options, root)
     except KeyboardInterrupt:
         _say("interrupted; the page's processes are gone", to=sys.stderr)
@@ -116,10 +116,14 @@ def _say(*lines: object, to: TextIO | None = None) -> None:
 
 
 @contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Lets SIGTERM end a run the way Ctrl-C does: with the page's processes killed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _stoppable() -> Iterator[None]:
+    """Lets SIGTERM end a run the way Ctrl-C does: with the page's processes killed.
+
+    SIGINT too: a shell starts background commands with SIGINT ignored, and then Python leaves it so.
+    """
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
