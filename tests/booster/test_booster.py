@@ -1,3 +1,5 @@
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
+from colossal.booster.boosted import Parts
 from colossal.booster.mixed_precision import BF16MixedPrecision, MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin import Plugin, TorchDDPPlugin
 from colossal.cluster import ParallelMesh
@@ -124,11 +127,34 @@ def test_no_sync_finds_its_model() -> None:
     model, optimizer, *_ = booster.boost(*parts())
     with booster.no_sync(), booster.no_sync(model), booster.no_sync(optimizer=optimizer):
         pass
-    booster.boost(*parts())
+    second, *_ = booster.boost(*parts())
     with pytest.raises(ConfigError, match="Found 2 that fit among 2"):
         booster.no_sync()
     with pytest.raises(ConfigError, match="Found 0 that fit among 2"):
         booster.no_sync(model.unwrap())
+    with pytest.raises(ConfigError, match="Found 0 that fit among 2"):
+        booster.no_sync(second, optimizer)
+
+
+def boost_and_forget() -> int:
+    booster, forgotten = Booster(plugin=TorchDDPPlugin()), []
+    for _ in range(3):
+        model, optimizer, *_ = booster.boost(*parts())
+        one_step(booster, model, optimizer)
+        forgotten.append(weakref.ref(model.unwrap()))
+    with booster.no_sync(model):
+        del model, optimizer
+    gc.collect()
+    return sum(reference() is not None for reference in forgotten)
+
+
+def test_a_booster_does_not_keep_models_alive() -> None:
+    assert run_processes(boost_and_forget, 2) == [0, 0]
+
+
+def test_a_model_for_another_device_than_the_worlds_is_refused() -> None:
+    with fake_world(2), pytest.raises(ConfigError, match="launched for, 'cpu'. Found a model for 'meta'"):
+        TorchDDPPlugin().configure(Parts(nn.Linear(1, 1)), torch.device("meta"), None)
 
 
 def test_ddp_needs_a_world_and_good_arguments() -> None:

@@ -53,8 +53,23 @@ class Executor(Protocol):
 
 @final
 @dataclass(frozen=True)
+class Capabilities:
+    """What can be done with a boosted model besides a plain step.
+
+    Args:
+        no_sync: Opens a context in which backward passes accumulate gradients without reducing them over ranks.
+            Without data parallelism there is nothing to leave out.
+        executor: Runs the batches of a model that is cut into pipeline stages; None for a whole model.
+    """
+
+    no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
+    executor: Executor | None = None
+
+
+@final
+@dataclass(frozen=True)
 class Boosted:
-    """The training components that a plugin made, and what can be done with them besides a plain step.
+    """The parts of a training program as a plugin made them.
 
     Args:
         model: The model, wrapped.
@@ -62,9 +77,7 @@ class Boosted:
         criterion: The loss function, in the precision of the model.
         dataloader: As given.
         lr_scheduler: As given.
-        no_sync: Opens a context in which backward passes accumulate gradients without reducing them over ranks.
-            Without data parallelism there is nothing to leave out.
-        executor: Runs the batches of a model that is cut into pipeline stages; None for a whole model.
+        capabilities: What can be done with the model besides a plain step; nothing by default.
     """
 
     model: ModelWrapper
@@ -72,5 +85,4 @@ class Boosted:
     criterion: Criterion | None
     dataloader: DataLoader[Any] | None
     lr_scheduler: LRScheduler | None
-    no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
-    executor: Executor | None = None
+    capabilities: Capabilities = Capabilities()

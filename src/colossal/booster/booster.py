@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from colossal.accelerator import get_accelerator
-from colossal.booster.boosted import Boosted, Criterion, Parts
+from colossal.booster.boosted import Capabilities, Criterion, Parts
 from colossal.booster.checks import check_parts
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
@@ -65,7 +66,8 @@ class Booster:
         self._check_supported("device", self._accelerator.name, self.plugin.supported_devices)
         if self.mixed_precision is not None:
             self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
-        self._boosted: list[Boosted] = []
+        # Weak, so that a model can be forgotten: what it is capable of knows the parts inside it, not the model itself.
+        self._boosted: WeakKeyDictionary[nn.Module, tuple[OptimizerWrapper | None, Capabilities]] = WeakKeyDictionary()
 
     @cached_property
     def checkpoint_io(self) -> CheckpointIO:
@@ -100,7 +102,7 @@ class Booster:
         parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
         check_parts(parts)
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
-        self._boosted.append(boosted)
+        self._boosted[boosted.model] = boosted.optimizer, boosted.capabilities
         return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler
 
     def backward(self, loss: torch.Tensor, optimizer: OptimizerWrapper) -> None:
@@ -350,9 +352,12 @@ class Booster:
             "Train the whole model, or add adapters by peft before boost."
         )
 
-    def _find(self, verb: str, model: nn.Module | None, optimizer: OptimizerWrapper | None) -> Boosted:
-        wanted = [part for part in (model, optimizer) if part is not None]
-        found = [b for b in self._boosted if not wanted or b.model in wanted or b.optimizer in wanted]
+    def _find(self, verb: str, model: nn.Module | None, optimizer: OptimizerWrapper | None) -> Capabilities:
+        found = [
+            capabilities
+            for known_model, (known_optimizer, capabilities) in self._boosted.items()
+            if (model is None or known_model is model) and (optimizer is None or known_optimizer is optimizer)
+        ]
         if len(found) != 1:
             raise ConfigError(
                 f"{verb} needs a model, or an optimizer, that this booster boosted. Found {len(found)} that fit among "

@@ -72,7 +72,7 @@ class OptimizerWrapper:
         self.optim.add_param_group(group)
 
     def backward(
-        self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None, *, retain_graph: bool = False
+        self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None, retain_graph: bool = False
     ) -> None:
         """Add the gradients of `loss`, times the loss scale, to the parameters.
 
@@ -89,7 +89,6 @@ class OptimizerWrapper:
         tensor: torch.Tensor,
         grad: torch.Tensor,
         inputs: Sequence[torch.Tensor] | None = None,
-        *,
         retain_graph: bool = False,
     ) -> None:
         """Continue a backward pass from `tensor`, whose gradient is known and scaled already.

@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from colossal.booster.boosted import Boosted, Parts
+from colossal.booster.boosted import Boosted, Capabilities, Parts
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
 from colossal.checkpoint_io import CheckpointIO, OneForAll
@@ -115,15 +115,22 @@ class TorchDDPPlugin(Plugin):
 
         Raises:
             MeshError: There is no world yet.
+            ConfigError: The world was launched for another device.
 
         Communication: broadcast, dp, the model's bytes: all ranks start from the parameters of rank 0.
         """
         mesh = current_mesh()
+        if device.type != mesh.accelerator.name:
+            raise ConfigError(
+                "The processes exchange gradients on the device that they were launched for, "
+                f"{mesh.accelerator.name!r}. Found a model for {device.type!r}. Leave the device of the Booster out, or launch with "
+                f"COLOSSAL_DEVICE={device.type}."
+            )
         boosted = place(parts, device, precision)
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted
         ddp = DistributedDataParallel(boosted.model, process_group=mesh.group("dp"), **self._ddp.keywords())
-        return replace(boosted, model=ModelWrapper(ddp), no_sync=ddp.no_sync)
+        return replace(boosted, model=ModelWrapper(ddp), capabilities=Capabilities(no_sync=ddp.no_sync))
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Return a checkpoint IO in which rank 0 writes for all, and all learn how it went."""
