@@ -123,8 +123,8 @@ class TorchDDPPlugin(Plugin):
         if device.type != mesh.accelerator.name:
             raise ConfigError(
                 "The processes exchange gradients on the device that they were launched for, "
-                f"{mesh.accelerator.name!r}. Found a model for {device.type!r}. Leave the device of the Booster out, or launch with "
-                f"COLOSSAL_DEVICE={device.type}."
+                f"{mesh.accelerator.name!r}. Found a model for {device.type!r}. Leave the device of the Booster out, "
+                f"or launch with COLOSSAL_DEVICE={device.type}."
             )
         boosted = place(parts, device, precision)
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
