@@ -228,3 +228,11 @@ assert torch.ones(1, device="cuda").item() == 1
     docs.add("lesson", code, f"{launch} lesson.py")
     done = docs.run("lesson", "--lang", "en")
     assert f"PASS  cuda {'nccl ' if launch.startswith('torchrun') else ''}x1  " in done.stdout
+
+
+def test_a_python_without_the_harness_s_packages_is_told_what_to_install() -> None:
+    bare = [sys.executable, "-I", "-S", str(ROOT / "docs_test.py"), "--list"]
+    done = subprocess.run(bare, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs the package markdown_it" in done.stderr
+    assert "pip install -c constraints.txt -e '.[docs]'" in done.stderr
