@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,21 +26,64 @@ for _ in range(50):
 
 
 def leave_twice() -> tuple[bool, bool, int]:
-    colossal.cluster.current_mesh()
+    kept = colossal.cluster.current_mesh()
     dist.all_reduce(torch.ones(10))
     leaving.leave()
     leaving.leave()
-    return dist.is_initialized(), _AMBIENT.get() is not None, leaving._busy_workers()
+    assert kept.world_size == 2
+    return dist.is_initialized(), _AMBIENT.get() is not None, len(leaving._wake_ups())
 
 
-def test_leaving_dissolves_the_world_and_its_threads_are_asleep() -> None:
-    assert run_processes(leave_twice, 2) == [(False, False, 0)] * 2
+def test_leaving_dissolves_the_world() -> None:
+    for initialized, ambient, workers in run_processes(leave_twice, 2):
+        assert not initialized
+        assert not ambient
+        assert workers
+
+
+def status(state: str, switches: int) -> str:
+    lines = ("Name:\tpt_gloo_runloop", f"State:\t{state}", f"voluntary_ctxt_switches:\t{switches}")
+    return "\n".join([*lines, "nonvoluntary_ctxt_switches:\t7"])
+
+
+def test_a_thread_is_at_rest_when_it_slept_all_the_while() -> None:
+    asleep = leaving._sleeps(status("S (sleeping)", 4))
+    assert asleep == leaving._sleeps(status("S (sleeping)", 4))
+    assert asleep != leaving._sleeps(status("S (sleeping)", 5)), "it woke up in between"
+    assert leaving._sleeps(status("R (running)", 4)) != leaving._sleeps(status("R (running)", 4))
+
+
+def want_the_interpreter() -> tuple[bool, bool]:
+    """A thread that waits for the interpreter, which we hold, sleeps most of the time and yet is not at rest."""
+    stop, started = threading.Event(), threading.Event()
+
+    def want() -> None:
+        started.set()
+        while not stop.is_set():
+            sum(range(100))
+
+    thread = threading.Thread(target=want)
+    thread.start()
+    started.wait()
+    task = Path("/proc/self/task", str(thread.native_id), "status")
+    before = leaving._sleeps(leaving._read(task))
+    deadline = time.monotonic() + 0.1
+    while time.monotonic() < deadline:
+        pass
+    busy = before != leaving._sleeps(leaving._read(task))
+    stop.set()
+    thread.join()
+    return busy, leaving._read(task) == ""
+
+
+def test_a_thread_that_wants_the_interpreter_is_not_at_rest() -> None:
+    assert run_processes(want_the_interpreter, 1) == [(True, True)]
 
 
 def test_threads_that_stay_busy_are_not_waited_for_forever(monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(leaving, "DRAIN_SECONDS", 0.05)
-    monkeypatch.setattr(leaving, "_busy_workers", lambda: asked.append(1) or 1)
+    monkeypatch.setattr(leaving, "_wake_ups", lambda: asked.append(1) or object())
     with fake_world(2):
         colossal.cluster.current_mesh()
         leaving.leave()
