@@ -10,13 +10,22 @@ PYTHON = ("python", "python3", "py")
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block, dedented; `line` is that of its first line of content, counted from 1."""
+    """One fenced block, dedented; `line` is that of its first line of content, counted from 1.
+
+    `info` is everything behind the opening fence, the language included.
+    """
 
     language: str
     line: int
     source: str
     ignored: bool = False
     reason: str = ""
+    info: str = ""
+
+    @property
+    def end(self) -> int:
+        """The line of the closing fence."""
+        return self.line + self.source.count("\n")
 
     @property
     def is_python(self) -> bool:
@@ -38,6 +47,29 @@ class Heading:
 
     level: int
     line: int
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A blockquote that opens with `[!NOTE]` or one of its kin; the lines are the first and the last of the quote."""
+
+    kind: str
+    line: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Tabs:
+    """Alternatives between `tabs-start` and `tabs-end`, each opened by a paragraph of bold text: its title.
+
+    `line` and `end` are those of the two markers; tabs of one `group` switch together.
+    """
+
+    group: str
+    line: int
+    end: int
+    tabs: tuple[Note, ...]
 
 
 @dataclass(frozen=True)
@@ -53,6 +85,8 @@ class Page:
     headings: tuple[Heading, ...]
     hooks: tuple[Note, ...]
     links: tuple[Note, ...]
+    alerts: tuple[Alert, ...]
+    tabs: tuple[Tabs, ...]
     findings: tuple[Finding, ...]
 
     @property

@@ -53,7 +53,15 @@ def _structure(original: Page, translation: Page) -> Iterator[Finding]:
                 break
 
 
-_PARTS = ("heading level", "command", "autodoc hook", "Python block or its ignored region", "ignored code")
+_PARTS = (
+    "heading level",
+    "command",
+    "autodoc hook",
+    "Python block or its ignored region",
+    "ignored code",
+    "alert",
+    "set of tabs",
+)
 
 
 def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
@@ -64,6 +72,8 @@ def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
         [(note.text, note.line) for note in page.hooks],
         [(block.ignored, block.line) for block in page.python],
         [(_uncommented(block.source), block.line) for block in page.python if block.ignored],
+        [(alert.kind, alert.line) for alert in page.alerts],
+        [((tabs.group, len(tabs.tabs)), tabs.line) for tabs in page.tabs],
     )
 
 
