@@ -1,0 +1,1 @@
+"""Turns the page model and the library's docstrings into what readers open: reference, websites, notebooks."""

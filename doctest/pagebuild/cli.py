@@ -1,0 +1,58 @@
+"""The command line: `python docs_build.py api|sphinx ...`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+class Emitter(NamedTuple):
+    """One subcommand.
+
+    `module` is imported only when the subcommand is called. It defines `configure(parser, root)`, which adds the
+    options, and `run(options, root)`, which returns the exit status.
+    """
+
+    module: str
+    summary: str
+    needs: tuple[str, ...] = ()
+
+
+EMITTERS = {
+    "api": Emitter("pagebuild.api.command", "docstrings -> build/docs/api.json", ("sphinx", "myst_parser")),
+}
+
+
+def main(arguments: Sequence[str], root: Path) -> int:
+    """Runs one emitter.
+
+    Args:
+        arguments: The words of the command line.
+        root: The project's root.
+
+    Returns:
+        0 if all is well, 1 if something is wrong with the documents, 2 for a wrong call.
+    """
+    parser = argparse.ArgumentParser("docs_build.py", description="Builds the documentation from its sources.")
+    choices = parser.add_subparsers(dest="emitter", metavar="|".join(EMITTERS), required=True)
+    parsers = {name: choices.add_parser(name, help=emitter.summary) for name, emitter in EMITTERS.items()}
+    name = next((word for word in arguments if word in EMITTERS), "")
+    if not name:
+        parser.parse_args(arguments)
+    emitter = EMITTERS[name]
+    if missing := [package for package in emitter.needs if find_spec(package) is None]:
+        sys.stderr.write(
+            f"docs_build.py: `{name}` needs the package {' and '.join(missing)}, and {sys.executable} has none: "
+            f"run `nox -s api`, or install the dependency group `api` of pyproject.toml\n"
+        )
+        return USAGE
+    module = import_module(emitter.module)
+    configure: Callable[[argparse.ArgumentParser, Path], None] = module.configure
+    configure(parsers[name], root)
+    run: Callable[[argparse.Namespace, Path], int] = module.run
+    return run(parser.parse_args(arguments), root)
