@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from pagetest.options import make_parser
 from pagetest.report import lines_of, summary, write_json
 from pagetest.result import Result
 from pagetest.runner import Runner
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str], root: Path) -> int:
     Returns:
         0 if all is well, 1 if a page failed, 2 for a wrong call, 130 after an interruption.
     """
-    options = _parser(root).parse_args(arguments)
+    options = make_parser(root).parse_args(arguments)
     tree = Tree(options.source.resolve())
     suite = Suite(tree, LANGUAGES if options.lang == "all" else (options.lang,))
     try:
@@ -43,28 +44,6 @@ def main(arguments: Sequence[str], root: Path) -> int:
     except KeyboardInterrupt:
         _say("interrupted; the page's processes are gone", to=sys.stderr)
         return INTERRUPTED
-
-
-def _parser(root: Path) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("docs_test.py", description="Runs the Python of Markdown tutorials.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api, or its file")
-    parser.add_argument("--lang", choices=[*LANGUAGES, "all"], default="all", help="which language (all)")
-    parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
-    parser.add_argument("--build", type=Path, default=root / "build" / "docs" / "pages", help="where pages are run")
-    parser.add_argument("--all", action="store_true", help="every page")
-    parser.add_argument("--list", action="store_true", help="show the pages, run nothing")
-    parser.add_argument("--check", action="store_true", help="check all rules that need no run")
-    parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="limit per page (120)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show what the pages print")
-    return parser
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"a number of seconds above 0 was expected, not {text}")
-    return seconds
 
 
 def _names(options: argparse.Namespace, tree: Tree) -> tuple[str, ...]:

@@ -1,0 +1,38 @@
+"""The options of the command line."""
+
+import argparse
+from pathlib import Path
+
+from pagetest.tree import LANGUAGES
+
+
+def make_parser(root: Path) -> argparse.ArgumentParser:
+    """Makes the parser of `docs_test.py`.
+
+    Args:
+        root: The project's root, below which the defaults lie.
+    """
+    parser = argparse.ArgumentParser("docs_test.py", description="Runs the Python of Markdown tutorials.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api, or its file")
+    parser.add_argument("--lang", choices=[*LANGUAGES, "all"], default="all", help="which language (all)")
+    parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
+    parser.add_argument("--build", type=Path, default=root / "build" / "docs" / "pages", help="where pages are run")
+    _add_choices(parser)
+    parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="limit per page (120)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="enter the results into FILE, which may hold others")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show what the pages print")
+    return parser
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> None:
+    """Which pages, and what is done with them."""
+    parser.add_argument("--all", action="store_true", help="every page")
+    parser.add_argument("--list", action="store_true", help="show the pages, run nothing")
+    parser.add_argument("--check", action="store_true", help="check all rules that need no run")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number of seconds above 0 was expected, not {text}")
+    return seconds
