@@ -1,4 +1,4 @@
-"""The files that lead readers to the pages: the sidebar and the list of versions."""
+"""The files that lead readers to the pages: the sidebar, its labels in other languages, and the list of versions."""
 
 import json
 from collections.abc import Iterator
@@ -6,15 +6,33 @@ from pathlib import Path
 from typing import Any
 
 from pagetest.finding import Finding
-from pagetest.tree import Tree
+from pagetest.tree import LANGUAGES, Tree
+
+LABELS = "sidebar_category_translation.json"
 
 
 def check_navigation(tree: Tree) -> Iterator[Finding]:
-    """The sidebar lists exactly the pages that exist; the versions are a list of names."""
+    """The sidebar lists exactly the pages that exist; its labels are translated; the versions are a list of names."""
     for name, check in (("sidebars.json", _sidebar_faults), ("versions.json", _version_faults)):
         path = tree.source.parent / name
         if path.is_file():
             yield from _check_file(path, check, tree)
+    for language in LANGUAGES[1:]:
+        path = tree.source / language / LABELS
+        if path.is_file():
+            yield from _check_file(path, _label_faults, tree)
+        elif labels := label_keys(_sidebars(tree)):
+            yield Finding(
+                path, 1, f"the sidebar has the label `{labels[0]}`, and no file translates it: write {LABELS}"
+            )
+
+
+def label_keys(sidebars: Any) -> list[str]:
+    """The keys of the sidebars' labels, as Docusaurus spells them: `sidebar.<sidebar>.category.<label>`."""
+    sidebars = sidebars if isinstance(sidebars, dict) else {}
+    return list(
+        dict.fromkeys(f"sidebar.{name}.{label}" for name, items in sidebars.items() for label in _labels(items))
+    )
 
 
 def _check_file(path: Path, check: Any, tree: Tree) -> Iterator[Finding]:
@@ -47,6 +65,46 @@ def _version_faults(content: Any, _text: str, _tree: Tree) -> Iterator[tuple[int
             1,
             f"the versions are a JSON list of strings, and this is {content!r}: write `[]` before the first release",
         )
+
+
+def _label_faults(content: Any, text: str, tree: Tree) -> Iterator[tuple[int, str]]:
+    """Every label has a translation, and nothing else has."""
+    if not isinstance(content, dict):
+        yield 1, "the labels are a JSON object of `key: {message: translation}`, and this is none: write one"
+        return
+    keys = label_keys(_sidebars(tree))
+    for key in sorted(set(keys) - set(content)):
+        yield 1, f"no translation of the sidebar's label `{key}`: add the key, with a `message`"
+    for key, entry in content.items():
+        line = _line_of(f'"{key}"', text)
+        if key not in keys:
+            yield line, f"`{key}` is no label of the sidebar: correct the key or drop it"
+        elif not (isinstance(entry, dict) and isinstance(entry.get("message"), str) and entry["message"].strip()):
+            yield line, f"the label `{key}` has no text: give it a `message`"
+
+
+def _sidebars(tree: Tree) -> Any:
+    """The sidebars, empty where there are none that can be read: that is another finding."""
+    path = tree.source.parent / "sidebars.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}
+
+
+def _labels(item: Any) -> Iterator[str]:
+    """The labels of categories, links and documents with what they label, outer ones first."""
+    if isinstance(item, list):
+        for part in item:
+            yield from _labels(part)
+    elif isinstance(item, dict) and "type" in item:
+        if "label" in item:
+            yield f"{item['type']}.{item['label']}"
+        yield from _labels(item.get("items", []))
+    elif isinstance(item, dict):
+        for label, items in item.items():
+            yield f"category.{label}"
+            yield from _labels(items)
 
 
 def _documents(item: Any) -> Iterator[str]:

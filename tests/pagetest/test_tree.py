@@ -71,6 +71,16 @@ SIDEBAR = {
         {"type": "category", "label": "Basics", "items": ["basics/run_demo"]},
     ],
 }  # fmt: skip
+LABELS = {
+    "sidebar.tutorials.category.Features": {"message": "功能"},
+    "sidebar.tutorials.link.x": {"message": "某处"},
+    "sidebar.tutorials.category.Basics": {"message": "基础"},
+}
+
+
+def write_labels(docs, labels: object) -> None:
+    file = docs.source / "zh-Hans" / "sidebar_category_translation.json"
+    file.write_text(json.dumps(labels, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 @pytest.mark.usefixtures("tree")
@@ -79,6 +89,7 @@ def test_the_sidebar_and_the_pages_agree_both_ways(docs, capsys) -> None:
     beside = docs.source.parent
     (beside / "sidebars.json").write_text(json.dumps(SIDEBAR))
     (beside / "versions.json").write_text('["0.1.0"]')
+    write_labels(docs, LABELS)
     assert docs.main("--check") == 0, capsys.readouterr().out
 
     changed = json.dumps(SIDEBAR, indent=1).replace("features/zero", "features/nought")
@@ -90,6 +101,35 @@ def test_the_sidebar_and_the_pages_agree_both_ways(docs, capsys) -> None:
     assert f"sidebars.json:{line}: the sidebar lists `features/nought`, which is no page" in out
     assert "sidebars.json:1: no sidebar lists the page `features/zero`" in out
     assert "versions.json:1: the versions are a JSON list of strings" in out
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (None, ":1: the sidebar has the label `sidebar.tutorials.category.Features`, and no file translates it"),
+        ([], ":1: the labels are a JSON object"),
+        (
+            {**LABELS, "sidebar.tutorials.category.Gone": {"message": "x"}},
+            ":11: `sidebar.tutorials.category.Gone` is no",
+        ),
+        (
+            dict(list(LABELS.items())[1:]),
+            ":1: no translation of the sidebar's label `sidebar.tutorials.category.Features`",
+        ),
+        (
+            {**LABELS, "sidebar.tutorials.link.x": {"message": " "}},
+            ":5: the label `sidebar.tutorials.link.x` has no text",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("tree")
+def test_the_labels_of_the_sidebar_are_translated(docs, capsys, labels, message) -> None:
+    (docs.source / "en/features/only_en.md").unlink()
+    (docs.source.parent / "sidebars.json").write_text(json.dumps(SIDEBAR))
+    if labels is not None:
+        write_labels(docs, labels)
+    assert docs.main("--check") == 1
+    assert f"zh-Hans/sidebar_category_translation.json{message}" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("tree")
