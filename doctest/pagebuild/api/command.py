@@ -1,0 +1,40 @@
+"""`python docs_build.py api`: writes api.json."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from pagebuild.api.library import Library
+from pagebuild.api.reference import build_reference, statistics, write
+from pagetest.tree import LANGUAGES, Tree
+
+
+def configure(parser: argparse.ArgumentParser, root: Path) -> None:
+    """Adds the options of the subcommand."""
+    parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the pages whose hooks count")
+    parser.add_argument("--output", type=Path, default=root / "build" / "docs" / "api.json", help="where it is written")
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Builds and writes the reference; says what is wrong with it."""
+    library = library_of(root)
+    tree = Tree(options.source.resolve())
+    pages = (
+        tree.page(name, language) for name in tree.names for language in tree.languages(name) if language in LANGUAGES
+    )
+    reference = build_reference(library, pages)
+    write(reference, options.output)
+    counts = ", ".join(f"{count} {kind}" for kind, count in statistics(reference).items())
+    sys.stdout.writelines(f"{finding}\n" for finding in reference.findings)
+    sys.stdout.write(
+        f"{options.output}: {len(reference.objects)} names: {counts}; {len(reference.findings)} findings\n"
+    )
+    return 1 if reference.findings else 0
+
+
+def library_of(root: Path) -> Library:
+    """The project's own package, imported from its source tree."""
+    source = root / "src"
+    if str(source) not in sys.path:
+        sys.path.insert(0, str(source))
+    return Library(root, source / "colossal")

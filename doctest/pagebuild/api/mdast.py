@@ -1,0 +1,122 @@
+"""From docutils' document trees to mdast, the tree of Markdown that websites read."""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+
+from pagebuild.api.names import Names, Place
+
+Mdast = dict[str, Any]
+
+_ALERTS = {"attention": "warning", "hint": "tip", "danger": "caution", "error": "caution"}
+_IGNORED = (nodes.comment, nodes.target, addnodes.index, nodes.substitution_definition)
+_PASSED_THROUGH = (nodes.inline, nodes.container, nodes.compound, nodes.block_quote)
+
+
+class UnsupportedMarkupError(ValueError):
+    """A construct of reStructuredText that Markdown has no word for."""
+
+
+class Translator:
+    """Turns the nodes of one docstring into mdast.
+
+    Args:
+        names: What words may stand for.
+        place: The object whose docstring it is.
+    """
+
+    def __init__(self, names: Names, place: Place) -> None:
+        self._names = names
+        self._place = place
+        self._makers: tuple[tuple[tuple[type, ...], Callable[[Any], Mdast]], ...] = (
+            ((nodes.Text,), self._text),
+            ((nodes.paragraph,), lambda node: self._parent("paragraph", node)),
+            ((nodes.emphasis,), lambda node: self._parent("emphasis", node)),
+            ((nodes.strong,), lambda node: self._parent("strong", node)),
+            ((nodes.literal, nodes.title_reference), lambda node: self._word(node.astext(), node.astext())),
+            ((addnodes.pending_xref,), self._role),
+            ((nodes.reference,), lambda node: self._parent("link", node, url=node.get("refuri", ""))),
+            ((nodes.math_block,), lambda node: {"type": "math", "value": node.astext()}),
+            ((nodes.math,), lambda node: {"type": "inlineMath", "value": node.astext()}),
+            ((nodes.doctest_block,), lambda node: code(node.astext())),
+            ((nodes.literal_block,), lambda node: code(node.astext(), node.get("language", "python"))),
+            ((nodes.bullet_list, nodes.enumerated_list), self._list),
+            ((nodes.definition_list,), self._definitions),
+            ((nodes.Admonition,), self._alert),
+        )
+
+    def blocks(self, children: Iterable[nodes.Node]) -> list[Mdast]:
+        """Translates the nodes of a docstring, or of a part of it.
+
+        Raises:
+            UnsupportedMarkupError: There is a construct that Markdown does not have.
+        """
+        found = []
+        for node in children:
+            if isinstance(node, _IGNORED):
+                continue
+            if isinstance(node, _PASSED_THROUGH):
+                found += self.blocks(node.children)
+            else:
+                found.append(self._translate(node))
+        return found
+
+    def _translate(self, node: nodes.Node) -> Mdast:
+        for kinds, make in self._makers:
+            if isinstance(node, kinds):
+                return make(node)
+        raise UnsupportedMarkupError(f"`{type(node).__name__}` has no counterpart in Markdown: say it another way")
+
+    def _parent(self, kind: str, node: nodes.Element, **fields: Any) -> Mdast:
+        return {"type": kind, **fields, "children": self.blocks(node.children)}
+
+    def _text(self, node: nodes.Text) -> Mdast:
+        return {"type": "text", "value": re.sub(r"\s*\n\s*", " ", node.astext())}
+
+    def _word(self, shown: str, meant: str) -> Mdast:
+        word = {"type": "inlineCode", "value": " ".join(shown.split())}
+        name = self._names.find(meant, self._place)
+        return {"type": "link", "url": f"api:{name}", "children": [word]} if name else word
+
+    def _role(self, node: addnodes.pending_xref) -> Mdast:
+        meant = node["reftarget"]
+        if meant.startswith(self._place.target.module.partition(".")[0] + ".") and not self._names.main(meant):
+            raise UnsupportedMarkupError(f"`{meant}` is not in the API reference: correct the name")
+        return self._word(node.astext(), meant)
+
+    def _list(self, node: nodes.Element) -> Mdast:
+        ordered = isinstance(node, nodes.enumerated_list)
+        items = [
+            self._parent("listItem", item, spread=False) for item in node.children if isinstance(item, nodes.Element)
+        ]
+        start = {"start": node.get("start", 1)} if ordered else {}
+        return {"type": "list", "ordered": ordered, **start, "spread": False, "children": items}
+
+    def _definitions(self, node: nodes.definition_list) -> Mdast:
+        items = []
+        for item in node.findall(nodes.definition_list_item):
+            terms = [self._parent("paragraph", term) for term in item.children if isinstance(term, nodes.term)]
+            parts = [part for one in item.children if isinstance(one, nodes.definition) for part in one.children]
+            items.append({"type": "listItem", "spread": False, "children": [*terms, *self.blocks(parts)]})
+        return {"type": "list", "ordered": False, "spread": False, "children": items}
+
+    def _alert(self, node: nodes.Element) -> Mdast:
+        kind = _ALERTS.get(node.tagname, node.tagname)
+        return self._parent("blockquote", node, data={"alert": kind})
+
+
+def code(source: str, language: str = "python") -> Mdast:
+    """A block of code."""
+    return {"type": "code", "lang": language, "value": source}
+
+
+def inlined(blocks: Iterable[Mdast]) -> str:
+    """The plain text of blocks, for messages and comparisons."""
+    return " ".join(" ".join(_texts(block)) for block in blocks)
+
+
+def _texts(node: Mdast) -> list[str]:
+    return [str(node["value"])] if "value" in node else [text for child in node["children"] for text in _texts(child)]

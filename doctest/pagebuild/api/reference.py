@@ -1,0 +1,84 @@
+"""The whole reference: every entry, and what is wrong with it."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagebuild.api.docstrings import read_docstrings
+from pagebuild.api.entry import Entry, make_entry
+from pagebuild.api.inventory import Inventory
+from pagebuild.api.library import Library
+from pagebuild.api.mdast import UnsupportedMarkupError
+from pagebuild.api.target import Resolver, Target
+from pagetest.finding import Finding
+from pagetest.page import Page
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The API reference of a library.
+
+    Attributes:
+        version: The library's version.
+        objects: The entries by name.
+        findings: What is wrong: names that pages ask for in vain, docstrings that cannot be read.
+    """
+
+    version: str
+    objects: Mapping[str, Entry]
+    findings: tuple[Finding, ...]
+
+    @property
+    def text(self) -> str:
+        """The file api.json."""
+        content = {"version": self.version, "objects": self.objects}
+        return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
+
+
+def build_reference(library: Library, pages: Iterator[Page]) -> Reference:
+    """Describes all public objects of a library, and all that its pages ask for.
+
+    Args:
+        library: The library; it must be importable.
+        pages: The pages whose hooks name objects.
+    """
+    resolver = Resolver(library)
+    public = Inventory(resolver)
+    asked = [(hook.text, page.path, hook.line) for page in pages for hook in page.hooks]
+    faults = {name: public.fault(name) for name, _, _ in asked}
+    findings = [Finding(path, line, fault) for name, path, line in asked if (fault := faults[name])]
+    inventory = Inventory(resolver, tuple(sorted(name for name, fault in faults.items() if not fault)))
+    contents, warnings = read_docstrings(inventory.main.values(), resolver)
+    findings += [_warning(line, library) for line in warnings]
+    objects = {}
+    for name, target in inventory.entries.items():
+        try:
+            objects[name] = make_entry(target, contents.get(inventory.names.main(name) or "", []), inventory)
+        except UnsupportedMarkupError as error:
+            findings.append(_at(target, resolver, str(error)))
+    version = getattr(resolver.resolve(library.package).value, "__version__", "0")
+    return Reference(version, objects, tuple(sorted(set(findings))))
+
+
+def _at(target: Target, resolver: Resolver, message: str) -> Finding:
+    node = resolver.node(target)
+    return Finding(resolver.source(target).path, node.lineno if node else 1, f"{target.name}: {message}")
+
+
+def _warning(line: str, library: Library) -> Finding:
+    path, _, rest = line.partition(":")
+    return Finding(Path(path), 1, rest) if rest else Finding(library.folder, 1, line)
+
+
+def write(reference: Reference, path: Path) -> None:
+    """Writes api.json."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(reference.text, encoding="utf-8")
+
+
+def statistics(reference: Reference) -> Mapping[str, Any]:
+    """How many objects of each kind there are."""
+    kinds = [entry["kind"] for entry in reference.objects.values() if not entry["alias_of"]]
+    return {kind: kinds.count(kind) for kind in sorted(set(kinds))}

@@ -1,0 +1,83 @@
+"""The sections of a docstring, from its document tree."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from docutils import nodes
+
+_EXAMPLES = ("Example", "Examples")
+_COMMUNICATION = "Communication:"
+
+
+@dataclass
+class Sections:
+    """A docstring taken apart; every part is a list of document nodes.
+
+    Attributes:
+        body: What belongs to no section.
+        params: The text of each parameter, by name.
+        attributes: The text of each attribute, by name.
+        returns: What is returned.
+        yields: What is yielded.
+        raises: The exceptions with their texts, in order.
+        examples: The programs, as they are written.
+        communication: What the object sends to other ranks.
+    """
+
+    body: list[nodes.Node] = field(default_factory=list)
+    params: dict[str, list[nodes.Node]] = field(default_factory=dict)
+    attributes: dict[str, list[nodes.Node]] = field(default_factory=dict)
+    returns: list[nodes.Node] = field(default_factory=list)
+    yields: list[nodes.Node] = field(default_factory=list)
+    raises: list[tuple[str, list[nodes.Node]]] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
+    communication: list[nodes.Node] = field(default_factory=list)
+
+
+def take_apart(content: Iterable[nodes.Node]) -> Sections:
+    """Sorts the nodes of a docstring into its sections."""
+    found = Sections()
+    for node in content:
+        if isinstance(node, nodes.field_list):
+            for one in node.findall(nodes.field):
+                _sort(one, found)
+        elif isinstance(node, nodes.admonition) and node.children and node.children[0].astext() in _EXAMPLES:
+            found.examples += [block.astext() for block in node.findall(nodes.doctest_block)]
+            found.body += _prose(node)
+        elif isinstance(node, nodes.paragraph) and node.astext().startswith(_COMMUNICATION):
+            found.communication.append(_without_label(node))
+        else:
+            found.body.append(node)
+    return found
+
+
+def _sort(one: nodes.field, found: Sections) -> None:
+    label, body = one.children[0].astext(), list(one.children[1].children)
+    kind, _, name = label.partition(" ")
+    if kind == "param":
+        found.params[name] = body
+    elif kind == "ivar":
+        found.attributes[name] = body
+    elif kind == "raises":
+        found.raises.append((name, body))
+    elif kind.lower() == "returns":
+        found.returns += body
+    elif kind.lower() == "yields":
+        found.yields += body
+    else:
+        found.body.append(nodes.paragraph("", "", nodes.strong("", label), nodes.Text(": "), *_inlines(body)))
+
+
+def _inlines(body: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
+    for node in body:
+        yield from node.children if isinstance(node, nodes.paragraph) else (node,)
+
+
+def _prose(example: nodes.admonition) -> Iterator[nodes.Node]:
+    """What an Example section holds beside its programs and its title."""
+    return (node for node in example.children[1:] if not isinstance(node, nodes.doctest_block))
+
+
+def _without_label(node: nodes.paragraph) -> nodes.paragraph:
+    first = node.children[0].astext().removeprefix(_COMMUNICATION).lstrip()
+    return nodes.paragraph("", "", nodes.Text(first), *(child.deepcopy() for child in node.children[1:]))

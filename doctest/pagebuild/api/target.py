@@ -1,0 +1,163 @@
+"""Objects of a library, found by the names under which they are documented."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from pagebuild.api.library import Library
+from pagebuild.api.source import Definition, Module, Sources
+
+CLASSES = ("class", "exception")
+FUNCTIONS = ("function", "method", "classmethod", "staticmethod")
+
+
+class UnknownNameError(LookupError):
+    """A dotted name that leads to no public object."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An object of the library.
+
+    Attributes:
+        name: The name under which it is documented.
+        kind: What it is: class, exception, function, method, classmethod, staticmethod, property, attribute, module or
+            data.
+        module: The module that defines it.
+        qualname: Its name there; empty for a module itself.
+        value: The object.
+        owner: The class through which a member was reached.
+    """
+
+    name: str
+    kind: str
+    module: str
+    qualname: str
+    value: Any
+    owner: type | None = None
+
+    @property
+    def canonical(self) -> str:
+        """Where the object is defined, as a dotted name."""
+        return f"{self.module}.{self.qualname}" if self.qualname else self.module
+
+    @property
+    def is_class(self) -> bool:
+        """Whether the object is a class, an exception included."""
+        return self.kind in CLASSES
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the object is a function or a method."""
+        return self.kind in FUNCTIONS
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Finds objects by dotted names.
+
+    Attributes:
+        library: The library whose names are known.
+        sources: Its sources.
+    """
+
+    library: Library
+    sources: Sources = field(default_factory=Sources)
+
+    def resolve(self, name: str) -> Target:
+        """Imports what a dotted name stands for.
+
+        Raises:
+            UnknownNameError: Nothing of the library has this name, or it is private.
+        """
+        module, parts = self._module_of(name)
+        if not parts:
+            return Target(name, "module", name, "", import_module(name))
+        offered = self.library.modules.get(module, ())
+        if any(part.startswith("_") for part in parts if part not in offered):
+            raise UnknownNameError(f"{name} is private")
+        target = self._top(f"{module}.{parts[0]}", module, parts[0])
+        for part in parts[1:]:
+            target = self._member(f"{target.name}.{part}", target.value, part)
+        return target
+
+    def members(self, target: Target) -> list[Target]:
+        """The public methods and properties of a class, inherited ones included, in the order of the source."""
+        if not target.is_class:
+            return []
+        owners = [owner for owner in target.value.__mro__ if self.library.owns(owner.__module__)]
+        names = dict.fromkeys(name for owner in reversed(owners) for name in vars(owner) if not name.startswith("_"))
+        found = [self._member(f"{target.name}.{name}", target.value, name) for name in names]
+        return [member for member in found if member.kind != "attribute"]
+
+    def node(self, target: Target) -> Definition | None:
+        """The statement that defines the object."""
+        return self.sources.find(target.module, target.qualname) if target.qualname else None
+
+    def source(self, target: Target) -> Module:
+        """The module that defines the object."""
+        return self.sources.module(target.module)
+
+    @cached_property
+    def public(self) -> list[Target]:
+        """Every public module and every name that one offers, sorted by name."""
+        modules = [self.resolve(module) for module in self.library.modules]
+        names = (f"{module}.{name}" for module, offered in self.library.modules.items() for name in offered)
+        return sorted([*modules, *(t for t in map(self.resolve, names) if t.kind != "module")], key=lambda t: t.name)
+
+    def _module_of(self, name: str) -> tuple[str, list[str]]:
+        parts = name.split(".")
+        if not self.library.owns(parts[0]):
+            raise UnknownNameError(f"{name} does not belong to {self.library.package}")
+        for count in range(len(parts), 0, -1):
+            module = ".".join(parts[:count])
+            try:
+                import_module(module)
+            except ModuleNotFoundError as error:
+                if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                    raise
+            else:
+                return module, parts[count:]
+        raise UnknownNameError(f"{name}: there is no module {parts[0]}")
+
+    def _top(self, name: str, module: str, part: str) -> Target:
+        try:
+            value = getattr(import_module(module), part)
+        except AttributeError:
+            raise UnknownNameError(f"{module} has no {part}") from None
+        if inspect.isclass(value) or inspect.isfunction(value):
+            if not self.library.owns(value.__module__):
+                raise UnknownNameError(f"{name} is {value.__module__}.{value.__qualname__} of another library")
+            return Target(name, _kind(value), value.__module__, value.__qualname__, value)
+        home, spelling = self.sources.home(module, part)
+        return Target(name, "data", home, spelling, value)
+
+    def _member(self, name: str, owner: Any, part: str) -> Target:
+        definer = next(iter(_definers(owner, part)), None)
+        if definer is None:
+            raise UnknownNameError(f"{name.rpartition('.')[0]} has no {part}")
+        raw = vars(definer).get(part)
+        return Target(name, _member_kind(raw), definer.__module__, f"{definer.__qualname__}.{part}", raw, owner)
+
+
+def _definers(owner: Any, part: str) -> Iterator[type]:
+    for one in getattr(owner, "__mro__", ()):
+        if part in vars(one) or part in vars(one).get("__annotations__", {}):
+            yield one
+
+
+def _kind(value: Any) -> str:
+    if inspect.isclass(value):
+        return "exception" if issubclass(value, BaseException) else "class"
+    return "function"
+
+
+def _member_kind(raw: Any) -> str:
+    if isinstance(raw, (property, cached_property)):
+        return "property"
+    if isinstance(raw, (classmethod, staticmethod)):
+        return type(raw).__name__
+    return "method" if inspect.isfunction(raw) else "attribute"
