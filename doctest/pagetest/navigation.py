@@ -1,7 +1,7 @@
 """The files that lead readers to the pages: the sidebar, its labels in other languages, and the list of versions."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,24 @@ from pagetest.tree import LANGUAGES, Tree
 LABELS = "sidebar_category_translation.json"
 
 
-def check_navigation(tree: Tree) -> Iterator[Finding]:
-    """The sidebar lists exactly the pages that exist; its labels are translated; the versions are a list of names."""
+def check_navigation(tree: Tree, folder: Path | None = None) -> Iterator[Finding]:
+    """The sidebar lists exactly the pages that exist; its labels are translated; the versions are a list of names.
+
+    Args:
+        tree: The pages.
+        folder: What holds the sidebar and the versions; by default the folder around the tree.
+    """
+    folder = folder or tree.source.parent
     for name, check in (("sidebars.json", _sidebar_faults), ("versions.json", _version_faults)):
-        path = tree.source.parent / name
+        path = folder / name
         if path.is_file():
-            yield from _check_file(path, check, tree)
+            yield from _check_file(path, check, tree.names)
+    labels = label_keys(_sidebars(folder))
     for language in LANGUAGES[1:]:
         path = tree.source / language / LABELS
         if path.is_file():
-            yield from _check_file(path, _label_faults, tree)
-        elif labels := label_keys(_sidebars(tree)):
+            yield from _check_file(path, _label_faults, labels)
+        elif labels:
             yield Finding(
                 path, 1, f"the sidebar has the label `{labels[0]}`, and no file translates it: write {LABELS}"
             )
@@ -35,31 +42,31 @@ def label_keys(sidebars: Any) -> list[str]:
     )
 
 
-def _check_file(path: Path, check: Any, tree: Tree) -> Iterator[Finding]:
+def _check_file(path: Path, check: Any, expected: Sequence[str]) -> Iterator[Finding]:
     text = path.read_text(encoding="utf-8")
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         yield Finding(path, error.lineno, f"this is no JSON ({error.msg}): correct it")
         return
-    for line, message in check(content, text, tree):
+    for line, message in check(content, text, expected):
         yield Finding(path, line, message)
 
 
-def _sidebar_faults(content: Any, text: str, tree: Tree) -> Iterator[tuple[int, str]]:
+def _sidebar_faults(content: Any, text: str, names: Sequence[str]) -> Iterator[tuple[int, str]]:
     listed = list(_documents(content))
-    for name in sorted(set(listed) - set(tree.names)):
+    for name in sorted(set(listed) - set(names)):
         yield (
             _line_of(f'"{name}"', text),
             f"the sidebar lists `{name}`, which is no page: write the page or drop the entry",
         )
-    for name in sorted(set(tree.names) - set(listed)):
+    for name in sorted(set(names) - set(listed)):
         yield 1, f"no sidebar lists the page `{name}`: add it where readers look for it"
     for name in sorted({name for name in listed if listed.count(name) > 1}):
         yield _line_of(f'"{name}"', text), f"the sidebar lists `{name}` more than once: keep one entry"
 
 
-def _version_faults(content: Any, _text: str, _tree: Tree) -> Iterator[tuple[int, str]]:
+def _version_faults(content: Any, _text: str, _names: Sequence[str]) -> Iterator[tuple[int, str]]:
     if not isinstance(content, list) or not all(isinstance(version, str) for version in content):
         yield (
             1,
@@ -67,12 +74,11 @@ def _version_faults(content: Any, _text: str, _tree: Tree) -> Iterator[tuple[int
         )
 
 
-def _label_faults(content: Any, text: str, tree: Tree) -> Iterator[tuple[int, str]]:
+def _label_faults(content: Any, text: str, keys: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Every label has a translation, and nothing else has."""
     if not isinstance(content, dict):
         yield 1, "the labels are a JSON object of `key: {message: translation}`, and this is none: write one"
         return
-    keys = label_keys(_sidebars(tree))
     for key in sorted(set(keys) - set(content)):
         yield 1, f"no translation of the sidebar's label `{key}`: add the key, with a `message`"
     for key, entry in content.items():
@@ -83,11 +89,10 @@ def _label_faults(content: Any, text: str, tree: Tree) -> Iterator[tuple[int, st
             yield line, f"the label `{key}` has no text: give it a `message`"
 
 
-def _sidebars(tree: Tree) -> Any:
+def _sidebars(folder: Path) -> Any:
     """The sidebars, empty where there are none that can be read: that is another finding."""
-    path = tree.source.parent / "sidebars.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads((folder / "sidebars.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         return {}
 
