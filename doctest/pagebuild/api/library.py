@@ -30,11 +30,15 @@ class Library:
         return self.folder.name
 
     @cached_property
+    def files(self) -> dict[str, Path]:
+        """Every module, private ones included, and its file."""
+        return {self._dotted(path): path for path in sorted(self.folder.rglob("*.py"))}
+
+    @cached_property
     def modules(self) -> dict[str, tuple[str, ...]]:
         """The public modules, each with the names that it offers."""
         found = {}
-        for path in sorted(self.folder.rglob("*.py")):
-            module = self._dotted(path)
+        for module, path in self.files.items():
             if not any(part.startswith("_") for part in module.split(".")):
                 tree = ast.parse(path.read_text(encoding="utf-8"))
                 names = _declared(tree)

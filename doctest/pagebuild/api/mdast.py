@@ -13,7 +13,10 @@ Mdast = dict[str, Any]
 
 _ALERTS = {"attention": "warning", "hint": "tip", "danger": "caution", "error": "caution"}
 _IGNORED = (nodes.comment, nodes.target, addnodes.index, nodes.substitution_definition)
-_PASSED_THROUGH = (nodes.inline, nodes.container, nodes.compound, nodes.block_quote)
+_ADVICE: dict[type[nodes.Node], str] = {
+    nodes.definition_list: "indent the lines of a paragraph alike, or write a list with `*`"
+}
+_PASSED_THROUGH = (nodes.inline, nodes.container, nodes.compound)
 
 
 class UnsupportedMarkupError(ValueError):
@@ -44,7 +47,7 @@ class Translator:
             ((nodes.doctest_block,), lambda node: code(node.astext())),
             ((nodes.literal_block,), lambda node: code(node.astext(), node.get("language", "python"))),
             ((nodes.bullet_list, nodes.enumerated_list), self._list),
-            ((nodes.definition_list,), self._definitions),
+            ((nodes.block_quote,), lambda node: self._parent("blockquote", node)),
             ((nodes.Admonition,), self._alert),
         )
 
@@ -68,7 +71,8 @@ class Translator:
         for kinds, make in self._makers:
             if isinstance(node, kinds):
                 return make(node)
-        raise UnsupportedMarkupError(f"`{type(node).__name__}` has no counterpart in Markdown: say it another way")
+        advice = _ADVICE.get(type(node), "say it another way")
+        raise UnsupportedMarkupError(f"a {node.__class__.__name__} has no counterpart in Markdown: {advice}")
 
     def _parent(self, kind: str, node: nodes.Element, **fields: Any) -> Mdast:
         return {"type": kind, **fields, "children": self.blocks(node.children)}
@@ -94,14 +98,6 @@ class Translator:
         ]
         start = {"start": node.get("start", 1)} if ordered else {}
         return {"type": "list", "ordered": ordered, **start, "spread": False, "children": items}
-
-    def _definitions(self, node: nodes.definition_list) -> Mdast:
-        items = []
-        for item in node.findall(nodes.definition_list_item):
-            terms = [self._parent("paragraph", term) for term in item.children if isinstance(term, nodes.term)]
-            parts = [part for one in item.children if isinstance(one, nodes.definition) for part in one.children]
-            items.append({"type": "listItem", "spread": False, "children": [*terms, *self.blocks(parts)]})
-        return {"type": "list", "ordered": False, "spread": False, "children": items}
 
     def _alert(self, node: nodes.Element) -> Mdast:
         kind = _ALERTS.get(node.tagname, node.tagname)

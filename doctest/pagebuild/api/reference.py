@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagebuild.api.coverage import Coverage
 from pagebuild.api.docstrings import read_docstrings
 from pagebuild.api.entry import Entry, make_entry
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.library import Library
 from pagebuild.api.mdast import UnsupportedMarkupError
 from pagebuild.api.target import Resolver, Target
+from pagebuild.api.traffic import Traffic
 from pagetest.finding import Finding
 from pagetest.page import Page
 
@@ -58,6 +60,8 @@ def build_reference(library: Library, pages: Iterator[Page]) -> Reference:
             objects[name] = make_entry(target, contents.get(inventory.names.main(name) or "", []), inventory)
         except UnsupportedMarkupError as error:
             findings.append(_at(target, resolver, str(error)))
+    coverage = Coverage(inventory, Traffic(library))
+    findings += [gap for name in inventory.main if name in objects for gap in coverage.gaps(objects[name])]
     version = getattr(resolver.resolve(library.package).value, "__version__", "0")
     return Reference(version, objects, tuple(sorted(set(findings))))
 

@@ -113,7 +113,9 @@ class Resolver:
         if not self.library.owns(parts[0]):
             raise UnknownNameError(f"{name} does not belong to {self.library.package}")
         for count in range(len(parts), 0, -1):
-            module = ".".join(parts[:count])
+            module, outer = ".".join(parts[:count]), ".".join(parts[: count - 1])
+            if parts[count - 1] in self.library.modules.get(outer, ()) and module not in self.library.modules:
+                continue  # a function that hides the module of its own name
             try:
                 import_module(module)
             except ModuleNotFoundError as error:

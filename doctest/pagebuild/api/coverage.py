@@ -1,0 +1,147 @@
+"""What the reference does not say and should: every gap is a finding at the line of the definition."""
+
+import ast
+import doctest
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pagebuild.api.entry import Entry, stars
+from pagebuild.api.inventory import Inventory
+from pagebuild.api.names import Place
+from pagebuild.api.raising import exception_named, raised_in
+from pagebuild.api.source import Function, decorators
+from pagebuild.api.target import Target
+from pagebuild.api.traffic import Traffic
+from pagetest.finding import Finding
+
+_NOTHING = (None, "None", "NoReturn", "Never")
+_CONSTRUCTORS = ("__init__", "__post_init__")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Compares what is documented with what is there.
+
+    Attributes:
+        inventory: The documented objects.
+        traffic: Which functions communicate.
+    """
+
+    inventory: Inventory
+    traffic: Traffic
+
+    def gaps(self, entry: Entry) -> Iterator[Finding]:
+        """What is missing in the entry of one object, or said of something that does not exist."""
+        target = self.inventory.main[entry["name"]]
+        if self._is_described_elsewhere(target):
+            return
+        rules: tuple[Callable[[Target, Entry], Iterator[str]], ...] = (
+            self._text,
+            self._parameters,
+            self._results,
+            self._exceptions,
+            self._examples,
+            self._communication,
+        )
+        module, node = self.inventory.resolver.source(target), self.inventory.resolver.node(target)
+        for rule in rules:
+            for message in rule(target, entry):
+                yield Finding(module.path, node.lineno if node else 1, f"{target.name} {message}")
+
+    def _is_described_elsewhere(self, target: Target) -> bool:
+        """An inherited member is judged once, under the first class that has it."""
+        return self.inventory.aliases.get(target.canonical, target.name) != target.name
+
+    def _text(self, target: Target, entry: Entry) -> Iterator[str]:
+        made_up = target.is_class and (target.value.__doc__ or "").startswith(f"{target.value.__name__}(")
+        if made_up or not entry["body"]:
+            yield "says nothing: describe it in a docstring, or in a text below the assignment"
+
+    def _parameters(self, _target: Target, entry: Entry) -> Iterator[str]:
+        real = [stars(one["kind"]) + one["name"] for one in entry["signature"] or ()]
+        fields = [one["name"] for one in entry["attributes"] if one["name"] in real]
+        said = [*(one["name"] for one in entry["params"]), *fields]
+        for name in real:
+            if name not in said:
+                yield f"does not describe its parameter `{name}`: add it to Args"
+        for name in said:
+            if name not in real:
+                yield f"describes a parameter `{name}` that it does not have: correct Args"
+
+    def _results(self, target: Target, entry: Entry) -> Iterator[str]:
+        if not target.is_function:
+            if entry["returns"]:
+                yield f"is a {target.kind} and returns nothing: describe it without a Returns section"
+            return
+        node = self.inventory.resolver.node(target)
+        yields = _yielded(node)
+        if yields is not None:
+            if yields not in _NOTHING and not entry["yields"]:
+                yield f"does not say what it yields ({yields}): add Yields"
+        elif entry["return_type"] in _NOTHING:
+            if entry["returns"]:
+                yield "returns None: drop Returns"
+        elif not entry["returns"]:
+            yield f"does not say what it returns ({entry['return_type']}): add Returns"
+
+    def _exceptions(self, target: Target, entry: Entry) -> Iterator[str]:
+        said = {one["type"]: self._exception(one["type"], target) for one in entry["raises"]}
+        for name, kind in said.items():
+            if kind is None:
+                yield f"documents `{name}`, which is no exception that {target.module} knows: correct Raises"
+        known = tuple(kind for kind in said.values() if kind)
+        for kind, line in self._raised(target):
+            if not issubclass(kind, known):
+                yield f"raises {kind.__name__} at line {line} and does not say so: add it to Raises"
+
+    def _exception(self, name: str, target: Target) -> type[BaseException] | None:
+        full = self.inventory.names.find(name, Place(target))
+        found = self.inventory.main[full].value if full else exception_named(name, target.module)
+        return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+    def _raised(self, target: Target) -> Iterator[tuple[type[BaseException], int]]:
+        module = self.inventory.resolver.source(target)
+        for node in self._bodies(target):
+            owner = target.qualname if target.is_class else target.qualname.rpartition(".")[0]
+            yield from raised_in(node, module, owner)
+
+    def _bodies(self, target: Target) -> Iterator[Function]:
+        """The functions whose text is the object's own: a class answers for its constructor."""
+        node = self.inventory.resolver.node(target)
+        if isinstance(node, Function):
+            yield node
+        elif isinstance(node, ast.ClassDef):
+            yield from (child for child in node.body if isinstance(child, Function) and child.name in _CONSTRUCTORS)
+
+    def _examples(self, target: Target, entry: Entry) -> Iterator[str]:
+        if target.owner is not None or target.kind not in {"class", "function"}:
+            return
+        if not entry["examples"]:
+            yield "shows no example: add an Example section"
+            return
+        parsed = [one for text in entry["examples"] for one in doctest.DocTestParser().get_examples(text)]
+        if not any(one.want or "assert " in one.source for one in parsed):
+            yield "has an example that shows no result: print one, or assert it"
+        if not any(target.qualname in one.source for one in parsed):
+            yield "has an example that does not use it: show how it is used"
+
+    def _communication(self, target: Target, entry: Entry) -> Iterator[str]:
+        if target.canonical in self.traffic.communicating and not entry["communication"]:
+            owner = self.inventory.main.get(target.name.rpartition(".")[0])
+            if not (owner and owner.is_class and self._says_it_talks(owner)):
+                yield "talks to other ranks: add a line `Communication:` with the operation, the axis and the bytes"
+
+    def _says_it_talks(self, owner: Target) -> bool:
+        return "\nCommunication:" in (owner.value.__doc__ or "").replace("\n    ", "\n")
+
+
+def _yielded(node: object) -> str | None:
+    """What a generator or a context manager yields; None for a function that returns."""
+    if not isinstance(node, Function) or not any(
+        isinstance(child, (ast.Yield, ast.YieldFrom)) for child in ast.walk(node)
+    ):
+        return None
+    returns = node.returns
+    if isinstance(returns, ast.Subscript):
+        return ast.unparse(returns.slice)
+    return ast.unparse(returns) if returns and "contextmanager" not in decorators(node) else "None"
