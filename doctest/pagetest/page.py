@@ -32,6 +32,16 @@ class Block:
         """Whether the block is part of the tutorial's program."""
         return self.language in PYTHON
 
+    @property
+    def words(self) -> list[str]:
+        """What stands behind the language."""
+        return self.info.lower().split()[1:]
+
+    @property
+    def is_output(self) -> bool:
+        """Whether the block shows what the Python block before it prints."""
+        return self.words[:1] == ["output"]
+
 
 @dataclass(frozen=True)
 class Note:

@@ -3,6 +3,8 @@
 import ast
 import hashlib
 import warnings
+from bisect import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
 
@@ -10,7 +12,8 @@ from pagetest.finding import Finding
 from pagetest.page import Page
 
 _SILENT = (ast.Pass, ast.Global, ast.Nonlocal)
-_SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,24 @@ class MarkedCode:
     marks: dict[str, int]
 
 
-def mark_lines(script: Script, filename: str) -> MarkedCode:
-    """Compiles the script with marks; see [Note: line marks]."""
+# [Note: block marks]
+# Which block printed what is learnt from calls `__block__(12)`, in memory only too: "what comes now belongs to the
+# block whose code starts at line 12". One stands in front of every statement at which another block begins; never
+# inside a function, for what a function prints belongs to the block that calls it.
+
+
+def mark_lines(script: Script, filename: str, blocks: Sequence[int] = ()) -> MarkedCode:
+    """Compiles the script with marks; see [Note: line marks].
+
+    Args:
+        script: The script.
+        filename: What tracebacks name.
+        blocks: The first lines of the page's blocks, if these are to be marked; see [Note: block marks].
+    """
     tree, marks = script.tree, {}
     _mark(tree, set(), marks)
+    if blocks:
+        _mark_blocks(tree, 0, blocks)
     return MarkedCode(compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True, optimize=0), marks)
 
 
@@ -113,6 +130,33 @@ def _with_mark(node: ast.stmt, scope: set[int], marks: dict[str, int]) -> list[a
     marks[name] = node.lineno
     store = ast.Assign([ast.Name(name, ast.Store())], ast.Constant(value=True))
     return [ast.copy_location(ast.Global([name]), node), ast.copy_location(store, node), node]
+
+
+def _mark_blocks(node: ast.AST, current: int, blocks: Sequence[int]) -> None:
+    """Marks where the block changes in every body below a node that is reached in block `current`; 0 is unknown."""
+    for name, body in ast.iter_fields(node):
+        if not isinstance(body, list):
+            continue
+        if body and isinstance(body[0], ast.stmt):
+            setattr(node, name, _with_block_marks(body, current, blocks))
+        for child in body:
+            if isinstance(child, ast.ExceptHandler | ast.match_case):
+                _mark_blocks(child, current, blocks)
+
+
+def _with_block_marks(body: list[ast.stmt], current: int, blocks: Sequence[int]) -> list[ast.stmt]:
+    marked: list[ast.stmt] = []
+    for statement in body:
+        block = bisect(blocks, statement.lineno)
+        if block != current and _does_something(statement):
+            call = ast.Call(ast.Name("__block__", ast.Load()), [ast.Constant(value=blocks[block - 1])], [])
+            marked.append(ast.copy_location(ast.Expr(call), statement))
+            current = block
+        marked.append(statement)
+        if bisect(blocks, statement.end_lineno or 0) != block and not isinstance(statement, _FUNCTIONS):
+            _mark_blocks(statement, 0, blocks)
+            current = 0
+    return marked
 
 
 def _does_something(node: ast.stmt) -> bool:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
+from page_output import Printed
+
 BIRTHS = (
     ("os", "fork"),
     ("os", "forkpty"),
@@ -31,7 +33,7 @@ DISTRIBUTED = "torch.distributed.distributed_c10d"
 
 
 class Probe:
-    """Observes one process of a page: its start, its end, its children, the lines it ran.
+    """Observes one process of a page: its start, its end, its children, the lines it ran, what it printed.
 
     Args:
         script: Absolute path of the page's script.
@@ -43,6 +45,7 @@ class Probe:
         self.script = script
         self.folder = Path(folder)
         self.rank = rank
+        self.printed = Printed(self.folder)
         self.marks: dict[str, int] = {}
         self.namespaces: list[dict[str, Any]] = []
 
@@ -56,6 +59,8 @@ class Probe:
         for table, observer in ((BIRTHS, self._birth), (DEATHS, self._death), (KILLS, self._kill)):
             _observe(table, observer)
         atexit.register(self.finish)
+        if self.rank == 0 and self.printed.is_wanted:
+            self.printed.take_over()
         self.record("started", main=os.path.abspath(sys.argv[0]) == self.script)  # noqa: PTH100
 
     def record(self, kind: str, **facts: Any) -> None:
@@ -77,8 +82,10 @@ class Probe:
 
     def run(self, namespace: dict[str, Any]) -> None:
         """Executes the page in its `__main__`."""
-        code = self.code()
+        code, runner = self.code(), os.getpid() if namespace["__name__"] == "__main__" else 0
         namespace.update(dict.fromkeys(self.marks, False))
+        if self.rank == 0:
+            namespace["__block__"] = lambda line: self._block(line, runner)
         self.namespaces.append(namespace)
         try:
             exec(code, namespace)  # noqa: S102
@@ -86,6 +93,7 @@ class Probe:
             self._failure(error)
             raise
         finally:
+            self._block(0, runner)
             self.finish()
 
     def finish(self) -> None:
@@ -95,6 +103,12 @@ class Probe:
             torch = sys.modules.get("torch")
             cuda = bool(torch and hasattr(torch, "cuda") and torch.cuda.is_initialized())
             self.record("finished", lines=sorted(lines), device="cuda" if cuda else "cpu")
+
+    def _block(self, line: int, runner: int) -> None:
+        """Notes that from here on what is printed belongs to the block that starts at the line; to none for line 0."""
+        if self.rank == 0 and self.printed.is_wanted and os.getpid() == runner:
+            self.printed.flush()
+            self.record("block", line=line, size=self.printed.size)
 
     def _failure(self, error: BaseException) -> None:
         if isinstance(error, SystemExit) and error.code in (None, 0):

@@ -1,0 +1,130 @@
+"""Captures what rank 0 prints. It stands alone, as the probe does, and the harness uses it too."""
+
+import fcntl
+import io
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+STDOUT, STDERR = 1, 2
+
+_CHUNK = 1 << 20
+
+# [Note: capturing rank 0]
+# What rank 0 prints must be known apart from what the other ranks and stderr print, whoever in its process prints:
+# Python, C code, a subprocess. So descriptor 1 of rank 0 is a file of its own. The log must still show every line at
+# its place among the others. So whoever writes through `sys.stdout` of rank 0 copies what is new in that file to the
+# log at once, whoever writes through its `sys.stderr` does so before, and the harness does it ten times a second for
+# what C code and subprocesses print. A count under a lock, in a third file, says what has been copied already.
+
+
+class Printed:
+    """What rank 0 has printed so far, and its copy in the log; see [Note: capturing rank 0].
+
+    Args:
+        folder: The folder into which the page's processes report.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "printed"
+        self.log = folder / "log"
+        self.copied = folder / "copied"
+
+    def prepare(self, log: Path) -> None:
+        """Asks the page's rank 0 to print into a file of its own; the harness calls it before the page starts."""
+        self.file.touch()
+        self.log.symlink_to(log)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the harness asked for it."""
+        return self.file.exists()
+
+    @property
+    def size(self) -> int:
+        """The bytes printed so far."""
+        return self.file.stat().st_size
+
+    def catch_up(self, wait: bool = True) -> None:
+        """Appends to the log what is new; without `wait`, only if no one else is doing so."""
+        lock = os.open(self.copied, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                self._copy(lock)
+                fcntl.flock(lock, fcntl.LOCK_UN)  # a child forked meanwhile holds the descriptor, and not the lock
+        finally:
+            os.close(lock)
+
+    def _copy(self, count: int) -> None:
+        done = int(os.pread(count, 20, 0) or 0)
+        with self.file.open("rb") as new, self.log.open("ab", buffering=0) as log:
+            new.seek(done)
+            while chunk := new.read(_CHUNK):
+                done += log.write(chunk)
+                new.seek(done)
+        os.pwrite(count, b"%020d" % done, 0)
+
+    def take_over(self) -> None:
+        """Leads this process's stdout into the file, if it leads into the log; what a page redirected stays so."""
+        if _is_same(STDOUT, self.log):
+            own = os.open(self.file, os.O_WRONLY | os.O_APPEND)
+            os.dup2(own, STDOUT)
+            os.close(own)
+        if _is_same(STDOUT, self.file):
+            sys.stdout = sys.__stdout__ = _like(sys.stdout, Copied(self, STDOUT))
+            sys.stderr = sys.__stderr__ = _like(sys.stderr, Copied(self, STDERR))
+
+    def flush(self) -> None:
+        """Empties the buffers of Python and of C, so that all that was printed is in the file."""
+        import ctypes
+
+        for stream in (sys.stdout, sys.__stdout__):
+            with suppress(AttributeError, ValueError, OSError):
+                stream.flush()  # type: ignore[union-attr]
+        ctypes.CDLL(None).fflush(None)
+        self.catch_up()
+
+
+class Copied(io.FileIO):
+    """A standard stream that keeps its place in the log.
+
+    Args:
+        printed: What is copied after a write to stdout, and before one to stderr.
+        descriptor: That of stdout or stderr.
+    """
+
+    def __init__(self, printed: Printed, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.printed = printed
+
+    def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
+        """Writes, and keeps the order."""
+        if self.fileno() == STDERR:
+            self._catch_up()
+        count = super().write(data)
+        if self.fileno() == STDOUT:
+            self._catch_up()
+        return count
+
+    def _catch_up(self) -> None:
+        with suppress(OSError):  # a process that outlived its page finds no folder any more
+            self.printed.catch_up()
+
+
+def _is_same(descriptor: int, file: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    return False
+
+
+def _like(stream: Any, raw: io.FileIO) -> io.TextIOWrapper:
+    """A stream that differs from the given one in what is below it only."""
+    raw.name = stream.name
+    new = io.TextIOWrapper(
+        raw, stream.encoding, stream.errors, newline="\n", line_buffering=stream.line_buffering, write_through=True
+    )
+    new.mode = "w"  # type: ignore[misc]
+    return new
