@@ -8,12 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from pagetest.device import Device
 from pagetest.options import make_parser
-from pagetest.report import lines_of, summary, write_json
+from pagetest.recorder import Recorder, run_facts
+from pagetest.report import extremes, lines_of, summary
 from pagetest.result import Result
+from pagetest.results_file import ResultsFile
 from pagetest.runner import Runner
 from pagetest.suite import Suite
 from pagetest.tree import LANGUAGES, Tree, UnknownPageError
+from pagetest.usage import UsageError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -33,14 +37,13 @@ def main(arguments: Sequence[str], root: Path) -> int:
     suite = Suite(tree, LANGUAGES if options.lang == "all" else (options.lang,))
     try:
         names = _names(options, tree)
-    except UnknownPageError as error:
-        _say(f"docs_test.py: {error}", to=sys.stderr)
-        return USAGE
-    if options.check or options.list:
-        return _list(suite, names) if options.list else _check(suite, names)
-    try:
+        if options.check or options.list:
+            return _list(suite, names) if options.list else _check(suite, names)
         with _stoppable():
             return _run(suite, names, options, root)
+    except UsageError as error:
+        _say(f"docs_test.py: {error}", to=sys.stderr)
+        return USAGE
     except KeyboardInterrupt:
         _say("interrupted; the page's processes are gone", to=sys.stderr)
         return INTERRUPTED
@@ -59,14 +62,22 @@ def _names(options: argparse.Namespace, tree: Tree) -> tuple[str, ...]:
 
 
 def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
-    runner = Runner(root, options.build.resolve(), options.timeout, options.verbose)
+    device = Device(options.device)
+    recorder = Recorder(ResultsFile(options.json), device, run_facts(root)) if options.json else None
+    if recorder:
+        recorder.file.read()
+    if device.fault:
+        raise UsageError(device.fault)
+    runner = Runner(root, options.build.resolve(), options.timeout, options.verbose, device)
     results: list[Result] = []
     width = max(map(len, names))
     for result in suite.run(names, runner):
         results.append(result)
         _say(*lines_of(result, width))
-    if options.json:
-        write_json(results, options.json, root)
+        if recorder:
+            recorder.enter(result)
+    if options.all:
+        _say(*extremes(results))
     _say(summary(results))
     return FAILED if any(result.is_failed for result in results) else OK
 

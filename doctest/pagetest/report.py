@@ -1,8 +1,5 @@
 """The report: a line per page, and for a failure the Markdown that failed."""
 
-import json
-import platform
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +8,7 @@ from pagetest.reader import read_page
 from pagetest.result import FAIL, PASS, SAME, Result
 
 _CONTEXT = 2
+_NUM_EXTREMES = 3
 
 
 def lines_of(result: Result, width: int) -> Iterator[str]:
@@ -34,22 +32,26 @@ def summary(results: Sequence[Result]) -> str:
     return f"{passed} passed, {sum(result.is_failed for result in results)} failed"
 
 
-def write_json(results: Sequence[Result], file: Path, root: Path) -> None:
-    """Writes the results with what they hold for: commit, Python, torch."""
-    shared = {"commit": _commit(root), "python": platform.python_version(), "torch": _torch_version()}
-    entries = [result.as_json() | shared for result in results]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def extremes(results: Sequence[Result]) -> Iterator[str]:
+    """The pages that took longest and the most memory, of those that ran."""
+    ran = [result for result in results if result.log]
+    for title, fact, unit, size in (("slowest", "seconds", "s", 1), ("hungriest", "peak_bytes", "GB", 1e9)):
+        first = sorted(ran, key=lambda result, fact=fact: getattr(result, fact), reverse=True)[:_NUM_EXTREMES]
+        if first:
+            parts = (f"{result.name} ({result.language}) {getattr(result, fact) / size:.1f} {unit}" for result in first)
+            yield f"{title}: {', '.join(parts)}"
 
 
 def _facts(result: Result) -> str:
-    if not result.lines_total:
+    if result.note or not result.lines_total:
         return result.note
     where = " ".join(
         part for part in (result.device, result.backend, f"x{result.world}" if result.world else "") if part
     )
     peak = f"peak {result.peak_bytes / 1e9:.2f} GB"
-    return f"{where or 'not started'}  {result.seconds:.1f} s  {peak}  lines {result.lines_run}/{result.lines_total}"
+    lines = f"lines {result.lines_run}/{result.lines_total}"
+    outputs = f"  outputs {result.outputs_matched}/{result.outputs_total}" if result.outputs_total else ""
+    return f"{where or 'not started'}  {result.seconds:.1f} s  {peak}  {lines}{outputs}"
 
 
 def _rank(result: Result) -> str:
@@ -64,22 +66,3 @@ def _excerpt(path: Path, line: int) -> Iterator[str]:
     lines = read_page(path, "", "").lines
     for number in range(max(1, line - _CONTEXT), min(len(lines), line + _CONTEXT) + 1):
         yield f"  {'>' if number == line else ' '} {number:>4} | {lines[number - 1]}".rstrip()
-
-
-def _commit(root: Path) -> str:
-    """The commit that was tested, with a mark if the tree holds changes; empty outside a repository."""
-    try:
-        command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    except OSError:
-        return ""
-    return done.stdout.strip()
-
-
-def _torch_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return ""

@@ -1,6 +1,7 @@
 """The result of a page: what the report and the JSON file say about it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ class Result:
         path: Its Markdown file.
         status: PASS; SAME (its original ran, with the same code); NONE (nothing to run); FAIL.
         note: What the report adds to a status without a run.
-        findings: What forbade to run it.
+        findings: What forbade to run it, or which of its output blocks are stale.
         failure: Why its run failed.
-        log: What its run printed.
+        fingerprint: Of what ran: the page's code and all that it reaches.
+        log: The file with what its run printed.
+        printed: What each of its Python blocks printed on rank 0, by the block's line, if it has output blocks.
     """
 
     name: str
@@ -40,10 +43,29 @@ class Result:
     peak_bytes: int = 0
     lines_run: int = 0
     lines_total: int = 0
+    outputs_matched: int = 0
+    outputs_total: int = 0
     code_hash: str = ""
+    fingerprint: str = ""
     findings: tuple[Finding, ...] = ()
     failure: Failure | None = None
     log: Path | None = None
+    printed: Mapping[int, str] = field(default_factory=dict, repr=False)
+
+    def credited_to(self, page: Page, script: Script) -> "Result":
+        """The result of a translation with the same code, which was not run itself: it fails if this one did."""
+        status, note = (FAIL, ", which failed") if self.is_failed else (SAME, "")
+        return replace(
+            self,
+            language=page.language,
+            path=page.path,
+            status=status,
+            note=f"code identical to {self.language}{note}",
+            code_hash=script.code_hash,
+            findings=(),
+            failure=None,
+            log=None,
+        )
 
     @property
     def is_failed(self) -> bool:
@@ -54,8 +76,9 @@ class Result:
         """The entry of the JSON file."""
         shared = ("status", "note", "command", "device", "backend", "world", "seconds", "peak_bytes")
         entry = {"page": self.name, "lang": self.language} | {name: getattr(self, name) for name in shared}
-        lines = {"lines_run": self.lines_run, "lines_total": self.lines_total, "code_hash": self.code_hash}
-        return entry | lines | {"error": self._error()}
+        counts = ("lines_run", "lines_total", "outputs_matched", "outputs_total")
+        lines = {name: getattr(self, name) for name in counts}
+        return entry | lines | {"code_hash": self.code_hash, "fingerprint": self.fingerprint, "error": self._error()}
 
     def _error(self) -> dict[str, Any] | None:
         if self.failure:

@@ -9,12 +9,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pagetest.device import Device
 from pagetest.environment import page_environment
 from pagetest.evidence import Evidence
+from pagetest.outputs import outputs_of, stale_outputs
 from pagetest.page import Page
+from pagetest.probe.page_output import Printed
 from pagetest.result import FAIL, PASS, Result, unrun
 from pagetest.script import Script, mark_lines
 from pagetest.verdict import Failure, judge
@@ -29,12 +32,14 @@ class Runner:
         build: The folder that holds one folder per page.
         limit_seconds: The time a page may take.
         echo: Whether a page's output is shown as it comes.
+        device: Where the pages shall run.
     """
 
     root: Path
     build: Path
     limit_seconds: float
     echo: bool = False
+    device: Device = field(default_factory=Device)
 
     def run(self, page: Page, script: Script) -> Result:
         """Runs a page that the static rules allow."""
@@ -47,15 +52,25 @@ class Runner:
     def _run(self, page: Page, script: Script, file: Path, reports: Path) -> Result:
         from pagetest.session import Session
 
-        marked = mark_lines(script, str(file))
+        expected, printed = outputs_of(page), Printed(reports)
+        marked = mark_lines(script, str(file), [block.line for block in page.runnable] if expected else ())
         plain = compile(script.tree, str(file), "exec", dont_inherit=True, optimize=0)
         compiled = marshal.dumps({"plain": plain, "marked": marked.code, "marks": marked.marks})
         (reports / f"code.{sys.implementation.cache_tag}").write_bytes(compiled)
         evidence = Evidence(reports, file)
-        environment = page_environment(os.environ, self.root, file, reports)
+        environment = page_environment(os.environ, self.root, file, reports) | self.device.environment
         log = file.parent / "log.txt"
+        if expected:
+            printed.prepare(log)
         session = Session(
-            shlex.split(page.command), file.parent, environment, log, self.limit_seconds, evidence.ask_stands, self.echo
+            shlex.split(page.command),
+            file.parent,
+            environment,
+            log,
+            self.limit_seconds,
+            evidence.ask_stands,
+            self.echo,
+            printed.follow,
         )
         try:
             outcome = session.run()
@@ -63,12 +78,13 @@ class Runner:
             failure = Failure(page.command_line, f"the command cannot be started: {error.strerror}: install it")
             return replace(unrun(page, script, FAIL), failure=failure)
         lines = tuple(sorted(marked.marks.values()))
-        failure = judge(page, lines, outcome, evidence)
+        failure = judge(page, lines, outcome, evidence, self.device)
+        stale = () if failure else tuple(stale_outputs(page, evidence.printed))
         return Result(
             page.name,
             page.language,
             page.path,
-            FAIL if failure else PASS,
+            FAIL if failure or stale else PASS,
             command=page.command,
             device=evidence.device,
             backend=evidence.backend,
@@ -77,8 +93,12 @@ class Runner:
             peak_bytes=outcome.peak_bytes,
             lines_run=len(evidence.lines),
             lines_total=len(lines),
+            outputs_matched=0 if failure else len(expected) - len(stale),
+            outputs_total=len(expected),
             code_hash=script.code_hash,
+            findings=stale,
             failure=failure,
+            printed=evidence.printed,
             log=log,
         )
 

@@ -1,14 +1,16 @@
 """The suite: the chosen pages in the chosen languages, each run as often as it must be."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagetest.command import NO_COMMAND
 from pagetest.finding import Finding
+from pagetest.fingerprint import fingerprint
+from pagetest.imports import ImportGraph
 from pagetest.navigation import check_navigation
 from pagetest.page import Page
 from pagetest.parity import compare
-from pagetest.result import FAIL, NONE, SAME, Result, unrun
+from pagetest.result import FAIL, NONE, Result, unrun
 from pagetest.rules import check_links, check_page
 from pagetest.runner import Runner
 from pagetest.script import make_script
@@ -43,7 +45,9 @@ class Suite:
             yield from (self._missing(name, language) for language in self.languages if language not in pages)
             before: Result | None = None
             for page in pages.values():
-                before = self._run(page, next(iter(pages.values())), before, runner)
+                mark = fingerprint(page, ImportGraph(runner.root / "src"))
+                result = self._run(page, next(iter(pages.values())), before, runner)
+                before = replace(result, fingerprint=mark)
                 yield before
 
     def _pages(self, name: str) -> dict[str, Page]:
@@ -83,7 +87,5 @@ class Suite:
             reasons = dict.fromkeys(block.reason for block in page.python)
             return unrun(page, script, NONE, f"not run: {'; '.join(reasons)}" if reasons else "no code")
         if before and parity and parity.same_code:
-            failed = before.status == FAIL
-            note = f"code identical to {before.language}" + (", which failed" if failed else "")
-            return unrun(page, script, FAIL if failed else SAME, note)
+            return before.credited_to(page, script)
         return runner.run(page, script)

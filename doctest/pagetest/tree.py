@@ -8,11 +8,12 @@ from pathlib import Path, PurePosixPath
 
 from pagetest.page import Page
 from pagetest.reader import read_page
+from pagetest.usage import UsageError
 
 LANGUAGES = ("en", "zh-Hans")
 
 
-class UnknownPageError(LookupError):
+class UnknownPageError(UsageError):
     """No page, or more than one, goes by the name."""
 
 

@@ -3,7 +3,9 @@
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
+from pagetest.device import Device
 from pagetest.evidence import Evidence, Stand
 from pagetest.outcome import Outcome
 from pagetest.page import Page
@@ -30,7 +32,7 @@ class Failure:
     others: tuple[str, ...] = ()
 
 
-def judge(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Evidence) -> Failure | None:
+def judge(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Evidence, device: Device) -> Failure | None:
     """Gives the first reason why the page fails, or None if the run proves it.
 
     Args:
@@ -38,8 +40,10 @@ def judge(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Eviden
         lines: Its executable lines.
         outcome: How its processes ended.
         evidence: What its processes reported.
+        device: Where it should have run.
     """
-    return next(_failures(page, lines, outcome, evidence), None)
+    failures = chain(_failures(page, lines, outcome, evidence), _strays(page, evidence, device))
+    return next(failures, None)
 
 
 def _failures(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Evidence) -> Iterator[Failure]:
@@ -59,6 +63,12 @@ def _failures(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Ev
     missed = sorted(set(lines) - evidence.lines)
     if len(lines) - len(missed) < PROVED_SHARE * len(lines):
         yield _vacuity(lines, missed)
+
+
+def _strays(page: Page, evidence: Evidence, device: Device) -> Iterator[Failure]:
+    if device.asked and evidence.device != device.asked:
+        message = f"the page was asked to run on {device.asked} and used {evidence.device or 'no device'}"
+        yield Failure(page.command_line, f"{message}: take the device from colossal.accelerator")
 
 
 def _vacuity(lines: tuple[int, ...], missed: list[int]) -> Failure:

@@ -75,7 +75,7 @@ def test_a_process_that_outlives_its_page_is_killed_and_named(docs, code) -> Non
     done = docs.run("lesson", "--lang", "en", "--json", str(docs.source / "out.json"))
     assert done.returncode == 1, done.stdout
     assert "outlived the page and was killed: sleep 987" in done.stdout
-    error = json.loads((docs.source / "out.json").read_text())[0]["error"]
+    error = json.loads((docs.source / "out.json").read_text())["results"][0]["error"]
     pid = int(error["message"].split("[pid ")[1].split("]")[0])
     assert not psutil.pid_exists(pid)
     if "shell" not in code and "unknown" not in error["message"]:

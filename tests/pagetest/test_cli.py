@@ -131,7 +131,7 @@ def test_the_json_file_holds_the_facts(docs, tmp_path) -> None:
     docs.add("lesson", "x = 1\nraise ValueError('boom')")
     file = tmp_path / "results.json"
     docs.run("lesson", "--json", str(file))
-    entry, other = json.loads(file.read_text())
+    entry, other = json.loads(file.read_text())["results"]
     assert entry["page"] == "lesson"
     assert (entry["lang"], other["lang"]) == ("en", "zh-Hans")
     assert entry["status"] == "FAIL"
@@ -161,7 +161,7 @@ dist.destroy_process_group()
     done = docs.run("lesson", "--json", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stdout
     assert "PASS  cpu gloo x2  " in done.stdout
-    assert json.loads((tmp_path / "out.json").read_text())[0]["peak_bytes"] > 200e6
+    assert json.loads((tmp_path / "out.json").read_text())["results"][0]["peak_bytes"] > 200e6
 
 
 def test_lines_that_run_in_spawned_and_forked_workers_count(docs) -> None:
