@@ -25,6 +25,7 @@ class Emitter(NamedTuple):
 
 EMITTERS = {
     "api": Emitter("pagebuild.api.command", "docstrings -> build/docs/api.json", ("sphinx", "myst_parser")),
+    "site": Emitter("pagebuild.site.command", "pages -> docs/website", ("torch", "colossal")),
 }
 
 

@@ -1,0 +1,132 @@
+"""Badges: where and when a page last ran, and whether that still holds."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagebuild.site.edition import BrokenInputError, read_json
+from pagetest.command import NO_COMMAND
+from pagetest.finding import Finding
+from pagetest.page import Page
+from pagetest.result import FAIL, PASS, SAME
+from pagetest.tree import LANGUAGES
+
+DEVICES = ("cpu", "cuda")
+VERIFIED, OUTDATED, FAILED, NEVER, NOTHING = "verified", "outdated", "failed", "never", "none"
+
+_FACTS = ("date", "commit", "backend", "world", "seconds")
+
+# [Note: green]
+# A badge is green for one reason: an entry says PASS for this page, this language and this device, and the page's code
+# and all project code that it imports are what they were in that run. A translation may say SAME; then its original's
+# entry decides, and must be about the same code. Whatever is missing, malformed or of another state is not green.
+
+
+@dataclass(frozen=True)
+class Results:
+    """The newest result of each page, language and device.
+
+    Attributes:
+        entries: The entries by these three; the device is empty where nothing was started.
+        are_final: Whether they belong to a released version, whose code is not here any more and cannot change.
+    """
+
+    entries: Mapping[tuple[str, str, str], Mapping[str, Any]]
+    are_final: bool = False
+
+    def badges(self, page: Page, present: str) -> list[dict[str, Any]]:
+        """The badges of a page, one per device.
+
+        Args:
+            page: The page.
+            present: The fingerprint of the page's code as it is now.
+        """
+        if page.command in {NO_COMMAND, ""} and not page.runnable:
+            return [{"device": device, "state": NOTHING} for device in DEVICES]
+        return [self._badge(page, device, present) for device in DEVICES]
+
+    def has_run_on(self, device: str) -> bool:
+        """Whether any page has passed on a device."""
+        return any(key[2] == device and entry["status"] == PASS for key, entry in self.entries.items())
+
+    def _badge(self, page: Page, device: str, present: str) -> dict[str, Any]:
+        entry = self._newest(page.name, page.language, device)
+        if not entry:
+            return {"device": device, "state": NEVER}
+        state = self._state(page.name, entry, device, present)
+        if state == NEVER:
+            return {"device": device, "state": NEVER}
+        return {"device": device, "state": state} | {name: entry[name] for name in _FACTS if name in entry}
+
+    def _newest(self, name: str, language: str, device: str) -> Mapping[str, Any] | None:
+        """The page's entry for the device, unless a later attempt failed before it reached any device."""
+        entry = self.entries.get((name, language, device))
+        refused = self.entries.get((name, language, ""))
+        if (
+            refused
+            and refused["status"] == FAIL
+            and (entry is None or refused.get("date", "") >= entry.get("date", ""))
+        ):
+            return refused
+        return entry
+
+    def _state(self, name: str, entry: Mapping[str, Any], device: str, present: str) -> str:
+        """See [Note: green]."""
+        if entry["status"] == FAIL:
+            return FAILED
+        if entry["status"] == SAME:
+            return self._state_by_original(name, entry, device, present)
+        if entry["status"] != PASS or entry.get("device") != device:
+            return NEVER
+        return VERIFIED if self._holds(entry, present) else OUTDATED
+
+    def _state_by_original(self, name: str, entry: Mapping[str, Any], device: str, present: str) -> str:
+        original = self._newest(name, LANGUAGES[0], device)
+        if original is None or original["status"] not in {PASS, FAIL}:
+            return NEVER
+        if original["status"] == FAIL:
+            return FAILED
+        is_same = entry.get("code_hash") and entry["code_hash"] == original.get("code_hash")
+        return VERIFIED if is_same and self._holds(original, present) and self._holds(entry, present) else OUTDATED
+
+    def _holds(self, entry: Mapping[str, Any], present: str) -> bool:
+        """Whether the code is still that of the run."""
+        return self.are_final or (bool(present) and entry.get("fingerprint") == present)
+
+
+def read_results(files: Iterable[Path], are_final: bool = False) -> Results:
+    """Reads the results that exist; of two on one page, language and device the newer one counts, else the later file.
+
+    Args:
+        files: The files.
+        are_final: Whether they belong to a released version.
+
+    Raises:
+        BrokenInputError: A file holds something else.
+    """
+    newest: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+    for file in (file for file in files if file.is_file()):
+        for entry in _entries(file):
+            key = (entry["page"], entry["lang"], entry.get("device", ""))
+            if key not in newest or entry.get("date", "") >= newest[key].get("date", ""):
+                newest[key] = entry
+    return Results(newest, are_final)
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    content = read_json(file, "run `nox -s doctest` to write it anew")
+    entries = content.get("results") if isinstance(content, dict) else None
+    if isinstance(entries, list) and all(_is_entry(entry) for entry in entries):
+        return entries
+    remedy = "run `nox -s doctest` to write it anew"
+    raise BrokenInputError(
+        Finding(file, 1, f"results have a page, a lang and a status each, and these have not: {remedy}")
+    )
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    needed = (entry.get(name) for name in ("page", "lang", "status"))
+    return all(isinstance(value, str) for value in (*needed, entry.get("device", ""), entry.get("date", "")))

@@ -1,0 +1,61 @@
+"""The page as the website reads it: three lines of front matter, then the author's file as it is."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagetest.page import Page
+
+LINES = 3
+"""How many lines stand before the author's first one."""
+
+_LINE_ENDS = {character: f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the website shows around a page.
+
+    Attributes:
+        source: The author's file, from the root of the project.
+        edit_address: Where it can be edited; None for what is frozen.
+        kind: `tutorial` or `api`.
+        badges: Where the page ran, a badge per device.
+        downloads: The addresses of what readers can take away.
+        stale: The headings of the sections that lag behind their original.
+    """
+
+    source: str
+    edit_address: str | None
+    kind: str = "tutorial"
+    badges: list[dict[str, Any]] = field(default_factory=list)
+    downloads: Mapping[str, str] = field(default_factory=dict)
+    stale: tuple[str, ...] = ()
+
+
+def front_matter(name: str, language: str, facts: Facts, **words: str) -> str:
+    """The three lines: YAML whose only line is a flow mapping in the form of JSON.
+
+    Args:
+        name: The page.
+        language: Its language.
+        facts: What is shown around it.
+        **words: Its description, and its title where the text does not give it.
+    """
+    shown = {
+        "name": name,
+        "lang": language,
+        "source": facts.source,
+        "badges": facts.badges,
+        "downloads": facts.downloads,
+        "stale": facts.stale,
+        "kind": facts.kind,
+    }
+    line = json.dumps(words | {"custom_edit_url": facts.edit_address, "page": shown}, ensure_ascii=False)
+    return f"---\n{line.translate(str.maketrans(_LINE_ENDS))}\n---\n"
+
+
+def website_page(page: Page, facts: Facts, description: str) -> str:
+    """A tutorial: line N of the author is line N + 3 of the website."""
+    return front_matter(page.name, page.language, facts, description=description) + "\n".join(page.lines)

@@ -1,0 +1,133 @@
+"""The matrix of features: one column per plugin, and cells that were tried, not typed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pagebuild.site.landing.plugins import CHOICES, WORKS, Choice
+from pagebuild.site.landing.texts import text
+from pagebuild.site.landing.trial import NO, YES, Bench, attempt, world_of_one
+from pagetest.tree import LANGUAGES
+
+PARTIAL = "partial"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A row.
+
+    Attributes:
+        key: Stands for it in the data.
+        group: What it belongs to.
+        page: The page about it; empty where there is none.
+        action: Makes use of it on the bench; None for rows that the plugin's own tables answer.
+    """
+
+    key: str
+    group: str
+    page: str = ""
+    action: Callable[[Bench], object] | None = None
+
+
+def _accumulate(bench: Bench) -> None:
+    with bench.booster.no_sync(bench.model):
+        bench.backward()
+    bench.step()
+
+
+def _clip(bench: Bench, by: str) -> None:
+    bench.backward()
+    getattr(bench.optimizer, f"clip_grad_by_{by}")(1.0)
+    bench.optimizer.step()
+
+
+def _pipeline(bench: Bench) -> None:
+    bench.booster.execute_pipeline(iter([]), bench.model, lambda outputs, _: outputs.sum(), bench.optimizer)
+
+
+def _save(bench: Bench, place: str, files: str, **options: Any) -> None:
+    """Saves the model, loads it, and sees that the files are there."""
+    bench.booster.save_model(bench.model, bench.folder / place, **options)
+    bench.booster.load_model(bench.model, bench.folder / place)
+    assert any(bench.folder.rglob(files)), f"{place}: no {files} was written"
+
+
+def _save_safetensors(bench: Bench) -> None:
+    _save(bench, "safe", "model-*.safetensors", shard=True, use_safetensors=True)
+
+
+def _resume(bench: Bench) -> None:
+    bench.step()
+    bench.booster.save_optimizer(bench.optimizer, bench.folder / "optimizer", shard=True)
+    bench.booster.load_optimizer(bench.optimizer, bench.folder / "optimizer")
+    bench.step()
+
+
+_PRECISION_PAGE = "features/mixed_precision_training_with_booster"
+_CLIPPING_PAGE = "features/gradient_clipping_with_booster"
+_SAVING_PAGE = "basics/booster_api"
+
+FEATURES = (
+    Feature("cpu", "devices"),
+    Feature("cuda", "devices"),
+    Feature("fp16", "precision", _PRECISION_PAGE),
+    Feature("bf16", "precision", _PRECISION_PAGE),
+    Feature("fp8", "precision"),
+    Feature("accumulation", "training", "features/gradient_accumulation_with_booster", _accumulate),
+    Feature("clip_norm", "training", _CLIPPING_PAGE, partial(_clip, by="norm")),
+    Feature("clip_value", "training", _CLIPPING_PAGE, partial(_clip, by="value")),
+    Feature("pipeline", "training", "", _pipeline),
+    Feature("lora", "training", "", lambda bench: bench.booster.enable_lora(bench.model)),
+    Feature("whole", "checkpoints", _SAVING_PAGE, partial(_save, place="a.pt", files="a.pt")),
+    Feature("sharded", "checkpoints", _SAVING_PAGE, partial(_save, place="a", files="pytorch_model*.json", shard=True)),
+    Feature("safetensors", "checkpoints", _SAVING_PAGE, _save_safetensors),
+    Feature("resume", "checkpoints", _SAVING_PAGE, _resume),
+    Feature("async", "checkpoints", "", partial(_save, place="b.pt", files="b.pt", use_async=True)),
+)
+
+
+def feature_matrix(has_run_on: Callable[[str], bool]) -> dict[str, Any]:
+    """Tries every feature with every plugin that exists; what is planned has no column, for nobody can try it.
+
+    Args:
+        has_run_on: Whether any page has passed on a device.
+    """
+    working = [choice for choice in CHOICES if choice.state == WORKS]
+    states = {choice.key: _states(choice) for choice in working}
+    return {
+        "columns": [{"key": choice.key, "label": _label(choice), "state": choice.state} for choice in working],
+        "rows": [_row(feature, states, has_run_on) for feature in FEATURES],
+    }
+
+
+def _label(choice: Choice) -> dict[str, str]:
+    return dict.fromkeys(LANGUAGES, choice.name) if choice.name else text("notes", "no_plugin")
+
+
+def _row(feature: Feature, states: dict[str, dict[str, str]], has_run_on: Callable[[str], bool]) -> dict[str, Any]:
+    cells: dict[str, dict[str, Any]] = {key: {"state": found[feature.key]} for key, found in states.items()}
+    if feature.group == "devices" and not has_run_on(feature.key):
+        for cell in cells.values():
+            if cell["state"] == YES:
+                cell |= {"state": PARTIAL, "note": text("notes", "unproved")}
+    row = {"key": feature.key, "label": text("features", feature.key), "group": text("groups", feature.group)}
+    return row | {"page": feature.page or None, "cells": cells}
+
+
+def _states(choice: Choice) -> dict[str, str]:
+    """The state of each feature under one plugin."""
+    with world_of_one() as folder:
+        return {feature.key: _state(feature, choice, Bench(choice.plugin, folder)) for feature in FEATURES}
+
+
+def _state(feature: Feature, choice: Choice, bench: Bench) -> str:
+    if feature.group == "devices":
+        return YES if feature.key in bench.booster.plugin.supported_devices else NO
+    if feature.group == "precision":
+        state = attempt(lambda: Bench(choice.plugin, bench.folder, feature.key).step())
+        listed = feature.key in bench.booster.plugin.supported_precisions
+        assert listed == (state == YES), f"{choice.name}.supported_precisions is wrong about {feature.key}: {state}"
+        return state
+    assert feature.action, f"nothing tries {feature.key}"
+    return attempt(partial(feature.action, bench))

@@ -1,0 +1,121 @@
+"""The plugins in the order in which the chooser tries them, and which of them exist today."""
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pagebuild.site.edition import BrokenInputError
+from pagebuild.site.landing.texts import text
+from pagetest.finding import Finding
+
+HOME = "colossal.booster.plugin"
+WORKS, PLANNED = "works", "planned"
+
+QUESTIONS = {
+    "workers": ("one", "many"),
+    "fits": ("all", "states", "none"),
+    "goal": ("simple", "speed", "memory"),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """When to take a plugin.
+
+    Attributes:
+        key: Stands for it in the data.
+        name: The class; empty for a Booster without a plugin.
+        page: The page that teaches it; empty as long as it is not built.
+        workers: Answers to: one process, or many?
+        fits: Answers to: what fits on one device? All of the training, the model but not its `states` besides, or none.
+        goal: Answers to: what matters most?
+    """
+
+    key: str
+    name: str
+    page: str
+    workers: tuple[str, ...]
+    fits: tuple[str, ...]
+    goal: tuple[str, ...]
+
+    @property
+    def plugin(self) -> type | None:
+        """The class; None where it is not built, or where there is none."""
+        return getattr(importlib.import_module(HOME), self.name, None) if self.name else None
+
+    @property
+    def state(self) -> str:
+        """Whether it works today: the library decides."""
+        return WORKS if not self.name or self.plugin is not None else PLANNED
+
+    def row(self) -> dict[str, Any]:
+        """What the website shows."""
+        from colossal.booster.plugin.single import SingleProcessPlugin
+
+        found: Any = self.plugin if self.name else SingleProcessPlugin
+        return {
+            "key": self.key,
+            "name": self.name or "Booster",
+            "code": f"Booster(plugin={self.name}())" if self.name else "Booster()",
+            "state": self.state,
+            "object": f"{HOME}.{self.name}" if self.plugin else None,
+            "page": self.page if self.state == WORKS else None,
+            "devices": list(getattr(found, "supported_devices", ())),
+            "precisions": list(getattr(found, "supported_precisions", ())),
+            "text": text("plugins", self.key),
+            "when": {"workers": list(self.workers), "fits": list(self.fits), "goal": list(self.goal)},
+        }
+
+
+_ANY_GOAL = QUESTIONS["goal"]
+
+CHOICES = (
+    Choice("single", "", "basics/booster_api", ("one",), ("all",), _ANY_GOAL),
+    Choice("ddp", "TorchDDPPlugin", "basics/booster_api", ("many",), ("all",), ("simple", "speed")),
+    Choice("zero", "LowLevelZeroPlugin", "", ("many",), ("all", "states"), ("speed", "memory")),
+    Choice("fsdp", "TorchFSDPPlugin", "", ("many",), ("states", "none"), ("simple",)),
+    Choice("hybrid", "HybridParallelPlugin", "", ("many",), ("none",), ("speed",)),
+    Choice("gemini", "GeminiPlugin", "", ("one", "many"), ("states", "none"), _ANY_GOAL),
+)
+
+
+def check_choices(offered: tuple[str, ...], choices: tuple[Choice, ...] = CHOICES) -> None:
+    """Every plugin of the library can be chosen, and every combination of answers leads to one.
+
+    Args:
+        offered: The plugins that the library offers.
+        choices: The rows.
+
+    Raises:
+        BrokenInputError: A row or a part of one is missing.
+    """
+    known = {choice.name for choice in choices}
+    faults = [f"the library has the plugin {name}: say when to choose it" for name in offered if name not in known]
+    faults += [f"no plugin for {' and '.join(answers)}: add the answers to one" for answers in _unanswered(choices)]
+    faults += [
+        f"{choice.name} works, and no page teaches it: name the page"
+        for choice in choices
+        if choice.state == WORKS and not choice.page
+    ]
+    if faults:
+        raise BrokenInputError(*(Finding(Path(__file__), 1, fault) for fault in faults))
+
+
+def offered_plugins() -> tuple[str, ...]:
+    """The concrete plugins that the library offers."""
+    home = importlib.import_module(HOME)
+    names = (name for name in home.__all__ if isinstance(getattr(home, name), type))
+    return tuple(name for name in names if issubclass(getattr(home, name), home.Plugin) and name != "Plugin")
+
+
+def _unanswered(choices: tuple[Choice, ...]) -> Iterator[tuple[str, ...]]:
+    for answers in product(*QUESTIONS.values()):
+        held = (
+            all(answer in getattr(choice, question) for question, answer in zip(QUESTIONS, answers, strict=True))
+            for choice in choices
+        )
+        if not any(held):
+            yield answers

@@ -1,0 +1,22 @@
+"""The words of the landing page's data, in both languages; they stand in `texts.json`."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_name("texts.json")
+
+
+def text(group: str, key: str) -> dict[str, str]:
+    """The words for a thing, by language.
+
+    Args:
+        group: What kind of thing it is.
+        key: The thing.
+    """
+    return _texts()[group][key]
+
+
+@cache
+def _texts() -> dict[str, dict[str, dict[str, str]]]:
+    return json.loads(FILE.read_text(encoding="utf-8"))

@@ -1,0 +1,91 @@
+"""What a plugin can do, found out by doing it: a small training in a world of one process."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+YES, NO, PLANNED = "yes", "no", "planned"
+
+# What the library's refusals say of options that are documented and not built.
+_PROMISES = (" yet", "for now")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A boosted training program of one layer, which can make steps and write files.
+
+    Attributes:
+        make_plugin: Makes the plugin that is tried; None for a Booster without one.
+        folder: Where checkpoints go.
+        precision: The mixed precision.
+    """
+
+    make_plugin: Callable[[], Any] | None
+    folder: Path
+    precision: str | None = None
+    booster: Any = field(init=False)
+    model: Any = field(init=False)
+    optimizer: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        import torch
+
+        from colossal.booster import Booster
+
+        plugin = self.make_plugin() if self.make_plugin else None
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        booster = Booster("cpu", self.precision, plugin)
+        boosted, optimizer, *_ = booster.boost(model, torch.optim.Adam(model.parameters()))
+        for name, value in {"booster": booster, "model": boosted, "optimizer": optimizer}.items():
+            object.__setattr__(self, name, value)
+
+    def backward(self) -> None:
+        """A forward and a backward pass."""
+        import torch
+
+        self.booster.backward(self.model(torch.ones(2, 4)).float().sum(), self.optimizer)
+
+    def step(self) -> None:
+        """A whole step."""
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def attempt(action: Callable[[], object]) -> str:
+    """Whether the library does something, refuses it, or refuses it until it is built.
+
+    Args:
+        action: What is tried. Other errors than a refusal are mistakes of ours, and are raised.
+    """
+    from colossal.errors import UnsupportedError
+
+    try:
+        action()
+    except UnsupportedError as error:
+        return PLANNED if any(promise in str(error) for promise in _PROMISES) else NO
+    return YES
+
+
+@contextmanager
+def world_of_one() -> Iterator[Path]:
+    """Be the only process of a world on the CPU, with a folder that goes away with it."""
+    from torch import distributed as dist
+
+    from colossal.cluster.mesh import leave_ambient
+
+    before = os.environ.get("COLOSSAL_DEVICE")
+    os.environ["COLOSSAL_DEVICE"] = "cpu"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    finally:
+        leave_ambient(None)
+        dist.destroy_process_group()
+        os.environ.pop("COLOSSAL_DEVICE")
+        os.environ.update({} if before is None else {"COLOSSAL_DEVICE": before})

@@ -1,0 +1,126 @@
+"""The pages of one edition as the website reads them, with their images and downloads."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagebuild.site.badges import Results
+from pagebuild.site.downloads import notebook, script
+from pagebuild.site.edition import BrokenInputError, Edition
+from pagebuild.site.front import Facts, front_matter, website_page
+from pagebuild.site.project import Project
+from pagebuild.site.reference import module_pages, summary
+from pagebuild.site.sidebar import API_FOLDER
+from pagebuild.site.words import first_sentence
+from pagetest.finding import Finding
+from pagetest.page import Page
+from pagetest.tree import LANGUAGES
+
+IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What is known about the pages beside their text.
+
+    Attributes:
+        results: What became of their runs.
+        fingerprint: Stands for a page's code as it is now, and for all that it imports.
+        stale: The headings of a translation's sections that lag behind.
+    """
+
+    results: Results
+    fingerprint: Callable[[Page], str]
+    stale: Callable[[Page], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Press:
+    """Makes the files of one edition.
+
+    Attributes:
+        root: The project's root.
+        project: What all pages say about the project.
+        edition: Which pages.
+        knowledge: What is known about them.
+    """
+
+    root: Path
+    project: Project
+    edition: Edition
+    knowledge: Knowledge
+
+    def files(self) -> dict[str, bytes]:
+        """Every page in every language, with images and downloads, by path below the website's folder.
+
+        Raises:
+            BrokenInputError: A page cannot be published.
+        """
+        pages = [self._page(name, language) for name in self.edition.tree.names for language in LANGUAGES]
+        if faults := [fault for page in pages for fault in self._faults(page)]:
+            raise BrokenInputError(*faults)
+        found = dict(self._images())
+        for page in pages:
+            found |= self._downloads(page)
+            facts = self._facts(page, tuple(found))
+            text = website_page(page, facts, first_sentence(page))
+            found[f"{self.edition.folder(page.language)}/{page.name}.md"] = text.encode()
+        return found | dict(self._reference())
+
+    def _page(self, name: str, language: str) -> Page:
+        path = self.edition.tree.path(name, language)
+        if not path.is_file():
+            raise BrokenInputError(Finding(path, 1, f"the page exists in another language only: translate {name}"))
+        return self.edition.tree.page(name, language)
+
+    def _faults(self, page: Page) -> Iterator[Finding]:
+        for hook in page.hooks:
+            if hook.text not in self.edition.objects:
+                yield Finding(page.path, hook.line, f"`{hook.text}` is not in the API reference: correct the name")
+        if page.lines[0].rstrip() == "---":
+            yield Finding(page.path, 1, "the website writes the front matter itself: remove this one")
+        if page.name.startswith(f"{API_FOLDER}/"):
+            yield Finding(page.path, 1, f"the folder {API_FOLDER}/ belongs to the API reference: move the page")
+
+    def _source(self, file: Path) -> str:
+        return file.resolve().relative_to(self.root.resolve()).as_posix()
+
+    def _facts(self, page: Page, published: tuple[str, ...]) -> Facts:
+        source = self._source(page.path)
+        edit = self.project.edit_address(source) if self.edition.is_current else None
+        places = {"script": self._download(page, ".py"), "notebook": self._download(page, ".ipynb")}
+        downloads = {kind: f"/{place}" for kind, place in places.items() if f"static/{place}" in published}
+        badges = self.knowledge.results.badges(page, self.knowledge.fingerprint(page))
+        return Facts(source, edit, "tutorial", badges, downloads, self.knowledge.stale(page))
+
+    def _download(self, page: Page, suffix: str) -> str:
+        return f"{self.edition.downloads}/{page.language}/{page.name}{suffix}"
+
+    def _downloads(self, page: Page) -> dict[str, bytes]:
+        found = {}
+        if text := script(page, self._source(page.path), self.edition.reference["version"]):
+            found[f"static/{self._download(page, '.py')}"] = text.encode()
+        file = self.root / "build" / "docs" / "notebooks" / page.language / f"{page.name}.ipynb"
+        content = notebook(file, page) if self.edition.is_current else None
+        if content is not None:
+            found[f"static/{self._download(page, '.ipynb')}"] = content
+        return found
+
+    def _images(self) -> Iterator[tuple[str, bytes]]:
+        for language in LANGUAGES:
+            folder = self.edition.tree.source / language
+            for file in sorted(folder.rglob("*")):
+                place = file.relative_to(folder)
+                if file.suffix.lower() in IMAGES and not any(part.startswith((".", "_")) for part in place.parts):
+                    yield f"{self.edition.folder(language)}/{place.as_posix()}", file.read_bytes()
+
+    def _reference(self) -> Iterator[tuple[str, bytes]]:
+        objects = self.edition.objects
+        for module, text in module_pages(objects).items():
+            source = objects[module]["source"]["file"]
+            edit = self.project.edit_address(source) if self.edition.is_current else None
+            for language in LANGUAGES:
+                name = f"{API_FOLDER}/{module}"
+                words = {"title": module, "description": summary(objects[module]) or module}
+                head = front_matter(name, language, Facts(source, edit, "api"), **words)
+                yield f"{self.edition.folder(language)}/{name}.md", (head + text).encode()

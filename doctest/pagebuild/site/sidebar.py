@@ -1,0 +1,62 @@
+"""The sidebars of the website and their labels."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pagebuild.site.edition import BrokenInputError, Edition, read_json
+from pagetest.navigation import LABELS, check_navigation
+
+API_SIDEBAR = "apiSidebar"
+API_FOLDER = "api"
+
+
+def sidebars(edition: Edition, modules: Sequence[str]) -> dict[str, Any]:
+    """The author's sidebars, and one of the API pages.
+
+    Args:
+        edition: Which version.
+        modules: The modules that have a page.
+
+    Raises:
+        BrokenInputError: The sidebars, their labels and the pages disagree.
+    """
+    if findings := list(check_navigation(edition.tree, edition.sidebars.parent)):
+        raise BrokenInputError(*findings)
+    own = read_json(edition.sidebars, "write the sidebars")
+    return own | {API_SIDEBAR: [f"{API_FOLDER}/{module}" for module in modules]}
+
+
+def labels(edition: Edition, language: str) -> dict[str, Any]:
+    """The labels of the sidebars in another language, and the label of the version."""
+    own = read_json(edition.tree.source / language / LABELS, "translate the labels of the sidebar")
+    return {"version.label": {"message": "main" if edition.is_current else edition.version}} | own
+
+
+def categories(content: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """The categories of the tutorials: the key of the label, the label, and the pages, in their order."""
+    found = []
+    for name, items in content.items():
+        for item in items:
+            if isinstance(item, dict) and item.get("type") == "category":
+                key = f"sidebar.{name}.category.{item['label']}"
+                found.append((key, item["label"], list(_pages(item.get("items", [])))))
+    return found
+
+
+def _pages(items: list[Any]) -> list[str]:
+    """The pages of a category and of those inside it."""
+    pages = []
+    for item in items:
+        if isinstance(item, str):
+            pages.append(item)
+        elif item.get("type") == "doc":
+            pages.append(item["id"])
+        elif item.get("type") == "category":
+            pages += _pages(item.get("items", []))
+    return pages
+
+
+def as_bytes(content: Any) -> bytes:
+    """JSON as all generated files hold it."""
+    return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()

@@ -1,0 +1,91 @@
+"""All files that the website is built from: the present documentation and the released versions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pagebuild.site.badges import read_results
+from pagebuild.site.edition import BrokenInputError, Edition, current_edition, released_editions
+from pagebuild.site.landing.data import landing
+from pagebuild.site.pages import Knowledge, Press
+from pagebuild.site.project import Project
+from pagebuild.site.reference import lost_names, module_pages
+from pagebuild.site.sidebar import as_bytes, labels, sidebars
+from pagetest.finding import Finding
+from pagetest.page import Page
+from pagetest.tree import LANGUAGES
+
+OWNED = (
+    "docs",
+    "sidebars.json",
+    "versions.json",
+    "versioned_docs",
+    "versioned_sidebars",
+    *(f"i18n/{language}/docusaurus-plugin-content-docs" for language in LANGUAGES[1:]),
+    "static/downloads",
+    "data",
+)
+"""What belongs to the generator below the website's folder."""
+
+
+@dataclass(frozen=True)
+class Insight:
+    """What the harness can tell about a page of the present documentation.
+
+    Attributes:
+        fingerprint: Stands for its code, and for all project code that it reaches.
+        stale: The headings of a translation's sections that lag behind the original.
+    """
+
+    fingerprint: Callable[[Page], str]
+    stale: Callable[[Page], tuple[str, ...]]
+
+
+def website_files(root: Path, project: Project, insight: Insight) -> dict[str, bytes]:
+    """Makes every generated file, by its path below the website's folder.
+
+    Args:
+        root: The project's root.
+        project: What all pages say about the project.
+        insight: What the harness can tell about the pages.
+
+    Raises:
+        BrokenInputError: Something is missing or wrong; nothing has been written.
+    """
+    current = current_edition(root)
+    known = Knowledge(read_results(current.results), insight.fingerprint, insight.stale)
+    files = _edition_files(root, project, current, known)
+    released = released_editions(root)
+    for edition in released:
+        final = Knowledge(read_results(edition.results, are_final=True), lambda _: "", lambda _: ())
+        files |= _edition_files(root, project, edition, final)
+    site = {
+        "repository": project.repository,
+        "version": current.reference["version"],
+        "commit": project.commit,
+        "date": project.date,
+    }
+    data = {
+        "versions.json": [edition.version for edition in released],
+        "data/site.json": site,
+        "data/landing.json": landing(root, current, known),
+    }
+    return files | {name: as_bytes(content) for name, content in data.items()}
+
+
+def _edition_files(root: Path, project: Project, edition: Edition, known: Knowledge) -> dict[str, bytes]:
+    if not edition.tree.names:
+        raise BrokenInputError(Finding(edition.tree.source, 1, "there is no page here: restore the pages"))
+    if lost := lost_names(edition.objects):
+        remedy = "correct what `python docs_build.py api` finds"
+        raise BrokenInputError(
+            *(Finding(edition.api, 1, f"{name} is public and not described: {remedy}") for name in lost)
+        )
+    data: dict[str, Any] = {
+        edition.sidebars_target: sidebars(edition, list(module_pages(edition.objects))),
+        edition.api_target: edition.reference,
+    }
+    data |= {edition.labels_target(language): labels(edition, language) for language in LANGUAGES[1:]}
+    files = {name: as_bytes(content) for name, content in data.items()}
+    return files | Press(root, project, edition, known).files()
