@@ -12,6 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pagetest.outputs import printed_by_block
+from pagetest.probe.page_output import Printed
+
 STACK_SECONDS = 1.0
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -92,6 +95,13 @@ class Evidence:
         """The size of the process group, or the number of processes that ran the page."""
         ranks = {event["rank"] for event in self.of("started") if event["main"]}
         return max((event["world"] for event in self.of("group")), default=len(ranks))
+
+    @property
+    def printed(self) -> dict[int, str]:
+        """What each block printed on rank 0, by the block's line."""
+        first = next((event["pid"] for event in self.of("started") if event["main"] and event["rank"] == 0), None)
+        marks = [event for event in self.of("block") if event["pid"] == first]
+        return printed_by_block(marks, Printed(self.folder).file.read_bytes()) if marks else {}
 
     @property
     def births(self) -> dict[int, int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from pagetest.finding import Finding, shown
+from pagetest.outputs import outputs_of
 from pagetest.page import Page
 from pagetest.script import make_script
 
@@ -21,10 +22,12 @@ class Parity:
     Attributes:
         findings: The differences that are not allowed.
         same_code: Whether the code is one and the same, so that one run proves both.
+        outputs: Where the same code is said to print something else.
     """
 
     findings: tuple[Finding, ...]
     same_code: bool
+    outputs: tuple[Finding, ...] = ()
 
 
 def compare(original: Page, translation: Page) -> Parity:
@@ -40,7 +43,20 @@ def compare(original: Page, translation: Page) -> Parity:
     lines = _first_difference(_masked(ours.tree).body, _masked(theirs.tree).body)
     if lines:
         findings.append(_finding(translation, lines[1], original, lines[0], "code"))
-    return Parity(tuple(findings), not findings and ast.dump(_bare(ours.tree)) == ast.dump(_bare(theirs.tree)))
+    if findings or ast.dump(_bare(ours.tree)) != ast.dump(_bare(theirs.tree)):
+        return Parity(tuple(findings), same_code=False)
+    return Parity((), True, tuple(_other_outputs(original, translation)))
+
+
+def _other_outputs(original: Page, translation: Page) -> Iterator[Finding]:
+    for ours, theirs in zip(outputs_of(original), outputs_of(translation), strict=True):
+        texts = [output.block.source.split("\n") for output in (ours, theirs)]
+        for index, (one, other) in enumerate(zip_longest(*texts)):
+            if one != other:
+                where = f"{shown(original.path)}:{ours.block.line + index}"
+                message = f"this is not the output at {where}, and the code is the same: write what that page says"
+                yield Finding(translation.path, theirs.block.line + index, message)
+                break
 
 
 def _structure(original: Page, translation: Page) -> Iterator[Finding]:
@@ -61,6 +77,7 @@ _PARTS = (
     "ignored code",
     "alert",
     "set of tabs",
+    "output block",
 )
 
 
@@ -74,6 +91,7 @@ def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
         [(_uncommented(block.source), block.line) for block in page.python if block.ignored],
         [(alert.kind, alert.line) for alert in page.alerts],
         [((tabs.group, len(tabs.tabs)), tabs.line) for tabs in page.tabs],
+        [((page.python.index(output.python), output.is_exact), output.block.line) for output in outputs_of(page)],
     )
 
 

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from pagetest.command import command_faults
 from pagetest.finding import Finding
+from pagetest.outputs import output_faults
 from pagetest.page import Page
 from pagetest.script import Script
 
@@ -22,7 +23,7 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 
 def check_page(page: Page, script: Script) -> list[Finding]:
     """Everything that forbids to run the page, in the order of its lines."""
-    found = list(page.findings)
+    found = [*page.findings, *output_faults(page)]
     found += [script.fault] if script.fault else []
     found += [
         Finding(page.path, page.commands[-1].line if page.commands else page.command_line, message)

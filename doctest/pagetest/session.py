@@ -36,6 +36,7 @@ class Session:
         limit_seconds: Time it may take.
         at_limit: Called when the time is up, before the processes are killed.
         echo: Whether the output is shown as it comes.
+        at_sample: Called again and again while the command runs, and once after its end.
     """
 
     words: Sequence[str]
@@ -45,6 +46,7 @@ class Session:
     limit_seconds: float
     at_limit: Callable[[], None]
     echo: bool = False
+    at_sample: Callable[[], None] = lambda: None
     _peak_bytes: int = 0
     _shown: int = 0
     _seen: set[psutil.Process] = field(default_factory=set)
@@ -59,7 +61,8 @@ class Session:
         _adopt_orphans()
         self._foreign = set(psutil.Process().children(recursive=True))
         start = time.monotonic()
-        with self.log.open("wb") as log:
+        self.log.write_bytes(b"")
+        with self.log.open("ab") as log:
             command = subprocess.Popen(
                 self.words,
                 cwd=self.folder,
@@ -143,6 +146,7 @@ class Session:
                 os.waitpid(process.pid, os.WNOHANG)
 
     def _show(self) -> None:
+        self.at_sample()
         if self.echo:
             with self.log.open("rb") as log:
                 log.seek(self._shown)
