@@ -3,11 +3,13 @@
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from pagetest.affected import Affected
+from pagetest.changes import changed_files
 from pagetest.device import Device
 from pagetest.options import make_parser
 from pagetest.recorder import Recorder, run_facts
@@ -20,6 +22,7 @@ from pagetest.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.usage import UsageError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+NUM_REASONS = 3
 
 
 def main(arguments: Sequence[str], root: Path) -> int:
@@ -34,13 +37,16 @@ def main(arguments: Sequence[str], root: Path) -> int:
     """
     options = make_parser(root).parse_args(arguments)
     tree = Tree(options.source.resolve())
-    suite = Suite(tree, LANGUAGES if options.lang == "all" else (options.lang,))
+    suite = Suite(tree, LANGUAGES if options.lang == "all" else (options.lang,), options.update_outputs)
     try:
-        names = _names(options, tree)
+        names = _names(options, tree, root)
+        if not names:
+            _say(f"no page is affected by what differs from {options.affected}")
+            return OK
         if options.check or options.list:
-            return _list(suite, names) if options.list else _check(suite, names)
+            return _list(suite, names) if options.list else _check(suite, tuple(names))
         with _stoppable():
-            return _run(suite, names, options, root)
+            return _run(suite, tuple(names), options, root)
     except UsageError as error:
         _say(f"docs_test.py: {error}", to=sys.stderr)
         return USAGE
@@ -49,16 +55,19 @@ def main(arguments: Sequence[str], root: Path) -> int:
         return INTERRUPTED
 
 
-def _names(options: argparse.Namespace, tree: Tree) -> tuple[str, ...]:
+def _names(options: argparse.Namespace, tree: Tree, root: Path) -> Mapping[str, Sequence[str]]:
+    """The pages that are meant, each with the reasons why."""
     if not tree.names:
         raise UnknownPageError(f"{tree.source} holds no page in {' or '.join(LANGUAGES)}: give the tree by --source")
-    if options.names and not options.all:
-        return tuple(dict.fromkeys(tree.resolve(name) for name in options.names))
+    if sum(map(bool, (options.names, options.all, options.affected))) > 1:
+        raise UsageError("give one of names, --all and --affected")
     if options.names:
-        raise UnknownPageError("give names or --all, not both")
+        return {tree.resolve(name): () for name in options.names}
+    if options.affected:
+        return Affected(tree, root, changed_files(root, options.affected)).reasons
     if not (options.all or options.list or options.check):
         raise UnknownPageError("give the name of a page, or --all; --list shows all pages")
-    return tree.names
+    return dict.fromkeys(tree.names, ())
 
 
 def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
@@ -88,15 +97,21 @@ def _check(suite: Suite, names: Sequence[str]) -> int:
     return FAILED if findings else OK
 
 
-def _list(suite: Suite, names: Sequence[str]) -> int:
+def _list(suite: Suite, names: Mapping[str, Sequence[str]]) -> int:
     width = max(map(len, names))
-    for name in names:
+    for name, reasons in names.items():
         languages = suite.tree.languages(name)
         command = suite.tree.page(name, languages[0]).command or "(no command)"
         count = len(suite.check_one(name))
         state = f"{count} findings" if count else "checked"
-        _say(f"{name:<{width}}   {' '.join(languages):<12} {state:<12} {command}")
+        _say(f"{name:<{width}}   {' '.join(languages):<12} {state:<12} {command}", *_shortened(reasons))
     return OK
+
+
+def _shortened(reasons: Sequence[str]) -> Iterator[str]:
+    yield from (f"    {reason}" for reason in reasons[:NUM_REASONS])
+    if len(reasons) > NUM_REASONS:
+        yield f"    and {len(reasons) - NUM_REASONS} more"
 
 
 def _say(*lines: object, to: TextIO | None = None) -> None:

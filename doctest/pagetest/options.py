@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from pagetest.changes import HEAD
 from pagetest.device import CPU, CUDA
 from pagetest.tree import LANGUAGES
 
@@ -29,8 +30,16 @@ def make_parser(root: Path) -> argparse.ArgumentParser:
 def _add_choices(parser: argparse.ArgumentParser) -> None:
     """Which pages, and what is done with them."""
     parser.add_argument("--all", action="store_true", help="every page")
+    parser.add_argument(
+        "--affected",
+        nargs="?",
+        const=HEAD,
+        metavar="REV",
+        help="the pages that what differs from REV (HEAD) affects; REV... is where this branch left REV",
+    )
     parser.add_argument("--list", action="store_true", help="show the pages, run nothing")
     parser.add_argument("--check", action="store_true", help="check all rules that need no run")
+    parser.add_argument("--update-outputs", action="store_true", help="rewrite the stale output blocks of what is run")
 
 
 def _seconds(text: str) -> float:

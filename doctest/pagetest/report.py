@@ -43,14 +43,15 @@ def extremes(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _facts(result: Result) -> str:
+    rewritten = f", {result.outputs_rewritten} rewritten" if result.outputs_rewritten else ""
     if result.note or not result.lines_total:
-        return result.note
+        return f"{result.note}{rewritten}"
     where = " ".join(
         part for part in (result.device, result.backend, f"x{result.world}" if result.world else "") if part
     )
     peak = f"peak {result.peak_bytes / 1e9:.2f} GB"
     lines = f"lines {result.lines_run}/{result.lines_total}"
-    outputs = f"  outputs {result.outputs_matched}/{result.outputs_total}" if result.outputs_total else ""
+    outputs = f"  outputs {result.outputs_matched}/{result.outputs_total}{rewritten}" if result.outputs_total else ""
     return f"{where or 'not started'}  {result.seconds:.1f} s  {peak}  {lines}{outputs}"
 
 

@@ -27,6 +27,7 @@ class Result:
         failure: Why its run failed.
         fingerprint: Of what ran: the page's code and all that it reaches.
         log: The file with what its run printed.
+        outputs_rewritten: How many output blocks were stale and have been rewritten.
         printed: What each of its Python blocks printed on rank 0, by the block's line, if it has output blocks.
     """
 
@@ -45,6 +46,7 @@ class Result:
     lines_total: int = 0
     outputs_matched: int = 0
     outputs_total: int = 0
+    outputs_rewritten: int = 0
     code_hash: str = ""
     fingerprint: str = ""
     findings: tuple[Finding, ...] = ()
@@ -61,11 +63,17 @@ class Result:
             path=page.path,
             status=status,
             note=f"code identical to {self.language}{note}",
+            outputs_rewritten=0,
             code_hash=script.code_hash,
             findings=(),
             failure=None,
             log=None,
         )
+
+    @property
+    def is_credited(self) -> bool:
+        """Whether the facts are those of another run."""
+        return bool(self.lines_total) and not self.log
 
     @property
     def is_failed(self) -> bool:

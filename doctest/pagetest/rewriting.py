@@ -46,7 +46,7 @@ def rewrite(page: Page, texts: Mapping[Block, str]) -> None:
     raw = page.path.read_bytes().decode("utf-8", errors="surrogateescape")
     lines = _LINE.findall(raw)
     if [line.rstrip("\r\n") for line in lines] != _as_read(page, raw):
-        raise RewritingError(Finding(page.path, 1, "the page is no longer what was run, so it is left alone: run again"))
+        raise RewritingError(Finding(page.path, 1, "the page is no longer what ran, and is left alone: run it again"))
     for block, text in sorted(texts.items(), key=lambda item: -item[0].line):
         lines[block.line - 1 : block.end - 1] = _framed(page, block, text, lines)
     _replace(page.path, "".join(lines).encode("utf-8", errors="surrogateescape"))

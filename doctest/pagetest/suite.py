@@ -15,6 +15,7 @@ from pagetest.rules import check_links, check_page
 from pagetest.runner import Runner
 from pagetest.script import make_script
 from pagetest.tree import LANGUAGES, Tree
+from pagetest.updating import update_outputs
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,12 @@ class Suite:
     Attributes:
         tree: The documentation.
         languages: The languages that are asked for.
+        update: Whether stale output blocks are rewritten.
     """
 
     tree: Tree
     languages: Sequence[str]
+    update: bool = False
 
     def check(self, names: Sequence[str]) -> list[Finding]:
         """Everything that can be said about the pages without running them."""
@@ -43,11 +46,13 @@ class Suite:
         for name in names:
             pages = self._pages(name)
             yield from (self._missing(name, language) for language in self.languages if language not in pages)
-            before: Result | None = None
+            original, before = None, None
             for page in pages.values():
                 mark = fingerprint(page, ImportGraph(runner.root / "src"))
-                result = self._run(page, next(iter(pages.values())), before, runner)
-                before = replace(result, fingerprint=mark)
+                result, now = self._run(page, original or page, before, runner), page
+                if self.update:
+                    result, now = update_outputs(page, result, original or page, before)
+                original, before = original or now, replace(result, fingerprint=mark)
                 yield before
 
     def _pages(self, name: str) -> dict[str, Page]:
@@ -68,7 +73,8 @@ class Suite:
         original = pages.get(LANGUAGES[0])
         for page in pages.values():
             if original and page is not original:
-                yield from compare(original, page).findings
+                parity = compare(original, page)
+                yield from (*parity.findings, *parity.outputs)
 
     def _missing(self, name: str, language: str) -> Result:
         path = self.tree.path(name, language)
@@ -80,7 +86,7 @@ class Suite:
         findings = tuple(check_page(page, script))
         parity = compare(original, page) if before else None
         if parity:
-            findings += parity.findings
+            findings += parity.findings + (() if self.update else parity.outputs)
         if findings:
             return unrun(page, script, FAIL, findings=findings)
         if page.command == NO_COMMAND:
