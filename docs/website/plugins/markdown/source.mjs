@@ -1,0 +1,46 @@
+/** The author's file behind a page of the site. */
+
+import {relative, sep} from 'node:path';
+
+/** The emitter puts three lines of front matter above the author's text. */
+const ADDED_LINES = 3;
+
+export class Source {
+  /**
+   * @param {import('vfile').VFile} file
+   * @param {string} siteDir
+   */
+  constructor(file, siteDir) {
+    this.file = file;
+    this.text = String(file.value);
+    const folders = relative(siteDir, file.path).split(sep);
+    const version = /\/version-([^/]+)\//.exec(`/${folders.join('/')}`);
+    /** The version of the page: a released one, or "current". */
+    this.version = version ? version[1] : 'current';
+    /** The page's path below the folder of its version and language. */
+    this.path = folders.slice(folders[0] === 'i18n' ? 4 : folders[0] === 'docs' ? 1 : 2).join('/');
+    this.page = file.data.frontMatter?.page ?? {};
+  }
+
+  /**
+   * A node as the author wrote it. Its children do not tell: a directive such as `:name` splits them.
+   *
+   * @param {{position?: {start: {offset: number}, end: {offset: number}}}} node
+   */
+  slice(node) {
+    return node.position ? this.text.slice(node.position.start.offset, node.position.end.offset) : '';
+  }
+
+  /**
+   * Stop the build with the place in the author's file.
+   *
+   * @param {string} message
+   * @param {{position?: {start: {line: number}}}} node
+   * @returns {never}
+   */
+  fail(message, node) {
+    const line = node.position?.start.line ?? 1;
+    const place = this.page.source ? `${this.page.source}:${Math.max(1, line - ADDED_LINES)}` : `${this.path}:${line}`;
+    this.file.fail(`${place}: ${message}`, node);
+  }
+}

@@ -1,0 +1,41 @@
+/**
+ * Reads what authors write in plain Markdown (hooks, alerts, tabs, markers in comments) and puts the site's components
+ * in its place.
+ *
+ * It runs before the plugins of Docusaurus, so that headings which it makes get into the table of contents and links
+ * which it makes are resolved and checked like the author's own.
+ */
+
+import {ApiLibrary} from './api/library.mjs';
+import {expandHooks} from './api/hooks.mjs';
+import {toAdmonitions} from './markdown/alerts.mjs';
+import {attachCommand} from './markdown/command.mjs';
+import {dropComments} from './markdown/comments.mjs';
+import {attachOutputs} from './markdown/outputs.mjs';
+import {Source} from './markdown/source.mjs';
+import {markIgnored} from './markdown/regions.mjs';
+import {addStatus} from './markdown/status.mjs';
+import {markStale} from './markdown/stale.mjs';
+import {groupTabs} from './markdown/tabs.mjs';
+import {rewriteSiblings} from './markdown/tree.mjs';
+
+/**
+ * @param {{siteDir: string, repository: string}} options
+ */
+export default function remarkPage({siteDir, repository}) {
+  const library = new ApiLibrary(siteDir, repository);
+  return (tree, file) => {
+    const source = new Source(file, siteDir);
+    expandHooks(tree, source, library);
+    rewriteSiblings(tree, [
+      toAdmonitions,
+      (children) => markIgnored(children, source),
+      attachOutputs,
+      (children) => groupTabs(children, source),
+      attachCommand,
+      dropComments,
+    ]);
+    markStale(tree, source);
+    addStatus(tree);
+  };
+}

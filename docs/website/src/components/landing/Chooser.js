@@ -1,0 +1,91 @@
+import React, {useState} from 'react';
+import {translate} from '@docusaurus/Translate';
+import Recommendation from './Recommendation.js';
+
+/**
+ * @typedef {import('./useText.js').Text} Text
+ * @typedef {{workers: string[], fits: string[], goal: string[]}} When
+ * @typedef {{key: string, name: string, code: string, state: 'works' | 'planned', object: string | null,
+ *   page: string | null, devices: string[], precisions: string[], text: Text, when: When}} PluginData
+ */
+
+/** The questions; the values are those of the data. */
+function questions() {
+  return [
+    {
+      key: 'workers',
+      title: translate({id: 'site.chooser.workers', message: 'How many GPUs, or CPUs in their place?'}),
+      answers: [
+        ['one', translate({id: 'site.chooser.workers.one', message: 'one'})],
+        ['many', translate({id: 'site.chooser.workers.many', message: 'several'})],
+      ],
+    },
+    {
+      key: 'fits',
+      title: translate({id: 'site.chooser.fits', message: 'What fits into the memory of one?'}),
+      answers: [
+        ['all', translate({id: 'site.chooser.fits.all', message: 'model, gradients and optimizer state'})],
+        ['states', translate({id: 'site.chooser.fits.states', message: 'the model, but not all of these'})],
+        ['none', translate({id: 'site.chooser.fits.none', message: 'not even the model'})],
+      ],
+    },
+    {
+      key: 'goal',
+      title: translate({id: 'site.chooser.goal', message: 'What matters most?'}),
+      answers: [
+        ['simple', translate({id: 'site.chooser.goal.simple', message: 'few changes of code'})],
+        ['speed', translate({id: 'site.chooser.goal.speed', message: 'speed'})],
+        ['memory', translate({id: 'site.chooser.goal.memory', message: 'the largest model'})],
+      ],
+    },
+  ];
+}
+
+/**
+ * @param {{plugins: PluginData[]}} props
+ */
+export default function Chooser({plugins}) {
+  const [answers, setAnswers] = useState({workers: 'many', fits: 'all', goal: 'simple'});
+  const choice = plugins.find(({when}) => Object.entries(answers).every(([key, answer]) => when[key].includes(answer)));
+  const today = plugins.find(({state, when}) => state === 'works' && when.workers.includes(answers.workers));
+  return (
+    <div className="chooser">
+      <form className="chooser-questions">
+        {questions().map((question) => (
+          <Question
+            key={question.key}
+            question={question}
+            answer={answers[question.key]}
+            onAnswer={(answer) => setAnswers({...answers, [question.key]: answer})}
+          />
+        ))}
+      </form>
+      <output className="chooser-answer">
+        <Recommendation plugin={choice} />
+        {choice.state === 'planned' && today && (
+          <div className="chooser-today">
+            <p className="eyebrow">{translate({id: 'site.chooser.today', message: 'Until then, works today'})}</p>
+            <Recommendation plugin={today} />
+          </div>
+        )}
+      </output>
+    </div>
+  );
+}
+
+/**
+ * @param {{question: ReturnType<typeof questions>[0], answer: string, onAnswer: (answer: string) => void}} props
+ */
+function Question({question: {key, title, answers}, answer, onAnswer}) {
+  return (
+    <fieldset>
+      <legend>{title}</legend>
+      {answers.map(([value, label]) => (
+        <label key={value} className="choice">
+          <input type="radio" name={key} value={value} checked={value === answer} onChange={() => onAnswer(value)} />
+          <span>{label}</span>
+        </label>
+      ))}
+    </fieldset>
+  );
+}

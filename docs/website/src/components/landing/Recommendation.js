@@ -1,0 +1,38 @@
+import React from 'react';
+import Link from '@docusaurus/Link';
+import Translate, {translate} from '@docusaurus/Translate';
+import State from './State.js';
+import useText from './useText.js';
+
+const DEVICES = {cpu: 'CPU', cuda: 'GPU'};
+
+/**
+ * A plugin, and how to write it.
+ *
+ * @param {{plugin: import('./Chooser.js').PluginData}} props
+ */
+export default function Recommendation({plugin}) {
+  const text = useText();
+  return (
+    <div className="plugin-card">
+      <p className="plugin-name">
+        <code>{plugin.name}</code> <State state={plugin.state} />
+      </p>
+      <p>{text(plugin.text)}</p>
+      <pre className="plugin-code" translate="no">
+        <code>booster = {plugin.code}</code>
+      </pre>
+      {plugin.state === 'works' && (
+        <p className="plugin-facts">
+          <span>{plugin.devices.map((device) => DEVICES[device] ?? device).join(', ')}</span>
+          <span>{[translate({id: 'site.plugin.fp32', message: 'float32'}), ...plugin.precisions].join(', ')}</span>
+          {plugin.page && (
+            <Link to={`/docs/${plugin.page}`}>
+              <Translate id="site.plugin.tutorial">Tutorial</Translate>
+            </Link>
+          )}
+        </p>
+      )}
+    </div>
+  );
+}

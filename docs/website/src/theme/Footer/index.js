@@ -1,0 +1,44 @@
+import React from 'react';
+import Link from '@docusaurus/Link';
+import Translate from '@docusaurus/Translate';
+import useDocusaurusContext from '@docusaurus/useDocusaurusContext';
+
+const LICENSE = 'Apache-2.0';
+
+/** The foot of every page: what was built, from which state of the code. */
+export default function Footer() {
+  const {site, isHosted} = useDocusaurusContext().siteConfig.customFields;
+  const commit = site.commit.slice(0, 7);
+  return (
+    <footer className="site-footer">
+      <div className="site-footer-row">
+        <span>
+          <Translate id="site.footer.license" values={{license: LICENSE}}>
+            {'The colossal authors, {license}'}
+          </Translate>
+        </span>
+        <nav aria-label="footer">
+          <Link to="/docs/get_started/installation">
+            <Translate id="site.footer.install">Installation</Translate>
+          </Link>
+          <Link to="/docs/get_started/reading_roadmap">
+            <Translate id="site.footer.roadmap">Reading roadmap</Translate>
+          </Link>
+          <Link to="/versions">
+            <Translate id="site.footer.versions">Versions</Translate>
+          </Link>
+          {isHosted && (
+            <Link to={site.repository}>
+              <Translate id="site.footer.source">Source</Translate>
+            </Link>
+          )}
+        </nav>
+        <span>
+          <Translate id="site.footer.build" values={{version: site.version, commit, date: site.date}}>
+            {'Built from {version}, commit {commit}, {date}'}
+          </Translate>
+        </span>
+      </div>
+    </footer>
+  );
+}
