@@ -19,7 +19,7 @@ CODE = "x = 1\ny = 2\nprint(x + y)"
     [
         (["lesso"], "no page is called `lesso`; the nearest: basics/lesson"),
         ([], "give the name of a page, or --all"),
-        (["lesson", "--all"], "not both"),
+        (["lesson", "--all"], "give one of names, --all and --affected"),
     ],
 )
 def test_a_wrong_name_is_a_usage_error(docs, capsys, words, message) -> None:
