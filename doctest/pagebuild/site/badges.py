@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagebuild.site.edition import BrokenInputError, read_json
+from pagebuild.site.edition import BrokenInputError
 from pagetest.command import NO_COMMAND
 from pagetest.finding import Finding
 from pagetest.page import Page
 from pagetest.result import FAIL, PASS, SAME
+from pagetest.results_file import ResultsFile, ResultsFileError
 from pagetest.tree import LANGUAGES
 
 DEVICES = ("cpu", "cuda")
@@ -106,27 +107,15 @@ def read_results(files: Iterable[Path], are_final: bool = False) -> Results:
         BrokenInputError: A file holds something else.
     """
     newest: dict[tuple[str, str, str], Mapping[str, Any]] = {}
-    for file in (file for file in files if file.is_file()):
-        for entry in _entries(file):
-            key = (entry["page"], entry["lang"], entry.get("device", ""))
-            if key not in newest or entry.get("date", "") >= newest[key].get("date", ""):
-                newest[key] = entry
+    for entry in (entry for file in files for entry in _entries(file)):
+        key = (entry["page"], entry["lang"], entry["device"])
+        if key not in newest or entry.get("date", "") >= newest[key].get("date", ""):
+            newest[key] = entry
     return Results(newest, are_final)
 
 
 def _entries(file: Path) -> list[dict[str, Any]]:
-    content = read_json(file, "run `nox -s doctest` to write it anew")
-    entries = content.get("results") if isinstance(content, dict) else None
-    if isinstance(entries, list) and all(_is_entry(entry) for entry in entries):
-        return entries
-    remedy = "run `nox -s doctest` to write it anew"
-    raise BrokenInputError(
-        Finding(file, 1, f"results have a page, a lang and a status each, and these have not: {remedy}")
-    )
-
-
-def _is_entry(entry: Any) -> bool:
-    if not isinstance(entry, dict):
-        return False
-    needed = (entry.get(name) for name in ("page", "lang", "status"))
-    return all(isinstance(value, str) for value in (*needed, entry.get("device", ""), entry.get("date", "")))
+    try:
+        return ResultsFile(file).read()
+    except ResultsFileError as error:
+        raise BrokenInputError(Finding(file, 1, str(error))) from None

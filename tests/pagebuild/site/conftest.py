@@ -1,0 +1,122 @@
+"""A small project with pages in two languages, from which a website can be made."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagebuild.site.badges import read_results
+from pagebuild.site.edition import current_edition
+from pagebuild.site.pages import Knowledge
+from pagebuild.site.project import Project
+from pagebuild.site.website import Insight, website_files
+from pagetest.page import Page
+
+PRESENT = "the present code"
+PROJECT = Project("https://example.org/colossal", "c" * 40, "2026-11-20")
+
+LESSON = """# A lesson
+
+The first sentence. The second one, with `code`.
+
+```python
+x = 1
+print(x)
+```
+
+## More
+
+{{ autodoc:pack.Thing }}
+
+![A figure](../images/figure.svg)
+
+```python
+mesh = launch()
+```
+
+<!-- doc-test-command: torchrun --standalone --nproc_per_node=2 lesson.py -->
+"""
+CHINESE = (
+    LESSON.replace("A lesson", "一课")
+    .replace("The first sentence. The second one, with `code`.", "第一句话。第二句话，\n换行之后。")
+    .replace("## More", "## 更多")
+)
+TALK = "# Talk\n\nNothing to run.\n\n<!-- doc-test-command: none -->\n"
+
+
+def described(name: str, kind: str, **more: Any) -> dict[str, Any]:
+    """An entry of the API reference."""
+    words = {"type": "text", "value": f"About {name}: "}
+    code = {"type": "link", "url": "api:pack.go", "children": [{"type": "inlineCode", "value": "go"}]}
+    body = [{"type": "paragraph", "children": [words, code]}]
+    return {"name": name, "kind": kind, "body": body, "source": {"file": "src/pack/__init__.py"}, "members": []} | more
+
+
+API = {
+    "version": "0.1.0",
+    "objects": {
+        "pack": described("pack", "module", members=["pack.go", "pack.Thing", "pack.inner"]),
+        "pack.inner": described("pack.inner", "module"),
+        "pack.Thing": described("pack.Thing", "class", members=["pack.Thing.use"]),
+        "pack.Thing.use": described("pack.Thing.use", "method"),
+        "pack.go": described("pack.go", "function"),
+    },
+}
+SIDEBARS = {
+    "tutorialSidebar": [
+        {"type": "category", "label": "Basics", "items": ["basics/lesson", {"type": "doc", "id": "talk"}]}
+    ]
+}
+LABELS = {"sidebar.tutorialSidebar.category.Basics": {"message": "基础"}}
+
+
+@dataclass(frozen=True)
+class Docs:
+    """The project's files."""
+
+    root: Path
+
+    def write(self, name: str, content: str | object) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=1)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def results(self, *entries: dict[str, Any], file: str = "build/docs/results.json") -> None:
+        self.write(file, {"results": list(entries)})
+
+    def page(self, name: str = "basics/lesson", language: str = "en") -> Page:
+        return current_edition(self.root).tree.page(name, language)
+
+    def knowledge(self) -> Knowledge:
+        return Knowledge(read_results(current_edition(self.root).results), lambda _: PRESENT, lambda _: ())
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Docs:
+    docs = Docs(tmp_path)
+    for language, lesson in (("en", LESSON), ("zh-Hans", CHINESE)):
+        docs.write(f"docs/source/{language}/basics/lesson.md", lesson)
+        docs.write(f"docs/source/{language}/talk.md", TALK)
+        docs.write(f"docs/source/{language}/images/figure.svg", f"<svg>{language}</svg>")
+    docs.write("docs/source/zh-Hans/sidebar_category_translation.json", LABELS)
+    docs.write("docs/sidebars.json", SIDEBARS)
+    docs.write("docs/versions.json", ["current"])
+    docs.write("build/docs/api.json", API)
+    docs.write("README.md", "# pack\n\n```python\nx = 1\n```\n")
+    return docs
+
+
+@pytest.fixture
+def make(docs, monkeypatch) -> Callable[[], dict[str, bytes]]:
+    """Makes all files; the landing page's data, which asks the real library, has tests of its own."""
+    monkeypatch.setattr("pagebuild.site.website.landing", lambda *_: {"landing": True})
+
+    def stale(page: Page) -> tuple[str, ...]:
+        return ("更多",) if page.language == "zh-Hans" and page.name == "basics/lesson" else ()
+
+    return lambda: website_files(docs.root, PROJECT, Insight(lambda _: PRESENT, stale))

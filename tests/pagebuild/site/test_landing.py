@@ -1,0 +1,201 @@
+"""The landing page's data says what the library does, in both languages."""
+
+import dataclasses
+import json
+from itertools import product
+
+import pytest
+
+from colossal.booster import plugin as home
+from colossal.booster.boosted import Parts
+from colossal.booster.plugin import Plugin, TorchDDPPlugin
+from colossal.checkpoint_io import GeneralCheckpointIO
+from colossal.errors import UnsupportedError
+from pagebuild.site.edition import BrokenInputError, current_edition
+from pagebuild.site.landing import features, texts
+from pagebuild.site.landing.data import landing, tutorials
+from pagebuild.site.landing.example import example
+from pagebuild.site.landing.features import FEATURES, feature_matrix
+from pagebuild.site.landing.models import model_matrix
+from pagebuild.site.landing.plugins import CHOICES, QUESTIONS, Choice, check_choices, offered_plugins
+from pagebuild.site.landing.trial import attempt
+from pagetest.reader import parse_page
+
+LANGUAGES = {"en", "zh-Hans"}
+
+
+def never(_device: str) -> bool:
+    return False
+
+
+@pytest.fixture(scope="module")
+def matrix() -> dict:
+    return feature_matrix(never)
+
+
+def cells(matrix: dict, key: str) -> dict[str, str]:
+    (row,) = [row for row in matrix["rows"] if row["key"] == key]
+    return {column: cell["state"] for column, cell in row["cells"].items()}
+
+
+# ------------------------------------------------------------------------------------------ the chooser
+
+
+def test_the_library_and_the_chooser_know_the_same_plugins() -> None:
+    assert offered_plugins() == ("TorchDDPPlugin",)
+    check_choices(offered_plugins())
+    with pytest.raises(BrokenInputError, match=r"plugins\.py:1: the library has the plugin NewPlugin: say when"):
+        check_choices(("TorchDDPPlugin", "NewPlugin"))
+
+
+def test_every_combination_of_answers_leads_somewhere() -> None:
+    rows = [choice.row() for choice in CHOICES]
+    for answers in product(*QUESTIONS.values()):
+        asked = dict(zip(QUESTIONS, answers, strict=True))
+        assert any(all(answer in row["when"][question] for question, answer in asked.items()) for row in rows), asked
+    with pytest.raises(BrokenInputError, match="no plugin for one and states and memory"):
+        check_choices((), tuple(choice for choice in CHOICES if choice.key != "gemini"))
+
+
+def test_every_plugin_is_recommended_to_somebody() -> None:
+    found = set()
+    for workers, fits, goal in product(*QUESTIONS.values()):
+        found.add(next(c.key for c in CHOICES if workers in c.workers and fits in c.fits and goal in c.goal))
+    assert found == {choice.key for choice in CHOICES}
+
+
+def test_a_working_row_says_what_the_library_says() -> None:
+    (row,) = [choice.row() for choice in CHOICES if choice.name == "TorchDDPPlugin"]
+    assert row["state"] == "works"
+    assert row["code"] == "Booster(plugin=TorchDDPPlugin())"
+    assert row["object"] == "colossal.booster.plugin.TorchDDPPlugin"
+    assert row["devices"] == list(TorchDDPPlugin.supported_devices)
+    assert row["precisions"] == list(TorchDDPPlugin.supported_precisions)
+    assert set(row["text"]) == LANGUAGES
+
+
+def test_what_is_not_built_is_planned_and_promises_nothing() -> None:
+    rows = [choice.row() for choice in CHOICES if choice.name not in {"", "TorchDDPPlugin"}]
+    assert rows
+    for row in rows:
+        empty = {"state": "planned", "object": None, "page": None, "devices": [], "precisions": []}
+        assert row | empty == row
+
+
+def test_a_plugin_that_works_names_its_page() -> None:
+    choices = tuple(dataclasses.replace(choice, page="") if choice.key == "ddp" else choice for choice in CHOICES)
+    with pytest.raises(BrokenInputError, match="TorchDDPPlugin works, and no page teaches it"):
+        check_choices(("TorchDDPPlugin",), choices)
+
+
+# ------------------------------------------------------------------------------------------ the features
+
+
+class Lazy(Plugin):
+    """Refuses to train."""
+
+    supported_devices = ("cpu",)
+    supported_precisions: tuple[str, ...] = ()
+
+    def configure(self, parts: Parts, *_: object) -> object:
+        raise UnsupportedError(f"Lazy needs rest. Found {type(parts.model).__name__}. Ask another plugin.")
+
+    def get_checkpoint_io(self) -> GeneralCheckpointIO:
+        return GeneralCheckpointIO()
+
+    def data_parallel_place(self) -> tuple[int, int]:
+        return 0, 1
+
+
+def test_cells_are_what_happened(matrix) -> None:
+    assert [column["key"] for column in matrix["columns"]] == ["single", "ddp"]
+    assert [row["key"] for row in matrix["rows"]] == [feature.key for feature in FEATURES]
+    for key in ("fp16", "bf16", "accumulation", "clip_norm", "clip_value", "whole", "sharded", "safetensors", "resume"):
+        assert cells(matrix, key) == {"single": "yes", "ddp": "yes"}, key
+    assert cells(matrix, "pipeline") == {"single": "no", "ddp": "no"}
+    for key in ("fp8", "lora", "async"):
+        assert cells(matrix, key) == {"single": "planned", "ddp": "planned"}, key
+
+
+def test_a_device_counts_when_a_page_has_run_on_it(matrix) -> None:
+    (row,) = [row for row in matrix["rows"] if row["key"] == "cuda"]
+    assert row["cells"]["ddp"]["state"] == "partial"
+    assert set(row["cells"]["ddp"]["note"]) == LANGUAGES
+    proved = feature_matrix(lambda device: device == "cuda")
+    assert cells(proved, "cuda") == {"single": "yes", "ddp": "yes"}
+    assert cells(proved, "cpu") == {"single": "partial", "ddp": "partial"}
+
+
+def test_a_refusal_is_a_no_and_any_other_error_is_raised() -> None:
+    def refuse(message: str) -> None:
+        raise UnsupportedError(message)
+
+    assert attempt(lambda: None) == "yes"
+    assert attempt(lambda: refuse("Found x, which does not. Do y.")) == "no"
+    assert attempt(lambda: refuse("Found x, which is not built yet. Do y.")) == "planned"
+    with pytest.raises(ZeroDivisionError):
+        attempt(lambda: 1 / 0)
+
+
+def test_a_plugin_that_cannot_be_tried_is_an_error(monkeypatch) -> None:
+    choice = Choice("lazy", "Lazy", "p", ("one",), ("all",), ("simple",))
+    monkeypatch.setattr(home, "Lazy", Lazy, raising=False)
+    with pytest.raises(UnsupportedError, match="Lazy needs rest"):
+        features._states(choice)
+
+
+def test_the_librarys_table_of_precisions_is_held_against_what_happens(monkeypatch) -> None:
+    monkeypatch.setattr(TorchDDPPlugin, "supported_precisions", ("fp16", "bf16", "fp8"))
+    with pytest.raises(AssertionError, match=r"TorchDDPPlugin\.supported_precisions is wrong about fp8: planned"):
+        feature_matrix(never)
+
+
+# ------------------------------------------------------------------------------------------ models, example, pages
+
+
+def test_models_have_no_rows_until_the_library_has_families() -> None:
+    assert model_matrix() == {"columns": [], "rows": []}
+    with pytest.raises(BrokenInputError, match=r"models\.py:1: colossal\.nn is there: make a row of each"):
+        model_matrix("colossal.nn")
+
+
+def test_the_example_is_what_a_page_runs(docs) -> None:
+    page = parse_page("# T\n```python\nimport a\nx = 1\n```\n", docs.root / "page.md")
+    shown = example(docs.root / "README.md", page)
+    assert (shown["source"], shown["page"]) == ("x = 1", "page")
+    docs.write("README.md", "# pack\n\n```python\nx = 2\n```\n")
+    with pytest.raises(BrokenInputError, match=r"README\.md:4: this program is not part of"):
+        example(docs.root / "README.md", page)
+    docs.write("README.md", "# pack\n")
+    with pytest.raises(BrokenInputError, match=r"README\.md:1: the README shows no program"):
+        example(docs.root / "README.md", page)
+
+
+def test_an_ignored_block_is_no_example(docs) -> None:
+    ignored = "<!--- doc-test-ignore-start: why -->\n```python\nx = 1\n```\n<!--- doc-test-ignore-end -->\n"
+    with pytest.raises(BrokenInputError, match="not part of"):
+        example(docs.root / "README.md", parse_page(ignored, docs.root / "page.md"))
+
+
+def test_pages_come_in_the_order_of_the_sidebar(docs) -> None:
+    (category,) = tutorials(current_edition(docs.root), docs.knowledge())
+    assert category["label"] == {"en": "Basics", "zh-Hans": "基础"}
+    assert [card["name"] for card in category["pages"]] == ["basics/lesson", "talk"]
+    card = category["pages"][0]
+    assert card["title"] == {"en": "A lesson", "zh-Hans": "一课"}
+    assert card["description"] == {"en": "The first sentence.", "zh-Hans": "第一句话。"}
+    assert [badge["state"] for badge in card["badges"]["zh-Hans"]] == ["never", "never"]
+
+
+def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
+    monkeypatch.setattr("pagebuild.site.landing.data.PAGE", "basics/lesson")
+    with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_api, which is no page"):
+        landing(docs.root, current_edition(docs.root), docs.knowledge())
+
+
+def test_every_text_is_there_in_both_languages_and_used() -> None:
+    content = json.loads(texts.FILE.read_text(encoding="utf-8"))
+    assert all(set(text) == LANGUAGES and all(text.values()) for group in content.values() for text in group.values())
+    assert set(content["plugins"]) == {choice.key for choice in CHOICES}
+    assert set(content["features"]) == {feature.key for feature in FEATURES}
+    assert set(content["groups"]) == {feature.group for feature in FEATURES}

@@ -1,0 +1,248 @@
+"""The generated files: pages of both languages, sidebars, labels, versions, reference, downloads."""
+
+import json
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pagebuild.site.edition import BrokenInputError
+
+Damage = Callable[[Any], object]
+
+BASICS = "sidebar.tutorialSidebar.category.Basics"
+ZH = "i18n/zh-Hans/docusaurus-plugin-content-docs"
+
+
+def front(content: bytes) -> dict:
+    first, line, last, *_ = content.decode().split("\n")
+    assert (first, last) == ("---", "---")
+    return json.loads(line)
+
+
+def test_a_page_is_three_lines_and_then_the_authors_file(docs, make) -> None:
+    files = make()
+    for folder, language in (("docs", "en"), (f"{ZH}/current", "zh-Hans")):
+        author = (docs.root / f"docs/source/{language}/basics/lesson.md").read_text(encoding="utf-8")
+        lines = files[f"{folder}/basics/lesson.md"].decode().split("\n")
+        assert lines[3:] == author.split("\n")
+
+
+def test_the_front_matter_says_what_the_site_shows(docs, make) -> None:
+    facts = {"date": "2026-11-19", "commit": "a" * 40, "backend": "gloo", "world": 2, "seconds": 8.6}
+    entry = {
+        "page": "basics/lesson",
+        "lang": "en",
+        "status": "PASS",
+        "device": "cpu",
+        "fingerprint": "the present code",
+    }
+    docs.results(entry | facts)
+    files = make()
+    assert front(files["docs/basics/lesson.md"]) == {
+        "description": "The first sentence.",
+        "custom_edit_url": "https://example.org/colossal/edit/main/docs/source/en/basics/lesson.md",
+        "page": {
+            "name": "basics/lesson",
+            "lang": "en",
+            "source": "docs/source/en/basics/lesson.md",
+            "badges": [{"device": "cpu", "state": "verified"} | facts, {"device": "cuda", "state": "never"}],
+            "downloads": {"script": "/downloads/en/basics/lesson.py"},
+            "stale": [],
+            "kind": "tutorial",
+        },
+    }
+    chinese = front(files[f"{ZH}/current/basics/lesson.md"])
+    assert chinese["description"] == "第一句话。"
+    assert chinese["page"]["stale"] == ["更多"]
+    assert chinese["page"]["badges"][0] == {"device": "cpu", "state": "never"}
+
+
+@pytest.mark.parametrize(
+    ("text", "description"),
+    [
+        ("# T\n\n{{ autodoc:pack.Thing }}\n\nAfter the hook.\n", "After the hook."),
+        (
+            "# T\n\n![A figure](../images/figure.svg)\n\nWords, e.g. these and\nthose. More.\n",
+            "Words, e.g. these and those.",
+        ),
+        ("# T\n\n> A quote.\n\n- a list\n", "T"),
+        ('# T\n\nNo end\u2028 "quoted" {x}: y\n', 'No end\u2028 "quoted" {x}: y'),
+        ("# T\n\n**Bold** and [a link](talk.md), $x^2$. Next.\n", "Bold and a link, $x^2$."),
+    ],
+)
+def test_the_description_is_the_first_sentence_of_prose(docs, make, text, description) -> None:
+    docs.write("docs/source/en/basics/lesson.md", text)
+    content = make()["docs/basics/lesson.md"]
+    assert front(content)["description"] == description
+    assert "\u2028" not in content.decode().split("\n---\n")[0]
+
+
+def test_images_lie_beside_the_pages_of_their_language(docs, make) -> None:
+    docs.write("docs/source/en/.cache/junk.svg", "junk")
+    files = make()
+    assert files["docs/images/figure.svg"] == b"<svg>en</svg>"
+    assert files[f"{ZH}/current/images/figure.svg"] == b"<svg>zh-Hans</svg>"
+    assert not any("junk" in name for name in files)
+
+
+def test_the_script_is_the_program_with_the_headings_of_the_page(make) -> None:
+    files = make()
+    text = files["static/downloads/en/basics/lesson.py"].decode()
+    head, *_ = text.split("\n\n")
+    assert head.split("\n") == [
+        "# The program of docs/source/en/basics/lesson.md, colossal 0.1.0.",
+        "# Run it: torchrun --standalone --nproc_per_node=2 lesson.py",
+    ]
+    assert text.index("print(x)") < text.index("# --- More ---") < text.index("mesh = launch()")
+    compile(text, "lesson.py", "exec")
+    assert "static/downloads/en/talk.py" not in files
+
+
+def test_the_notebook_is_offered_if_it_was_made_from_this_text(docs, make) -> None:
+    from pagebuild.site.downloads import page_hash
+
+    place = "build/docs/notebooks/en/basics/lesson.ipynb"
+    docs.write(place, {"metadata": {"colossal": {"page_hash": "of another text"}}, "cells": []})
+    assert front(make()["docs/basics/lesson.md"])["page"]["downloads"] == {"script": "/downloads/en/basics/lesson.py"}
+    docs.write(place, {"metadata": {"colossal": {"page_hash": page_hash(docs.page())}}, "cells": []})
+    files = make()
+    assert front(files["docs/basics/lesson.md"])["page"]["downloads"]["notebook"] == "/downloads/en/basics/lesson.ipynb"
+    assert files["static/downloads/en/basics/lesson.ipynb"] == (docs.root / place).read_bytes()
+
+
+def test_the_sidebars_and_their_labels(make) -> None:
+    files = make()
+    tutorials = [{"type": "category", "label": "Basics", "items": ["basics/lesson", {"type": "doc", "id": "talk"}]}]
+    assert json.loads(files["sidebars.json"]) == {"tutorialSidebar": tutorials, "apiSidebar": ["api/pack"]}
+    assert json.loads(files[f"{ZH}/current.json"]) == {
+        "version.label": {"message": "main"},
+        "sidebar.tutorialSidebar.category.Basics": {"message": "基础"},
+    }
+    assert json.loads(files["versions.json"]) == []
+
+
+def test_the_reference_has_a_page_per_module_that_hooks_every_public_name(docs, make) -> None:
+    files = make()
+    for folder in ("docs", f"{ZH}/current"):
+        content = files[f"{folder}/api/pack.md"]
+        assert content.decode().split("---\n")[2] == (
+            "# pack\n\nAbout pack: `go`\n\n{{ autodoc:pack.Thing }}\n\n{{ autodoc:pack.go }}\n"
+        )
+        words = front(content)
+        assert (words["title"], words["description"], words["page"]["kind"]) == ("pack", "About pack: `go`", "api")
+        assert f"{folder}/api/pack.inner.md" not in files
+    assert json.loads(files["data/api.json"]) == json.loads((docs.root / "build/docs/api.json").read_text())
+
+
+def test_the_site_knows_the_project(make) -> None:
+    assert json.loads(make()["data/site.json"]) == {
+        "repository": "https://example.org/colossal",
+        "version": "0.1.0",
+        "commit": "c" * 40,
+        "date": "2026-11-20",
+    }
+
+
+# ------------------------------------------------------------------------------------------ what is refused
+
+
+def release(docs, version: str = "0.0.9") -> None:
+    """Lays down a frozen version by hand."""
+    folder = docs.root / "docs" / "versioned" / version
+    shutil.copytree(docs.root / "docs" / "source", folder)
+    for name in ("docs/sidebars.json", "build/docs/api.json"):
+        shutil.copy(docs.root / name, folder)
+    docs.write(f"docs/versioned/{version}/results.json", {"results": []})
+    docs.write("docs/versions.json", ["current", version])
+
+
+def remove(name: str) -> Damage:
+    return lambda docs: (docs.root / name).unlink()
+
+
+def write(name: str, content: object) -> Damage:
+    return lambda docs: docs.write(name, content)
+
+
+def extend(name: str, text: str) -> Damage:
+    return lambda docs: docs.write(name, (docs.root / name).read_text(encoding="utf-8") + text)
+
+
+LESSON = "docs/source/en/basics/lesson.md"
+LABELS = "docs/source/zh-Hans/sidebar_category_translation.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove("build/docs/api.json"), r"api\.json:1: the file is missing: run `python docs_build\.py api`"),
+        (remove("docs/source/zh-Hans/talk.md"), r"zh-Hans/talk\.md:1: the page exists in another language only"),
+        (extend(LESSON, "\n{{ autodoc:pack.Thong }}\n"), r"lesson\.md:22: `pack\.Thong` is not in the API reference"),
+        (write(LESSON, "---\ntitle: x\n---\n# T\n"), r"lesson\.md:1: the website writes the front matter itself"),
+        (write(LABELS, {}), r"translation\.json:1: no translation of the sidebar's label"),
+        (write(LABELS, {BASICS: {"message": "x"}, "y": {"message": "z"}}), r"translation\.json:5: `y` is no label"),
+        (remove(LABELS), r"translation\.json:1: the sidebar has the label"),
+        (write("docs/sidebars.json", {"a": ["basics/lesson"]}), r"sidebars\.json:1: no sidebar lists the page `talk`"),
+        (write("docs/versions.json", ["0.1.0"]), r"versions\.json:1: the list is"),
+        (write("docs/versions.json", ["current", "0.1.0", "0.1.0"]), r"versions\.json:1: the list is"),
+        (write("docs/versions.json", ["current", "0.1.0"]), r"versioned/0\.1\.0/en:1: .* restore the folder"),
+        (write("build/docs/results.json", "[]"), r"results\.json:1: .* should hold results"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_wrong_is_named_with_file_and_line(docs, make, damage, message) -> None:
+    damage(docs)
+    with pytest.raises(BrokenInputError, match=message):
+        make()
+
+
+def test_a_page_may_not_stand_where_the_reference_is(docs, make) -> None:
+    for language in ("en", "zh-Hans"):
+        docs.write(f"docs/source/{language}/api/mine.md", "# Mine\n\n<!-- doc-test-command: none -->\n")
+    docs.write("docs/sidebars.json", {"tutorialSidebar": ["basics/lesson", "talk", "api/mine"]})
+    docs.write(LABELS, {})
+    with pytest.raises(BrokenInputError, match=r"api/mine\.md:1: the folder api/ belongs to the API reference"):
+        make()
+
+
+def test_a_public_name_without_an_entry_is_an_error(docs, make) -> None:
+    content = json.loads((docs.root / "build/docs/api.json").read_text())
+    del content["objects"]["pack.go"]
+    docs.write("build/docs/api.json", content)
+    with pytest.raises(BrokenInputError, match=r"api\.json:1: pack\.go is public and not described"):
+        make()
+
+
+# ------------------------------------------------------------------------------------------ versions
+
+
+def test_a_released_version_has_pages_reference_and_labels_of_its_own(docs, make) -> None:
+    release(docs)
+    changed = (docs.root / LESSON).read_text(encoding="utf-8").replace("The first sentence.", "It was rewritten.")
+    docs.write(LESSON, changed)
+    files = make()
+    old = files["versioned_docs/version-0.0.9/basics/lesson.md"]
+    assert front(old)["description"] == "The first sentence."
+    assert front(old)["custom_edit_url"] is None
+    assert front(old)["page"]["source"] == "docs/versioned/0.0.9/en/basics/lesson.md"
+    assert front(old)["page"]["downloads"] == {"script": "/downloads/0.0.9/en/basics/lesson.py"}
+    assert front(files["docs/basics/lesson.md"])["description"] == "It was rewritten."
+    assert json.loads(files["versions.json"]) == ["0.0.9"]
+    assert json.loads(files[f"{ZH}/version-0.0.9.json"])["version.label"] == {"message": "0.0.9"}
+    for name in (
+        "static/downloads/0.0.9/zh-Hans/basics/lesson.py",
+        "versioned_sidebars/version-0.0.9-sidebars.json",
+        "versioned_docs/version-0.0.9/api/pack.md",
+        "versioned_docs/version-0.0.9/images/figure.svg",
+        f"{ZH}/version-0.0.9/basics/lesson.md",
+        "data/versions/0.0.9/api.json",
+    ):
+        assert name in files
+
+
+def test_a_released_version_is_checked_like_the_present_one(docs, make) -> None:
+    release(docs)
+    docs.write("docs/versioned/0.0.9/sidebars.json", {"a": ["basics/lesson"]})
+    with pytest.raises(BrokenInputError, match=r"0\.0\.9/sidebars\.json:1: no sidebar lists the page `talk`"):
+        make()
