@@ -20,6 +20,19 @@ _FIXED = {
 }
 
 
+def clean_environment(outer: Mapping[str, str], root: Path) -> dict[str, str]:
+    """Makes an environment in which a page's code sees what it would see anywhere.
+
+    Args:
+        outer: The harness's own environment.
+        root: The project's root, which a page must not see on its path.
+    """
+    kept = {name: value for name, value in outer.items() if not _is_scrubbed(name)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
+    imports = os.pathsep.join(_import_path(kept.pop("PYTHONPATH", ""), root))
+    return kept | _FIXED | {"PATH": path} | ({"PYTHONPATH": imports} if imports else {})
+
+
 def page_environment(outer: Mapping[str, str], root: Path, script: Path, run: Path) -> dict[str, str]:
     """Makes the environment in which a page's command runs.
 
@@ -29,17 +42,9 @@ def page_environment(outer: Mapping[str, str], root: Path, script: Path, run: Pa
         script: The page's script.
         run: The folder into which the page's processes report.
     """
-    kept = {name: value for name, value in outer.items() if not _is_scrubbed(name)}
-    return (
-        kept
-        | _FIXED
-        | {
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]),
-            "PYTHONPATH": os.pathsep.join([str(PROBE), *_import_path(kept.get("PYTHONPATH", ""), root)]),
-            "COLOSSAL_PAGE_SCRIPT": str(script),
-            "COLOSSAL_PAGE_RUN": str(run),
-        }
-    )
+    clean = clean_environment(outer, root)
+    probed = os.pathsep.join([str(PROBE), *filter(None, [clean.get("PYTHONPATH")])])
+    return clean | {"PYTHONPATH": probed, "COLOSSAL_PAGE_SCRIPT": str(script), "COLOSSAL_PAGE_RUN": str(run)}
 
 
 def _is_scrubbed(name: str) -> bool:
