@@ -73,10 +73,17 @@ def _with_wild(old: str, new: str, exact: bool) -> str:
     def unlikeness(i: int, j: int) -> float:
         return float(one[i] != other[j] and not (one[i].isspace() and other[j].isspace()))
 
-    steps = _align(one, len(other), unlikeness)
-    line = "".join(one[i] if j < 0 else other[j] for i, j in steps)
-    is_proof = line.replace(WILD, "").strip() and matches(" ".join(line.split()), " ".join(new.split()), exact)
+    parts = [one[i] if j < 0 else other[j] for i, j in _align(one, len(other), unlikeness)]
+    for index, part in enumerate(parts):
+        if part == WILD and _fits([*parts[:index], *parts[index + 1 :]], new, exact):
+            parts[index] = ""
+    line = "".join(parts).strip()
+    is_proof = line.replace(WILD, "").strip() and _fits(parts, new, exact)
     return new[: len(new) - len(new.lstrip())] + line if is_proof else new
+
+
+def _fits(parts: Sequence[str], printed: str, exact: bool) -> bool:
+    return matches(" ".join("".join(parts).split()), " ".join(printed.split()), exact)
 
 
 def _align(old: Sequence[str], size: int, unlikeness: Callable[[int, int], float]) -> Iterator[tuple[int, int]]:

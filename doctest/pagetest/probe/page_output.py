@@ -83,13 +83,10 @@ class Printed:
             sys.stderr = sys.__stderr__ = _like(sys.stderr, Copied(self, STDERR))
 
     def flush(self) -> None:
-        """Empties the buffers of Python and of C, so that all that was printed is in the file."""
-        import ctypes
-
+        """Empties Python's buffers; C has none, for the environment says PYTHONUNBUFFERED."""
         for stream in (sys.stdout, sys.__stdout__):
             with suppress(AttributeError, ValueError, OSError):
                 stream.flush()  # type: ignore[union-attr]
-        ctypes.CDLL(None).fflush(None)
         self.catch_up()
 
 
