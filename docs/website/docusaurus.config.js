@@ -70,7 +70,7 @@ export default {
         path: 'docs',
         routeBasePath: 'docs',
         sidebarPath: './sidebars.json',
-        sidebarCollapsible: true,
+        sidebarCollapsed: false,
         beforeDefaultRemarkPlugins: [[remarkPage, {siteDir: SITE_DIR, repository: site.repository}]],
         remarkPlugins: [remarkMath],
         rehypePlugins: [rehypeKatex],

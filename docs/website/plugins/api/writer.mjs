@@ -32,11 +32,12 @@ export class ApiWriter {
     const object = this.api.objects[name];
     const members = object.members.filter((member) => member in this.api.objects);
     const inside = members.filter((member) => !this.hooked.has(member));
+    const isMember = this.here.has(ownerName(name));
     return [
-      heading(object, this.#labelOf(object), depth),
+      isMember ? memberHeading(object, depth + 1) : heading(object, this.#labelOf(object), depth, 'api-object'),
       this.#entry(object, members, hook),
       ...inside.flatMap((member) => [
-        heading(this.api.objects[member], member.split('.').at(-1), depth + 1, 'api-member'),
+        memberHeading(this.api.objects[member], depth + 1),
         this.#entry(this.api.objects[member], [], hook),
       ]),
     ];
@@ -158,7 +159,7 @@ export class ApiWriter {
    * @param {import('./library.mjs').ApiObject} object
    */
   #ownerOf(object) {
-    const owner = object.name.slice(0, object.name.lastIndexOf('.'));
+    const owner = ownerName(object.name);
     return ['class', 'exception'].includes(this.api.objects[owner]?.kind) ? owner : null;
   }
 
@@ -178,11 +179,24 @@ export class ApiWriter {
  * @param {number} depth
  * @param {string} className
  */
-function heading(object, label, depth, className = 'api-object') {
+function heading(object, label, depth, className) {
   const data = lasting({}, object.name);
   data.hProperties = lasting({className: [className]}, object.name);
   return {type: 'heading', depth, data, children: [code(label)]};
 }
+
+/**
+ * The heading of a member below that of its class, which it need not repeat.
+ *
+ * @param {import('./library.mjs').ApiObject} object
+ * @param {number} depth
+ */
+function memberHeading(object, depth) {
+  return heading(object, object.name.split('.').at(-1), depth, 'api-member');
+}
+
+/** @param {string} name The path of a member or of an object in a module. */
+const ownerName = (name) => name.slice(0, name.lastIndexOf('.'));
 
 /**
  * @param {object} target

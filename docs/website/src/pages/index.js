@@ -58,7 +58,7 @@ export default function Home() {
         </Section>
         <Section
           id="tutorials"
-          title={translate({id: 'site.tutorials.title', message: 'Tutorials that ran'})}
+          title={translate({id: 'site.tutorials.title', message: 'Tutorials, and how they ran'})}
           text={translate({
             id: 'site.tutorials.text',
             message:

@@ -1,6 +1,6 @@
 import React from 'react';
 import Link from '@docusaurus/Link';
-import Translate from '@docusaurus/Translate';
+import Translate, {translate} from '@docusaurus/Translate';
 import useDocusaurusContext from '@docusaurus/useDocusaurusContext';
 
 const LICENSE = 'Apache-2.0';
@@ -17,7 +17,7 @@ export default function Footer() {
             {'The colossal authors, {license}'}
           </Translate>
         </span>
-        <nav aria-label="footer">
+        <nav aria-label={translate({id: 'site.footer.label', message: 'Further pages'})}>
           <Link to="/docs/get_started/installation">
             <Translate id="site.footer.install">Installation</Translate>
           </Link>
