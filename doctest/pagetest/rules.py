@@ -5,8 +5,6 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from urllib.parse import unquote
 
 from pagetest.command import command_faults
 from pagetest.finding import Finding
@@ -17,8 +15,6 @@ from pagetest.script import Script
 _FIXED_PORT_URL = re.compile(r"(?:tcp|env)://[^/\s]*:[1-9]\d*")
 _PORT_NAMES = ("port", "master_port")
 _TAUGHT = ("colossal", "numpy", "torch", "transformers")
-_HAS_SCHEME = re.compile(r"[a-zA-Z][\w+.-]*:|#|/")
-_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 
 
 def check_page(page: Page, script: Script) -> list[Finding]:
@@ -31,25 +27,6 @@ def check_page(page: Page, script: Script) -> list[Finding]:
     ]
     found += [finding for rule in _RULES for finding in rule(page, script)]
     return sorted(set(found))
-
-
-def check_links(page: Page, source: Path) -> Iterator[Finding]:
-    """Relative links lead to pages of the same language or to images, all of which exist."""
-    tree = (source / page.language).resolve()
-    for link in page.links:
-        if _HAS_SCHEME.match(link.text):
-            continue
-        target = (page.path.parent / unquote(re.split(r"[#?]", link.text)[0])).resolve()
-        if not target.is_file():
-            yield Finding(
-                page.path, link.line, f"the link `{link.text}` leads to {target.name}, which does not exist: correct it"
-            )
-        elif not target.is_relative_to(tree) and target.suffix.lower() not in _IMAGES:
-            yield Finding(
-                page.path,
-                link.line,
-                f"the link `{link.text}` leaves the {page.language} pages: link the page in this language",
-            )
 
 
 def _stem(page: Page, script: Script) -> Iterator[Finding]:

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pagetest.command import NO_COMMAND
 from pagetest.finding import Finding
 from pagetest.fingerprint import fingerprint
 from pagetest.imports import ImportGraph
+from pagetest.links import Links
 from pagetest.navigation import check_navigation
 from pagetest.page import Page
 from pagetest.parity import compare
 from pagetest.result import FAIL, NONE, Result, unrun
-from pagetest.rules import check_links, check_page
+from pagetest.rules import check_page
 from pagetest.runner import Runner
 from pagetest.script import make_script
 from pagetest.tree import LANGUAGES, Tree
@@ -31,6 +33,10 @@ class Suite:
     tree: Tree
     languages: Sequence[str]
     update: bool = False
+
+    @cached_property
+    def _links(self) -> Links:
+        return Links(self.tree)
 
     def check(self, names: Sequence[str]) -> list[Finding]:
         """Everything that can be said about the pages without running them."""
@@ -69,7 +75,7 @@ class Suite:
                 yield from self._missing(name, language).findings
         for page in pages.values():
             yield from check_page(page, make_script(page))
-            yield from check_links(page, self.tree.source)
+            yield from self._links.faults(page)
         original = pages.get(LANGUAGES[0])
         for page in pages.values():
             if original and page is not original:

@@ -1,11 +1,9 @@
 """Every refusal names the file, the line and what to do."""
 
-from pathlib import Path
-
 import pytest
 
 from pagetest.page import Page
-from pagetest.rules import check_links, check_page
+from pagetest.rules import check_page
 from pagetest.script import make_script
 
 START = "<!-- doc-test-ignore-start: a -->\n"
@@ -163,20 +161,3 @@ def test_a_free_port_is_accepted(parse, code) -> None:
 def test_a_syntax_error_is_reported_with_its_markdown_line(parse) -> None:
     (found,) = findings(page_with(parse, "python lesson.py", code="x = 1\nif x\n"))
     assert found == "lesson.md:3: SyntaxError: expected ':'"
-
-
-def test_links_lead_to_pages_of_the_language_and_to_images(docs) -> None:
-    from pagetest.reader import read_page
-
-    docs.write("basics/a", "x\n", "en")
-    docs.write("b", "x\n", "zh-Hans")
-    (docs.source.parent / "logo.png").write_bytes(b"")
-    text = (
-        "[a](basics/a.md#part) [w](https://example.org) [h](#part) [m](mailto:a@b.c) ![l](../../logo.png)\n\n"
-        "[no](basics/none.md)\n\n![no](no.png)\n\n[zh](../zh-Hans/b.md)\n\n<img src='gone.png'>\n"
-    )
-    docs.write("page", text, "en")
-    path: Path = docs.source / "en" / "page.md"
-    found = sorted(check_links(read_page(path, "en", "page"), docs.source))
-    assert [finding.line for finding in found] == [3, 5, 7, 9]
-    assert "leaves the en pages" in found[2].message
