@@ -40,7 +40,9 @@ export class Source {
    */
   fail(message, node) {
     const line = node.position?.start.line ?? 1;
-    const place = this.page.source ? `${this.page.source}:${Math.max(1, line - ADDED_LINES)}` : `${this.path}:${line}`;
+    // A page of the reference is generated as a whole: it has no author's file with the same lines.
+    const isAuthored = this.page.kind === 'tutorial';
+    const place = isAuthored ? `${this.page.source}:${Math.max(1, line - ADDED_LINES)}` : `${this.path}:${line}`;
     this.file.fail(`${place}: ${message}`, node);
   }
 }

@@ -4,6 +4,9 @@ import Scrollable from '../Scrollable.js';
 import State from './State.js';
 import useText from './useText.js';
 
+/** Labels that are names of the library are set as code. */
+const IDENTIFIER = /^[A-Z]\w+$/;
+
 /**
  * @typedef {import('./useText.js').Text} Text
  * @typedef {{state: 'yes' | 'no' | 'planned' | 'partial', note?: Text}} Cell
@@ -24,26 +27,59 @@ export default function Matrix({matrix: {columns, rows}, label}) {
             <th scope="col">{label}</th>
             {columns.map(({key, label: name, state}) => (
               <th key={key} scope="col" data-state={state}>
-                <code>{text(name)}</code>
+                {IDENTIFIER.test(text(name)) ? <code>{text(name)}</code> : text(name)}
                 {state === 'planned' && <State state={state} />}
               </th>
             ))}
           </tr>
         </thead>
-        <tbody>
-          {rows.map(({key, label: name, page, cells}) => (
-            <tr key={key}>
-              <th scope="row">{page ? <Link to={`/docs/${page}`}>{text(name)}</Link> : text(name)}</th>
-              {columns.map((column) => (
-                <td key={column.key} data-state={column.state}>
-                  <State state={cells[column.key].state} />
-                  {cells[column.key].note && <small>{text(cells[column.key].note)}</small>}
-                </td>
-              ))}
-            </tr>
-          ))}
-        </tbody>
+        {groups(rows).map(({label: group, rows: members}) => (
+          <tbody key={group?.en ?? ''}>
+            {group && (
+              <tr>
+                <th scope="rowgroup" colSpan={columns.length + 1}>
+                  {text(group)}
+                </th>
+              </tr>
+            )}
+            {members.map((row) => (
+              <Row key={row.key} row={row} columns={columns} />
+            ))}
+          </tbody>
+        ))}
       </table>
     </Scrollable>
   );
+}
+
+/** @param {{row: MatrixData['rows'][0], columns: MatrixData['columns']}} props */
+function Row({row: {label, page, cells}, columns}) {
+  const text = useText();
+  return (
+    <tr>
+      <th scope="row">{page ? <Link to={`/docs/${page}`}>{text(label)}</Link> : text(label)}</th>
+      {columns.map(({key, state}) => (
+        <td key={key} data-state={state}>
+          <State state={cells[key].state} />
+          {cells[key].note && <small>{text(cells[key].note)}</small>}
+        </td>
+      ))}
+    </tr>
+  );
+}
+
+/**
+ * Neighbouring rows of one group.
+ *
+ * @param {MatrixData['rows']} rows
+ */
+function groups(rows) {
+  const found = [];
+  for (const row of rows) {
+    if (found.length === 0 || found.at(-1).label?.en !== row.group?.en) {
+      found.push({label: row.group, rows: []});
+    }
+    found.at(-1).rows.push(row);
+  }
+  return found;
 }
