@@ -25,6 +25,9 @@ class Emitter(NamedTuple):
 
 EMITTERS = {
     "api": Emitter("pagebuild.api.command", "docstrings -> build/docs/api.json", ("sphinx", "myst_parser")),
+    "notebooks": Emitter(
+        "pagebuild.notebook.command", "pages -> executed build/docs/notebooks", ("jupytext", "nbclient", "ipykernel")
+    ),
     "site": Emitter("pagebuild.site.command", "pages -> docs/website", ("torch", "colossal")),
 }
 

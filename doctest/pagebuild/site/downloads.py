@@ -32,23 +32,30 @@ def script(page: Page, source: str, version: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page_hash(page: Page) -> str:
-    """Stands for the text of a page: a notebook that carries another one was made from another text."""
-    return hashlib.sha256("\n".join(page.lines).encode()).hexdigest()[:16]
+def origin(page: Page, present: str) -> dict[str, str]:
+    """What a notebook was made from: a page with another origin has other outputs.
+
+    Args:
+        page: The page.
+        present: The fingerprint of its code and of all that it imports.
+    """
+    text_hash = hashlib.sha256("\n".join(page.lines).encode()).hexdigest()[:16]
+    return {"page": page.name, "lang": page.language, "text_hash": text_hash, "fingerprint": present}
 
 
-def notebook(file: Path, page: Page) -> bytes | None:
-    """The executed notebook, unless there is none or it was made from another text of the page.
+def notebook(file: Path, page: Page, present: str) -> bytes | None:
+    """The executed notebook, unless there is none or it was made from another text or executed with other code.
 
     Args:
         file: Where the notebook would be.
         page: The page as it is now.
+        present: The fingerprint of its code and of all that it imports.
     """
     if not file.is_file():
         return None
     content = file.read_bytes()
     made: dict[str, Any] = json.loads(content)["metadata"].get("colossal", {})
-    return content if made.get("page_hash") == page_hash(page) else None
+    return content if made | origin(page, present) == made else None
 
 
 def _rule(text: str) -> str:

@@ -101,7 +101,8 @@ class Press:
         if text := script(page, self._source(page.path), self.edition.reference["version"]):
             found[f"static/{self._download(page, '.py')}"] = text.encode()
         file = self.root / "build" / "docs" / "notebooks" / page.language / f"{page.name}.ipynb"
-        content = notebook(file, page) if self.edition.is_current else None
+        present = self.knowledge.fingerprint(page)
+        content = notebook(file, page, present) if self.edition.is_current else None
         if content is not None:
             found[f"static/{self._download(page, '.ipynb')}"] = content
         return found

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pagebuild.site.downloads import origin
 from pagebuild.site.edition import BrokenInputError
 
 Damage = Callable[[Any], object]
@@ -100,13 +101,14 @@ def test_the_script_is_the_program_with_the_headings_of_the_page(make) -> None:
     assert "static/downloads/en/talk.py" not in files
 
 
-def test_the_notebook_is_offered_if_it_was_made_from_this_text(docs, make) -> None:
-    from pagebuild.site.downloads import page_hash
-
+def test_the_notebook_is_offered_if_it_was_made_from_this_text_and_this_code(docs, make) -> None:
     place = "build/docs/notebooks/en/basics/lesson.ipynb"
-    docs.write(place, {"metadata": {"colossal": {"page_hash": "of another text"}}, "cells": []})
-    assert front(make()["docs/basics/lesson.md"])["page"]["downloads"] == {"script": "/downloads/en/basics/lesson.py"}
-    docs.write(place, {"metadata": {"colossal": {"page_hash": page_hash(docs.page())}}, "cells": []})
+    right = origin(docs.page(), "the present code")
+    for wrong in ({}, right | {"text_hash": "another"}, right | {"fingerprint": "older"}, right | {"lang": "zh-Hans"}):
+        docs.write(place, {"metadata": {"colossal": wrong}, "cells": []})
+        downloads = front(make()["docs/basics/lesson.md"])["page"]["downloads"]
+        assert downloads == {"script": "/downloads/en/basics/lesson.py"}
+    docs.write(place, {"metadata": {"colossal": right | {"commit": "c"}}, "cells": []})
     files = make()
     assert front(files["docs/basics/lesson.md"])["page"]["downloads"]["notebook"] == "/downloads/en/basics/lesson.ipynb"
     assert files["static/downloads/en/basics/lesson.ipynb"] == (docs.root / place).read_bytes()

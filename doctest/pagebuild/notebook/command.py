@@ -1,0 +1,71 @@
+"""`docs_build.py notebooks`: makes every page a notebook, and executes it."""
+
+import argparse
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pagebuild.notebook.report import lines_of, summary
+from pagebuild.notebook.workshop import Made, Workshop
+from pagebuild.site.edition import BrokenInputError, current_edition
+from pagebuild.site.project import read_project
+from pagetest.fingerprint import fingerprint
+from pagetest.imports import ImportGraph
+from pagetest.result import FAIL
+from pagetest.suite import Suite
+from pagetest.tree import LANGUAGES, Tree, UnknownPageError
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def configure(parser: argparse.ArgumentParser, root: Path) -> None:
+    """Adds the options.
+
+    Args:
+        parser: The parser of the subcommand.
+        root: The project's root.
+    """
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api (all)")
+    parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
+    output = root / "build" / "docs" / "notebooks"
+    parser.add_argument("--output", type=Path, default=output, help="where they go (build/docs/notebooks)")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit per notebook (300)")
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Runs the subcommand.
+
+    Args:
+        options: What the command line says.
+        root: The project's root.
+
+    Returns:
+        0 if all notebooks were executed, 1 if one failed, 2 for an unknown page.
+    """
+    tree = Tree(options.source.resolve())
+    try:
+        names = tuple(dict.fromkeys(tree.resolve(name) for name in options.names)) or tree.names
+        workshop = _workshop(tree, options, root)
+    except (UnknownPageError, BrokenInputError) as error:
+        sys.stderr.write(f"docs_build.py notebooks: {error}\n")
+        return USAGE
+    width = max(map(len, names), default=0)
+    done: list[Made] = []
+    for made in (made for name in names for made in workshop.make(name)):
+        done.append(made)
+        sys.stdout.writelines(f"{line}\n" for line in lines_of(made, width))
+        sys.stdout.flush()
+    sys.stdout.write(f"{summary(done)}\n")
+    return FAILED if any(made.status == FAIL for made in done) else OK
+
+
+def _workshop(tree: Tree, options: argparse.Namespace, root: Path) -> Workshop:
+    graph = ImportGraph(root / "src")
+    pages = [tree.page(name, language) for name in tree.names for language in tree.languages(name)]
+    edition = current_edition(root)
+    project = read_project(root, os.environ, datetime.now(UTC).date().isoformat())
+    facts = {"version": edition.reference["version"], "commit": project.commit, "date": project.date}
+    fingerprints = {page.path: fingerprint(page, graph) for page in pages}
+    suite = Suite(tree, LANGUAGES)
+    return Workshop(root, suite, edition.objects, options.output, options.timeout, facts, fingerprints)

@@ -1,0 +1,92 @@
+"""Executes a notebook in a process tree of its own, within a limit, and leaves no kernel behind."""
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from pagebuild.notebook.child import FAILED
+from pagebuild.notebook.failure import Failure, failure_of
+from pagebuild.notebook.translate import LINE
+from pagetest.environment import clean_environment
+from pagetest.outcome import Outcome
+from pagetest.page import Page
+from pagetest.session import Session
+
+_CHILD = Path(__file__).with_name("child.py")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a notebook went.
+
+    Attributes:
+        book: The notebook with its outputs.
+        seconds: Wall time.
+        peak_bytes: Memory of all its processes together, at the highest.
+        failure: Why it failed.
+    """
+
+    book: NotebookNode
+    seconds: float
+    peak_bytes: int
+    failure: Failure | None = None
+
+
+def execute(book: NotebookNode, page: Page, root: Path, limit_seconds: float) -> Execution:
+    """Runs all cells in an empty folder that goes away afterwards.
+
+    Args:
+        book: The notebook; it is not changed.
+        page: The page that it was made from.
+        root: The project's root, which the cells must not see on their path.
+        limit_seconds: How long it may take.
+    """
+    with tempfile.TemporaryDirectory(prefix="notebook-") as name:
+        folder = Path(name)
+        source, target = folder / "in.ipynb", folder / "out.ipynb"
+        nbformat.write(book, source)
+        place = folder / "place"
+        place.mkdir()
+        words = [sys.executable, str(_CHILD), str(source), str(target)]
+        session = Session(words, place, _environment(root, folder), folder / "log", limit_seconds, lambda: None)
+        outcome = session.run()
+        done = nbformat.read(target, as_version=4) if target.is_file() else book
+        failure = _judge(outcome, done, page, folder)
+        return Execution(done, round(outcome.seconds, 1), outcome.peak_bytes, failure)
+
+
+def _environment(root: Path, folder: Path) -> dict[str, str]:
+    """That of a page, with figures shown inline, and without the user's settings of Jupyter and IPython."""
+    clean = clean_environment(os.environ, root)
+    clean.pop("MPLBACKEND")
+    places = {name: str(folder / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
+    return clean | places
+
+
+def _judge(outcome: Outcome, book: NotebookNode, page: Page, folder: Path) -> Failure | None:
+    if outcome.timed_out:
+        message = f"the notebook took longer than {outcome.seconds:.0f} s, and was at this cell"
+        return Failure(_line_at_work(book, page, folder / "out.cell"), f"{message}: make the page faster")
+    if outcome.returncode == FAILED:
+        return failure_of(book, page)
+    if outcome.returncode:
+        log = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().split("\n")
+        line = _line_at_work(book, page, folder / "out.cell")
+        return Failure(line, f"the notebook could not be executed: {log[-1]}")
+    if outcome.leftovers:
+        left = "; ".join(f"process {one.pid} ({one.command})" for one in outcome.leftovers)
+        return Failure(page.command_line, f"the notebook left processes behind: {left}")
+    return None
+
+
+def _line_at_work(book: NotebookNode, page: Page, progress: Path) -> int:
+    """The line of the page at which the cell that was running begins."""
+    if not progress.is_file():
+        return 1
+    return book.cells[json.loads(progress.read_text())].metadata.get(LINE, page.command_line)

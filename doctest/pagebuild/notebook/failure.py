@@ -1,0 +1,81 @@
+"""Why a notebook failed, and at which line of the page."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nbformat import NotebookNode
+
+from pagebuild.notebook.translate import LINE
+from pagetest.page import Page
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_RANK = re.compile(r"\[rank(\d+)\]: ?")
+_CELL_FRAME = re.compile(r"(?:Cell )?In\s*\[(\d+)\], line (\d+)")
+_ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: .*)?")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong.
+
+    Attributes:
+        line: The line of the page.
+        message: The error, as Python names it.
+    """
+
+    line: int
+    message: str
+
+
+def failure_of(book: NotebookNode, page: Page) -> Failure:
+    """Finds the failure in an executed notebook.
+
+    Args:
+        book: The notebook, whose last executed cell holds an error.
+        page: The page that it was made from.
+    """
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    failed = next((cell for cell in cells for output in cell.outputs if output.output_type == "error"), None)
+    if failed is None:
+        return Failure(page.command_line, "the kernel ended before the notebook did")
+    found = _of_ranks(failed, page)
+    return found or _of_cell(failed, cells)
+
+
+def _of_cell(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:
+    """The innermost frame that lies in a cell of the page."""
+    error = next(output for output in failed.outputs if output.output_type == "error")
+    message = f"{error.ename}: {error.evalue}".split("\n")[0]
+    by_count = {str(cell.execution_count): cell for cell in cells if LINE in cell.metadata}
+    frames = _CELL_FRAME.findall(_COLOR.sub("", "\n".join(error.traceback)))
+    for count, line in reversed(frames):
+        if count in by_count:
+            return Failure(by_count[count].metadata[LINE] + int(line) - 1, message)
+    return Failure(failed.metadata.get(LINE, 1), message)
+
+
+def _of_ranks(failed: NotebookNode, page: Page) -> Failure | None:
+    """The first traceback that a rank printed: line N of the program is line N of the page."""
+    text = "".join(output.text for output in failed.outputs if output.output_type == "stream")
+    frame = re.compile(rf'\s*File ".*\b{re.escape(page.stem)}\.py", line (\d+)')
+    for lines in _by_rank(text):
+        place = None
+        for line in lines:
+            match = frame.match(line)
+            if match:
+                place = int(match.group(1))
+            elif place and not line.startswith((" ", "Traceback")) and _ERROR.fullmatch(line):
+                return Failure(place, line)
+    return None
+
+
+def _by_rank(text: str) -> Iterator[list[str]]:
+    """The lines of each rank, which torch marks; those without a mark first."""
+    found: dict[str, list[str]] = {"": []}
+    for line in _COLOR.sub("", text).split("\n"):
+        match = _RANK.match(line)
+        rank, rest = (match.group(1), line[match.end() :]) if match else ("", line)
+        found.setdefault(rank, []).append(rest)
+    ordered = [lines for rank, lines in found.items() if rank]
+    yield from [*ordered, found[""]]

@@ -1,0 +1,31 @@
+"""The words that notebooks add to a page, in both languages; they stand in `texts.json`."""
+
+import json
+from functools import cache
+from pathlib import Path
+
+FILE = Path(__file__).with_name("texts.json")
+
+
+def phrase(key: str, language: str, **values: str) -> str:
+    """A sentence with its values filled in.
+
+    Args:
+        key: Which one.
+        language: In which language.
+        **values: What stands in its braces.
+    """
+    text = _texts()["phrases"][key][language]
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def alert(kind: str, language: str) -> str:
+    """The title of an alert."""
+    return _texts()["alerts"][kind][language]
+
+
+@cache
+def _texts() -> dict[str, dict[str, dict[str, str]]]:
+    return json.loads(FILE.read_text(encoding="utf-8"))

@@ -1,0 +1,127 @@
+"""From the page model to Markdown that jupytext turns into cells, and that reads well in a notebook."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagebuild.notebook.images import data_address
+from pagebuild.notebook.kind import NOTHING, ONE, kind_of
+from pagebuild.notebook.signature import short_text
+from pagebuild.notebook.texts import alert, phrase
+from pagetest.page import Block, Page
+
+LINE = "page_line"
+"""The cell's metadata that says at which line of the page its code stands."""
+TEXT_ONLY = " .noeval"
+"""What tells jupytext to leave a fence in the text; it is taken away again afterwards."""
+
+_CUT = ["", ""]  # jupytext begins a new cell of text after two blank lines
+_MARKER = re.compile(r"\s*<!--.*-->\s*")
+_IMAGE = re.compile(r"\s*!\[(.*)\]\(([^()\s]+)\)\s*")
+_TARGET = re.compile(r"\]\(([^()\s]+)\)")
+_MARKDOWN = re.compile(r"([^#?:]+)\.md(#.*)?")
+
+
+@dataclass(frozen=True)
+class Translator:
+    """Rewrites one page.
+
+    Attributes:
+        page: The page.
+        objects: The documented objects by name.
+    """
+
+    page: Page
+    objects: Mapping[str, Mapping[str, Any]]
+    _edits: dict[int, list[str]] = field(default_factory=dict)
+
+    def markdown(self) -> str:
+        """The page as jupytext's Markdown: fences that are run are code, all others text."""
+        self._rewrite_lines()
+        for heading in self.page.headings:
+            self._edit(heading.line, [*_CUT, self._line(heading.line)])
+        for quote in self.page.alerts:
+            title = f"> **{alert(quote.kind, self.page.language)}**"
+            self._edit(quote.line, [title, ">"])
+        for hook in self.page.hooks:
+            self._edit(hook.line, short_text(self.objects[hook.text], self.page.language).split("\n"))
+        for block in self.page.blocks:
+            self._rewrite_block(block)
+        first = self.page.headings[0].line if self.page.headings else 1
+        self._edit(first, [self._line(first), "", *self._introduction()])
+        lines = [line for number in range(1, len(self.page.lines) + 1) for line in self._now(number)]
+        return "\n".join(lines).strip("\n") + "\n"
+
+    def _line(self, number: int) -> str:
+        return self.page.lines[number - 1]
+
+    def _edit(self, number: int, lines: list[str]) -> None:
+        self._edits[number] = lines
+
+    def _now(self, number: int) -> list[str]:
+        return self._edits.get(number, [self._line(number)])
+
+    def _introduction(self) -> Iterator[str]:
+        """What a reader of the notebook must know, below the title."""
+        kind, language = kind_of(self.page), self.page.language
+        yield phrase("about" if kind != NOTHING else "nothing", language)
+        if kind != NOTHING:
+            yield ""
+            yield phrase(kind, language, file=f"{self.page.stem}.py", command=self.page.command)
+            yield from _CUT
+
+    def _rewrite_lines(self) -> None:
+        """Images, links and comments outside of code."""
+        code = {number for block in self.page.blocks for number in range(block.line - 1, block.end + 1)}
+        anchors = {_slug(heading.text): heading.text.replace(" ", "-") for heading in self.page.headings}
+        for number, line in enumerate(self.page.lines, 1):
+            if number in code:
+                continue
+            image = _IMAGE.fullmatch(line)
+            address = image and data_address(self.page.path, image.group(2))
+            if image and address:
+                self._edit(number, [*_CUT, f'<img alt="{_escaped(image.group(1))}" src="{address}">', *_CUT])
+            elif _MARKER.fullmatch(line):
+                self._edit(number, [])
+            else:
+                self._edit(number, [_TARGET.sub(lambda match: self._relinked(match, anchors), line)])
+
+    def _relinked(self, match: re.Match[str], anchors: Mapping[str, str]) -> str:
+        """Links lead from notebook to notebook, and images come along; headings have other names in Jupyter."""
+        target = match.group(1)
+        if target.startswith("#"):
+            return f"](#{anchors.get(target[1:], target[1:])})"
+        page = _MARKDOWN.fullmatch(target)
+        if page and target in {link.text for link in self.page.links}:
+            return f"]({page.group(1)}.ipynb)"
+        return f"]({data_address(self.page.path, target) or target})"
+
+    def _rewrite_block(self, block: Block) -> None:
+        opening, closing = block.line - 1, block.end
+        if block.is_python and not block.ignored:
+            content = block.source.split("\n")[:-1]
+            self._cover(opening, closing, [f"```python {LINE}={block.line}", *content, "```"])
+        elif self._is_repeated(block):
+            self._cover(opening, closing, [])
+        else:
+            note = [f"*{phrase('ignored', self.page.language, reason=block.reason)}*", ""] if block.reason else []
+            self._edit(opening, [*note, self._line(opening) + TEXT_ONLY])
+
+    def _is_repeated(self, block: Block) -> bool:
+        """Whether this is output that the executed cell above shows itself."""
+        return block.info.split()[:2] == ["text", "output"] and kind_of(self.page) == ONE
+
+    def _cover(self, first: int, last: int, lines: list[str]) -> None:
+        for number in range(first, last + 1):
+            self._edit(number, [])
+        self._edit(first, lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+
+
+def _slug(heading: str) -> str:
+    """The name by which a link on GitHub finds a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
