@@ -37,7 +37,8 @@ def main(arguments: Sequence[str], root: Path) -> int:
     """
     options = make_parser(root).parse_args(arguments)
     tree = Tree(options.source.resolve())
-    suite = Suite(tree, LANGUAGES if options.lang == "all" else (options.lang,), options.update_outputs)
+    languages = LANGUAGES if options.lang == "all" else (options.lang,)
+    suite = Suite(tree, languages, root / "src", options.update_outputs)
     try:
         names = _names(options, tree, root)
         if not names:
@@ -78,6 +79,10 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     if device.fault:
         raise UsageError(device.fault)
     runner = Runner(root, options.build.resolve(), options.timeout, options.verbose, device)
+    if options.watch:
+        from pagetest.watch import Watch
+
+        Watch(suite, names, runner, _say).run()
     results: list[Result] = []
     width = max(map(len, names))
     for result in suite.run(names, runner):

@@ -37,6 +37,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
         metavar="REV",
         help="the pages that what differs from REV (HEAD) affects; REV... is where this branch left REV",
     )
+    parser.add_argument("--watch", action="store_true", help="run the pages again when they or their imports are saved")
     parser.add_argument("--list", action="store_true", help="show the pages, run nothing")
     parser.add_argument("--check", action="store_true", help="check all rules that need no run")
     parser.add_argument("--update-outputs", action="store_true", help="rewrite the stale output blocks of what is run")

@@ -20,6 +20,7 @@ from pagetest.page import Page
 from pagetest.probe.page_output import Printed
 from pagetest.result import FAIL, PASS, Result, unrun
 from pagetest.script import Script, mark_lines
+from pagetest.starting import Start, start_cold
 from pagetest.verdict import Failure, judge
 
 
@@ -33,6 +34,7 @@ class Runner:
         limit_seconds: The time a page may take.
         echo: Whether a page's output is shown as it comes.
         device: Where the pages shall run.
+        start: What starts their commands, cold by default.
     """
 
     root: Path
@@ -40,12 +42,16 @@ class Runner:
     limit_seconds: float
     echo: bool = False
     device: Device = field(default_factory=Device)
+    start: Start = start_cold
+
+    def file_of(self, page: Page) -> Path:
+        """The script of a page, alone in a folder of its own."""
+        return self.build / page.language / page.name / f"{page.stem}.py"
 
     def run(self, page: Page, script: Script) -> Result:
         """Runs a page that the static rules allow."""
-        folder = self.build / page.language / page.name
-        with _exclusive(folder), tempfile.TemporaryDirectory(prefix="page-") as reports:
-            file = folder / f"{page.stem}.py"
+        file = self.file_of(page)
+        with _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
             file.write_text(script.text, encoding="utf-8", newline="\n")
             return self._run(page, script, file, Path(reports))
 
@@ -71,6 +77,7 @@ class Runner:
             evidence.ask_stands,
             self.echo,
             printed.follow,
+            self.start,
         )
         try:
             outcome = session.run()

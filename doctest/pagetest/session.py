@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from pagetest.outcome import Leftover, Outcome
+from pagetest.starting import Command, Start, start_cold
 
 SAMPLE_SECONDS = 0.1
 GRACE_SECONDS = 3.0
@@ -37,6 +38,7 @@ class Session:
         at_limit: Called when the time is up, before the processes are killed.
         echo: Whether the output is shown as it comes.
         at_sample: Called again and again while the command runs, and once after its end.
+        start: What starts the command.
     """
 
     words: Sequence[str]
@@ -47,6 +49,7 @@ class Session:
     at_limit: Callable[[], None]
     echo: bool = False
     at_sample: Callable[[], None] = lambda: None
+    start: Start = start_cold
     _peak_bytes: int = 0
     _shown: int = 0
     _seen: set[psutil.Process] = field(default_factory=set)
@@ -62,16 +65,7 @@ class Session:
         self._foreign = set(psutil.Process().children(recursive=True))
         start = time.monotonic()
         self.log.write_bytes(b"")
-        with self.log.open("ab") as log:
-            command = subprocess.Popen(
-                self.words,
-                cwd=self.folder,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        command = self.start(self.words, self.folder, self.environment, self.log)
         try:
             timed_out = not self._watch(command, start + self.limit_seconds)
             seconds = time.monotonic() - start
@@ -85,7 +79,7 @@ class Session:
             self._clear_shared_memory()
         return Outcome(command.wait(), timed_out, seconds, self._peak_bytes, leftovers)
 
-    def _watch(self, command: subprocess.Popen, deadline: float) -> bool:
+    def _watch(self, command: Command, deadline: float) -> bool:
         """Samples until the command has ended; False when the time is up before."""
         while time.monotonic() < deadline:
             self._sample()
@@ -112,7 +106,7 @@ class Session:
                     living += [process] if process.status() != psutil.STATUS_ZOMBIE else []
         return living
 
-    def _leftovers(self, command: subprocess.Popen) -> tuple[Leftover, ...]:
+    def _leftovers(self, command: Command) -> tuple[Leftover, ...]:
         """What is still there when helpers that end with their parent have had a moment to do so."""
         self._wait_for_end(command, LINGER_SECONDS)
         found = []
@@ -121,18 +115,18 @@ class Session:
                 found.append(Leftover(process.pid, " ".join(process.cmdline())))
         return tuple(found)
 
-    def _terminate(self, command: subprocess.Popen) -> None:
+    def _terminate(self, command: Command) -> None:
         with suppress(ProcessLookupError):
             os.killpg(command.pid, signal.SIGTERM)
         self._wait_for_end(command, GRACE_SECONDS)
 
-    def _wait_for_end(self, command: subprocess.Popen, seconds: float) -> None:
+    def _wait_for_end(self, command: Command, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self._living() and time.monotonic() < deadline:
             command.poll()
             time.sleep(SAMPLE_SECONDS / 5)
 
-    def _kill(self, command: subprocess.Popen) -> None:
+    def _kill(self, command: Command) -> None:
         """Kills until two looks find nothing: a process may have started another one during the first."""
         while living := self._living() or self._living():
             for process in living:

@@ -37,27 +37,35 @@ class Probe:
 
     Args:
         script: Absolute path of the page's script.
-        folder: Where events and stacks are written.
-        rank: The rank of the process; lines count on rank 0.
     """
 
-    def __init__(self, script: str, folder: str, rank: int) -> None:
+    def __init__(self, script: str) -> None:
         self.script = script
-        self.folder = Path(folder)
-        self.rank = rank
+        self.is_awake = False
+        self.rank = 0
+        self.folder = Path()
         self.printed = Printed(self.folder)
         self.marks: dict[str, int] = {}
         self.namespaces: list[dict[str, Any]] = []
 
-    def start(self) -> None:
-        """Takes over the loading of the script and sets every observer."""
-        self.stacks = (self.folder / f"stacks.{self.rank}.{os.getpid()}").open("w")
-        faulthandler.enable(self.stacks)
-        faulthandler.register(signal.SIGUSR1, self.stacks, all_threads=True)
+    def prepare(self) -> None:
+        """Takes over the loading of the script and sets every observer; they write nothing before the probe awakes."""
         sys.path_hooks.insert(0, lambda path: PageLoader(self, path))
         sys.meta_path.insert(0, GroupWatch(self))
         for table, observer in ((BIRTHS, self._birth), (DEATHS, self._death), (KILLS, self._kill)):
             _observe(table, observer)
+
+    def wake(self, folder: str, rank: int) -> None:
+        """Begins to observe this process.
+
+        Args:
+            folder: Where events and stacks are written.
+            rank: The rank of the process; lines count on rank 0.
+        """
+        self.folder, self.rank, self.printed, self.is_awake = Path(folder), rank, Printed(Path(folder)), True
+        self.stacks = (self.folder / f"stacks.{self.rank}.{os.getpid()}").open("w")
+        faulthandler.enable(self.stacks)
+        faulthandler.register(signal.SIGUSR1, self.stacks, all_threads=True)
         atexit.register(self.finish)
         if self.rank == 0 and self.printed.is_wanted:
             self.printed.take_over()
@@ -65,6 +73,8 @@ class Probe:
 
     def record(self, kind: str, **facts: Any) -> None:
         """Appends an event."""
+        if not self.is_awake:
+            return
         event = {"kind": kind, "time": time.time(), "rank": self.rank, "pid": os.getpid(), **facts}
         file = os.open(self.folder / "events", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -103,6 +113,14 @@ class Probe:
             torch = sys.modules.get("torch")
             cuda = bool(torch and hasattr(torch, "cuda") and torch.cuda.is_initialized())
             self.record("finished", lines=sorted(lines), device="cuda" if cuda else "cpu")
+            self._list_modules()
+
+    def _list_modules(self) -> None:
+        """Writes down which modules of other packages are loaded, where a warm parent shall load them beforehand."""
+        if file := os.environ.get("COLOSSAL_PAGE_MODULES", ""):
+            homes = (sys.prefix, sys.base_prefix)
+            loaded = [name for name, module in list(sys.modules.items()) if _file_of(module).startswith(homes)]
+            Path(file).write_text("\n".join(loaded), encoding="utf-8")
 
     def _block(self, line: int, runner: int) -> None:
         """Notes that from here on what is printed belongs to the block that starts at the line; to none for line 0."""
@@ -140,6 +158,10 @@ class Probe:
         while frame and frame.f_code.co_filename != self.script:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
+
+
+def _file_of(module: ModuleType) -> str:
+    return str(getattr(module, "__file__", "") or "")
 
 
 def _observe(table: tuple[tuple[str, str], ...], observer: Callable[..., Callable[[Any], None] | None]) -> None:

@@ -19,7 +19,9 @@ def _start() -> None:
     if script and _is_page(script):
         from page_probe import Probe
 
-        Probe(script, os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0"))).start()
+        probe = Probe(script)
+        probe.prepare()
+        probe.wake(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
 
 
 def _make_way() -> None:
