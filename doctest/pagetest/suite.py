@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from pagetest.command import NO_COMMAND
 from pagetest.finding import Finding
 from pagetest.fingerprint import fingerprint
+from pagetest.hooks import Hooks
 from pagetest.imports import ImportGraph
 from pagetest.links import Links
 from pagetest.navigation import check_navigation
@@ -27,16 +29,22 @@ class Suite:
     Attributes:
         tree: The documentation.
         languages: The languages that are asked for.
+        code: The folder that holds the packages which the pages are about.
         update: Whether stale output blocks are rewritten.
     """
 
     tree: Tree
     languages: Sequence[str]
+    code: Path
     update: bool = False
 
     @cached_property
     def _links(self) -> Links:
         return Links(self.tree)
+
+    @cached_property
+    def _hooks(self) -> Hooks:
+        return Hooks(ImportGraph(self.code))
 
     def check(self, names: Sequence[str]) -> list[Finding]:
         """Everything that can be said about the pages without running them."""
@@ -54,7 +62,7 @@ class Suite:
             yield from (self._missing(name, language) for language in self.languages if language not in pages)
             original, before = None, None
             for page in pages.values():
-                mark = fingerprint(page, ImportGraph(runner.root / "src"))
+                mark = fingerprint(page, ImportGraph(self.code))
                 result, now = self._run(page, original or page, before, runner), page
                 if self.update:
                     result, now = update_outputs(page, result, original or page, before)
@@ -76,6 +84,7 @@ class Suite:
         for page in pages.values():
             yield from check_page(page, make_script(page))
             yield from self._links.faults(page)
+            yield from self._hooks.faults(page)
         original = pages.get(LANGUAGES[0])
         for page in pages.values():
             if original and page is not original:

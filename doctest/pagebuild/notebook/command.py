@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pagebuild.notebook.report import lines_of, summary
 from pagebuild.notebook.workshop import Made, Workshop
-from pagebuild.site.edition import BrokenInputError, current_edition
+from pagebuild.site.edition import BrokenInputError, read_json
 from pagebuild.site.project import read_project
 from pagetest.fingerprint import fingerprint
 from pagetest.imports import ImportGraph
@@ -28,6 +28,8 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     """
     parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api (all)")
     parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
+    api = root / "build" / "docs" / "api.json"
+    parser.add_argument("--api", type=Path, default=api, help="the API reference (build/docs/api.json)")
     output = root / "build" / "docs" / "notebooks"
     parser.add_argument("--output", type=Path, default=output, help="where they go (build/docs/notebooks)")
     parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit per notebook (300)")
@@ -63,9 +65,9 @@ def run(options: argparse.Namespace, root: Path) -> int:
 def _workshop(tree: Tree, options: argparse.Namespace, root: Path) -> Workshop:
     graph = ImportGraph(root / "src")
     pages = [tree.page(name, language) for name in tree.names for language in tree.languages(name)]
-    edition = current_edition(root)
+    reference = read_json(options.api, "run `python docs_build.py api`")
     project = read_project(root, os.environ, datetime.now(UTC).date().isoformat())
-    facts = {"version": edition.reference["version"], "commit": project.commit, "date": project.date}
+    facts = {"version": reference["version"], "commit": project.commit, "date": project.date}
     fingerprints = {page.path: fingerprint(page, graph) for page in pages}
-    suite = Suite(tree, LANGUAGES)
-    return Workshop(root, suite, edition.objects, options.output, options.timeout, facts, fingerprints)
+    suite = Suite(tree, LANGUAGES, root / "src")
+    return Workshop(root, suite, reference["objects"], options.output, options.timeout, facts, fingerprints)
