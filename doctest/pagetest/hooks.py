@@ -64,8 +64,14 @@ class Hooks:
         if isinstance(found, ast.ClassDef) and rest:
             inner = _Scope(f"{scope.name}.{first}", found.body, scope.module, scope.code, tuple(found.bases))
             return self._missing(inner, rest, seen)
+        if found and rest:
+            other = getattr(found, "value", None)  # of an assignment, which may give a class a second name
+            known_as = _full_name(other, scope) if isinstance(other, ast.Name | ast.Attribute) else ""
+            return (
+                self._fault(".".join([known_as, *rest]), seen) if known_as else f"{scope.name}.{first} has no members"
+            )
         if found:
-            return f"{scope.name}.{first} has no members" if rest else ""
+            return ""
         if any(not self._fault(".".join([base, *names]), seen) for base in _bases(scope)):
             return ""
         close = difflib.get_close_matches(first, [*known, *lazy, *self._submodules(scope)], n=1)
@@ -88,12 +94,14 @@ def _lazy(scope: _Scope) -> dict[str, str]:
 
 
 def _bases(scope: _Scope) -> Iterator[str]:
-    """The full names of a class's bases."""
-    around = dict(_bound(scope.code.tree.body, scope.code)) if scope.bases else {}
-    for base in scope.bases:
-        head, *rest = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).split(".")
-        found = around.get(head)
-        yield ".".join([found if isinstance(found, str) else f"{scope.module}.{head}", *rest])
+    return (_full_name(base.value if isinstance(base, ast.Subscript) else base, scope) for base in scope.bases)
+
+
+def _full_name(node: ast.expr, scope: _Scope) -> str:
+    """The full name of what a dotted name in a module stands for."""
+    head, *rest = ast.unparse(node).split(".")
+    found = dict(_bound(scope.code.tree.body, scope.code)).get(head)
+    return ".".join([found if isinstance(found, str) else f"{scope.module}.{head}", *rest])
 
 
 def _bound(body: list[ast.stmt], code: References) -> Iterator[tuple[str, ast.stmt | str]]:

@@ -25,7 +25,7 @@ LIBRARY = {
         "    @property\n    def state(self):\n        self.hidden = 1\n    async def run(self): ...\n"
         "    if True:\n        def maybe(self): ...\n"
         "class Turbo(base.Base): ...\nclass Jet(lib.base.Base): ...\nclass Loop(Loop): ...\n"
-        "LIMIT, (FLOOR, _) = 1, (2, 3)\n"
+        "LIMIT, (FLOOR, _) = 1, (2, 3)\nMotor = Engine\nBasis = base.Base\n"
         "try:\n    import fast\nexcept ImportError:\n    fast = None\n"
         "def function(local):\n    inside = 1\n"
     ),
@@ -49,6 +49,8 @@ FOUND = [
     "lib.engine.Turbo.save",
     "lib.engine.Jet.size",
     "lib.engine.B.save",
+    "lib.engine.Motor.run",
+    "lib.engine.Basis.save",
     "lib.engine.base.Base",
     "lib.engine.lib.base",
     "lib.engine.LIMIT",
@@ -71,6 +73,8 @@ BROKEN = {
     "lib.Engine.register": "lib.engine.Engine has no register",
     "lib.Engine.hidden": "lib.engine.Engine has no hidden",
     "lib.Engine.run.now": "lib.engine.Engine.run has no members",
+    "lib.engine.Motor.walk": "lib.engine.Engine has no walk",
+    "lib.engine.LIMIT.real": "lib.engine.LIMIT has no members",
     "lib.Hidden": "lib has no Hidden",
     "lib.Gone": "lib.engine has no Gone",
     "lib.engine.js": "json is not defined in src/",
