@@ -46,6 +46,8 @@ def main(arguments: Sequence[str], root: Path) -> int:
             return OK
         if options.check or options.list:
             return _list(suite, names) if options.list else _check(suite, tuple(names))
+        if options.translations or options.ack:
+            return _acknowledge(suite, tuple(names)) if options.ack else _translations(suite, tuple(names))
         with _stoppable():
             return _run(suite, tuple(names), options, root)
     except UsageError as error:
@@ -66,7 +68,7 @@ def _names(options: argparse.Namespace, tree: Tree, root: Path) -> Mapping[str, 
         return {tree.resolve(name): () for name in options.names}
     if options.affected:
         return Affected(tree, root, changed_files(root, options.affected)).reasons
-    if not (options.all or options.list or options.check):
+    if not (options.all or options.list or options.check or options.translations or options.ack):
         raise UnknownPageError("give the name of a page, or --all; --list shows all pages")
     return dict.fromkeys(tree.names, ())
 
@@ -99,6 +101,19 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
 def _check(suite: Suite, names: Sequence[str]) -> int:
     findings = suite.check(names)
     _say(*findings, f"{len(names)} pages checked, {len(findings)} findings")
+    return FAILED if findings else OK
+
+
+def _translations(suite: Suite, names: Sequence[str]) -> int:
+    findings = [finding for translation in suite.translations(names) for finding in translation.faults()]
+    _say(*findings, f"{len(names)} pages, {len(findings)} findings")
+    return FAILED if findings else OK
+
+
+def _acknowledge(suite: Suite, names: Sequence[str]) -> int:
+    done = [translation.acknowledge() for translation in suite.translations(names)]
+    findings = [finding for finding in done if finding]
+    _say(*findings, f"{len(done) - len(findings)} translations acknowledged, {len(findings)} refused")
     return FAILED if findings else OK
 
 

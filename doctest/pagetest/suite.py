@@ -18,6 +18,8 @@ from pagetest.result import FAIL, NONE, Result, unrun
 from pagetest.rules import check_page
 from pagetest.runner import Runner
 from pagetest.script import make_script
+from pagetest.stamps import FILE, Stamps
+from pagetest.translations import Translation
 from pagetest.tree import LANGUAGES, Tree
 from pagetest.updating import update_outputs
 
@@ -49,11 +51,16 @@ class Suite:
     def check(self, names: Sequence[str]) -> list[Finding]:
         """Everything that can be said about the pages without running them."""
         found = {finding for name in names for finding in self.check_one(name)}
-        return sorted(found | set(check_navigation(self.tree)))
+        return sorted(found | set(check_navigation(self.tree)) | set(self._stamp_faults()))
 
     def check_one(self, name: str) -> list[Finding]:
         """The findings of one page in all its languages."""
         return sorted(set(self._check(name)))
+
+    def translations(self, names: Sequence[str]) -> list[Translation]:
+        """The pages in the other languages than the original's."""
+        languages = [language for language in self.languages if language != LANGUAGES[0]]
+        return [Translation(self.tree, name, language) for name in names for language in languages]
 
     def run(self, names: Sequence[str], runner: Runner) -> Iterator[Result]:
         """Runs the pages; a translation with the same code shares the run of its original."""
@@ -90,6 +97,10 @@ class Suite:
             if original and page is not original:
                 parity = compare(original, page)
                 yield from (*parity.findings, *parity.outputs)
+
+    def _stamp_faults(self) -> Iterator[Finding]:
+        for language in LANGUAGES[1:]:
+            yield from Stamps(self.tree.source / language / FILE).faults(self.tree)
 
     def _missing(self, name: str, language: str) -> Result:
         path = self.tree.path(name, language)
