@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from pagebuild.notebook.child import FAILED
-from pagebuild.notebook.failure import Failure, failure_of
+from pagebuild.notebook.failure import Failure, failure_of, warning_in
 from pagebuild.notebook.translate import LINE
 from pagetest.environment import clean_environment
 from pagetest.outcome import Outcome
@@ -38,27 +41,36 @@ class Execution:
     failure: Failure | None = None
 
 
-def execute(book: NotebookNode, page: Page, root: Path, limit_seconds: float) -> Execution:
+def execute(book: NotebookNode, page: Page, root: Path, place: Path, limit_seconds: float) -> Execution:
     """Runs all cells in an empty folder that goes away afterwards.
 
     Args:
         book: The notebook; it is not changed.
         page: The page that it was made from.
         root: The project's root, which the cells must not see on their path.
+        place: The folder in which the cells run.
         limit_seconds: How long it may take.
     """
-    with tempfile.TemporaryDirectory(prefix="notebook-") as name:
+    with tempfile.TemporaryDirectory(prefix="notebook-") as name, _emptied(place):
         folder = Path(name)
         source, target = folder / "in.ipynb", folder / "out.ipynb"
         nbformat.write(book, source)
-        place = folder / "place"
-        place.mkdir()
         words = [sys.executable, str(_CHILD), str(source), str(target)]
         session = Session(words, place, _environment(root, folder), folder / "log", limit_seconds, lambda: None)
         outcome = session.run()
         done = nbformat.read(target, as_version=4) if target.is_file() else book
         failure = _judge(outcome, done, page, folder)
         return Execution(done, round(outcome.seconds, 1), outcome.peak_bytes, failure)
+
+
+@contextmanager
+def _emptied(place: Path) -> Iterator[None]:
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(place)
 
 
 def _environment(root: Path, folder: Path) -> dict[str, str]:
@@ -82,7 +94,7 @@ def _judge(outcome: Outcome, book: NotebookNode, page: Page, folder: Path) -> Fa
     if outcome.leftovers:
         left = "; ".join(f"process {one.pid} ({one.command})" for one in outcome.leftovers)
         return Failure(page.command_line, f"the notebook left processes behind: {left}")
-    return None
+    return warning_in(book, page)
 
 
 def _line_at_work(book: NotebookNode, page: Page, progress: Path) -> int:

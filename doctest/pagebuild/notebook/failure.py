@@ -12,6 +12,7 @@ from pagetest.page import Page
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 _CELL_FRAME = re.compile(r"(?:Cell )?In\s*\[(\d+)\], line (\d+)")
+_WARNING = re.compile(r"(?:^|\s)(\S+):(\d+): (\w*Warning: .*)", re.MULTILINE)
 _ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: .*)?")
 
 
@@ -41,6 +42,29 @@ def failure_of(book: NotebookNode, page: Page) -> Failure:
         return Failure(page.command_line, "the kernel ended before the notebook did")
     found = _of_ranks(failed, page)
     return found or _of_cell(failed, cells)
+
+
+def warning_in(book: NotebookNode, page: Page) -> Failure | None:
+    """The first warning that readers of the notebook would see.
+
+    Args:
+        book: The executed notebook.
+        page: The page that it was made from.
+    """
+    for cell in (cell for cell in book.cells if cell.cell_type == "code"):
+        text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+        if match := _WARNING.search(_COLOR.sub("", text)):
+            file, line, message = match.groups()
+            return Failure(_line_of_warning(file, int(line), cell, page), f"{message}: correct what causes it")
+    return None
+
+
+def _line_of_warning(file: str, line: int, cell: NotebookNode, page: Page) -> int:
+    """The page's own line, or the one at which the cell begins that called into other code."""
+    start = cell.metadata.get(LINE, 1)
+    if file.rpartition("/")[2] == f"{page.stem}.py":
+        return line
+    return start + line - 1 if "ipykernel_" in file else start
 
 
 def _of_cell(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:

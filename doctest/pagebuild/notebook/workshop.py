@@ -96,7 +96,8 @@ class Workshop:
             return Made(page, NONE, "no code")
         if original and compare(original.page, page).same_code:
             return self._share(book, page, original)
-        execution = execute(book, page, self.root, self.limit_seconds)
+        place = self.folder / ".run" / page.language / page.name
+        execution = execute(book, page, self.root, place, self.limit_seconds)
         if execution.failure:
             return Made(page, FAIL, execution=execution)
         self._write(execution.book, page)

@@ -1,0 +1,214 @@
+"""From a page to cells: what is run is code, all else is text that reads well."""
+
+import json
+
+import nbformat
+import pytest
+
+from pagebuild.notebook import texts
+from pagebuild.notebook.kind import kind_of, num_ranks
+
+PAGE = """
+# Lesson
+
+Text before.
+
+```python
+x = 1
+
+
+def double(y):
+    return 2 * y
+```
+
+```text output
+nothing
+```
+
+## Next
+
+Shell commands are text:
+
+```shell
+python lesson.py
+```
+
+```python
+print(double(x))
+```
+"""
+SEVERAL = "torchrun --standalone --nproc_per_node=2 lesson.py"
+
+
+def cells(book, kind: str) -> list[str]:
+    return [cell.source for cell in book.cells if cell.cell_type == kind]
+
+
+def text(book) -> str:
+    return "\n\n".join(cells(book, "markdown"))
+
+
+# ------------------------------------------------------------------------------------------ kinds of pages
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("python lesson.py", "1"),
+        ("torchrun --standalone --nproc_per_node=2 lesson.py", "2"),
+        ("torchrun --standalone --nproc-per-node 4 lesson.py", "4"),
+        ("torchrun --standalone --nproc_per_node=gpu lesson.py", "gpu"),
+        ("torchrun --standalone lesson.py", "1"),
+        ("colossal run --nproc_per_node 8 lesson.py", "8"),
+    ],
+)
+def test_the_command_says_how_many_ranks_there_are(command, ranks) -> None:
+    assert num_ranks(command) == ranks
+
+
+def test_the_command_decides_the_kind(parse) -> None:
+    assert kind_of(parse(PAGE)) == "one"
+    assert kind_of(parse(PAGE, SEVERAL)) == "several"
+    assert kind_of(parse("# T\n", "none")) == "nothing"
+    ignored = "<!--- doc-test-ignore-start: why -->\n```python\nx\n```\n<!--- doc-test-ignore-end -->"
+    assert kind_of(parse(ignored, "none")) == "nothing"
+
+
+def test_a_page_of_one_rank_makes_a_world_and_runs_its_cells(build) -> None:
+    first, *parts = cells(build(PAGE), "code")
+    assert "WORLD_SIZE" in first
+    assert parts == ["x = 1\n\n\ndef double(y):\n    return 2 * y", "print(double(x))"]
+
+
+def test_a_page_of_several_ranks_notes_its_parts_down_and_runs_them_last(build) -> None:
+    first, *parts, last = cells(build(PAGE, SEVERAL), "code")
+    assert "register_cell_magic" in first
+    assert parts == ["%%page 6\nx = 1\n\n\ndef double(y):\n    return 2 * y", "%%page 26\nprint(double(x))"]
+    assert last == f'run("{SEVERAL}")'
+
+
+def test_a_page_without_code_has_no_code(build) -> None:
+    book = build("# T\n\nWords.\n\n```shell\nls\n```", "none")
+    assert not cells(book, "code")
+    assert "no code to run" in text(book)
+
+
+def test_every_code_cell_knows_its_line(build) -> None:
+    lines = [cell.metadata.get("page_line") for cell in build(PAGE, SEVERAL).cells if cell.cell_type == "code"]
+    assert lines == [None, 6, 26, 29]
+
+
+def test_the_title_comes_first_and_says_how_to_use_the_notebook(build) -> None:
+    book = build(PAGE, SEVERAL)
+    assert book.cells[0].source.startswith("# Lesson\n\n*This notebook was made from a page")
+    assert f"`lesson.py` and runs `{SEVERAL}`" in book.cells[0].source
+    assert book.cells[1].cell_type == "code"
+    chinese = build(PAGE, SEVERAL, "zh-Hans")
+    assert "本笔记本" in chinese.cells[0].source
+    assert chinese.cells[-2].source == "## 运行程序"
+
+
+def test_a_kernel_and_an_origin_are_written(parse) -> None:
+    from pagebuild.notebook.build import build_notebook
+
+    book = build_notebook(parse(PAGE), {}, {"page": "lesson", "commit": "c"})
+    assert book.metadata.kernelspec.name == "python3"
+    assert book.metadata.colossal == {"page": "lesson", "commit": "c"}
+    nbformat.validate(book)
+    again = build_notebook(parse(PAGE), {}, {"page": "lesson", "commit": "c"})
+    assert nbformat.writes(book) == nbformat.writes(again)
+
+
+# ------------------------------------------------------------------------------------------ what stays text
+
+
+@pytest.mark.parametrize("language", ["shell", "bash", "sh", "console", "json", "javascript", "r", "julia", "text", ""])
+def test_fences_of_other_languages_are_shown_and_not_run(build, language) -> None:
+    book = build(f"# T\n\n```{language}\nrm -rf x\n\n\nrm y\n```\n\n```python\nx = 1\n```")
+    assert cells(book, "code")[1:] == ["x = 1"]
+    assert f"```{language}\nrm -rf x\n\n\nrm y\n```" in text(book)
+
+
+def test_ignored_code_is_shown_with_the_reason(build) -> None:
+    ignored = (
+        "<!--- doc-test-ignore-start: it needs 8 GPUs -->\n\n```python\nimport a\n\n\nlaunch()\n```\n\n"
+        "<!--- doc-test-ignore-end -->"
+    )
+    book = build(f"# T\n\n{ignored}\n\n```python\nx = 1\n```")
+    assert cells(book, "code")[1:] == ["x = 1"]
+    assert "*Not run here: it needs 8 GPUs.*\n\n```python\nimport a\n\n\nlaunch()\n```" in text(book)
+    assert "doc-test" not in text(book)
+    assert "*此处不运行：它需要 8 个 GPU。*" in text(
+        build(ignored.replace("it needs 8 GPUs", "它需要 8 个 GPU"), "none", "zh-Hans")
+    )
+
+
+def test_output_is_text_where_the_cell_does_not_show_it_itself(build) -> None:
+    assert "nothing" not in text(build(PAGE))
+    assert "```text output\nnothing\n```" in text(build(PAGE, SEVERAL))
+
+
+def test_code_inside_a_list_is_run_and_text_inside_one_stays(build) -> None:
+    book = build("# T\n\n- one\n\n  ```python\n  x = 1\n  ```\n\n- two\n\n  ```shell\n  ls\n  ```")
+    assert cells(book, "code")[1:] == ["x = 1"]
+    assert "  ```shell\n  ls\n  ```" in text(book)
+
+
+def test_a_marker_in_a_fence_is_not_taken_away(build) -> None:
+    marker = "<!-- doc-test-command: none -->"
+    assert marker in text(build(f"# T\n\n```markdown\n{marker}\n```", "none"))
+
+
+# ------------------------------------------------------------------------------------------ what is rewritten
+
+
+def test_alerts_get_a_title(build) -> None:
+    page = "# T\n\n> [!WARNING]\n> Take care.\n> Really."
+    assert "> **Warning**\n>\n> Take care.\n> Really." in text(build(page, "none"))
+    assert "> **警告**\n>\n> Take care." in text(build(page, "none", "zh-Hans"))
+
+
+def test_tabs_are_read_one_after_the_other(build) -> None:
+    page = "# T\n\n<!--- tabs-start: device -->\n\n**CPU**\n\nOne.\n\n**GPU**\n\nTwo.\n\n<!--- tabs-end -->"
+    found = text(build(page, "none"))
+    assert "**CPU**\n\nOne.\n\n**GPU**\n\nTwo." in found
+    assert "tabs-" not in found
+
+
+def test_a_hook_becomes_a_signature_and_a_sentence(build) -> None:
+    found = text(build("# T\n\n{{ autodoc:pack.thing }}\n\n{{ autodoc:pack.THINGS }}", "none"))
+    assert '**`pack.thing(size, *rest, name="x", **more)`**\n\nMake a thing.' in found
+    assert "*All parameters: `help(pack.thing)`.*" in found
+    assert "**`pack.THINGS`**" in found
+    assert "autodoc" not in found
+
+
+def test_links_lead_to_notebooks_and_to_jupyters_headings(build) -> None:
+    page = (
+        "# T\n\n## Why this is so\n\n[a](other.md), [b](../x/other.md#part), [c](#why-this-is-so), "
+        "[d](https://example.org/x.md), `](code.md)`"
+    )
+    found = text(build(page, "none"))
+    assert "[a](other.ipynb), [b](../x/other.ipynb), [c](#Why-this-is-so)" in found
+    assert "[d](https://example.org/x.md), `](code.md)`" in found
+
+
+def test_images_come_along(build, tmp_path) -> None:
+    (tmp_path / "figure.svg").write_text("<svg/>")
+    book = build('# T\n\nWords.\n\n![Two "words"](figure.svg)\n\nMore, with ![inline](figure.svg).', "none")
+    address = "data:image/svg+xml;base64,PHN2Zy8+"
+    assert f'<img alt="Two &quot;words&quot;" src="{address}">' in cells(book, "markdown")
+    assert f"![inline]({address})" in text(book)
+
+
+def test_sections_are_cells_of_their_own(build) -> None:
+    starts = [source.split("\n")[0] for source in cells(build(PAGE), "markdown")]
+    assert starts == ["# Lesson", "Text before.", "## Next"]
+
+
+def test_every_phrase_is_there_in_both_languages() -> None:
+    content = json.loads(texts.FILE.read_text(encoding="utf-8"))
+    for group in content.values():
+        for key, words in group.items():
+            assert set(words) == {"en", "zh-Hans"}, key
+            assert words["en"].count("{") == words["zh-Hans"].count("{"), key
