@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0.dev0"
+"""The version of the library."""
 
 _HOMES = {
     "Booster": "colossal.booster",

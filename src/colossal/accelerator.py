@@ -54,11 +54,19 @@ class Accelerator:
         return _BACKENDS[self.name]
 
     def device_count(self) -> int:
-        """Return the number of devices that this process sees; 1 on a CPU."""
+        """Count the devices that this process sees.
+
+        Returns:
+            The number of GPUs; 1 on a CPU.
+        """
         return torch.cuda.device_count() if self.name == "cuda" else 1
 
     def get_current_device(self) -> torch.device:
-        """Return the device that new tensors of this process belong on."""
+        """Tell where new tensors of this process belong.
+
+        Returns:
+            The device that `set_device` bound this process to; the first one if it was not called.
+        """
         return torch.device("cuda", torch.cuda.current_device()) if self.name == "cuda" else torch.device("cpu")
 
     def set_device(self, index: int) -> None:
@@ -90,11 +98,19 @@ class Accelerator:
             torch.cuda.empty_cache()
 
     def memory_allocated(self) -> int:
-        """Return the bytes in use: of tensors on a GPU, the resident set of the process on a CPU."""
+        """Measure the memory in use.
+
+        Returns:
+            Bytes: those of the tensors on a GPU, the resident set of the process on a CPU.
+        """
         return torch.cuda.memory_allocated() if self.name == "cuda" else _resident_bytes()["VmRSS"]
 
     def max_memory_allocated(self) -> int:
-        """Return the most bytes in use since the last `reset_peak_memory_stats`."""
+        """Measure the most memory in use since the last `reset_peak_memory_stats`.
+
+        Returns:
+            Bytes, counted as by `memory_allocated`.
+        """
         if self.name == "cuda":
             return torch.cuda.max_memory_allocated()
         return max(_resident_bytes().values())  # the kernel brings the high-water mark up to date only now and then
@@ -128,15 +144,37 @@ def get_accelerator(name: str | None = None) -> Accelerator:
         name: ``"cpu"`` or ``"cuda"``. By default the environment variable ``COLOSSAL_DEVICE``, else a GPU if there is
             one, else the CPU.
 
+    Returns:
+        The accelerator; the same object for the same device.
+
     Raises:
         ConfigError: There is no such device here.
+
+    Example:
+        >>> from colossal.accelerator import get_accelerator
+        >>> cpu = get_accelerator("cpu")
+        >>> cpu.communication_backend, cpu.device_count()
+        ('gloo', 1)
+        >>> cpu is get_accelerator("cpu")
+        True
     """
     default = "cuda" if torch.cuda.is_available() else "cpu"
     return _accelerator(name or os.environ.get("COLOSSAL_DEVICE") or default)
 
 
 def get_current_device() -> torch.device:
-    """Return the device that new tensors of this process belong on."""
+    """Tell where new tensors of this process belong.
+
+    Returns:
+        The current device of `get_accelerator`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.accelerator import get_accelerator, get_current_device
+        >>> batch = torch.zeros(2, device=get_current_device())
+        >>> batch.device.type == get_accelerator().name
+        True
+    """
     return get_accelerator().get_current_device()
 
 

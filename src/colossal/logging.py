@@ -24,9 +24,15 @@ class DistributedLogger:
         name: Name of the underlying `logging.Logger`.
 
     Example:
-        >>> from colossal.logging import get_dist_logger
-        >>> logger = get_dist_logger("my_training")
-        >>> logger.info("said once, whatever the number of processes", ranks=[0])
+        >>> import tempfile
+        >>> from colossal.logging import DistributedLogger
+        >>> logger = DistributedLogger("my_training")
+        >>> path = logger.log_to_file(tempfile.mkdtemp())
+        >>> logger.warning("said by rank 0 only, whatever the number of processes", ranks=[0])
+        >>> logger.warning("said by rank 1 only, which is not here", ranks=[1])
+        >>> logger.close()
+        >>> path.name, path.read_text().rpartition("WARNING: ")[2].strip()
+        ('rank_0.log', '[rank 0] said by rank 0 only, whatever the number of processes')
     """
 
     def __init__(self, name: str) -> None:
@@ -134,10 +140,21 @@ class DistributedLogger:
 
 
 def get_dist_logger(name: str = "colossal") -> DistributedLogger:
-    """Return the logger of this name.
+    """Find the logger of a name.
 
     Args:
         name: Loggers of one name share level and files.
+
+    Returns:
+        The logger; made if there is none yet.
+
+    Example:
+        >>> from colossal.logging import get_dist_logger
+        >>> logger = get_dist_logger("my_training")
+        >>> logger.set_level("WARNING")
+        >>> logger.info("not shown", ranks=[0])
+        >>> logger.name
+        'my_training'
     """
     return DistributedLogger(name)
 
@@ -148,6 +165,14 @@ def disable_existing_loggers(include: Iterable[str] | None = None, exclude: Iter
     Args:
         include: Names of the loggers to quieten; every logger that exists by default.
         exclude: Names that stay as they are, with their children.
+
+    Example:
+        >>> import logging
+        >>> from colossal.logging import disable_existing_loggers
+        >>> logging.getLogger("chatty").setLevel(logging.DEBUG)
+        >>> disable_existing_loggers(include=["chatty"])
+        >>> logging.getLogger("chatty").isEnabledFor(logging.INFO)
+        False
     """
     kept = tuple(exclude)
     for name in list(logging.root.manager.loggerDict) if include is None else include:

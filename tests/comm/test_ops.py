@@ -174,7 +174,8 @@ def test_calls_and_bytes_are_counted_with_the_forward_pass(name) -> None:
 
 @pytest.mark.parametrize("name", ["replicate", "reduce", "gather", "scatter", "reduce_scatter", "all_to_all"])
 def test_the_documented_communication_is_what_is_counted(name) -> None:
-    text = " ".join(inspect.getdoc(getattr(comm, name)).partition("Communication: ")[2].split())
+    paragraph = inspect.getdoc(getattr(comm, name)).partition("Communication: ")[2].partition("\n\n")[0]
+    text = " ".join(paragraph.split())
     forward, _, backward = text.partition(";")
     _, ahead, back = COUNTS[name]
     _, _, back_if_partial = COUNTS.get(f"{name}, partial_grad", (None, {}, {}))

@@ -16,7 +16,7 @@ from pagebuild.api.target import Target
 
 Entry = dict[str, Any]
 
-_WORD = re.compile(r"[A-Za-z_][\w.]*")
+_WORD = re.compile(r"(?<![\w\"'])[A-Za-z_][\w.]*")
 
 
 def make_entry(target: Target, content: Iterable[nodes.Node], inventory: Inventory) -> Entry:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pagebuild.api.source import Definition, Function, Module, decorators
+from pagebuild.api.source import Function
+from pagebuild.api.spelling import Speller
 from pagebuild.api.target import Resolver, Target
 
 _KINDS = {
@@ -46,26 +47,26 @@ def signature_of(target: Target, resolver: Resolver) -> Signature:
     """The signature of any object; that of a class is the one of its constructor."""
     if target.is_class:
         return Signature(_of_class(target, resolver))
+    node, speller = resolver.node(target), Speller(resolver.source(target), resolver)
     if target.is_function:
-        node, module = resolver.node(target), resolver.source(target)
         assert isinstance(node, Function)
         function = getattr(target.value, "__func__", target.value)
-        return Signature(_of_function(function, node, module, target.kind), _return_type(node, module))
-    if target.kind == "property":
-        return Signature(None, _type_of_property(target, resolver))
+        return Signature(_of_function(function, node, speller, target.kind), speller.result(node))
+    if target.kind == "property" and isinstance(node, Function):
+        return Signature(None, speller.type(node.returns))
     return Signature(None)
 
 
 def attribute_type(target: Target, name: str, resolver: Resolver) -> str | None:
     """The annotation of an attribute of a class: in its body, on a property, or where a method assigns it."""
     for owner in _owners(target.value, resolver):
-        module = resolver.sources.module(owner.__module__)
-        node = module.find(owner.__qualname__)
+        speller = Speller(resolver.sources.module(owner.__module__), resolver)
+        node = speller.module.find(owner.__qualname__)
         for child in ast.walk(node) if node else ():
             if isinstance(child, ast.AnnAssign) and _target_name(child) == name:
-                return module.written(_bare(child.annotation))
+                return speller.type(child.annotation)
             if isinstance(child, Function) and child.name == name:
-                return module.written(child.returns)
+                return speller.type(child.returns)
     return None
 
 
@@ -79,86 +80,52 @@ def _target_name(node: ast.AnnAssign) -> str:
     return node.target.id if isinstance(node.target, ast.Name) else ""
 
 
-def _bare(annotation: ast.expr) -> ast.expr:
-    """An annotation without the `ClassVar` or `Final` around it."""
-    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) in {"ClassVar", "Final"}:
-        return annotation.slice
-    return annotation
-
-
 def _of_class(target: Target, resolver: Resolver) -> tuple[Parameter, ...] | None:
     maker = next((owner for owner in target.value.__mro__ if "__init__" in vars(owner)), object)
     if resolver.library.owns(maker.__module__):
-        module = resolver.sources.module(maker.__module__)
-        node = module.find(f"{maker.__qualname__}.__init__")
+        speller = Speller(resolver.sources.module(maker.__module__), resolver)
+        node = speller.module.find(f"{maker.__qualname__}.__init__")
         if isinstance(node, Function):
-            return _of_function(vars(maker)["__init__"], node, module, "method")
-        if dataclasses.is_dataclass(maker):
-            return tuple(_of_fields(target.value, resolver))
+            return _of_function(vars(maker)["__init__"], node, speller, "method")
+        return tuple(_of_fields(target.value, resolver)) if dataclasses.is_dataclass(maker) else ()
     if maker is object:
         return ()
-    return None if target.kind == "exception" else tuple(_plain(target.value))
+    return None if target.kind == "exception" else tuple(_foreign(target.value))
 
 
-def _of_function(function: Any, node: Function, module: Module, kind: str) -> tuple[Parameter, ...]:
-    written = _arguments(node, module)
+def _of_function(function: Any, node: Function, speller: Speller, kind: str) -> tuple[Parameter, ...]:
+    written = _arguments(node, speller)
     parameters = list(inspect.signature(function).parameters.values())
     if kind in {"method", "classmethod"}:
         parameters = parameters[1:]
     return tuple(Parameter(one.name, _KINDS[one.kind], *written[one.name]) for one in parameters)
 
 
-def _arguments(node: Function, module: Module) -> dict[str, tuple[str | None, str | None]]:
+def _arguments(node: Function, speller: Speller) -> dict[str, tuple[str | None, str | None]]:
     """The type and the default of each parameter as they are written."""
     positional = [*node.args.posonlyargs, *node.args.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(node.args.defaults))
     pairs = list(zip(positional, [*defaults, *node.args.defaults], strict=True))
     pairs += zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
     pairs += [(one, None) for one in (node.args.vararg, node.args.kwarg) if one]
-    return {one.arg: (module.written(one.annotation), module.default(default)) for one, default in pairs}
+    return {one.arg: (speller.type(one.annotation), speller.default(default)) for one, default in pairs}
 
 
 def _of_fields(value: Any, resolver: Resolver) -> Iterator[Parameter]:
     """The parameters of a constructor that `dataclass` wrote."""
     written: dict[str, tuple[str | None, str | None]] = {}
     for owner in reversed(list(_owners(value, resolver))):
-        module = resolver.sources.module(owner.__module__)
-        for child in getattr(module.find(owner.__qualname__), "body", ()):
+        speller = Speller(resolver.sources.module(owner.__module__), resolver)
+        for child in getattr(speller.module.find(owner.__qualname__), "body", ()):
             if isinstance(child, ast.AnnAssign):
-                written[_target_name(child)] = module.written(child.annotation), _field_default(child.value, module)
-    for one in list(inspect.signature(value).parameters.values()):
+                written[_target_name(child)] = speller.type(child.annotation), speller.field_default(child.value)
+    for one in inspect.signature(value).parameters.values():
         yield Parameter(one.name, _KINDS[one.kind], *written[one.name])
 
 
-def _field_default(node: ast.expr | None, module: Module) -> str | None:
-    """The default of a field; a factory is shown as the call that it will be."""
-    if not (isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute))):
-        return module.default(node)
-    if ast.unparse(node.func) not in {"field", "dataclasses.field"}:
-        return module.default(node)
-    given = {keyword.arg: keyword.value for keyword in node.keywords}
-    factory = given.get("default_factory")
-    if isinstance(factory, ast.Lambda):
-        return module.default(factory.body)
-    return f"{module.default(factory)}()" if factory else module.default(given.get("default"))
-
-
-def _plain(value: Any) -> Iterator[Parameter]:
+def _foreign(value: Any) -> Iterator[Parameter]:
     """The parameters of a constructor that another library wrote."""
     empty = inspect.Parameter.empty
     for one in inspect.signature(value).parameters.values():
         written = None if one.annotation is empty else inspect.formatannotation(one.annotation)
         yield Parameter(one.name, _KINDS[one.kind], written, None if one.default is empty else repr(one.default))
-
-
-def _return_type(node: Function, module: Module) -> str | None:
-    written = module.written(node.returns)
-    yielded = node.returns.slice if isinstance(node.returns, ast.Subscript) else None
-    if "contextmanager" in decorators(node) and yielded is not None:
-        return f"AbstractContextManager[{module.written(yielded)}]"
-    return written
-
-
-def _type_of_property(target: Target, resolver: Resolver) -> str | None:
-    node: Definition | None = resolver.node(target)
-    return resolver.source(target).written(node.returns) if isinstance(node, Function) else None

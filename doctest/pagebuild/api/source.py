@@ -22,20 +22,15 @@ class Module:
     text: str
     tree: ast.Module
 
-    def written(self, node: ast.expr | None) -> str | None:
-        """An expression as it stands in the source, on one line; a quoted annotation without its quotes."""
-        if node is None:
-            return None
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            segment = node.value
-        else:
-            segment = ast.get_source_segment(self.text, node) or ast.unparse(node)
-        return " ".join(segment.split())
+    def written(self, annotation: ast.expr | None) -> str | None:
+        """An annotation as it stands in the source; a quoted one without its quotes."""
+        if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+            return annotation.value
+        return None if annotation is None else self.spelled(annotation)
 
-    def default(self, node: ast.expr | None) -> str | None:
-        """A default value as it stands in the source; text keeps its quotes."""
-        segment = node and (ast.get_source_segment(self.text, node) or ast.unparse(node))
-        return " ".join(segment.split()) if segment else None
+    def spelled(self, node: ast.expr) -> str:
+        """An expression as it stands in the source, on one line."""
+        return " ".join((ast.get_source_segment(self.text, node) or ast.unparse(node)).split())
 
     def find(self, qualname: str) -> Definition | None:
         """The statement that defines a name: `Booster`, `Booster.boost`, `AXES`."""
@@ -66,8 +61,13 @@ class Module:
 
 @dataclass(frozen=True)
 class Sources:
-    """The modules that were read so far."""
+    """The modules of a package.
 
+    Attributes:
+        package: The name by which it is imported.
+    """
+
+    package: str
     _modules: dict[str, Module] = field(default_factory=dict)
 
     def module(self, name: str) -> Module:
@@ -85,10 +85,10 @@ class Sources:
         return self.module(module).find(qualname)
 
     def home(self, module: str, name: str) -> tuple[str, str]:
-        """The module that assigns a name which this one may only import, and the name's spelling there."""
+        """The module of the package that assigns a name which this one may only import, and its spelling there."""
         while self.find(module, name) is None:
             origin = self.module(module).origin(name)
-            if origin is None:
+            if origin is None or origin[0].partition(".")[0] != self.package:
                 break
             module, name = origin
         return module, name

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -55,17 +55,25 @@ class Target:
         return self.kind in FUNCTIONS
 
 
+def is_public(name: str) -> bool:
+    """Whether a name is for users: those of calls are, other special methods are called by Python only."""
+    return not name.startswith("_") or name == "__call__"
+
+
 @dataclass(frozen=True)
 class Resolver:
     """Finds objects by dotted names.
 
     Attributes:
         library: The library whose names are known.
-        sources: Its sources.
     """
 
     library: Library
-    sources: Sources = field(default_factory=Sources)
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The library's modules as they are written."""
+        return Sources(self.library.package)
 
     def resolve(self, name: str) -> Target:
         """Imports what a dotted name stands for.
@@ -77,7 +85,7 @@ class Resolver:
         if not parts:
             return Target(name, "module", name, "", import_module(name))
         offered = self.library.modules.get(module, ())
-        if any(part.startswith("_") for part in parts if part not in offered):
+        if not all(part in offered or is_public(part) for part in parts):
             raise UnknownNameError(f"{name} is private")
         target = self._top(f"{module}.{parts[0]}", module, parts[0])
         for part in parts[1:]:
@@ -89,7 +97,7 @@ class Resolver:
         if not target.is_class:
             return []
         owners = [owner for owner in target.value.__mro__ if self.library.owns(owner.__module__)]
-        names = dict.fromkeys(name for owner in reversed(owners) for name in vars(owner) if not name.startswith("_"))
+        names = dict.fromkeys(name for owner in reversed(owners) for name in vars(owner) if is_public(name))
         found = [self._member(f"{target.name}.{name}", target.value, name) for name in names]
         return [member for member in found if member.kind != "attribute"]
 
@@ -107,6 +115,11 @@ class Resolver:
         modules = [self.resolve(module) for module in self.library.modules]
         names = (f"{module}.{name}" for module, offered in self.library.modules.items() for name in offered)
         return sorted([*modules, *(t for t in map(self.resolve, names) if t.kind != "module")], key=lambda t: t.name)
+
+    @cached_property
+    def documented(self) -> frozenset[str]:
+        """The places of definition of the public names."""
+        return frozenset(target.canonical for target in self.public)
 
     def _module_of(self, name: str) -> tuple[str, list[str]]:
         parts = name.split(".")

@@ -43,7 +43,11 @@ class Autocast:
             )
 
     def context(self) -> torch.autocast:
-        """Return a new autocast context."""
+        """Open autocast.
+
+        Returns:
+            A new context manager; operations inside of it run in the dtype that torch chooses for each.
+        """
         return torch.autocast(self.device_type, self.dtype)
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,15 +76,35 @@ class LossScaler(ABC):
 
     @abstractmethod
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss times the scale; same shape as `loss`."""
+        """Multiply a loss by the scale.
+
+        Args:
+            loss: Any shape.
+
+        Returns:
+            The scaled loss; same shape.
+        """
 
     @abstractmethod
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients of `optimizer` by the scale, once for each step however often it is called."""
+        """Divide the gradients by the scale, once for each step however often it is called.
+
+        Args:
+            optimizer: Holds the parameters whose gradients are divided.
+        """
 
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step `optimizer` unless a gradient is infinite or NaN; then move the scale."""
+        """Step an optimizer unless a gradient is infinite or NaN; then move the scale.
+
+        Args:
+            optimizer: The optimizer.
+            *args: Passed to its step.
+            **kwargs: Passed to its step.
+
+        Returns:
+            What the optimizer's own step returns, or None for a step that was dropped.
+        """
 
     @abstractmethod
     def discard(self) -> None:
@@ -92,11 +112,19 @@ class LossScaler(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain numbers."""
+        """Collect the state.
+
+        Returns:
+            Plain numbers by name.
+        """
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Continue from a state.
+
+        Args:
+            state: What `state_dict` returned.
+        """
 
 
 @final
@@ -121,14 +149,30 @@ class NoScaler(LossScaler):
         return False
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return `loss` itself."""
+        """Leave a loss as it is.
+
+        Args:
+            loss: Any shape.
+
+        Returns:
+            `loss` itself.
+        """
         return loss
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do nothing."""
+        """Do nothing.
+
+        Args:
+            optimizer: Left as it is.
+        """
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step `optimizer`.
+        """Step an optimizer.
+
+        Args:
+            optimizer: The optimizer.
+            *args: Passed to its step.
+            **kwargs: Passed to its step.
 
         Returns:
             What the optimizer's own step returns.
@@ -139,11 +183,19 @@ class NoScaler(LossScaler):
         """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty dict: there is no state."""
+        """Collect the state, of which there is none.
+
+        Returns:
+            An empty dict.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Accept any state: a run that scaled its loss may go on in bfloat16."""
+        """Accept any state: a run that scaled its loss may go on in bfloat16.
+
+        Args:
+            state: Dropped.
+        """
 
 
 @final
@@ -181,7 +233,13 @@ class DynamicScaler(LossScaler):
         return self._dropped
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss times the scale; same shape as `loss`.
+        """Multiply a loss by the scale.
+
+        Args:
+            loss: Any shape.
+
+        Returns:
+            The scaled loss; same shape.
 
         Raises:
             ConfigError: The gradients at hand are unscaled already; scaled ones would be added to them.
@@ -194,13 +252,22 @@ class DynamicScaler(LossScaler):
         return self._scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale, once for each step however often it is called."""
+        """Divide the gradients by the scale, once for each step however often it is called.
+
+        Args:
+            optimizer: Holds the parameters whose gradients are divided.
+        """
         if not self._unscaled:
             self._scaler.unscale_(optimizer)
             self._unscaled = True
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step `optimizer` unless a gradient is infinite or NaN; then move the scale.
+        """Step an optimizer unless a gradient is infinite or NaN; then move the scale.
+
+        Args:
+            optimizer: The optimizer.
+            *args: Passed to its step.
+            **kwargs: Passed to its step.
 
         Returns:
             What the optimizer's own step returns, or None for a step that was dropped.
@@ -224,10 +291,18 @@ class DynamicScaler(LossScaler):
             self._unscaled = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale, its rule and the number of steps since the last overflow."""
+        """Collect the scale, its rule and the number of steps since the last overflow.
+
+        Returns:
+            Plain numbers under the names that `torch.amp.GradScaler` gives them.
+        """
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; a state without a scale, from a run in bfloat16, changes nothing."""
+        """Continue from a state.
+
+        Args:
+            state: What `state_dict` returned. An empty one, from a run in bfloat16, changes nothing.
+        """
         if state:
             self._scaler.load_state_dict(state)

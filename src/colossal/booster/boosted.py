@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
 Criterion = Callable[..., Any]
+Five = tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None, DataLoader[Any] | None, LRScheduler | None]
 
 
 @final
@@ -27,6 +28,13 @@ class Parts:
         criterion: The loss function.
         dataloader: The source of batches.
         lr_scheduler: The schedule of the optimizer.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster import Parts
+        >>> parts = Parts(torch.nn.Linear(2, 1), criterion=torch.nn.MSELoss())
+        >>> parts.optimizer is None
+        True
     """
 
     model: nn.Module
@@ -37,7 +45,16 @@ class Parts:
 
 
 class Executor(Protocol):
-    """Runs the forward and backward passes of a batch where a plain call of the model can not."""
+    """Runs the forward and backward passes of a batch where a plain call of the model can not.
+
+    Example:
+        >>> from colossal.booster import Capabilities, Executor
+        >>> class Echo(Executor):
+        ...     def __call__(self, data_iter, criterion, optimizer, return_loss, return_outputs):
+        ...         return {"loss": None, "outputs": next(data_iter)}
+        >>> Capabilities(executor=Echo()).executor(iter("ab"), None, None, False, True)["outputs"]
+        'a'
+    """
 
     def __call__(
         self,
@@ -47,7 +64,18 @@ class Executor(Protocol):
         return_loss: bool,
         return_outputs: bool,
     ) -> dict[str, Any]:
-        """Run the next batch; the arguments are those of `Booster.execute_pipeline`."""
+        """Run the next batch.
+
+        Args:
+            data_iter: Yields batches.
+            criterion: Takes outputs and inputs, returns the loss.
+            optimizer: The boosted optimizer; without it only forward passes run.
+            return_loss: Return the loss on the last stage.
+            return_outputs: Return the outputs on the last stage.
+
+        Returns:
+            ``{"loss": ..., "outputs": ...}``.
+        """
         ...
 
 
@@ -60,6 +88,13 @@ class Capabilities:
         no_sync: Opens a context in which backward passes accumulate gradients without reducing them over ranks.
             Without data parallelism there is nothing to leave out.
         executor: Runs the batches of a model that is cut into pipeline stages; None for a whole model.
+
+    Example:
+        >>> from colossal.booster import Capabilities
+        >>> whole_model = Capabilities()
+        >>> with whole_model.no_sync():
+        ...     print(whole_model.executor)
+        None
     """
 
     no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -78,6 +113,16 @@ class Boosted:
         dataloader: As given.
         lr_scheduler: As given.
         capabilities: What can be done with the model besides a plain step; nothing by default.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster import Boosted, Parts
+        >>> from colossal.booster.plugin import TorchDDPPlugin
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     boosted = TorchDDPPlugin().configure(Parts(torch.nn.Linear(2, 1)), torch.device("cpu"), None)
+        >>> isinstance(boosted, Boosted), boosted.optimizer
+        (True, None)
     """
 
     model: ModelWrapper

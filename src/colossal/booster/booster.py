@@ -14,16 +14,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from colossal.accelerator import get_accelerator
-from colossal.booster.boosted import Capabilities, Criterion, Parts
-from colossal.booster.checks import check_parts
+from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
+from colossal.booster.checks import check_parts, check_plugin
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
 from colossal.checkpoint_io import CheckpointIO
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import ModelWrapper, OptimizerWrapper
-
-Five = tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None, DataLoader[Any] | None, LRScheduler | None]
+from colossal.interface import OptimizerWrapper
 
 
 @final
@@ -46,10 +44,15 @@ class Booster:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> booster = Booster(device="cpu", mixed_precision="bf16")
         >>> model, optimizer, criterion, _, _ = booster.boost(model, optimizer, torch.nn.MSELoss())
-        >>> loss = criterion(model(torch.ones(4, 2)), torch.zeros(4, 1))
-        >>> booster.backward(loss, optimizer)
-        >>> optimizer.step()
-        >>> optimizer.zero_grad()
+        >>> losses = []
+        >>> for _ in range(3):
+        ...     loss = criterion(model(torch.ones(4, 2)), torch.ones(4, 1))
+        ...     booster.backward(loss, optimizer)
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     losses.append(loss.item())
+        >>> losses[2] < losses[0]
+        True
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Booster:
         mixed_precision: MixedPrecision | str | None = None,
         plugin: Plugin | None = None,
     ) -> None:
-        self.plugin = _check_plugin(plugin)
+        self.plugin = check_plugin(plugin) or SingleProcessPlugin()
         self.mixed_precision = (
             mixed_precision_factory(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
         )
@@ -98,6 +101,8 @@ class Booster:
             ConfigError: The model is boosted already, the optimizer holds parameters of another model, or the
                 schedule belongs to another optimizer.
             MeshError: The plugin needs a world, and there is none yet.
+
+        Communication: that of the plugin's `configure`; none without a plugin.
         """
         parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
         check_parts(parts)
@@ -114,6 +119,8 @@ class Booster:
 
         Raises:
             ConfigError: The optimizer is not boosted.
+
+        Communication: that of the plugin, which reduces gradients during the backward pass; none inside of `no_sync`.
         """
         if not isinstance(optimizer, OptimizerWrapper):
             raise ConfigError(
@@ -133,6 +140,9 @@ class Booster:
         Args:
             model: The boosted model; may be left out if this booster boosted only one.
             optimizer: The boosted optimizer, instead of the model.
+
+        Returns:
+            A new context manager.
 
         Raises:
             ConfigError: Neither belongs to this booster, or both are left out and there are several.
@@ -190,6 +200,9 @@ class Booster:
             bnb_quantization_config: How to quantise the frozen weights.
             quantize: Quantise the frozen weights.
 
+        Returns:
+            The model with its adapters.
+
         Raises:
             UnsupportedError: Always, until it is built.
         """
@@ -239,6 +252,8 @@ class Booster:
         Raises:
             CheckpointError: The checkpoint can not be written; on all ranks alike.
             UnsupportedError: An option is not built yet.
+
+        Communication: all_gather_object, the world, a few bytes: all learn how it went; none without a plugin.
         """
         self.checkpoint_io.save_model(
             model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
@@ -266,6 +281,8 @@ class Booster:
 
         Raises:
             CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
+
+        Communication: as in `save_model`, three times; every rank reads the files by itself.
         """
         return self.checkpoint_io.load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
 
@@ -293,6 +310,8 @@ class Booster:
         Raises:
             CheckpointError: The checkpoint can not be written; on all ranks alike.
             UnsupportedError: An option is not built yet.
+
+        Communication: as in `save_model`.
         """
         self.checkpoint_io.save_optimizer(
             optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async
@@ -315,6 +334,8 @@ class Booster:
 
         Raises:
             CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
+
+        Communication: as in `load_model`.
         """
         self.checkpoint_io.load_optimizer(optimizer, checkpoint, low_cpu_mem_mode, num_threads)
 
@@ -327,6 +348,8 @@ class Booster:
 
         Raises:
             CheckpointError: The checkpoint can not be written; on all ranks alike.
+
+        Communication: as in `save_model`.
         """
         self.checkpoint_io.save_lr_scheduler(lr_scheduler, checkpoint)
 
@@ -339,6 +362,8 @@ class Booster:
 
         Raises:
             CheckpointError: The checkpoint is missing, damaged or of another schedule; on all ranks alike.
+
+        Communication: as in `save_model`, twice.
         """
         self.checkpoint_io.load_lr_scheduler(lr_scheduler, checkpoint)
 
@@ -371,11 +396,3 @@ class Booster:
                 f"{self._plugin_name} takes {option} {' or '.join(map(repr, supported))}. Found {option}={value!r}. "
                 f"The nearest that works is {supported[0]!r}."
             )
-
-
-def _check_plugin(plugin: Plugin | None) -> Plugin:
-    if plugin is not None and not isinstance(plugin, Plugin):
-        raise ConfigError(
-            f"A plugin is an object of colossal.booster.plugin. Found {plugin!r}. Pass for example TorchDDPPlugin()."
-        )
-    return plugin or SingleProcessPlugin()

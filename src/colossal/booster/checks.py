@@ -1,8 +1,25 @@
 """Mistakes that are found before anything is wrapped."""
 
 from colossal.booster.boosted import Parts
+from colossal.booster.plugin.base import Plugin
 from colossal.errors import ConfigError
 from colossal.interface import ModelWrapper, OptimizerWrapper
+
+
+def check_plugin(plugin: Plugin | None) -> Plugin | None:
+    """Return the plugin if it is one.
+
+    Args:
+        plugin: What the user passed for it.
+
+    Raises:
+        ConfigError: It is something else, such as the name of a plugin.
+    """
+    if plugin is not None and not isinstance(plugin, Plugin):
+        raise ConfigError(
+            f"A plugin is an object of colossal.booster.plugin. Found {plugin!r}. Pass for example TorchDDPPlugin()."
+        )
+    return plugin
 
 
 def check_parts(parts: Parts) -> None:

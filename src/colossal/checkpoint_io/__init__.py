@@ -2,6 +2,6 @@
 
 from colossal.checkpoint_io.api import CheckpointIO, GeneralCheckpointIO
 from colossal.checkpoint_io.index_file import CheckpointIndexFile
-from colossal.checkpoint_io.writers import Alone, OneForAll
+from colossal.checkpoint_io.writers import Alone, OneForAll, Writers
 
-__all__ = ["Alone", "CheckpointIO", "CheckpointIndexFile", "GeneralCheckpointIO", "OneForAll"]
+__all__ = ["Alone", "CheckpointIO", "CheckpointIndexFile", "GeneralCheckpointIO", "OneForAll", "Writers"]

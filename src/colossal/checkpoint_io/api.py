@@ -76,6 +76,8 @@ class CheckpointIO:
             CheckpointError: A file cannot be written. What was saved there before is whole.
             ConfigError: `prefix` or `size_per_shard` makes no sense.
             UnsupportedError: `use_async`, or not `gather_dtensor`, or the package safetensors is not installed.
+
+        Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
         """
         _refuse(gather_dtensor, use_async)
         dump = write_safetensors if use_safetensors else write_torch
@@ -124,6 +126,8 @@ class CheckpointIO:
             CheckpointError: The checkpoint is missing, damaged, or of another model. Nothing was loaded then.
             ConfigError: `num_threads` is less than 1.
             UnsupportedError: The package safetensors is needed and not installed.
+
+        Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         state = self._writers.read(lambda: ModelState(unwrap_model(model)))
 
@@ -167,6 +171,8 @@ class CheckpointIO:
             CheckpointError: A file cannot be written. What was saved there before is whole.
             ConfigError: `prefix` or `size_per_shard` makes no sense.
             UnsupportedError: `use_async`, or not `gather_dtensor`.
+
+        Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
         """
         _refuse(gather_dtensor, use_async)
         path = Path(checkpoint)
@@ -207,6 +213,8 @@ class CheckpointIO:
         Raises:
             CheckpointError: The checkpoint is missing, damaged, or of other parameters. Nothing was loaded then.
             ConfigError: `num_threads` is less than 1.
+
+        Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
         """
 
         def read() -> tuple[Mapping[str, Any], dict[Any, Any]]:
@@ -226,6 +234,8 @@ class CheckpointIO:
 
         Raises:
             CheckpointError: The file cannot be written, or the state is not plain data.
+
+        Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
         """
         path = Path(checkpoint)
         self._writers.write(lambda: _save_file(path, lambda target: write_torch(target, lr_scheduler.state_dict())))
@@ -239,6 +249,8 @@ class CheckpointIO:
 
         Raises:
             CheckpointError: The file is missing, damaged, or of another kind of scheduler.
+
+        Communication: for `OneForAll` twice all_gather_object, the group, a few bytes; for `Alone` none.
         """
         state = self._writers.read(lambda: _read_scheduler(lr_scheduler, Path(checkpoint)))
         self._writers.read(lambda: lr_scheduler.load_state_dict(state))

@@ -38,10 +38,13 @@ class CheckpointIndexFile:
 
     @classmethod
     def from_file(cls, index_path: str | Path) -> Self:
-        """Return the index that a file holds.
+        """Read an index.
 
         Args:
             index_path: The JSON file; the files that it names are in its directory.
+
+        Returns:
+            The index that the file holds.
 
         Raises:
             CheckpointError: The file is missing or is not an index.
@@ -96,7 +99,11 @@ class CheckpointIndexFile:
         self.export(self.root_path / save_index_file)
 
     def write(self, path: Path) -> None:
-        """Write the JSON text at `path`, in place."""
+        """Write the JSON text in place: a reader may see half of it, where `export` shows all or nothing.
+
+        Args:
+            path: The JSON file; its directory exists.
+        """
         content = {"metadata": self.metadata, "weight_map": self.weight_map}
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -119,14 +126,21 @@ class CheckpointIndexFile:
         self.metadata[name] = val
 
     def get_checkpoint_filenames(self) -> list[str]:
-        """Return the paths of all files that hold parameters, sorted, each once."""
+        """List the files that hold parameters.
+
+        Returns:
+            Their paths, sorted, each once.
+        """
         return [str(self.root_path / name) for name in sorted(set(self.weight_map.values()))]
 
     def get_checkpoint_file(self, param_name: str) -> str:
-        """Return the path of the file that holds a parameter.
+        """Find the file that holds a parameter.
 
         Args:
             param_name: Name of the parameter.
+
+        Returns:
+            The path of the file.
 
         Raises:
             CheckpointError: The index does not know the name.
@@ -139,11 +153,19 @@ class CheckpointIndexFile:
         return str(self.root_path / self.weight_map[param_name])
 
     def get_all_param_names(self) -> list[str]:
-        """Return the names of all parameters, in the order of the index."""
+        """List the parameters.
+
+        Returns:
+            Their names, in the order of the index.
+        """
         return list(self.weight_map)
 
     def get_param_group_filename(self) -> str | None:
-        """Return the path of the file with an optimizer's parameter groups, or None if the index names none."""
+        """Find the file with an optimizer's parameter groups.
+
+        Returns:
+            The path of the file; None if the index names none.
+        """
         name = self.metadata.get("param_groups")
         return None if name is None else str(self.root_path / name)
 

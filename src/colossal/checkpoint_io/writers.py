@@ -12,15 +12,32 @@ T = TypeVar("T")
 
 
 class Writers(ABC):
-    """What a `CheckpointIO` asks of the ranks that share a checkpoint."""
+    """What a `CheckpointIO` asks of the ranks that share a checkpoint.
+
+    Example:
+        >>> from colossal.checkpoint_io import Alone, OneForAll, Writers
+        >>> issubclass(Alone, Writers), issubclass(OneForAll, Writers)
+        (True, True)
+    """
 
     @abstractmethod
     def write(self, job: Callable[[], None]) -> None:
-        """Run `job` where it must run; return on every rank once it is done."""
+        """Run a job where it must run; return on every rank once it is done.
+
+        Args:
+            job: Writes the files.
+        """
 
     @abstractmethod
     def read(self, job: Callable[[], T]) -> T:
-        """Run `job` on every rank; return its result once it has succeeded on all of them."""
+        """Run a job on every rank; return once it has succeeded on all of them.
+
+        Args:
+            job: Reads files, or changes this rank's own objects.
+
+        Returns:
+            What `job` returned on this rank.
+        """
 
 
 @final
@@ -34,11 +51,22 @@ class Alone(Writers):
     """
 
     def write(self, job: Callable[[], None]) -> None:
-        """Run `job`."""
+        """Run a job.
+
+        Args:
+            job: Writes the files.
+        """
         job()
 
     def read(self, job: Callable[[], T]) -> T:
-        """Run `job` and return its result."""
+        """Run a job.
+
+        Args:
+            job: Reads files, or changes objects.
+
+        Returns:
+            What `job` returned.
+        """
         return job()
 
 
@@ -49,7 +77,7 @@ class OneForAll(Writers):
     An error on one rank is an error on every rank, with the same text, and no rank returns before all are done. A rank
     that waits longer than the timeout of the group fails.
 
-    Communication: one all-gather of one small object over the group for each `write` and each `read`.
+    Communication: all_gather_object, the group, a few bytes, for each `write` and each `read`.
 
     Args:
         process_group: The ranks that hold the same state; the default group if None.
@@ -75,7 +103,7 @@ class OneForAll(Writers):
         self._group = process_group
 
     def write(self, job: Callable[[], None]) -> None:
-        """Run `job` on rank 0 of the group; return on every rank once it is done.
+        """Run a job on rank 0 of the group; return on every rank once it is done.
 
         Args:
             job: Writes the files.
@@ -87,7 +115,7 @@ class OneForAll(Writers):
         self.read(job if is_writer else _nothing)
 
     def read(self, job: Callable[[], T]) -> T:
-        """Run `job` on every rank; return its result once it has succeeded on all of them.
+        """Run a job on every rank; return once it has succeeded on all of them.
 
         Args:
             job: Reads files, or changes this rank's own objects. It must not communicate.

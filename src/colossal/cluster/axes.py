@@ -10,3 +10,4 @@ Axis = Literal["pp", "dp", "sp", "tp"]
 """Pipeline, data, sequence and tensor parallelism."""
 
 AXES: tuple[Axis, ...] = get_args(Axis)
+"""The names of all axes, outermost first."""

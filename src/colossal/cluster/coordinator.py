@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar, final
 import torch
 from torch import distributed as dist
 
-from colossal.cluster.mesh import ParallelMesh, current_mesh
+from colossal.cluster.mesh import ParallelMesh, current_mesh, leave_ambient
 from colossal.errors import LaunchError
 
 _Arguments = ParamSpec("_Arguments")
@@ -57,22 +57,32 @@ class DistCoordinator:
         return self._local_rank
 
     def is_master(self, process_group: dist.ProcessGroup | None = None) -> bool:
-        """Tell whether this process has rank 0 in the group.
+        """Tell whether this process comes first in the group.
 
         Args:
             process_group: The group; the whole world by default.
+
+        Returns:
+            Whether its rank in the group is 0.
         """
         return dist.get_rank(process_group) == 0
 
     def is_node_master(self) -> bool:
-        """Tell whether this process is the first of its host."""
+        """Tell whether this process is the first of its host.
+
+        Returns:
+            Whether its local rank is 0.
+        """
         return self._local_rank == 0
 
     def is_last_process(self, process_group: dist.ProcessGroup | None = None) -> bool:
-        """Tell whether this process has the highest rank in the group.
+        """Tell whether this process comes last in the group.
 
         Args:
             process_group: The group; the whole world by default.
+
+        Returns:
+            Whether its rank in the group is the highest.
         """
         return dist.get_rank(process_group) == dist.get_world_size(process_group) - 1
 
@@ -134,10 +144,13 @@ class DistCoordinator:
     def on_master_only(
         self, process_group: dist.ProcessGroup | None = None
     ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result | None]]:
-        """Make a decorator of functions that only rank 0 of the group runs; the others get None at once.
+        """Make a decorator of functions that only rank 0 of the group runs.
 
         Args:
             process_group: The group; the whole world by default.
+
+        Returns:
+            The decorator. What it decorates returns None at once on all other ranks.
         """
 
         def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result | None]:
@@ -163,8 +176,10 @@ class DistCoordinator:
         """Dissolve the group.
 
         Args:
-            process_group: The group; the whole world, with all groups, by default.
+            process_group: The group; by default the whole world, with all groups and the ambient mesh.
         """
+        if process_group is None:
+            leave_ambient(None)
         dist.destroy_process_group(process_group)
 
     def _count_failures(self, failed: bool, process_group: dist.ProcessGroup | None) -> int:

@@ -52,6 +52,16 @@ def launch(
         ConfigError: This machine lacks the backend or the device.
 
     Communication: every process contacts the store of rank 0, then opens connections to its peers.
+
+    Example:
+        >>> import socket
+        >>> from colossal.cluster import DistCoordinator, launch
+        >>> with socket.create_server(("localhost", 0)) as server:
+        ...     port = server.getsockname()[1]  # a free one
+        >>> mesh = launch(rank=0, world_size=1, host="localhost", port=port, verbose=False)
+        >>> mesh.world_size, mesh.global_rank, mesh.local_rank
+        (1, 0, 0)
+        >>> DistCoordinator().destroy()
     """
     return _join(Member(rank, world_size, host, port, local_rank), backend, seed, verbose, timeout_seconds)
 
@@ -75,6 +85,14 @@ def launch_from_torch(
 
     Raises:
         LaunchError: Only some of torchrun's variables are set, or as in `launch`.
+
+    Communication: as in `launch`; none in a world of one.
+
+    Example:
+        >>> from colossal.cluster import DistCoordinator, launch_from_torch
+        >>> launch_from_torch(verbose=False)
+        ParallelMesh(pp=1, dp=1, sp=1, tp=1)
+        >>> DistCoordinator().destroy()
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if not any(name in os.environ for name in names):
@@ -113,6 +131,19 @@ def launch_from_slurm(
 
     Raises:
         LaunchError: SLURM_PROCID, SLURM_NPROCS or SLURM_LOCALID is not set, or as in `launch`.
+
+    Communication: as in `launch`.
+
+    Example:
+        >>> import os, socket
+        >>> from unittest import mock
+        >>> from colossal.cluster import DistCoordinator, launch_from_slurm
+        >>> with socket.create_server(("localhost", 0)) as server:
+        ...     port = server.getsockname()[1]  # a free one
+        >>> with mock.patch.dict(os.environ, SLURM_PROCID="0", SLURM_NPROCS="1", SLURM_LOCALID="0"):  # as srun does
+        ...     launch_from_slurm("localhost", port, verbose=False)
+        ParallelMesh(pp=1, dp=1, sp=1, tp=1)
+        >>> DistCoordinator().destroy()
     """
     names = ("SLURM_PROCID", "SLURM_NPROCS", "SLURM_LOCALID")
     rank, world_size, local_rank = _read_numbers(names, "srun python train.py --host <first node> --port 29500")
@@ -143,6 +174,20 @@ def launch_from_openmpi(
 
     Raises:
         LaunchError: A variable ``OMPI_COMM_WORLD_*`` is not set, or as in `launch`.
+
+    Communication: as in `launch`.
+
+    Example:
+        >>> import os, socket
+        >>> from unittest import mock
+        >>> from colossal.cluster import DistCoordinator, launch_from_openmpi
+        >>> with socket.create_server(("localhost", 0)) as server:
+        ...     port = server.getsockname()[1]  # a free one
+        >>> names = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
+        >>> with mock.patch.dict(os.environ, dict(zip(names, "010"))):  # as mpirun does
+        ...     launch_from_openmpi("localhost", port, verbose=False)
+        ParallelMesh(pp=1, dp=1, sp=1, tp=1)
+        >>> DistCoordinator().destroy()
     """
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
     rank, world_size, local_rank = _read_numbers(names, "mpirun -np 2 python train.py --host <host> --port 29500")
@@ -151,11 +196,19 @@ def launch_from_openmpi(
 
 
 def get_default_parser() -> argparse.ArgumentParser:
-    """Return a command-line parser for the arguments of `launch`, to which a program adds its own.
+    """Make a command-line parser for the arguments of `launch`, to which a program adds its own.
 
     Returns:
         A parser with ``--host``, ``--port``, ``--world_size``, ``--rank``, ``--local_rank``, ``--backend`` and
         ``--seed``.
+
+    Example:
+        >>> from colossal.cluster import get_default_parser
+        >>> parser = get_default_parser()
+        >>> _ = parser.add_argument("--batch_size", type=int, default=32)
+        >>> arguments = parser.parse_args(["--host", "node0", "--port", "29500"])
+        >>> arguments.host, arguments.port, arguments.seed, arguments.batch_size
+        ('node0', 29500, 1024, 32)
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", help="name or address of the host of rank 0")

@@ -93,10 +93,13 @@ class ParallelMesh:
         _AMBIENT.reset(self._tokens.pop())
 
     def size(self, axis: Axis) -> int:
-        """Return the number of ranks along an axis.
+        """Count the ranks along an axis.
 
         Args:
             axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+
+        Returns:
+            Their number, at least 1.
 
         Raises:
             MeshError: There is no such axis.
@@ -104,10 +107,13 @@ class ParallelMesh:
         return self.shape[_check_axis(axis)]
 
     def rank(self, axis: Axis) -> int:
-        """Return this process's index along an axis.
+        """Find this process's place along an axis.
 
         Args:
             axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+
+        Returns:
+            Its index, from 0.
 
         Raises:
             MeshError: There is no such axis.
@@ -115,10 +121,13 @@ class ParallelMesh:
         return self.coordinate[_check_axis(axis)]
 
     def ranks(self, axis: Axis) -> tuple[int, ...]:
-        """Return the global ranks that differ from this one in their index along `axis` only.
+        """List the processes that this one meets along an axis.
 
         Args:
             axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+
+        Returns:
+            The global ranks that differ from this one in their index along `axis` only, this one included.
 
         Raises:
             MeshError: There is no such axis.
@@ -128,10 +137,13 @@ class ParallelMesh:
         return tuple(self._grid[index].tolist())
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
-        """Return the process group of `ranks(axis)`.
+        """Find the process group of an axis.
 
         Args:
             axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+
+        Returns:
+            The group of `ranks(axis)`.
 
         Raises:
             MeshError: There is no such axis.
@@ -153,10 +165,23 @@ class ParallelMesh:
 
 
 def current_mesh() -> ParallelMesh:
-    """Return the ambient mesh; without one, all processes of the world on dp.
+    """Find the mesh that is in force.
+
+    Returns:
+        The ambient mesh; without one, a new one with all processes of the world on dp, which is ambient from then on.
 
     Raises:
         MeshError: There is no world yet.
+
+    Example:
+        >>> from colossal.cluster import ParallelMesh, current_mesh
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4):
+        ...     print(current_mesh())
+        ...     with ParallelMesh(tp=2):
+        ...         print(current_mesh())
+        ParallelMesh(pp=1, dp=4, sp=1, tp=1)
+        ParallelMesh(pp=1, dp=2, sp=1, tp=2)
     """
     mesh = _AMBIENT.get()
     if mesh is None:

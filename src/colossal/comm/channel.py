@@ -28,6 +28,7 @@ class Channel:
     Args:
         axis: The axis of the mesh.
         mesh: The mesh; the ambient one by default.
+        counters: What counts the calls; by default the counters that are open now.
 
     Raises:
         MeshError: There is no such axis, or no world yet.

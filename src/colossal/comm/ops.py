@@ -55,6 +55,20 @@ def replicate(tensor: torch.Tensor, axis: Axis, mesh: ParallelMesh | None = None
         The same values; the gradient is the sum of the ranks' gradients.
 
     Communication: none forward; backward all_reduce, the axis, the tensor's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal import comm
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=2) as mesh:
+        ...         shared = torch.ones(1, requires_grad=True)
+        ...         own_use = (mesh.rank("tp") + 1) * comm.replicate(shared, "tp")
+        ...         own_use.backward()
+        ...         return shared.grad  # 1 from one rank, 2 from the other
+        >>> run_threads(program, 2)
+        [tensor([3.]), tensor([3.])]
     """
     channel = _channel(axis, mesh)
     return _apply(tensor, _nothing, channel.all_reduce)
@@ -72,6 +86,17 @@ def reduce(tensor: torch.Tensor, axis: Axis, mesh: ParallelMesh | None = None) -
         The sum, on all ranks; same shape.
 
     Communication: all_reduce, the axis, the tensor's bytes; none backward.
+
+    Example:
+        >>> import torch
+        >>> from colossal import comm
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=2) as mesh:
+        ...         return comm.reduce(torch.tensor([mesh.rank("tp") + 1]), "tp")
+        >>> run_threads(program, 2)
+        [tensor([3]), tensor([3])]
     """
     channel = _channel(axis, mesh)
     return _apply(tensor, channel.all_reduce, _nothing)
@@ -96,8 +121,19 @@ def gather(
     Raises:
         ShapeError: The tensor has no such dimension.
 
-    Communication: all_gather, the axis, the result's bytes; backward none, or reduce_scatter, the axis, the
-        result's bytes.
+    Communication: all_gather, the axis, the result's bytes; backward none, or for a partial gradient reduce_scatter,
+    the axis, the result's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal import comm
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=2) as mesh:
+        ...         return comm.gather(torch.tensor([mesh.rank("tp") + 1]), "tp")
+        >>> run_threads(program, 2)
+        [tensor([1, 2]), tensor([1, 2])]
     """
     channel = _channel(axis, mesh)
     back = channel.reduce_scatter if partial_grad else channel.split
@@ -120,6 +156,17 @@ def scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh 
         ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
 
     Communication: none forward; backward all_gather, the axis, the tensor's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal import comm
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=2):
+        ...         return comm.scatter(torch.arange(4), "tp")
+        >>> run_threads(program, 2)
+        [tensor([0, 1]), tensor([2, 3])]
     """
     channel = _channel(axis, mesh)
     return _apply(tensor, lambda x: channel.split(x, dim), lambda g: channel.all_gather(g, dim))
@@ -140,8 +187,18 @@ def reduce_scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: Parall
     Raises:
         ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
 
-    Communication: reduce_scatter, the axis, the tensor's bytes; backward all_gather, the axis, the
-        tensor's bytes.
+    Communication: reduce_scatter, the axis, the tensor's bytes; backward all_gather, the axis, the tensor's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal import comm
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=2):
+        ...         return comm.reduce_scatter(torch.arange(4), "tp")
+        >>> run_threads(program, 2)
+        [tensor([0, 2]), tensor([4, 6])]
     """
     channel = _channel(axis, mesh)
     return _apply(tensor, lambda x: channel.reduce_scatter(x, dim), lambda g: channel.all_gather(g, dim))
@@ -166,6 +223,18 @@ def all_to_all(
         ShapeError: The tensor has no such dimension, or `split_dim` does not divide by the size of the axis.
 
     Communication: all_to_all, the axis, the tensor's bytes; backward all_to_all, the axis, the tensor's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal import comm
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=2) as mesh:
+        ...         row = 2 * mesh.rank("tp") + torch.arange(2)[None]  # rank 0 holds [[0, 1]], rank 1 [[2, 3]]
+        ...         return comm.all_to_all(row, "tp", split_dim=1, join_dim=0).tolist()
+        >>> run_threads(program, 2)
+        [[[0], [2]], [[1], [3]]]
     """
     channel = _channel(axis, mesh)
     return _apply(

@@ -151,16 +151,26 @@ class OptimizerWrapper:
         return clip_grad_norm_(self.parameters, max_norm, norm_type, error_if_nonfinite)
 
     def get_grad_norm(self, norm_type: float = 2.0) -> float:
-        """Return the norm of all gradients, unscaled.
+        """Measure the norm of all gradients, unscaled.
 
         Args:
             norm_type: The p of the p-norm.
+
+        Returns:
+            The norm of all gradients together, as if they were one vector.
         """
         self.unscale_grad()
         return get_total_norm([p.grad for p in self.parameters if p.grad is not None], norm_type).item()
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return `loss` times the loss scale; same shape."""
+        """Multiply a loss by the loss scale.
+
+        Args:
+            loss: Any shape.
+
+        Returns:
+            The scaled loss; same shape.
+        """
         return self.scaler.scale(loss)
 
     def unscale_grad(self) -> None:
@@ -168,13 +178,25 @@ class OptimizerWrapper:
         self.scaler.unscale(self.optim)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state, in torch's own form."""
+        """Collect the wrapped optimizer's state.
+
+        Returns:
+            The state in torch's own form, by number of the parameter.
+        """
         return self.optim.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the wrapped optimizer's state from torch's own form."""
+        """Continue from a state of the wrapped optimizer.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
         self.optim.load_state_dict(state_dict)
 
     def unwrap(self) -> torch.optim.Optimizer:
-        """Return the wrapped optimizer."""
+        """Take the wrapper off.
+
+        Returns:
+            The optimizer that was wrapped.
+        """
         return self.optim

@@ -18,10 +18,9 @@ class Tolerance:
         reason: Why they differ at all.
 
     Example:
-        >>> from colossal.testing import TOLERANCES
-        >>> import torch
-        >>> TOLERANCES[torch.float64].reason
-        'sums in another order'
+        >>> from colossal.testing import Tolerance
+        >>> Tolerance(rtol=1e-5, atol=0.0, reason="sums in another order").rtol
+        1e-05
     """
 
     rtol: float
@@ -35,6 +34,7 @@ TOLERANCES = {
     torch.bfloat16: Tolerance(2e-2, 2e-2, "8 bits of mantissa, rounded at each operation"),
     torch.float16: Tolerance(2e-3, 2e-3, "11 bits of mantissa, rounded at each operation"),
 }
+"""The tolerance of each dtype."""
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, name: str = "tensor") -> None:
@@ -47,6 +47,16 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, name: str = "tens
 
     Raises:
         AssertionError: They differ.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import assert_close
+        >>> assert_close(torch.tensor([1.0, 2.000001]), torch.tensor([1.0, 2.0]))
+        >>> try:
+        ...     assert_close(torch.tensor([1.1]), torch.tensor([1.0]), name="loss")
+        ... except AssertionError as error:
+        ...     print(str(error).splitlines()[0])
+        loss: Tensor-likes are not close!
     """
     tolerance = TOLERANCES.get(expected.dtype, Tolerance(0.0, 0.0, "exact"))
     torch.testing.assert_close(
@@ -65,6 +75,17 @@ def assert_same_on_all_ranks(tensor: torch.Tensor, group: dist.ProcessGroup | No
         AssertionError: A rank holds other values.
 
     Communication: all_gather, the group, the tensor's bytes from each rank.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import assert_same_on_all_ranks, run_threads
+        >>> def differ():
+        ...     try:
+        ...         assert_same_on_all_ranks(torch.tensor([torch.distributed.get_rank()]))
+        ...     except AssertionError as error:
+        ...         return str(error)
+        >>> run_threads(differ, 2)[0]
+        'All ranks must hold the same values. Found rank 1 apart by up to 1.'
     """
     others = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
     dist.all_gather(others, tensor.detach().contiguous(), group=group)

@@ -118,6 +118,14 @@ def run_processes(
 
     Raises:
         WorldError: The function raised on a rank, a process died, or the ranks took too long.
+
+    Communication: the processes meet at a file and open connections to each other; nothing if `form` is False.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal.testing import run_processes
+        >>> run_processes(dist.get_rank, 2)
+        [0, 1]
     """
     arguments = pickle.dumps((args, kwargs))
     file, module = inspect.getfile(function), function.__module__
@@ -143,8 +151,7 @@ def run_processes(
         finally:
             _end(ranks)
     if failed:
-        reports = "\n".join(f"Rank {rank.order.rank}: {rank.error}" for rank in failed)
-        raise WorldError(f"{len(failed)} of {size} processes failed, the first one first.\n{reports}")
+        raise _failure(failed, size)
     return [rank.result for rank in ranks]
 
 
@@ -178,6 +185,11 @@ def _collect(ranks: list[_Rank], timeout_seconds: float) -> list[_Rank]:
             rank.tell_where()
             failed.append(rank)
     return failed
+
+
+def _failure(failed: list[_Rank], size: int) -> WorldError:
+    reports = "\n".join(f"Rank {rank.order.rank}: {rank.error}" for rank in failed)
+    return WorldError(f"{len(failed)} of {size} processes failed, the first one first.\n{reports}")
 
 
 def _end(ranks: list[_Rank]) -> None:

@@ -32,6 +32,15 @@ def fake_world(size: int, rank: int = 0) -> Iterator[None]:
     Args:
         size: Number of ranks.
         rank: The rank that this process is.
+
+    Communication: none, whatever runs inside: this is what it is for.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(512, rank=3):
+        ...     print(dist.get_rank(), dist.get_world_size())
+        3 512
     """
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
@@ -58,6 +67,14 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
 
     Raises:
         WorldError: The function raised on a rank.
+
+    Communication: none outside of this process.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal.testing import run_threads
+        >>> run_threads(lambda start: start + dist.get_rank(), 3, 10)
+        [10, 11, 12]
     """
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []

@@ -21,10 +21,13 @@ class AutocastMixedPrecision(MixedPrecision):
     dtype: ClassVar[torch.dtype]
 
     def make_scaler(self, device_type: str) -> LossScaler:  # noqa: ARG002 (for those that scale)
-        """Return the scaler of the loss; none by default.
+        """Make the scaler of the loss.
 
         Args:
             device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
+
+        Returns:
+            A scaler that leaves the loss as it is, unless the precision needs another.
         """
         return NoScaler()
 

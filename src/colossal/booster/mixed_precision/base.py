@@ -23,6 +23,8 @@ class MixedPrecision(ABC):
         ...
         ...     def configure(self, model, optimizer=None, criterion=None):
         ...         return ModelWrapper(model), optimizer, criterion
+        >>> FP32.name, isinstance(FP32(), MixedPrecision)
+        ('fp32', True)
     """
 
     name: ClassVar[str]

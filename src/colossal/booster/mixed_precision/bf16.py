@@ -14,9 +14,12 @@ class BF16MixedPrecision(AutocastMixedPrecision):
     Parameters, optimizer state and the update stay in float32.
 
     Example:
+        >>> import torch
         >>> from colossal.booster import Booster
         >>> from colossal.booster.mixed_precision import BF16MixedPrecision
-        >>> booster = Booster(mixed_precision=BF16MixedPrecision())
+        >>> model, *_ = Booster(device="cpu", mixed_precision=BF16MixedPrecision()).boost(torch.nn.Linear(2, 1))
+        >>> model(torch.ones(3, 2)).dtype, model.unwrap().weight.dtype
+        (torch.bfloat16, torch.float32)
     """
 
     name = "bf16"

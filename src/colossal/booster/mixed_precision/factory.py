@@ -10,14 +10,22 @@ _NEAREST = {"fp16_apex": "fp16", "fp16_naive": "fp16", "fp8": "bf16"}
 
 
 def mixed_precision_factory(name: str) -> MixedPrecision:
-    """Return the mixed precision of this name, with its defaults.
+    """Make the mixed precision of a name.
 
     Args:
         name: ``"fp16"`` or ``"bf16"``.
 
+    Returns:
+        A new object with its defaults.
+
     Raises:
         UnsupportedError: The name is documented, but not built yet.
         ConfigError: There is no such name.
+
+    Example:
+        >>> from colossal.booster.mixed_precision import mixed_precision_factory
+        >>> type(mixed_precision_factory("bf16")).__name__
+        'BF16MixedPrecision'
     """
     if name in _NEAREST:
         raise UnsupportedError(

@@ -27,9 +27,14 @@ class FP16TorchMixedPrecision(AutocastMixedPrecision):
     Source: Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org/abs/1710.03740.
 
     Example:
+        >>> import torch
         >>> from colossal.booster import Booster
         >>> from colossal.booster.mixed_precision import FP16TorchMixedPrecision
-        >>> booster = Booster(mixed_precision=FP16TorchMixedPrecision(init_scale=2.0**10))
+        >>> model = torch.nn.Linear(2, 1)
+        >>> booster = Booster(device="cpu", mixed_precision=FP16TorchMixedPrecision(init_scale=1024.0))
+        >>> model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> optimizer.scale_loss(torch.tensor(0.5)).item()
+        512.0
     """
 
     name = "fp16"
@@ -45,9 +50,12 @@ class FP16TorchMixedPrecision(AutocastMixedPrecision):
         self._scaler = ScalerConfig(init_scale, growth_factor, backoff_factor, growth_interval)
 
     def make_scaler(self, device_type: str) -> LossScaler:
-        """Return a dynamic scaler that follows the rule of this precision.
+        """Make the scaler of the loss.
 
         Args:
             device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
+
+        Returns:
+            A dynamic scaler that follows the rule of this precision.
         """
         return DynamicScaler(self._scaler, device_type)

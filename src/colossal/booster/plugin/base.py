@@ -45,17 +45,28 @@ class Plugin(ABC):
             device: Where the model goes.
             precision: What runs in half precision; nothing by default.
 
+        Returns:
+            The parts, ready to train.
+
         Raises:
             MeshError: The plugin needs a world, and there is none yet.
         """
 
     @abstractmethod
     def get_checkpoint_io(self) -> CheckpointIO:
-        """Return what reads and writes the checkpoints of models that this plugin boosted."""
+        """Make what reads and writes the checkpoints of models that this plugin boosted.
+
+        Returns:
+            A new object.
+        """
 
     @abstractmethod
     def data_parallel_place(self) -> tuple[int, int]:
-        """Return this rank's index among the replicas that see different data, and their number."""
+        """Tell which part of the data this rank sees.
+
+        Returns:
+            Its index among the replicas that see different data, and their number.
+        """
 
     def prepare_dataloader(
         self,
@@ -84,6 +95,9 @@ class Plugin(ABC):
             num_workers: Number of processes that load samples; 0 loads in this one.
             distributed_sampler_cls: Another class with the constructor of `DistributedSampler`.
             **kwargs: Passed to `torch.utils.data.DataLoader`.
+
+        Returns:
+            The loader of this rank's batches.
 
         Raises:
             ConfigError: `batch_size` is below 1, or `kwargs` names a sampler.

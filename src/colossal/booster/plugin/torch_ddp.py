@@ -71,9 +71,15 @@ class TorchDDPPlugin(Plugin):
     Communication: all_reduce, dp, the gradients' bytes, in each backward pass outside of `no_sync`.
 
     Example:
+        >>> import torch
         >>> from colossal.booster import Booster
         >>> from colossal.booster.plugin import TorchDDPPlugin
-        >>> booster = Booster(plugin=TorchDDPPlugin(bucket_cap_mb=50))
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     booster = Booster(device="cpu", plugin=TorchDDPPlugin(bucket_cap_mb=50))
+        ...     model, *_ = booster.boost(torch.nn.Linear(2, 1))
+        ...     print(type(model.module).__name__, model(torch.ones(3, 2)).shape)
+        DistributedDataParallel torch.Size([3, 1])
     """
 
     supported_devices = ("cpu", "cuda")
@@ -113,6 +119,9 @@ class TorchDDPPlugin(Plugin):
             device: Where the model goes.
             precision: What runs in half precision; nothing by default.
 
+        Returns:
+            The parts, the model inside of a `DistributedDataParallel`.
+
         Raises:
             MeshError: There is no world yet.
             ConfigError: The world was launched for another device.
@@ -133,10 +142,18 @@ class TorchDDPPlugin(Plugin):
         return replace(boosted, model=ModelWrapper(ddp), capabilities=Capabilities(no_sync=ddp.no_sync))
 
     def get_checkpoint_io(self) -> CheckpointIO:
-        """Return a checkpoint IO in which rank 0 writes for all, and all learn how it went."""
+        """Make what reads and writes checkpoints.
+
+        Returns:
+            A checkpoint IO in which rank 0 writes for all, and all learn how it went.
+        """
         return CheckpointIO(OneForAll())
 
     def data_parallel_place(self) -> tuple[int, int]:
-        """Return this rank's index on the dp axis, and the size of that axis."""
+        """Tell which part of the data this rank sees.
+
+        Returns:
+            Its index on the dp axis, and the size of that axis.
+        """
         mesh = current_mesh()
         return mesh.rank("dp"), mesh.size("dp")

@@ -37,15 +37,22 @@ class Schedule(LRScheduler):
         return self.curves[0].steps
 
     def get_lr(self) -> list[float | Tensor]:
-        """Return the rate of every group at the current step, from the closed formula."""
+        """Compute the rates of the current step from the closed formula.
+
+        Returns:
+            One rate per parameter group.
+        """
         step = min(self.last_epoch, self.total_steps)
         return [curve.rate(step, float(base)) for curve, base in zip(self.curves, self.base_lrs, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the schedule stands and the numbers of its curves, as plain Python values.
+        """Collect where the schedule stands and the numbers of its curves.
 
         A file of it can be read with ``torch.load(weights_only=True)``. Functions given by the user are not in it: the
         schedule that loads the state must have been built with them.
+
+        Returns:
+            Plain Python values by name.
         """
         return {
             "last_epoch": self.last_epoch,
