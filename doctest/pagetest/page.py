@@ -6,6 +6,7 @@ from pathlib import Path
 from pagetest.finding import Finding
 
 PYTHON = ("python", "python3", "py")
+OBJECT = "\ufffc"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,10 @@ class Tabs:
 
 @dataclass(frozen=True)
 class Page:
-    """A tutorial in one language."""
+    """A tutorial in one language.
+
+    `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT for each code span.
+    """
 
     path: Path
     language: str
@@ -97,6 +101,7 @@ class Page:
     links: tuple[Note, ...]
     alerts: tuple[Alert, ...]
     tabs: tuple[Tabs, ...]
+    prose: tuple[tuple[Note, ...], ...]
     findings: tuple[Finding, ...]
 
     @property

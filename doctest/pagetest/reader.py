@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from pagetest.finding import Finding
-from pagetest.page import Alert, Block, Heading, Note, Page, Tabs
+from pagetest.page import OBJECT, Alert, Block, Heading, Note, Page, Tabs
 
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _MARKER = re.compile(r"(?:doc-test-|(?=tabs-))(\S+?)\s*(?::\s*(.*?))?\s*", re.DOTALL)
@@ -60,6 +60,7 @@ def parse_page(text: str, path: Path, language: str = "en", name: str = "page") 
         tuple(reader.links),
         tuple(reader.alerts),
         tuple(reader.tabs),
+        tuple(reader.prose),
         tuple(reader.findings),
     )
 
@@ -77,6 +78,7 @@ class _Reader:
     links: list[Note] = field(default_factory=list)
     alerts: list[Alert] = field(default_factory=list)
     tabs: list[Tabs] = field(default_factory=list)
+    prose: list[tuple[Note, ...]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     open_region: Note | None = None
     open_tabs: Tabs | None = None
@@ -185,6 +187,7 @@ class _Reader:
 
     def _inline(self, token: Token) -> None:
         children = token.children or []
+        self.prose.append(tuple(_words(token)))
         prose = "".join(_text(child) for child in children)
         parent = self.before[-1].type if self.before else ""
         if parent == "heading_open":
@@ -229,6 +232,22 @@ def _text(child: Token) -> str:
     if child.type in {"softbreak", "hardbreak"}:
         return "\n"
     return child.content if child.type in {"text", "html_inline"} else ""
+
+
+def _words(token: Token) -> Iterator[Note]:
+    """What a reader reads of a paragraph, line by line, the descriptions of images included."""
+    raw, done, text = token.content.replace("\n", " "), 0, ""
+    first = line = _span(token)[0] + 1
+    for child in token.children or []:
+        where = raw.find(child.content, done) if child.content else -1
+        done = where + len(child.content) if where >= 0 else done
+        last = first + token.content.count("\n", 0, done) + (child.type in {"softbreak", "hardbreak"})
+        if last > line:
+            yield Note(text, line)
+            text, line = "", last
+        if child.content:
+            text += child.content if child.type in {"text", "image"} else OBJECT
+    yield Note(text, line)
 
 
 def _plain(children: list[Token]) -> str:

@@ -186,3 +186,19 @@ def test_the_code_hash_sees_code_and_not_comments(parse) -> None:
         make_script(parse(f"```python\n{code}\n```\n")).code_hash for code in ("x = 1  # a", "# b\nx  =  1", "x = 2")
     )
     assert one == same != other
+
+
+def test_prose_is_what_a_reader_reads_line_by_line(parse) -> None:
+    page = parse(
+        "# The *title* `code`\n\n> one [two](three.md)\n> `four\n> five` six <b>seven</b>\n> ![eight](nine.svg)\n\n"
+        "| ten | `x` |\n| --- | --- |\n| eleven | twelve |\n\n```text\nthirteen\n```\n\n<!-- fourteen -->\n"
+    )
+    found = [[(note.text.replace("\ufffc", "@"), note.line) for note in part] for part in page.prose]
+    assert found == [
+        [("The title @", 1)],
+        [("one two", 3), ("", 4), ("@ six @seven@", 5), ("eight", 6)],
+        [("ten", 8)],
+        [("@", 8)],
+        [("eleven", 10)],
+        [("twelve", 10)],
+    ]
