@@ -74,9 +74,13 @@ def _emptied(place: Path) -> Iterator[None]:
 
 
 def _environment(root: Path, folder: Path) -> dict[str, str]:
-    """That of a page, with figures shown inline, and without the user's settings of Jupyter and IPython."""
+    """That of a reader's Jupyter, without the user's settings.
+
+    Figures are shown inline; and ranks write whole lines, which an unbuffered output would mix.
+    """
     clean = clean_environment(os.environ, root)
     clean.pop("MPLBACKEND")
+    clean.pop("PYTHONUNBUFFERED")
     places = {name: str(folder / name.lower()) for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")}
     return clean | places
 

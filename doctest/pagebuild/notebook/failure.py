@@ -1,7 +1,7 @@
 """Why a notebook failed, and at which line of the page."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbformat import NotebookNode
@@ -11,8 +11,10 @@ from pagetest.page import Page
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
+_HEADING = re.compile(r"--- rank (\d+) ---")
 _CELL_FRAME = re.compile(r"(?:Cell )?In\s*\[(\d+)\], line (\d+)")
 _WARNING = re.compile(r"(?:^|\s)(\S+):(\d+): (\w*Warning: .*)", re.MULTILINE)
+_CAUSE = re.compile(r"first observed failure.*?\brank\s*: (\d+)", re.DOTALL)
 _ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: .*)?")
 
 
@@ -80,26 +82,35 @@ def _of_cell(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:
 
 
 def _of_ranks(failed: NotebookNode, page: Page) -> Failure | None:
-    """The first traceback that a rank printed: line N of the program is line N of the page."""
+    """The traceback of the rank that failed first: line N of the program is line N of the page."""
     text = "".join(output.text for output in failed.outputs if output.output_type == "stream")
-    frame = re.compile(rf'\s*File ".*\b{re.escape(page.stem)}\.py", line (\d+)')
-    for lines in _by_rank(text):
-        place = None
-        for line in lines:
-            match = frame.match(line)
-            if match:
-                place = int(match.group(1))
-            elif place and not line.startswith((" ", "Traceback")) and _ERROR.fullmatch(line):
-                return Failure(place, line)
+    error = next(output for output in failed.outputs if output.output_type == "error")
+    cause = _CAUSE.search(error.evalue)
+    ranks = _by_rank(text)
+    first = [cause.group(1)] if cause and cause.group(1) in ranks else []
+    found = (_traceback(ranks[rank], page) for rank in [*first, *ranks])
+    return next((failure for failure in found if failure), None)
+
+
+def _traceback(lines: Sequence[str], page: Page) -> Failure | None:
+    """The innermost line of the page in the first traceback, and its error."""
+    frame = re.compile(rf'\s*File "(?:.*/)?{re.escape(page.stem)}\.py", line (\d+)')
+    place = None
+    for line in lines:
+        if match := frame.match(line):
+            place = int(match.group(1))
+        elif place and not line.startswith((" ", "Traceback")) and _ERROR.fullmatch(line):
+            return Failure(place, line)
     return None
 
 
-def _by_rank(text: str) -> Iterator[list[str]]:
-    """The lines of each rank, which torch marks; those without a mark first."""
-    found: dict[str, list[str]] = {"": []}
+def _by_rank(text: str) -> dict[str, list[str]]:
+    """The lines of each rank; torch marks those of a traceback, and the notebook where a rank's output begins."""
+    found: dict[str, list[str]] = {}
+    rank = "0"
     for line in _COLOR.sub("", text).split("\n"):
+        if heading := _HEADING.fullmatch(line):
+            rank = heading.group(1)
         match = _RANK.match(line)
-        rank, rest = (match.group(1), line[match.end() :]) if match else ("", line)
-        found.setdefault(rank, []).append(rest)
-    ordered = [lines for rank, lines in found.items() if rank]
-    yield from [*ordered, found[""]]
+        found.setdefault(match.group(1) if match else rank, []).append(line[match.end() :] if match else line)
+    return found

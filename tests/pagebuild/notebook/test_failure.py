@@ -10,16 +10,26 @@ from pagebuild.notebook.report import lines_of, summary
 from pagebuild.notebook.workshop import Made
 
 PAGE = "# T\n\n```python\nx = 1\nraise ValueError\n```"
-RANKS = """[rank1]: Traceback (most recent call last):
+RANKS = """before
+--- rank 1 ---
+[rank1]: Traceback (most recent call last):
 [rank1]:   File "/place/lesson.py", line 4, in <module>
-Traceback (most recent call last):
 [rank1]:     inner()
-  File "/bin/torchrun", line 8, in <module>
 [rank1]:   File "/place/lesson.py", line 5, in inner
 [rank1]:     raise ValueError("on rank 1")
 [rank1]:   File "/lib/other.py", line 99, in helper
 [rank1]: ValueError: on rank 1
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: lesson.py FAILED
+--- rank 2 ---
+Traceback (most recent call last):
+  File "lesson.py", line 4, in <module>
+    barrier()
+ConnectionError: the peer is gone
+"""
+CAUSE = """the program ended with exit code 1
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_17:00:00
+  rank      : {} (local_rank: {})
 """
 
 
@@ -56,15 +66,17 @@ def test_a_failure_outside_of_the_pages_cells_is_told_at_the_cell(parse) -> None
     assert failure_of(book(failed), parse(PAGE)) == Failure(30, "OSError: x")
 
 
-def test_a_program_of_several_ranks_is_told_by_the_first_rank_that_failed(parse) -> None:
-    failed = code(stream(RANKS), error("RuntimeError", "the program ended with exit code 1"), line=9)
-    assert failure_of(book(failed), parse(PAGE)) == Failure(5, "ValueError: on rank 1")
-
-
-def test_a_rank_without_a_mark_is_understood_too(parse) -> None:
-    text = 'Traceback (most recent call last):\n  File "lesson.py", line 5, in <module>\n    x\nNameError: x\n'
-    failed = code(stream(text), error("RuntimeError", "exit code 1"), line=9)
-    assert failure_of(book(failed), parse(PAGE)) == Failure(5, "NameError: x")
+@pytest.mark.parametrize(
+    ("rank", "failure"),
+    [
+        ("1", Failure(5, "ValueError: on rank 1")),
+        ("2", Failure(4, "ConnectionError: the peer is gone")),
+        ("3", Failure(5, "ValueError: on rank 1")),
+    ],
+)
+def test_a_program_of_several_ranks_is_told_by_the_rank_that_failed_first(parse, rank, failure) -> None:
+    failed = code(stream(RANKS), error("RuntimeError", CAUSE.replace("{}", rank)), line=9)
+    assert failure_of(book(failed), parse(PAGE)) == failure
 
 
 def test_a_program_that_ends_without_a_traceback_is_told_at_its_command(parse) -> None:
