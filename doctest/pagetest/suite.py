@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from pagetest import glossary, stamps
 from pagetest.command import NO_COMMAND
 from pagetest.finding import Finding
 from pagetest.fingerprint import fingerprint
+from pagetest.glossary import Glossary
 from pagetest.hooks import Hooks
 from pagetest.imports import ImportGraph
 from pagetest.links import Links
@@ -18,7 +20,7 @@ from pagetest.result import FAIL, NONE, Result, unrun
 from pagetest.rules import check_page
 from pagetest.runner import Runner
 from pagetest.script import make_script
-from pagetest.stamps import FILE, Stamps
+from pagetest.stamps import Stamps
 from pagetest.translations import Translation
 from pagetest.tree import LANGUAGES, Tree
 from pagetest.updating import update_outputs
@@ -45,13 +47,17 @@ class Suite:
         return Links(self.tree)
 
     @cached_property
+    def _glossary(self) -> Glossary:
+        return Glossary(self.tree.source.parent / glossary.FILE)
+
+    @cached_property
     def _hooks(self) -> Hooks:
         return Hooks(ImportGraph(self.code))
 
     def check(self, names: Sequence[str]) -> list[Finding]:
         """Everything that can be said about the pages without running them."""
         found = {finding for name in names for finding in self.check_one(name)}
-        return sorted(found | set(check_navigation(self.tree)) | set(self._stamp_faults()))
+        return sorted(found | set(self._file_faults()))
 
     def check_one(self, name: str) -> list[Finding]:
         """The findings of one page in all its languages."""
@@ -94,13 +100,18 @@ class Suite:
             yield from self._hooks.faults(page)
         original = pages.get(LANGUAGES[0])
         for page in pages.values():
+            if page.language != LANGUAGES[0]:
+                yield from self._glossary.misused(page)
             if original and page is not original:
                 parity = compare(original, page)
                 yield from (*parity.findings, *parity.outputs)
 
-    def _stamp_faults(self) -> Iterator[Finding]:
+    def _file_faults(self) -> Iterator[Finding]:
+        """What is wrong with the files beside the pages."""
+        yield from check_navigation(self.tree)
+        yield from self._glossary.faults()
         for language in LANGUAGES[1:]:
-            yield from Stamps(self.tree.source / language / FILE).faults(self.tree)
+            yield from Stamps(self.tree.source / language / stamps.FILE).faults(self.tree)
 
     def _missing(self, name: str, language: str) -> Result:
         path = self.tree.path(name, language)
