@@ -1,5 +1,6 @@
 /** A plain static server: files as they are, a folder's index.html, 404.html for the rest. It compresses, as hosts do. */
 
+import {randomBytes} from 'node:crypto';
 import {createServer} from 'node:http';
 import {readFile, stat} from 'node:fs/promises';
 import {extname, join, normalize} from 'node:path';
@@ -18,12 +19,20 @@ const TYPES = {
 const COMPRESSED = new Set(['.html', '.js', '.css', '.json', '.svg', '.xml']);
 
 /**
+ * How the site is spoilt, to prove that a check sees it: something put into each page, a pattern replaced in it, its
+ * scripts left out, files that are missing, or a script of so many bytes that do not compress.
+ *
+ * @typedef {{html?: string, replace?: [RegExp, string], noScripts?: boolean, missing?: RegExp, ballast?: number}} Spoil
+ */
+
+/**
  * @param {string} folder The built site.
+ * @param {Spoil} spoil
  * @returns {Promise<{url: string, close: () => Promise<void>}>}
  */
-export async function serve(folder) {
+export async function serve(folder, spoil = {}) {
   const server = createServer((request, response) => {
-    answer(folder, request, response).catch((error) => response.writeHead(500).end(String(error)));
+    answer(folder, spoil, request, response).catch((error) => response.writeHead(500).end(String(error)));
   });
   await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
   return {
@@ -34,21 +43,37 @@ export async function serve(folder) {
 
 /**
  * @param {string} folder
+ * @param {Spoil} spoil
  * @param {import('node:http').IncomingMessage} request
  * @param {import('node:http').ServerResponse} response
  */
-async function answer(folder, request, response) {
+async function answer(folder, spoil, request, response) {
   const path = normalize(decodeURIComponent(new URL(request.url, 'http://site').pathname));
-  const file = await findFile(join(folder, path));
+  if (spoil.ballast && path === '/ballast.js') {
+    response.writeHead(200, {'Content-Type': TYPES['.js']}).end(`//${randomBytes(spoil.ballast).toString('base64')}`);
+    return;
+  }
+  const file = spoil.missing?.test(path) ? null : await findFile(join(folder, path));
   const found = file ?? join(folder, path.startsWith('/zh-Hans/') ? 'zh-Hans' : '', '404.html');
-  const body = await readFile(found);
   const kind = extname(found);
+  const content = await readFile(found);
+  const body = kind === '.html' ? spoilPage(content.toString(), spoil) : content;
   const headers = {'Content-Type': TYPES[kind] ?? 'application/octet-stream', 'Cache-Control': 'max-age=3600'};
   if (COMPRESSED.has(kind) && /\bgzip\b/.test(request.headers['accept-encoding'] ?? '')) {
     response.writeHead(file ? 200 : 404, {...headers, 'Content-Encoding': 'gzip'}).end(gzipSync(body));
   } else {
     response.writeHead(file ? 200 : 404, headers).end(body);
   }
+}
+
+/**
+ * @param {string} html
+ * @param {Spoil} spoil
+ */
+function spoilPage(html, {html: addition = '', replace, noScripts}) {
+  const readable = noScripts ? html.replace(/<script\b[\s\S]*?<\/script>/g, '') : html;
+  const replaced = replace ? readable.replace(...replace) : readable;
+  return replaced.replace(/(<\/body>|$)/, `${addition}$1`);
 }
 
 /** @param {string} path */

@@ -7,7 +7,7 @@ import {join, posix} from 'node:path';
  * @typedef {{name: string, kind: string, type: string | null, default: string | null}} Argument
  * @typedef {{type: string | null, body: object[]}} Described
  * @typedef {{
- *   name: string, canonical: string, kind: string, source: {file: string, line: number, end: number} | null,
+ *   name: string, canonical: string, alias_of?: string | null, kind: string, source: {file: string, line: number, end: number} | null,
  *   bases: string[], signature: Argument[] | null, return_type: string | null, body: object[],
  *   params: {name: string, type: string | null, default: string | null, body: object[]}[],
  *   attributes: {name: string, type: string | null, body: object[]}[], returns: Described | null,

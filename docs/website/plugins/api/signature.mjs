@@ -24,14 +24,27 @@ export class SignatureWriter {
    * @returns {object[]}
    */
   write(object, owner) {
-    const path = object.name.slice(0, object.name.lastIndexOf('.') + 1);
+    return [
+      ...this.name(object, owner),
+      ...(object.signature ? this.#call(object) : []),
+      ...this.#result(object),
+    ];
+  }
+
+  /**
+   * The path of an object, its last part standing out.
+   *
+   * @param {import('./library.mjs').ApiObject} object
+   * @param {string | null} owner The class it belongs to.
+   * @returns {object[]}
+   */
+  name({name}, owner) {
+    const path = name.slice(0, name.lastIndexOf('.') + 1);
     const module = owner ? owner.slice(0, owner.lastIndexOf('.') + 1) : path;
     return [
       span(module, 'sig-module'),
       ...(owner ? [span(path.slice(module.length), 'sig-owner')] : []),
-      span(object.name.slice(path.length), 'sig-name'),
-      ...(object.signature ? this.#call(object) : []),
-      ...this.#result(object),
+      span(name.slice(path.length), 'sig-name'),
     ];
   }
 

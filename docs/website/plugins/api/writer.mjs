@@ -18,6 +18,8 @@ export class ApiWriter {
     const members = [...hooked].flatMap((name) => api.objects[name].members);
     /** What this page shows: hooked objects, and the members of hooked classes. */
     this.here = new Set([...hooked, ...members.filter((name) => name in api.objects)]);
+    /** Members that stand on the page already: two names of one class share them. */
+    this.written = new Set();
     this.signatures = new SignatureWriter((word) => this.#addressOfWord(word));
   }
 
@@ -30,8 +32,13 @@ export class ApiWriter {
    */
   write(name, depth, hook) {
     const object = this.api.objects[name];
+    const isReference = this.source.page.kind === 'api';
+    if (isReference && object.alias_of) {
+      return [heading(object, this.#labelOf(object), depth, 'api-object'), this.#alias(object)];
+    }
     const members = object.members.filter((member) => member in this.api.objects);
-    const inside = members.filter((member) => !this.hooked.has(member));
+    const inside = members.filter((member) => !this.hooked.has(member) && !this.written.has(member));
+    inside.forEach((member) => this.written.add(member));
     const isMember = this.here.has(ownerName(name));
     return [
       isMember ? memberHeading(object, depth + 1) : heading(object, this.#labelOf(object), depth, 'api-object'),
@@ -64,6 +71,19 @@ export class ApiWriter {
     ];
     const where = object.source ? `${object.source.file}:${object.source.line}` : undefined;
     return component('ApiEntry', {kind: object.kind, source: where, code: this.api.codeAddress(object)}, parts);
+  }
+
+  /**
+   * In the reference, a second name leads to the first, which has the documentation.
+   *
+   * @param {import('./library.mjs').ApiObject} object
+   */
+  #alias(object) {
+    const url = this.api.address(object.alias_of, this.source.path, this.here);
+    const name = code(object.alias_of);
+    const alias = component('ApiAlias', {}, [{type: 'paragraph', children: [url ? {type: 'link', url, children: [name]} : name]}]);
+    const signature = component('ApiSignature', {kind: object.kind}, this.signatures.name(object, null));
+    return component('ApiEntry', {kind: object.kind}, [signature, alias]);
   }
 
   /** @param {import('./library.mjs').ApiObject} object */

@@ -9,8 +9,9 @@ export default function Scrollable({as: Element = 'div', label, children, ...pro
   const ref = useRef(null);
   const [isWide, setWide] = useState(false);
   useEffect(() => {
-    const observer = new ResizeObserver(() => setWide(ref.current.scrollWidth > ref.current.clientWidth));
-    observer.observe(ref.current);
+    const frame = ref.current;
+    const observer = new ResizeObserver(() => setWide(frame.scrollWidth > frame.clientWidth));
+    observer.observe(frame);
     return () => observer.disconnect();
   }, []);
   const reachable = isWide ? {tabIndex: 0, role: 'region', 'aria-label': label} : {};

@@ -116,6 +116,21 @@ test('a docstring that links to nothing stops the build', async () => {
   broken.remove();
 });
 
+test('in the reference a second name leads to the first; a tutorial shows the documentation', async () => {
+  const first = apiObject('lib.deep.Box', 'class', {members: ['lib.deep.Box.open']});
+  const second = {...first, name: 'lib.Box', alias_of: 'lib.deep.Box'};
+  const two = makeSite({
+    objects: [first, second, apiObject('lib.deep.Box.open', 'method')],
+    pages: {'docs/api/lib.deep.md': '{{ autodoc:lib.deep.Box }}'},
+  });
+  const reference = await transform(two, '{{ autodoc:lib.Box }}\n', {path: 'docs/api/lib.md', page: {kind: 'api'}});
+  assert.equal(find(findComponent(reference, 'ApiAlias'), ({type}) => type === 'link').url, './lib.deep.md#lib.deep.Box');
+  assert.deepEqual(headings(reference).map(({data}) => data.id), ['lib.Box']);
+  const tutorial = await transform(two, '{{ autodoc:lib.Box }}\n\n{{ autodoc:lib.deep.Box }}\n');
+  assert.deepEqual(headings(tutorial).map(({data}) => data.id), ['lib.Box', 'lib.deep.Box.open', 'lib.deep.Box']);
+  two.remove();
+});
+
 test('a page of a release uses the objects and the code of that release', async () => {
   const path = 'versioned_docs/version-0.1.0/basics/box.md';
   const entry = findComponent(await transform(site, '{{ autodoc:lib.Lid }}\n', {path}), 'ApiEntry');

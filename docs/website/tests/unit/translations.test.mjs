@@ -24,7 +24,7 @@ test('every word of the site has a Chinese translation, and none is left over', 
 
 test('translations have the placeholders of their originals', () => {
   const messages = [...source.matchAll(MESSAGE)];
-  assert.ok(messages.some(([, , message]) => PLACEHOLDER.test(message)));
+  assert.ok(messages.some(([, , message]) => message.includes('{')));
   for (const [, id, message] of messages) {
     assert.deepEqual((chinese[id].message.match(PLACEHOLDER) ?? []).sort(), (message.match(PLACEHOLDER) ?? []).sort(), id);
   }

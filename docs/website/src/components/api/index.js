@@ -54,6 +54,15 @@ export function ApiBases({children}) {
   );
 }
 
+/** @param {{children: React.ReactNode}} props */
+export function ApiAlias({children}) {
+  return (
+    <div className="api-bases">
+      <span className="api-label">{partLabel('alias')}</span> {children}
+    </div>
+  );
+}
+
 /** @param {{label: string, children: React.ReactNode}} props */
 export function ApiPart({label, children}) {
   return (

@@ -8,6 +8,7 @@ import {translate} from '@docusaurus/Translate';
  */
 export function partLabel(part) {
   const labels = {
+    alias: translate({id: 'site.api.alias', message: 'Another name of'}),
     bases: translate({id: 'site.api.bases', message: 'Bases'}),
     parameters: translate({id: 'site.api.parameters', message: 'Parameters'}),
     attributes: translate({id: 'site.api.attributes', message: 'Attributes'}),

@@ -1,0 +1,164 @@
+/** What a reader does on a page: another language, another mode, copying, downloading, choosing. */
+
+import {readFileSync} from 'node:fs';
+import {join} from 'node:path';
+import {ensure, open, withPage} from '../browser.mjs';
+import {repeat} from '../spoil.mjs';
+
+const PAGE = '/docs/basics/booster_api/';
+
+export const language = {
+  name: 'the language switch keeps the page, there and back',
+  async run(site) {
+    await withPage(site, async (page) => {
+      for (const address of [PAGE, '/', '/versions/']) {
+        await open(page, site.url + address);
+        await switchTo(page, '简体中文');
+        ensure(pathOf(page) === `/zh-Hans${address}`, `${address} became ${pathOf(page)}`);
+        ensure((await page.locator('html').getAttribute('lang')) === 'zh-Hans', `${pathOf(page)} is not marked as Chinese`);
+        await switchTo(page, 'English');
+        ensure(pathOf(page) === address, `${address} came back as ${pathOf(page)}`);
+      }
+    });
+    return '3 pages';
+  },
+  spoils: [
+    {html: repeat('document.querySelector("a[lang=zh-Hans]").href = "/zh-Hans/"'), expect: /became \/zh-Hans\//},
+  ],
+};
+
+/**
+ * @param {import('playwright-core').Page} page
+ * @param {string} label
+ */
+async function switchTo(page, label) {
+  const dropdown = page.locator('.navbar .dropdown', {hasText: '简体中文'});
+  await dropdown.hover();
+  await Promise.all([page.waitForNavigation(), dropdown.locator('.dropdown__link', {hasText: label}).click()]);
+  await page.waitForFunction(() => document.documentElement.dataset.hasHydrated === 'true');
+}
+
+/** @param {import('playwright-core').Page} page */
+const pathOf = (page) => new URL(page.url()).pathname;
+
+export const modes = {
+  name: 'light and dark follow the system, can be chosen, and stay chosen',
+  async run(site) {
+    await withPage(
+      site,
+      async (page) => {
+        await open(page, site.url + PAGE);
+        const mode = () => page.locator('html').getAttribute('data-theme');
+        const ground = () => page.evaluate(() => getComputedStyle(document.documentElement).backgroundColor);
+        ensure((await mode()) === 'dark', `a dark system gives ${await mode()}`);
+        const dark = await ground();
+        for (let clicks = 0; clicks < 2 && (await mode()) !== 'light'; clicks += 1) {
+          await page.locator('.navbar button[class*=toggleButton]').click();
+        }
+        ensure((await mode()) === 'light', 'the button does not lead to light');
+        ensure((await ground()) !== dark, 'light and dark have the same ground');
+        await page.reload();
+        ensure((await mode()) === 'light', 'light is forgotten');
+      },
+      {colorScheme: 'dark'},
+    );
+    return 'dark, light, reload';
+  },
+  spoils: [{html: '<style>html{background:#000!important}</style>', expect: /same ground/}],
+};
+
+export const copying = {
+  name: 'the copy button copies the code',
+  async run(site) {
+    await withPage(
+      site,
+      async (page) => {
+        await open(page, site.url + PAGE);
+        const block = page.locator('.theme-code-block.language-python').first();
+        await block.hover();
+        await block.locator('button[class*=copyButton], button[aria-label]').last().click({timeout: 3000});
+        const copied = await page.evaluate(() => navigator.clipboard.readText());
+        const code = (await block.locator('code').innerText()).trim();
+        ensure(squeeze(copied) === squeeze(code), `copied ${JSON.stringify(copied.slice(0, 60))}`);
+      },
+      {permissions: ['clipboard-read', 'clipboard-write']},
+    );
+    return '1 block';
+  },
+  spoils: [{html: '<script>addEventListener("click",()=>setTimeout(()=>navigator.clipboard.writeText("x")),true)</script>', expect: /copied/}],
+};
+
+/** @param {string} text Line breaks of the layout are no part of the code. */
+const squeeze = (text) => text.replace(/\s+/g, ' ').trim();
+
+export const versions = {
+  name: 'the version menu lists the versions, and all of them have a page',
+  async run(site) {
+    const released = JSON.parse(readFileSync(join(site.website, 'versions.json'), 'utf8'));
+    await withPage(site, async (page) => {
+      await open(page, site.url + PAGE);
+      const dropdown = page.locator('.navbar .dropdown', {has: page.locator('[href$="/versions/"]')});
+      await dropdown.hover();
+      const labels = await dropdown.locator('.dropdown__link').allInnerTexts();
+      const expected = ['main', ...released];
+      const missing = expected.filter((label) => !labels.includes(label));
+      ensure(missing.length === 0, `the menu lacks ${missing.join(', ')}`);
+      await dropdown.locator('[href$="/versions/"]').click();
+      await page.waitForURL('**/versions/');
+      const listed = await page.locator('.version-list a').allInnerTexts();
+      ensure(listed.length === expected.length, `listed are ${listed.join(', ')}`);
+    });
+    return ['main', ...released].join(', ');
+  },
+  spoils: [
+    {html: repeat('document.querySelector(".dropdown__menu a").textContent = "x"'), expect: /lacks main/},
+    {html: repeat('document.querySelector(".version-list")?.append(document.createElement("a"))'), expect: /listed are/},
+  ],
+};
+
+export const downloads = {
+  name: 'every script and notebook that a page offers is there',
+  async run(site) {
+    const offers = site.pages.flatMap((address) => {
+      const html = readFileSync(join(site.folder, address.endsWith('/') ? `${address}index.html` : address), 'utf8');
+      return [...html.matchAll(/<a [^>]*\bdownload\b[^>]*>/g)].map(([tag]) => /href="?([^"\s>]+)/.exec(tag)[1]);
+    });
+    const offered = [...new Set(offers)];
+    const answers = await Promise.all(offered.map((path) => fetch(site.url + path)));
+    const missing = offered.filter((_, index) => !answers[index].ok);
+    ensure(missing.length === 0, `nothing to download at ${missing.join(', ')}`);
+    ensure(offered.length > 0, 'no page offers a download');
+    return `${offered.length} files`;
+  },
+  spoils: [{missing: /^\/downloads\//, expect: /nothing to download/}],
+};
+
+export const chooser = {
+  name: 'the plugin chooser and the figure answer to the keyboard',
+  async run(site) {
+    const {plugins} = JSON.parse(readFileSync(join(site.website, 'data', 'landing.json'), 'utf8'));
+    await withPage(site, async (page) => {
+      await open(page, `${site.url}/`);
+      const seen = new Set();
+      const name = () => page.locator('.chooser-answer .plugin-name code').first().innerText();
+      for (const key of ['workers', 'fits', 'goal']) {
+        await page.locator(`.chooser input[name=${key}]:checked`).focus();
+        const answers = await page.locator(`.chooser input[name=${key}]`).count();
+        for (let step = 0; step < answers; step += 1) {
+          await page.keyboard.press('ArrowDown');
+          seen.add(await name());
+        }
+      }
+      ensure(seen.size > 1, `whatever is answered, the choice is ${[...seen].join()}`);
+      const unknown = [...seen].filter((choice) => !plugins.some((plugin) => plugin.name === choice));
+      ensure(unknown.length === 0, `no such plugin: ${unknown.join(', ')}`);
+      await page.locator('input[name=world]:checked').focus();
+      await page.keyboard.press('ArrowRight');
+      ensure((await page.locator('.lane-name').count()) === 4, 'the figure does not follow');
+    });
+    return 'answers by arrow keys';
+  },
+  spoils: [
+    {html: '<script>addEventListener("keydown",(event)=>event.preventDefault(),true)</script>', expect: /whatever is answered/},
+  ],
+};
