@@ -28,6 +28,9 @@ EMITTERS = {
     "notebooks": Emitter(
         "pagebuild.notebook.command", "pages -> executed build/docs/notebooks", ("jupytext", "nbclient", "ipykernel")
     ),
+    "sphinx": Emitter(
+        "pagebuild.sphinx.command", "pages and docstrings -> build/sphinx", ("sphinx", "myst_parser", "sphinx_design")
+    ),
     "site": Emitter("pagebuild.site.command", "pages -> docs/website", ("torch", "colossal")),
 }
 

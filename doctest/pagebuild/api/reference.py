@@ -14,6 +14,7 @@ from pagebuild.api.library import Library
 from pagebuild.api.mdast import UnsupportedMarkupError
 from pagebuild.api.target import Resolver, Target
 from pagebuild.api.traffic import Traffic
+from pagebuild.api.warning import finding_of
 from pagetest.finding import Finding
 from pagetest.page import Page
 
@@ -53,7 +54,7 @@ def build_reference(library: Library, pages: Iterator[Page]) -> Reference:
     findings = [Finding(path, line, fault) for name, path, line in asked if (fault := faults[name])]
     inventory = Inventory(resolver, tuple(sorted(name for name, fault in faults.items() if not fault)))
     contents, warnings = read_docstrings(inventory.main.values(), resolver)
-    findings += [_warning(line, library) for line in warnings]
+    findings += [finding_of(line, resolver) for line in warnings]
     objects = {}
     for name, target in inventory.entries.items():
         try:
@@ -69,11 +70,6 @@ def build_reference(library: Library, pages: Iterator[Page]) -> Reference:
 def _at(target: Target, resolver: Resolver, message: str) -> Finding:
     node = resolver.node(target)
     return Finding(resolver.source(target).path, node.lineno if node else 1, f"{target.name}: {message}")
-
-
-def _warning(line: str, library: Library) -> Finding:
-    path, _, rest = line.partition(":")
-    return Finding(Path(path), 1, rest) if rest else Finding(library.folder, 1, line)
 
 
 def write(reference: Reference, path: Path) -> None:

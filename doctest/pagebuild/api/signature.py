@@ -3,7 +3,7 @@
 import ast
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,3 +129,20 @@ def _foreign(value: Any) -> Iterator[Parameter]:
     for one in inspect.signature(value).parameters.values():
         written = None if one.annotation is empty else inspect.formatannotation(one.annotation)
         yield Parameter(one.name, _KINDS[one.kind], written, None if one.default is empty else repr(one.default))
+
+
+def written(parameters: Iterable[Parameter]) -> Iterator[str]:
+    """The parts of a parameter list in Python's own form, the marks `/` and `*` included."""
+    kind = ""
+    for one in parameters:
+        if kind == "positional_only" != one.kind:
+            yield "/"
+        if one.kind == "keyword_only" and kind not in {"keyword_only", "var_positional"}:
+            yield "*"
+        kind = one.kind
+        star = {"var_positional": "*", "var_keyword": "**"}.get(kind, "")
+        annotation = f": {one.type}" if one.type else ""
+        equals = " = " if one.type else "="
+        yield f"{star}{one.name}{annotation}{equals + one.default if one.default is not None else ''}"
+    if kind == "positional_only":
+        yield "/"

@@ -49,7 +49,7 @@ class Speller:
     def result(self, node: Function) -> str | None:
         """What a call returns; the generator behind a `contextmanager` is not seen from outside."""
         if "contextmanager" in decorators(node) and isinstance(node.returns, ast.Subscript):
-            return f"AbstractContextManager[{self.type(node.returns.slice)}]"
+            return f"contextlib.AbstractContextManager[{self.type(node.returns.slice)}]"
         return self.type(node.returns)
 
     def _meaning(self, name: str) -> str:

@@ -1,0 +1,75 @@
+"""The Sphinx extension of the site; `docs/sphinx/conf.py` names it."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.config import Config
+from sphinx.util.docutils import SphinxDirective
+
+from pagebuild.api.command import library_of
+from pagebuild.api.docstrings import protect_results
+from pagebuild.api.inventory import Inventory
+from pagebuild.api.signature import signature_of, written
+from pagebuild.api.target import Resolver
+from pagebuild.sphinx import formulas
+from pagebuild.sphinx.links import Linker
+from pagebuild.sphinx.modules import describe
+
+
+class ApiObject(SphinxDirective):
+    """`.. api-object:: name`: an object of the library in the middle of a page."""
+
+    required_arguments = 1
+    has_content = False
+    inventory: ClassVar[Inventory]
+
+    def run(self) -> list[nodes.Node]:
+        """Describes the object; its home is the page of its module."""
+        name = self.inventory.names.main(self.arguments[0])
+        if name is None:
+            raise self.error(f"`{self.arguments[0]}` is not in the API reference")
+        lines = describe(self.inventory.main[name], self.inventory, indexed=False)
+        around = nodes.Element()
+        self.state.nested_parse(StringList(lines, self.get_source_info()[0]), self.content_offset, around)
+        return around.children
+
+
+def spell_signature(inventory: Inventory) -> Callable[..., tuple[str, str | None] | None]:
+    """Makes the listener by which signatures have types and defaults as they stand in the source."""
+
+    def spell(_app: Sphinx, _what: str, name: str, *_: Any) -> tuple[str, str | None] | None:
+        target = inventory.main.get(name)
+        signature = signature_of(target, inventory.resolver) if target else None
+        if signature is None or signature.parameters is None:
+            return None
+        return f"({', '.join(written(signature.parameters))})", signature.return_type
+
+    return spell
+
+
+def prepare_chinese_search(app: Sphinx, config: Config) -> None:
+    """Lets the dictionary that cuts Chinese into words load quietly, and once."""
+    if config.language.startswith("zh"):
+        import jieba
+
+        jieba.setLogLevel(logging.WARNING)
+        vars(jieba.dt)["tmp_dir"] = str(app.doctreedir.parent)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Registers everything with Sphinx."""
+    inventory = Inventory(Resolver(library_of(Path(app.confdir).parents[1])))
+    linker = Linker(inventory)
+    app.add_directive("api-object", type("ApiObject", (ApiObject,), {"inventory": inventory}))
+    app.add_html_math_renderer("mathml", (formulas.visit_inline, None), (formulas.visit_block, None))
+    app.connect("autodoc-process-docstring", protect_results, priority=1)
+    app.connect("autodoc-process-signature", spell_signature(inventory))
+    app.connect("config-inited", prepare_chinese_search)
+    app.connect("doctree-read", linker.link_words)
+    app.connect("missing-reference", linker.resolve)
+    return {"parallel_read_safe": False, "parallel_write_safe": True}

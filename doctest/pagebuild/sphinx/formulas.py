@@ -1,0 +1,31 @@
+"""Formulas as MathML, which browsers draw by themselves: no script, nothing to fetch."""
+
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math import MathError
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.util import logging
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def visit_inline(translator: Any, node: nodes.math) -> None:
+    """Writes a formula that stands in a sentence."""
+    translator.body.append(_formula(node, as_block=False))
+    raise nodes.SkipNode
+
+
+def visit_block(translator: Any, node: nodes.math_block) -> None:
+    """Writes a formula that stands by itself."""
+    translator.body.append(f'<div class="math">{_formula(node, as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
+def _formula(node: nodes.Element, *, as_block: bool) -> str:
+    text = node.astext()
+    try:
+        return tex2mathml(text, as_block=as_block)
+    except (MathError, SyntaxError) as error:
+        _LOGGER.warning("the formula `%s` cannot be drawn: %s", text, error, location=node)
+        return ""

@@ -1,0 +1,133 @@
+"""Links of the Sphinx site: words in docstrings that are documented objects, and names of other libraries."""
+
+import builtins
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, ParamSpec, TypeVar
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+from pagebuild.api.inventory import Inventory
+from pagebuild.api.names import Place
+from pagebuild.api.signature import signature_of
+from pagebuild.api.target import Target
+
+_WORDS = (nodes.literal, nodes.title_reference)
+_VARIABLES = (TypeVar, ParamSpec)
+_LINKS = (addnodes.pending_xref, nodes.reference, nodes.title)
+
+
+class Linker:
+    """Knows where words lead.
+
+    Args:
+        inventory: The documented objects.
+    """
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+
+    def link_words(self, _app: Sphinx, doctree: nodes.document) -> None:
+        """Turns the words of docstrings into code, and into links where they name a documented object."""
+        for word, target in list(_words(doctree, self._inventory)):
+            text = word.astext()
+            code = nodes.literal(text, text, classes=["docutils", "literal"])
+            main = self._inventory.names.find(text, _place(target, self._inventory))
+            word.replace_self(_reference(main, code) if main else code)
+
+    def resolve(
+        self, app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, shown: nodes.TextElement
+    ) -> nodes.Element | None:
+        """Finds what Sphinx did not: other names of documented objects, and names of other libraries.
+
+        A name of another library has no page here; it is accepted if it can be imported, and shown as text.
+        """
+        if node.get("refdomain") != "py":
+            return None
+        name, target = node["reftarget"], self._around(node)
+        main = self._inventory.names.find(name, Place(target)) if target else self._inventory.names.main(name)
+        if main:
+            domain = env.domains.python_domain
+            return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", main, node, shown)
+        return shown if self._is_foreign(name, target) else None
+
+    def _around(self, node: nodes.Node) -> Target | None:
+        """The object in whose description a node stands."""
+        descriptions = [one for one in _around(node) if isinstance(one, addnodes.desc)]
+        return _described(descriptions[0], self._inventory) if descriptions else None
+
+    def _is_foreign(self, name: str, target: Target | None) -> bool:
+        """Whether a name stands for something of another library, or for a variable of types."""
+        value = named_in(target.module, name) if target else None
+        value = imported(name) if value is None else value
+        home = getattr(value, "__module__", None) or name
+        return value is not None and (isinstance(value, _VARIABLES) or not self._inventory.resolver.library.owns(home))
+
+
+def named_in(module: str, name: str) -> Any:
+    """The object that a name stands for inside a module; None if there is none."""
+    head, *rest = name.split(".")
+    return _inside(vars(import_module(module)).get(head), rest)
+
+
+def imported(name: str) -> Any:
+    """The object that a dotted name stands for; None if there is none."""
+    parts = name.split(".")
+    if hasattr(builtins, parts[0]):
+        return _inside(builtins, parts)
+    for count in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(parts[:count]))
+        except (ImportError, ValueError):
+            continue
+        return _inside(found, parts[count:])
+    return None
+
+
+def _inside(value: Any, parts: list[str]) -> Any:
+    for part in parts:
+        value = getattr(value, part, None)
+    return value
+
+
+def _words(doctree: nodes.document, inventory: Inventory) -> Iterator[tuple[nodes.Element, Target]]:
+    """The code-like words of docstrings, each with the object whose docstring it is."""
+    module = inventory.main.get(_module_of(doctree))
+    for word in doctree.findall(lambda node: isinstance(node, _WORDS)):
+        around = list(_around(word))
+        if any(isinstance(node, _LINKS) for node in around):
+            continue
+        description = next((node for node in around if isinstance(node, addnodes.desc)), None)
+        target = _described(description, inventory) if description else module
+        if target and isinstance(word, nodes.Element):
+            yield word, target
+
+
+def _module_of(doctree: nodes.document) -> str:
+    return next((str(node.get("ids", [""])[0])[len("module-") :] for node in doctree.findall(nodes.target)), "")
+
+
+def _around(node: nodes.Node) -> Iterator[nodes.Node]:
+    while node.parent is not None:
+        node = node.parent
+        yield node
+
+
+def _described(description: addnodes.desc, inventory: Inventory) -> Target | None:
+    signature = description.children[0]
+    assert isinstance(signature, nodes.Element)
+    return inventory.main.get(f"{signature.get('module')}.{signature.get('fullname')}")
+
+
+def _place(target: Target, inventory: Inventory) -> Place:
+    parameters = signature_of(target, inventory.resolver).parameters or ()
+    return Place(target, frozenset(parameter.name for parameter in parameters))
+
+
+def _reference(name: str, shown: nodes.literal) -> addnodes.pending_xref:
+    return addnodes.pending_xref(
+        "", shown, refdomain="py", reftype="obj", reftarget=name, refexplicit=True, refwarn=True
+    )

@@ -1,0 +1,114 @@
+"""From the page model to MyST, the Markdown that Sphinx reads. Author files hold none of it."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pagebuild.sphinx.texts import texts_of
+from pagetest.page import Alert, Block, Page, Tabs
+
+_QUOTE = re.compile(r"^(\s*)> ?")
+_OPENING = re.compile(r"^([\s>]*)(`{3,}|~{3,})")
+_UNDRAWN = "mermaid"
+
+# [Note: how colon fences nest]
+# A fence of colons is closed by the next line of at least as many. So what may hold the other has more: tabs hold a
+# tab, a tab holds an alert.
+_TABS, _TAB, _ALERT = ":" * 6, ":" * 5, ":" * 4
+
+
+@dataclass(frozen=True)
+class MystPage:
+    """A page for Sphinx.
+
+    Attributes:
+        text: What Sphinx reads.
+        lines: Per line of the text, the author's line that it was made from, counted from 1.
+    """
+
+    text: str
+    lines: tuple[int, ...]
+
+    def author_line(self, line: int) -> int:
+        """The author's line behind a line of the text."""
+        return self.lines[min(max(line, 1), len(self.lines)) - 1]
+
+
+def to_myst(page: Page) -> MystPage:
+    """Translates hooks, alerts, tabs and the blocks that are not run; everything else is MyST already."""
+    made = _Lines(page)
+    for hook in page.hooks:
+        made.replace(hook.line, "```{eval-rst}", f".. api-object:: {hook.text}", "```", "")
+    for tabs in page.tabs:
+        _open_tabs(tabs, made)
+    for alert in page.alerts:
+        _open_alert(alert, made)
+    for block in page.blocks:
+        _open_block(block, page.language, made)
+    numbered = list(made.numbered())
+    return MystPage("\n".join(text for _, text in numbered), tuple(line for line, _ in numbered))
+
+
+@dataclass
+class _Lines:
+    """The author's lines, each with what it becomes; line numbers count from 1."""
+
+    page: Page
+    changed: dict[int, list[str]] = field(default_factory=dict)
+
+    def current(self, line: int) -> list[str]:
+        return self.changed.get(line, [self.page.lines[line - 1]])
+
+    def replace(self, line: int, *texts: str) -> None:
+        self.changed[line] = list(texts)
+
+    def before(self, line: int, *texts: str) -> None:
+        self.changed[line] = [*texts, *self.current(line)]
+
+    def after(self, line: int, *texts: str) -> None:
+        self.changed[line] = [*self.current(line), *texts]
+
+    def each(self, first: int, last: int, change: Callable[[str], str]) -> None:
+        for line in range(first, last + 1):
+            self.changed[line] = [change(text) for text in self.current(line)]
+
+    def numbered(self) -> Iterator[tuple[int, str]]:
+        for line in range(1, len(self.page.lines) + 1):
+            yield from ((line, text) for text in self.current(line))
+
+
+def _open_tabs(tabs: Tabs, made: _Lines) -> None:
+    made.replace(tabs.line, f"{_TABS}{{tab-set}}", *_options({"sync-group": tabs.group}))
+    for number, tab in enumerate(tabs.tabs):
+        closing = [_TAB] if number else []
+        sync = {"sync": str(number)} if tabs.group else {}
+        made.replace(tab.line, *closing, f"{_TAB}{{tab-item}} {tab.text}", *_options(sync), "")
+    made.replace(tabs.end, _TAB, _TABS, "")
+
+
+def _options(options: Mapping[str, str]) -> list[str]:
+    return [f":{name}: {value}" for name, value in options.items() if value]
+
+
+def _open_alert(alert: Alert, made: _Lines) -> None:
+    """Takes the quote marks away and puts an admonition around what is left."""
+    made.each(alert.line, alert.end, lambda text: _QUOTE.sub(r"\1", text))
+    indent = " " * (len(made.current(alert.line)[0]) - len(made.current(alert.line)[0].lstrip()))
+    made.replace(alert.line, f"{indent}{_ALERT}{{{alert.kind}}}")
+    made.after(alert.end, f"{indent}{_ALERT}", "")
+
+
+def _open_block(block: Block, language: str, made: _Lines) -> None:
+    """Says why a block is not run; shows the text of a diagram, which only the website draws."""
+    opening = made.current(block.line - 1)
+    match = _OPENING.match(opening[-1])
+    if not match:
+        return
+    indent, marks = match.groups()
+    shown = "text" if block.language == _UNDRAWN else block.language or "text"
+    if block.ignored:
+        caption = texts_of(language).not_run.format(reason=block.reason)
+        opening[-1:] = [f"{indent}{marks}{{code-block}} {shown}", f"{indent}:caption: {caption}", indent.rstrip(" ")]
+    elif block.language == _UNDRAWN:
+        opening[-1:] = [f"{indent}{marks}{shown}"]
+    made.replace(block.line - 1, *opening)

@@ -1,0 +1,75 @@
+"""Runs Sphinx, once per language, and tells of every warning at the author's line."""
+
+import io
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+from pagebuild.api.target import Resolver
+from pagebuild.api.warning import finding_of
+from pagebuild.sphinx.myst import MystPage
+from pagetest.finding import Finding
+
+LANGUAGE_CODES = {"en": "en", "zh-Hans": "zh_CN"}
+
+
+@dataclass(frozen=True)
+class SphinxSite:
+    """A site of one language.
+
+    Attributes:
+        language: The language of the pages.
+        configuration: The folder of `conf.py`.
+        source: The folder that Sphinx reads.
+        output: The folder of the HTML.
+        resolver: Knows where objects are defined.
+    """
+
+    language: str
+    configuration: Path
+    source: Path
+    output: Path
+    resolver: Resolver
+
+    def build(self, pages: Mapping[Path, tuple[Path, MystPage]]) -> list[Finding]:
+        """Builds the HTML anew.
+
+        Args:
+            pages: Per page that Sphinx reads, the author's file and how lines were moved.
+
+        Returns:
+            Sphinx's warnings; each one is a fault.
+        """
+        shutil.rmtree(self.output, ignore_errors=True)
+        warnings = io.StringIO()
+        with patch_docutils(str(self.configuration)), docutils_namespace():
+            app = Sphinx(
+                self.source,
+                self.configuration,
+                self.output,
+                self.source.parent / f"doctrees-{self.language}",
+                "html",
+                confoverrides={
+                    "language": LANGUAGE_CODES[self.language],
+                    "html_context.page_language": self.language,
+                },
+                status=None,
+                warning=warnings,
+                freshenv=True,
+                warningiserror=True,
+            )
+            app.build()
+        found = [finding_of(line, self.resolver) for line in warnings.getvalue().splitlines() if line.strip()]
+        return sorted({_moved(finding, pages) for finding in found})
+
+
+def _moved(finding: Finding, pages: Mapping[Path, tuple[Path, MystPage]]) -> Finding:
+    """The finding at the author's line."""
+    if finding.path not in pages:
+        return finding
+    author, made = pages[finding.path]
+    return Finding(author, made.author_line(finding.line), finding.message)

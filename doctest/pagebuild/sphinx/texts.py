@@ -1,0 +1,29 @@
+"""What the Sphinx site says by itself, in each language."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+_FILE = Path(__file__).with_name("texts.json")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of one language.
+
+    Attributes:
+        summary: What the project is, on the first page.
+        reference: The heading above the reference in the sidebar.
+        api: The title of the reference.
+        not_run: Stands above code that is not run; holds `{reason}`.
+    """
+
+    summary: str
+    reference: str
+    api: str
+    not_run: str
+
+
+def texts_of(language: str) -> Texts:
+    """The texts of a language."""
+    return Texts(**json.loads(_FILE.read_text(encoding="utf-8"))[language])
