@@ -34,11 +34,12 @@ html_theme = "furo"
 html_title = "colossal"
 html_math_renderer = "mathml"
 templates_path = ["templates"]
-locale_dirs = ["locale"]
+locale_dirs = ["locale"]  # beside the generated sources
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_sidebars = {
     "**": [
         "sidebar/brand.html",

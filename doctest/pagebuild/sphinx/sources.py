@@ -23,11 +23,13 @@ class Sources:
         tree: The author's pages.
         inventory: The documented objects.
         folder: Where the sources of all languages are written.
+        catalogues: Translations of what the theme says. Sphinx compiles them beside its sources.
     """
 
     tree: Tree
     inventory: Inventory
     folder: Path
+    catalogues: Path
 
     def write(self, language: str) -> Mapping[Path, tuple[Path, MystPage]]:
         """Writes the sources of one language anew.
@@ -41,6 +43,7 @@ class Sources:
         written = dict(self._write_pages(language, target))
         if (pictures := self.tree.source / language / "images").is_dir():
             shutil.copytree(pictures, target / "images")
+        shutil.copytree(self.catalogues, target / "locale")
         (target / "api").mkdir()
         modules = self.inventory.resolver.library.modules
         for module in modules:
