@@ -42,3 +42,11 @@ def doctest(session: nox.Session) -> None:
     """All tutorials, in both languages; ``nox -s doctest -- booster_api`` runs one."""
     install(session)
     session.run("python", "docs_test.py", *(session.posargs or ["--all", "--json", "build/docs/results.json"]))
+
+
+@nox.session(reuse_venv=True)
+def api(session: nox.Session) -> None:
+    """The API reference as data, with no gap in it, and the Sphinx site in both languages, with no warning."""
+    install(session, "api")
+    session.run("python", "docs_build.py", "api")
+    session.run("python", "docs_build.py", "sphinx")
