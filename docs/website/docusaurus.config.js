@@ -22,7 +22,9 @@ const SITE_DIR = fileURLToPath(new URL('.', import.meta.url));
 const readJson = (file) => JSON.parse(readFileSync(new URL(file, import.meta.url), 'utf8'));
 
 if (!existsSync(new URL('data/site.json', import.meta.url))) {
-  throw new Error('The site is built from data/site.json and its neighbours. Found none. Run: python docs_build.py site');
+  throw new Error(
+    'The site is built from data/site.json and its neighbours. Found none. Run: python docs_build.py site',
+  );
 }
 
 /** @type {{repository: string, version: string, commit: string, date: string}} */

@@ -102,7 +102,9 @@ export async function visitAll(site, places, visit) {
   const queue = [...places];
   const failures = [];
   const visitor = (page, complaints) => visitRest(queue, failures, (place) => visit(page, place, complaints));
-  const visitors = Array.from({length: VISITORS}, () => withPage(site, visitor).catch(({message}) => failures.push(message)));
+  const visitors = Array.from({length: VISITORS}, () =>
+    withPage(site, visitor).catch(({message}) => failures.push(message)),
+  );
   await Promise.all(visitors);
   if (failures.length > 0) {
     throw new Error(failures.join('\n'));

@@ -22,8 +22,20 @@ import {serve} from './server.mjs';
 
 const WEBSITE = fileURLToPath(new URL('..', import.meta.url));
 const CHECKS = [
-  opening, withoutScripts, notFound, anchors, language, search, modes, copying, versions, downloads, chooser, keyboard,
-  access, budget,
+  opening,
+  withoutScripts,
+  notFound,
+  anchors,
+  language,
+  search,
+  modes,
+  copying,
+  versions,
+  downloads,
+  chooser,
+  keyboard,
+  access,
+  budget,
 ];
 /** The pages that stand for all when the site is spoilt. */
 const SAMPLE = ['/', '/docs/basics/booster_api/'];

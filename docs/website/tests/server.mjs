@@ -1,4 +1,4 @@
-/** A plain static server: files as they are, a folder's index.html, 404.html for the rest. It compresses, as hosts do. */
+/** A plain static server: files as they are, a folder's index.html, 404.html for the rest; compressed, as hosts do. */
 
 import {randomBytes} from 'node:crypto';
 import {createServer} from 'node:http';

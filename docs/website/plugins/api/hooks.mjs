@@ -21,7 +21,10 @@ export function expandHooks(tree, source, library) {
   const hooked = new Set();
   for (const {name, node} of hooks) {
     if (!(name in api.objects)) {
-      source.fail(`autodoc knows no object ${name}; write a public path of the library, such as ${nearest(name, api)}`, node);
+      source.fail(
+        `autodoc knows no object ${name}; write a public path of the library, such as ${nearest(name, api)}`,
+        node,
+      );
     }
     if (hooked.has(name)) {
       source.fail(`autodoc: ${name} stands on this page already; one hook is enough`, node);

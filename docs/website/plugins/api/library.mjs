@@ -7,7 +7,8 @@ import {join, posix} from 'node:path';
  * @typedef {{name: string, kind: string, type: string | null, default: string | null}} Argument
  * @typedef {{type: string | null, body: object[]}} Described
  * @typedef {{
- *   name: string, canonical: string, alias_of?: string | null, kind: string, source: {file: string, line: number, end: number} | null,
+ *   name: string, canonical: string, alias_of?: string | null, kind: string,
+ *   source: {file: string, line: number, end: number} | null,
  *   bases: string[], signature: Argument[] | null, return_type: string | null, body: object[],
  *   params: {name: string, type: string | null, default: string | null, body: object[]}[],
  *   attributes: {name: string, type: string | null, body: object[]}[], returns: Described | null,
@@ -102,7 +103,10 @@ class ApiVersion {
     for (const [short, objects] of found) {
       if (new Set(objects.map(({canonical}) => canonical)).size === 1) {
         const shown = objects.filter(({name}) => this.pages.has(name));
-        index.set(short, (shown.length > 0 ? shown : objects).map(({name}) => name).sort((a, b) => b.length - a.length)[0]);
+        index.set(
+          short,
+          (shown.length > 0 ? shown : objects).map(({name}) => name).sort((a, b) => b.length - a.length)[0],
+        );
       }
     }
     return index;

@@ -24,11 +24,7 @@ export class SignatureWriter {
    * @returns {object[]}
    */
   write(object, owner) {
-    return [
-      ...this.name(object, owner),
-      ...(object.signature ? this.#call(object) : []),
-      ...this.#result(object),
-    ];
+    return [...this.name(object, owner), ...(object.signature ? this.#call(object) : []), ...this.#result(object)];
   }
 
   /**

@@ -81,7 +81,9 @@ export class ApiWriter {
   #alias(object) {
     const url = this.api.address(object.alias_of, this.source.path, this.here);
     const name = code(object.alias_of);
-    const alias = component('ApiAlias', {}, [{type: 'paragraph', children: [url ? {type: 'link', url, children: [name]} : name]}]);
+    const alias = component('ApiAlias', {}, [
+      {type: 'paragraph', children: [url ? {type: 'link', url, children: [name]} : name]},
+    ]);
     const signature = component('ApiSignature', {kind: object.kind}, this.signatures.name(object, null));
     return component('ApiEntry', {kind: object.kind}, [signature, alias]);
   }

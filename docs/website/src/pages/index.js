@@ -38,7 +38,8 @@ export default function Home() {
           title={translate({id: 'site.chooser.title', message: 'Which plugin?'})}
           text={translate({
             id: 'site.chooser.text',
-            message: 'The plugin is the recipe of parallelism. Three answers choose it; the training loop does not change.',
+            message:
+              'The plugin is the recipe of parallelism. Three answers choose it; the training loop does not change.',
           })}
         >
           <Chooser plugins={landing.plugins} />
@@ -62,8 +63,8 @@ export default function Home() {
           text={translate({
             id: 'site.tutorials.text',
             message:
-              'Every page is a program. A dot tells how its last run ended on each kind of device, and turns grey when ' +
-              'the code has changed since.',
+              'Every page is a program. A dot tells how its last run ended on each kind of device, and turns grey ' +
+              'when the code has changed since.',
           })}
         >
           <Tutorials tutorials={landing.tutorials} />

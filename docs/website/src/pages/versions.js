@@ -26,7 +26,9 @@ export default function Versions() {
           </Translate>
         </p>
         <ul className="version-list">
-          {current && <Version version={current} note={<Translate id="site.versions.main">the main branch</Translate>} />}
+          {current && (
+            <Version version={current} note={<Translate id="site.versions.main">the main branch</Translate>} />
+          )}
           {released.map((version) => (
             <Version key={version.name} version={version} />
           ))}

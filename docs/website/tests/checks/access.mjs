@@ -7,7 +7,10 @@ import {DESKTOP, PHONE, ensure, open, visitAll} from '../browser.mjs';
 const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const ALL_RULES = {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'], resultTypes: ['violations']};
 /** All that a mode changes are colours. */
-const COLOUR_RULES = {runOnly: {type: 'rule', values: ['color-contrast', 'link-in-text-block']}, resultTypes: ['violations']};
+const COLOUR_RULES = {
+  runOnly: {type: 'rule', values: ['color-contrast', 'link-in-text-block']},
+  resultTypes: ['violations'],
+};
 const PAGES = [
   '/',
   '/zh-Hans/',
@@ -46,4 +49,8 @@ export const access = {
 };
 
 /** @param {{html: string}[]} nodes */
-const examples = (nodes) => nodes.slice(0, 3).map(({html}) => html.slice(0, 160)).join(' | ');
+const examples = (nodes) =>
+  nodes
+    .slice(0, 3)
+    .map(({html}) => html.slice(0, 160))
+    .join(' | ');

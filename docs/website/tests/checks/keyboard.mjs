@@ -23,7 +23,10 @@ export const keyboard = {
   spoils: [
     {html: '<style>[class*=skipToContent]{display:none}</style>', expect: /first in line/},
     {html: repeat('document.querySelector(".navbar__search-input").tabIndex=-1'), expect: /the search is out of reach/},
-    {html: repeat('document.querySelector(".navbar__search-input").focus=HTMLElement.prototype.focus'), expect: /takes the focus back/},
+    {
+      html: repeat('document.querySelector(".navbar__search-input").focus=HTMLElement.prototype.focus'),
+      expect: /takes the focus back/,
+    },
     {html: '<style>.dropdown__menu{display:none!important}</style>', expect: /Chinese is out of reach|stays hidden/},
     {html: '<style>.theme-doc-sidebar-menu{display:none}</style>', expect: /the sidebar is out of reach/},
   ],
@@ -104,7 +107,10 @@ async function checkTabs(site) {
     await tabs.first().focus();
     await page.keyboard.press('ArrowRight');
     await page.keyboard.press('Enter');
-    ensure((await tabs.nth(1).getAttribute('aria-selected')) === 'true', 'the arrow key does not lead to the second tab');
+    ensure(
+      (await tabs.nth(1).getAttribute('aria-selected')) === 'true',
+      'the arrow key does not lead to the second tab',
+    );
     const panels = page.locator('.tabs-container').first().locator('[role=tabpanel]');
     ensure((await panels.nth(1).isVisible()) && !(await panels.first().isVisible()), 'the second tab does not open');
   });

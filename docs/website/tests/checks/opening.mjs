@@ -86,11 +86,17 @@ export const withoutScripts = {
 export const notFound = {
   name: 'unknown addresses lead to a page that helps, in both languages',
   async run(site) {
-    for (const [address, words] of [['/no/such', 'There is no page here'], ['/zh-Hans/no/such', '这里没有页面']]) {
+    for (const [address, words] of [
+      ['/no/such', 'There is no page here'],
+      ['/zh-Hans/no/such', '这里没有页面'],
+    ]) {
       await withPage(site, async (page, complaints) => {
         const response = await page.goto(site.url + address);
         ensure(response.status() === 404, `${address} answers ${response.status()}`);
-        ensure((await page.locator('h1').innerText()) === words, `${address} says ${await page.locator('h1').innerText()}`);
+        ensure(
+          (await page.locator('h1').innerText()) === words,
+          `${address} says ${await page.locator('h1').innerText()}`,
+        );
         complaints.length = 0;
       });
     }

@@ -15,7 +15,10 @@ export const language = {
         await open(page, site.url + address);
         await switchTo(page, '简体中文');
         ensure(pathOf(page) === `/zh-Hans${address}`, `${address} became ${pathOf(page)}`);
-        ensure((await page.locator('html').getAttribute('lang')) === 'zh-Hans', `${pathOf(page)} is not marked as Chinese`);
+        ensure(
+          (await page.locator('html').getAttribute('lang')) === 'zh-Hans',
+          `${pathOf(page)} is not marked as Chinese`,
+        );
         await switchTo(page, 'English');
         ensure(pathOf(page) === address, `${address} came back as ${pathOf(page)}`);
       }
@@ -85,7 +88,12 @@ export const copying = {
     );
     return '1 block';
   },
-  spoils: [{html: '<script>addEventListener("click",()=>setTimeout(()=>navigator.clipboard.writeText("x")),true)</script>', expect: /copied/}],
+  spoils: [
+    {
+      html: '<script>addEventListener("click",()=>setTimeout(()=>navigator.clipboard.writeText("x")),true)</script>',
+      expect: /copied/,
+    },
+  ],
 };
 
 /** @param {string} text Line breaks of the layout are no part of the code. */
@@ -112,7 +120,10 @@ export const versions = {
   },
   spoils: [
     {html: repeat('document.querySelector(".dropdown__menu a").textContent = "x"'), expect: /lacks main/},
-    {html: repeat('document.querySelector(".version-list")?.append(document.createElement("a"))'), expect: /listed are/},
+    {
+      html: repeat('document.querySelector(".version-list")?.append(document.createElement("a"))'),
+      expect: /listed are/,
+    },
   ],
 };
 
@@ -159,6 +170,9 @@ export const chooser = {
     return 'answers by arrow keys';
   },
   spoils: [
-    {html: '<script>addEventListener("keydown",(event)=>event.preventDefault(),true)</script>', expect: /whatever is answered/},
+    {
+      html: '<script>addEventListener("keydown",(event)=>event.preventDefault(),true)</script>',
+      expect: /whatever is answered/,
+    },
   ],
 };

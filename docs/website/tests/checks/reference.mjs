@@ -30,9 +30,17 @@ export const anchors = {
   },
   spoils: [
     {html: repeat('document.querySelector(".api-object").id = "x"'), expect: /no anchor for/},
-    {html: repeat('for (const e of document.querySelectorAll(".api-member")) e.id = "x"'), expect: /twice on the page/},
+    {
+      html: repeat(
+        'window.spoilt ??= document.body.append(document.querySelector(".api-object").cloneNode(true)) ?? 1',
+      ),
+      expect: /twice on the page/,
+    },
     {html: '<style>.api-object{position:fixed;top:-999px}</style>', expect: /does not scroll to/},
-    {html: repeat('document.querySelector(".theme-doc-toc-desktop a[href*=colossal]").href = "#x"'), expect: /not in the contents/},
+    {
+      html: repeat('document.querySelector(".theme-doc-toc-desktop a[href*=colossal]").href = "#x"'),
+      expect: /not in the contents/,
+    },
   ],
 };
 

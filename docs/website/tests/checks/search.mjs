@@ -18,9 +18,14 @@ export const search = {
         const hit = page.locator('[class*=dropdownMenu] [class*=suggestion] mark').first();
         await hit.waitFor({timeout: 10000}).catch(() => ensure(false, `${word}: found nothing`));
         await page.keyboard.press('Enter');
-        await page.waitForURL((url) => url.pathname.startsWith(prefix) && url.searchParams.has('_highlight'), {timeout: 5000});
+        await page.waitForURL((url) => url.pathname.startsWith(prefix) && url.searchParams.has('_highlight'), {
+          timeout: 5000,
+        });
         const marks = page.locator('article mark');
-        await marks.first().waitFor({timeout: 5000}).catch(() => ensure(false, `${word}: nothing is marked`));
+        await marks
+          .first()
+          .waitFor({timeout: 5000})
+          .catch(() => ensure(false, `${word}: nothing is marked`));
         const marked = (await marks.allInnerTexts()).join(' ').toLowerCase();
         ensure(marked.includes(word), `${word}: marked is ${marked.slice(0, 80)}`);
         await open(page, `${site.url}${prefix.replace('docs/', 'search/')}?q=${encodeURIComponent(word)}`);

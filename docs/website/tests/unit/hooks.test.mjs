@@ -49,11 +49,14 @@ test('a hook becomes a heading with the path as its anchor, below the section th
 
 test('members follow their class, and those with a hook of their own stand there instead', async () => {
   const tree = await transform(site, '{{ autodoc:lib.Box }}\n\n{{ autodoc:lib.Box.open }}\n');
-  assert.deepEqual(headings(tree).map((heading) => [heading.data.id, heading.depth]), [
-    ['lib.Box', 2],
-    ['lib.Box.close', 3],
-    ['lib.Box.open', 3],
-  ]);
+  assert.deepEqual(
+    headings(tree).map((heading) => [heading.data.id, heading.depth]),
+    [
+      ['lib.Box', 2],
+      ['lib.Box.close', 3],
+      ['lib.Box.open', 3],
+    ],
+  );
 });
 
 test('the signature of a method has a line for each argument, when they are many', async () => {
@@ -75,7 +78,10 @@ test('types link to the reference rather than to a tutorial, and to the page its
 
 test('a link to an object that no page shows leaves its words only', async () => {
   const tree = await transform(site, '{{ autodoc:lib.Box }}\n');
-  assert.equal(find(tree, (node) => node.type === 'link' && wordsOf(node) === 'hidden'), undefined);
+  assert.equal(
+    find(tree, (node) => node.type === 'link' && wordsOf(node) === 'hidden'),
+    undefined,
+  );
   assert.match(wordsOf(findComponent(tree, 'ApiEntry')), /See Lid and hidden\./);
 });
 
@@ -101,7 +107,10 @@ test('a hook in a fence or within a line stays as it is', async () => {
 
 test('an unknown name stops the build with the line of the author', async () => {
   const failing = transform(site, '# Page\n\nText.\n\n{{ autodoc:lib.Bux }}\n');
-  await assert.rejects(failing, /docs\/source\/en\/basics\/box\.md:5: autodoc knows no object lib\.Bux.*such as lib\.Box/);
+  await assert.rejects(
+    failing,
+    /docs\/source\/en\/basics\/box\.md:5: autodoc knows no object lib\.Bux.*such as lib\.Box/,
+  );
 });
 
 test('a name that is hooked twice stops the build', async () => {
@@ -112,7 +121,10 @@ test('a name that is hooked twice stops the build', async () => {
 test('a docstring that links to nothing stops the build', async () => {
   const dead = apiObject('lib.dead', 'function', {body: [paragraph(link('api:lib.gone', 'gone'))]});
   const broken = makeSite({objects: [dead]});
-  await assert.rejects(transform(broken, '{{ autodoc:lib.dead }}\n'), /box\.md:1: .*lib\.gone, which is not documented/);
+  await assert.rejects(
+    transform(broken, '{{ autodoc:lib.dead }}\n'),
+    /box\.md:1: .*lib\.gone, which is not documented/,
+  );
   broken.remove();
 });
 
@@ -124,10 +136,19 @@ test('in the reference a second name leads to the first; a tutorial shows the do
     pages: {'docs/api/lib.deep.md': '{{ autodoc:lib.deep.Box }}'},
   });
   const reference = await transform(two, '{{ autodoc:lib.Box }}\n', {path: 'docs/api/lib.md', page: {kind: 'api'}});
-  assert.equal(find(findComponent(reference, 'ApiAlias'), ({type}) => type === 'link').url, './lib.deep.md#lib.deep.Box');
-  assert.deepEqual(headings(reference).map(({data}) => data.id), ['lib.Box']);
+  assert.equal(
+    find(findComponent(reference, 'ApiAlias'), ({type}) => type === 'link').url,
+    './lib.deep.md#lib.deep.Box',
+  );
+  assert.deepEqual(
+    headings(reference).map(({data}) => data.id),
+    ['lib.Box'],
+  );
   const tutorial = await transform(two, '{{ autodoc:lib.Box }}\n\n{{ autodoc:lib.deep.Box }}\n');
-  assert.deepEqual(headings(tutorial).map(({data}) => data.id), ['lib.Box', 'lib.deep.Box.open', 'lib.deep.Box']);
+  assert.deepEqual(
+    headings(tutorial).map(({data}) => data.id),
+    ['lib.Box', 'lib.deep.Box.open', 'lib.deep.Box'],
+  );
   two.remove();
 });
 

@@ -17,7 +17,10 @@ for (const kind of ['NOTE', 'TIP', 'IMPORTANT', 'WARNING', 'CAUTION']) {
 
 test('a plain quote stays a quote', async () => {
   const tree = await transform(site, '> [!OTHER]\n> text\n\n> text\n');
-  assert.deepEqual(tree.children.map(({type}) => type), ['blockquote', 'blockquote']);
+  assert.deepEqual(
+    tree.children.map(({type}) => type),
+    ['blockquote', 'blockquote'],
+  );
 });
 
 const TABS = '<!--- tabs-start: device -->\n\n**CPU**\n\none\n\n**GPU**\n\ntwo\n\n<!--- tabs-end -->\n\nafter\n';
@@ -26,20 +29,45 @@ test('tabs hold what stands below their titles, up to the end', async () => {
   const tree = await transform(site, TABS);
   const tabs = findComponent(tree, 'Tabs');
   assert.equal(prop(tabs, 'groupId'), 'device');
-  assert.deepEqual(tabs.children.map((tab) => [prop(tab, 'label'), wordsOf(tab)]), [['CPU', 'one'], ['GPU', 'two']]);
+  assert.deepEqual(
+    tabs.children.map((tab) => [prop(tab, 'label'), wordsOf(tab)]),
+    [
+      ['CPU', 'one'],
+      ['GPU', 'two'],
+    ],
+  );
   assert.equal(wordsOf(tree.children.at(-1)), 'after');
 });
 
 test('tabs without an end, without a title or without any tab stop the build', async () => {
-  await assert.rejects(transform(site, '<!--- tabs-start: a -->\n\n**T**\n\nx\n'), /box\.md:1: tabs-start has no tabs-end/);
-  await assert.rejects(transform(site, 'x\n\n<!--- tabs-start: a -->\n\nx\n\n<!--- tabs-end -->\n'), /box\.md:5: a tab opens with/);
-  await assert.rejects(transform(site, '<!--- tabs-start: a -->\n\n<!--- tabs-end -->\n'), /box\.md:1: tabs-start has no tab /);
+  await assert.rejects(
+    transform(site, '<!--- tabs-start: a -->\n\n**T**\n\nx\n'),
+    /box\.md:1: tabs-start has no tabs-end/,
+  );
+  await assert.rejects(
+    transform(site, 'x\n\n<!--- tabs-start: a -->\n\nx\n\n<!--- tabs-end -->\n'),
+    /box\.md:5: a tab opens with/,
+  );
+  await assert.rejects(
+    transform(site, '<!--- tabs-start: a -->\n\n<!--- tabs-end -->\n'),
+    /box\.md:1: tabs-start has no tab /,
+  );
 });
 
+const REGION = [
+  '<!--- doc-test-ignore-start: two machines -->',
+  '```python\na\n```',
+  '```text\nb\n```',
+  '<!--- doc-test-ignore-end -->',
+  '```python\nc\n```',
+];
+
 test('programs in an ignored region carry the reason, and nothing else does', async () => {
-  const region = '<!--- doc-test-ignore-start: two machines -->\n\n```python\na\n```\n\n```text\nb\n```\n\n<!--- doc-test-ignore-end -->\n';
-  const tree = await transform(site, `${region}\n\`\`\`python\nc\n\`\`\`\n`);
-  assert.deepEqual(tree.children.map((node) => node.name ?? node.value), ['NotRun', 'b', 'c']);
+  const tree = await transform(site, REGION.join('\n\n'));
+  assert.deepEqual(
+    tree.children.map((node) => node.name ?? node.value),
+    ['NotRun', 'b', 'c'],
+  );
   assert.equal(prop(tree.children[0], 'reason'), 'two machines');
 });
 
@@ -50,11 +78,17 @@ test('an ignored region without an end stops the build', async () => {
 
 test('an output is set apart from other text', async () => {
   const tree = await transform(site, '```text output exact\na\n```\n\n```text\nb\n```\n');
-  assert.deepEqual(tree.children.map((node) => node.name ?? node.type), ['Output', 'code']);
+  assert.deepEqual(
+    tree.children.map((node) => node.name ?? node.type),
+    ['Output', 'code'],
+  );
 });
 
 test('the command of the tests is shown, and other comments vanish', async () => {
-  const tree = await transform(site, '<!-- secret -->\n\ntext <!-- hidden --> more\n\n<!-- doc-test-command: torchrun a.py -->\n');
+  const tree = await transform(
+    site,
+    '<!-- secret -->\n\ntext <!-- hidden --> more\n\n<!-- doc-test-command: torchrun a.py -->\n',
+  );
   assert.equal(prop(findComponent(tree, 'RunPage'), 'command'), 'torchrun a.py');
   assert.doesNotMatch(JSON.stringify(tree.children), /secret|hidden/);
 });

@@ -12,8 +12,19 @@ import remarkPage from '../../plugins/remark-page.mjs';
 
 const SOURCE = {file: 'src/lib/box.py', line: 3, end: 9};
 const EMPTY = {
-  bases: [], signature: null, return_type: null, body: [], params: [], attributes: [], returns: null, yields: null,
-  raises: [], examples: [], communication: [], members: [], source: SOURCE,
+  bases: [],
+  signature: null,
+  return_type: null,
+  body: [],
+  params: [],
+  attributes: [],
+  returns: null,
+  yields: null,
+  raises: [],
+  examples: [],
+  communication: [],
+  members: [],
+  source: SOURCE,
 };
 
 /** @param {string} words */
@@ -39,7 +50,10 @@ export function makeSite({objects = [], pages = {}}) {
     mkdirSync(dirname(join(folder, path)), {recursive: true});
     writeFileSync(join(folder, path), text);
   };
-  const api = JSON.stringify({version: '1', objects: Object.fromEntries(objects.map((object) => [object.name, object]))});
+  const api = JSON.stringify({
+    version: '1',
+    objects: Object.fromEntries(objects.map((object) => [object.name, object])),
+  });
   write('data/api.json', api);
   write('data/versions/0.1.0/api.json', api);
   Object.entries(pages).forEach(([path, text]) => write(path, text));

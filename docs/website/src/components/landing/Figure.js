@@ -16,13 +16,7 @@ export default function Figure() {
         </legend>
         {WORLDS.map((size) => (
           <label key={size}>
-            <input
-              type="radio"
-              name="world"
-              value={size}
-              checked={size === world}
-              onChange={() => setWorld(size)}
-            />
+            <input type="radio" name="world" value={size} checked={size === world} onChange={() => setWorld(size)} />
             <span>{size}</span>
           </label>
         ))}

@@ -7,8 +7,11 @@ import useText from './useText.js';
 import {findPage, summarise} from './status.js';
 
 /**
- * @param {{example: {source: string, page: string, command: string}, tutorials: import('./status.js').Category[]}} props
+ * @typedef {import('./status.js').Category} Category
+ * @typedef {{source: string, page: string, command: string}} ExampleData
  */
+
+/** @param {{example: ExampleData, tutorials: Category[]}} props */
 export default function Hero({example, tutorials}) {
   const first = tutorials[0].pages[0];
   return (
@@ -38,7 +41,7 @@ export default function Hero({example, tutorials}) {
   );
 }
 
-/** @param {{tutorials: import('./status.js').Category[]}} props */
+/** @param {{tutorials: Category[]}} props */
 function Summary({tutorials}) {
   const {programs, verified, lastDate, onGpu} = summarise(tutorials);
   return (
@@ -75,7 +78,7 @@ function Summary({tutorials}) {
   );
 }
 
-/** @param {{example: {source: string, page: string, command: string}, tutorials: import('./status.js').Category[]}} props */
+/** @param {{example: ExampleData, tutorials: Category[]}} props */
 function Example({example, tutorials}) {
   const text = useText();
   const page = findPage(tutorials, example.page);

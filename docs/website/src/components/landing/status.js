@@ -27,6 +27,9 @@ export function summarise(tutorials) {
     programs: badges.filter(({device, state}) => device === 'cpu' && state !== 'none').length,
     verified: count('cpu', 'verified'),
     onGpu: count('cuda', 'verified'),
-    lastDate: badges.map(({date}) => date ?? '').sort().at(-1),
+    lastDate: badges
+      .map(({date}) => date ?? '')
+      .sort()
+      .at(-1),
   };
 }

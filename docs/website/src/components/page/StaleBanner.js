@@ -11,7 +11,12 @@ import {useDoc} from '@docusaurus/plugin-content-docs/client';
 export default function StaleBanner({sections}) {
   const {toc} = useDoc();
   // Entries of the table of contents are HTML: code in a heading is a tag there.
-  const words = (html) => html.replace(/<[^>]+>/g, '').replace(/&lt;/g, '<').replace(/&gt;/g, '>').replace(/&amp;/g, '&');
+  const words = (html) =>
+    html
+      .replace(/<[^>]+>/g, '')
+      .replace(/&lt;/g, '<')
+      .replace(/&gt;/g, '>')
+      .replace(/&amp;/g, '&');
   const anchors = new Map(toc.map(({value, id}) => [words(value), id]));
   return (
     <aside className="stale-banner">
