@@ -40,12 +40,12 @@ def compare(original: Page, translation: Page) -> Parity:
     ours, theirs = make_script(original), make_script(translation)
     if findings or ours.fault or theirs.fault:
         return Parity(tuple(findings), same_code=False)
+    if ast.dump(_bare(ours.tree)) == ast.dump(_bare(theirs.tree)):
+        return Parity((), True, tuple(_other_outputs(original, translation)))
     lines = _first_difference(_masked(ours.tree).body, _masked(theirs.tree).body)
     if lines:
         findings.append(_finding(translation, lines[1], original, lines[0], "code"))
-    if findings or ast.dump(_bare(ours.tree)) != ast.dump(_bare(theirs.tree)):
-        return Parity(tuple(findings), same_code=False)
-    return Parity((), True, tuple(_other_outputs(original, translation)))
+    return Parity(tuple(findings), same_code=False)
 
 
 def _other_outputs(original: Page, translation: Page) -> Iterator[Finding]:

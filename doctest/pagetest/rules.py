@@ -42,10 +42,8 @@ def _stem(page: Page, script: Script) -> Iterator[Finding]:
 
 
 def _imports(script: Script) -> set[str]:
-    if script.fault:
-        return set()
     names = set()
-    for node in ast.walk(script.tree):
+    for node in script.nodes:
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -60,7 +58,7 @@ def _is_installed(name: str) -> bool:
 
 def _ports(page: Page, script: Script) -> Iterator[Finding]:
     """A fixed port in the code collides with the next run as one in the command does."""
-    for node in () if script.fault else ast.walk(script.tree):
+    for node in script.nodes:
         if fixed := _fixed_port(node):
             message = f"`{fixed}` fixes a port that another run may hold: let the launcher choose it, or use 0"
             yield Finding(page.path, getattr(node, "lineno", 1), message)

@@ -6,6 +6,7 @@ import warnings
 from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import CodeType
 
 from pagetest.finding import Finding
@@ -35,8 +36,13 @@ class Script:
 
     @property
     def tree(self) -> ast.Module:
-        """The syntax tree; comments are not part of it."""
+        """The syntax tree, made anew for whoever will change it; comments are not part of it."""
         return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, to be read only; none if there is a syntax error."""
+        return () if self.fault else tuple(ast.walk(self.tree))
 
     @property
     def code_hash(self) -> str:
