@@ -25,7 +25,6 @@ class _Script:
     """
 
     launch: Launch
-    folder: Path
     environment: Mapping[str, str]
     imports: frozenset[str] = frozenset()
     parent: Parent | None = None
@@ -52,13 +51,13 @@ class Nursery:
         """Starts the command of a page, by a fork if a warm parent can stand for it, else as it is."""
         launch, file = read_launch(words), Path(environment["COLOSSAL_PAGE_SCRIPT"])
         environment = {**environment, "COLOSSAL_PAGE_MODULES": str(self._list_of(file))}
-        known = self._scripts.pop(file, None) or _Script(launch, folder, environment)
+        known = self._scripts.pop(file, None) or _Script(launch, environment)
         known.launch = launch
         self._scripts[file] = known
         fit = [script.parent for script in self._scripts.values() if script.parent and script.parent.is_fit]
         pid = 0
         if launch.is_plain and known.parent in fit:
-            order = {"ranks": launch.ranks, "arguments": launch.arguments, "environment": environment}
+            order = {"ranks": launch.ranks, "arguments": launch.arguments, "environment": environment, "words": words}
             pid = known.parent.fork({**order, "folder": str(folder), "log": str(log)})
         self.was_warm = bool(pid)
         return Forked(pid) if pid else start_cold(words, folder, environment, log)
@@ -76,13 +75,15 @@ class Nursery:
     def prepare(self, file: Path, imports: frozenset[str]) -> None:
         """Makes a parent for a script that has just run, unless it has one that knows nearly all of its modules."""
         known, modules = self._scripts.get(file), self._list_of(file)
-        if not known or not known.launch.is_plain or not modules.is_file():
+        if not known or not known.launch.is_plain:
             return
-        names = modules.read_text(encoding="utf-8").splitlines()
+        names = modules.read_text(encoding="utf-8").splitlines() if modules.is_file() else sorted(imports)
         if known.parent and known.parent.is_alive and len({*names} - known.parent.modules) < MANY_MODULES:
             return
         known.drop_parent()
-        known.parent = Parent(known.environment, known.folder, [*names, *(_LAUNCHER if known.launch.ranks else ())])
+        known.parent = Parent(
+            known.environment, file.parent.parent, [*names, *(_LAUNCHER if known.launch.ranks else ())]
+        )
         known.imports = imports
         for old in [script for script in self._scripts.values() if script.parent][:-MAX_PARENTS]:
             old.drop_parent()

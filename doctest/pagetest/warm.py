@@ -59,7 +59,7 @@ class Parent:
 
     Args:
         environment: The environment of the page.
-        folder: The folder of the page.
+        folder: Where it lives: not in the page's own folder, which is emptied before each run.
         modules: What to import.
     """
 

@@ -44,6 +44,7 @@ def serve(namespace: dict[str, Any], descriptor: int) -> None:
     with socket.socket(fileno=descriptor) as link, link.makefile("rw", encoding="utf-8") as lines:
         order = _orders(lines)
     _awaken(order, probe)
+    namespace["__cached__"] = None
     PageLoader(probe, script).run(namespace)
 
 
@@ -64,10 +65,12 @@ def _answer(lines: Any, content: dict[str, Any]) -> None:
 
 
 def _preload(modules: list[str]) -> dict[str, Any]:
-    """Imports the modules, and says whether it is safe to fork then."""
+    """Imports the modules, or those that hold the names, and says whether it is safe to fork then."""
     for name in modules:
-        with suppress(Exception):
-            importlib.import_module(name)
+        for candidate in (name, name.rpartition(".")[0]):
+            with suppress(Exception):
+                importlib.import_module(candidate)
+                break
     gc.collect()
     gc.freeze()  # what the page's collections and its end do not visit is not copied
     return {"threads": len(list(Path("/proc/self/task").iterdir()))}
@@ -104,13 +107,20 @@ def _awaken(order: dict[str, Any], probe: Probe) -> None:
     os.close(null)
     os.environ.update(order["environment"])
     sys.argv[:] = order["arguments"]
-    sys.orig_argv[:] = [sys.executable, *(["-u"] if order["ranks"] else []), *order["arguments"]]
+    sys.orig_argv[:] = [sys.executable, "-u", *order["arguments"]] if order["ranks"] else order["words"]
     if order["ranks"]:
         _fork_ranks(order["ranks"])
+    _forget()
+    probe.wake(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
+
+
+def _forget() -> None:
+    """Renews what modules took from the parent's process when they were imported: its folder and its chance."""
     importlib.invalidate_caches()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
-    probe.wake(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
+    if process := sys.modules.get("multiprocessing.process"):
+        process.__dict__["ORIGINAL_DIR"] = str(Path.cwd())
 
 
 def _fork_ranks(size: int) -> None:

@@ -1,0 +1,51 @@
+"""Runs every page of a tree cold and then warm; prints what came of each. Started by test_warm.py."""
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "doctest"))
+
+from pagetest.nursery import Nursery  # noqa: E402
+from pagetest.result import Result  # noqa: E402
+from pagetest.runner import Runner  # noqa: E402
+from pagetest.script import make_script  # noqa: E402
+from pagetest.tree import Tree  # noqa: E402
+
+LIMIT_SECONDS = 60.0
+HANG_SECONDS = {"hang": 4.0, "hang_of_a_rank": 15.0}
+CHANCE = re.compile(r"0x[0-9a-f]+|pid[ =]\d+|\d+(?= s, killed)|process \d+|(?<=kill\()\d+|(?<=]:)\d+|/tmp/\S+")
+
+
+def facts(result: Result) -> dict[str, Any]:
+    """What must be the same; numbers that differ between any two runs are blanked."""
+    log = result.log.read_text(encoding="utf-8", errors="replace") if result.log else ""
+    kept = ("status", "device", "backend", "world", "lines_run", "lines_total", "outputs_matched", "outputs_total")
+    return {name: getattr(result, name) for name in kept} | {
+        "findings": [CHANCE.sub("#", str(finding)) for finding in result.findings],
+        "failure": json.loads(CHANCE.sub("#", json.dumps(asdict(result.failure)))) if result.failure else None,
+        "log": CHANCE.sub("#", log).replace("bin/python3", "bin/python").splitlines(),
+        "seconds": result.seconds,
+    }
+
+
+def main(source: Path, build: Path) -> None:
+    tree, nursery, found = Tree(source), Nursery(), {}
+    try:
+        for name in tree.names:
+            page = tree.page(name, "en")
+            runner = Runner(ROOT, build, HANG_SECONDS.get(name, LIMIT_SECONDS), start=nursery.start)
+            cold = facts(runner.run(page, make_script(page)))
+            nursery.prepare(runner.file_of(page), frozenset())
+            warm = facts(runner.run(page, make_script(page)))
+            found[name] = {"cold": cold, "warm": warm, "was_warm": nursery.was_warm}
+    finally:
+        nursery.close()
+    json.dump(found, sys.stdout)
+
+
+main(Path(sys.argv[1]), Path(sys.argv[2]))
