@@ -6,14 +6,28 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pagebuild.site.edition import BrokenInputError
+from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.project import read_project
 from pagebuild.site.publish import publish
+from pagebuild.site.render.npm import MissingToolError, quiet_environment
+from pagebuild.site.render.site import Site
 from pagebuild.site.website import OWNED, Insight, website_files
+from pagetest.finding import shown
 from pagetest.fingerprint import fingerprint
 from pagetest.imports import ImportGraph
+from pagetest.page import Page
+from pagetest.suite import Suite
+from pagetest.translations import stale_sections
+from pagetest.tree import LANGUAGES, Tree
 
-OK, FAILED = 0, 1
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def stale_headings(tree: Tree, page: Page) -> tuple[str, ...]:
+    """The headings of a translation's sections whose original has changed since; none for an original."""
+    if page.language == LANGUAGES[0]:
+        return ()
+    return tuple(heading for _, heading, _ in stale_sections(tree, page.name, page.language))
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -25,6 +39,10 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     """
     website = root / "docs" / "website"
     parser.add_argument("--website", type=Path, default=website, help="the Docusaurus project (docs/website)")
+    parser.add_argument("--build", action="store_true", help="build all languages into build/site")
+    parser.add_argument("--test", action="store_true", help="run the website's own tests, in Chromium if there is one")
+    parser.add_argument("--serve", action="store_true", help="serve what was built; do nothing else")
+    parser.add_argument("--port", type=int, default=3000, help="where to serve; 0 for any free port (3000)")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
@@ -35,17 +53,46 @@ def run(options: argparse.Namespace, root: Path) -> int:
         root: The project's root.
 
     Returns:
-        0 if the site is there, 1 if something is wrong with its sources.
+        0 if the site is there, 1 if something is wrong with its sources, 2 if a program is missing.
     """
-    graph = ImportGraph(root / "src")
-    insight = Insight(lambda page: fingerprint(page, graph), lambda _: ())
-    project = read_project(root, os.environ, datetime.now(UTC).date().isoformat())
+    site = Site(root, options.website, quiet_environment(os.environ))
     try:
-        files = website_files(root, project, insight)
+        if options.serve:
+            return site.serve(options.port)
+        if not write_inputs(root, options.website):
+            return FAILED
+        built = not options.build or site.build()
+        return OK if built and (not options.test or site.test()) else FAILED
+    except MissingToolError as error:
+        sys.stderr.write(f"docs_build.py site: {error}\n")
+        return USAGE
+
+
+def write_inputs(root: Path, website: Path) -> bool:
+    """Writes all files that the website is built from.
+
+    Args:
+        root: The project's root.
+        website: The folder of the Docusaurus project.
+
+    Returns:
+        Whether the sources were right; if not, nothing has changed.
+    """
+    try:
+        files = _files(root)
     except BrokenInputError as error:
         sys.stdout.write(f"{error}\n{len(error.findings)} findings; the website's inputs stay as they were\n")
-        return FAILED
-    change = publish(files, options.website, OWNED)
+        return False
+    change = publish(files, website, OWNED)
     counts = f"{len(change.written)} written, {len(change.removed)} removed, {change.kept} kept"
-    sys.stdout.write(f"{options.website}: {len(files)} files: {counts}\n")
-    return OK
+    sys.stdout.write(f"{shown(website)}: {len(files)} files: {counts}\n")
+    return True
+
+
+def _files(root: Path) -> dict[str, bytes]:
+    graph = ImportGraph(root / "src")
+    tree = current_edition(root).tree
+    if findings := Suite(tree, LANGUAGES, root / "src").check(tree.names):
+        raise BrokenInputError(*findings)
+    insight = Insight(lambda page: fingerprint(page, graph), lambda page: stale_headings(tree, page))
+    return website_files(root, read_project(root, os.environ, datetime.now(UTC).date().isoformat()), insight)

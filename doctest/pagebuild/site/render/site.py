@@ -1,0 +1,127 @@
+"""The website as it stands: built, tested, served."""
+
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagebuild.site.render.npm import MissingToolError, Npm, find_browser
+from pagebuild.site.render.places import Places
+from pagetest.outcome import Outcome
+from pagetest.session import Session
+
+LIMIT_SECONDS = 1800.0
+HEAP_MB = 768
+HEAP_MB_PER_RELEASE = 384
+"""Node collects garbage when its heap nears a limit: a lower one costs no time and half a gigabyte less memory."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The website's project, ready to be built.
+
+    Attributes:
+        root: The project's root.
+        website: The folder of the Docusaurus project.
+        environment: The environment of its programs.
+    """
+
+    root: Path
+    website: Path
+    environment: Mapping[str, str]
+
+    def build(self) -> bool:
+        """Installs the packages if they are not those of the lock file, and builds all languages.
+
+        Returns:
+            Whether the site was built, and nobody complained.
+
+        Raises:
+            MissingToolError: There is no npm.
+        """
+        npm = Npm(self.website, self.environment)
+        if not npm.is_current:
+            if self._run(npm.command("npm", "ci"), "npm-ci.log").returncode:
+                _say("npm ci failed: see above")
+                return False
+            npm.note_installed()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        outcome = self._run(npm.command("npm", "run", "build"), "site.log", {"NODE_OPTIONS": self._node_options})
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        log = (self._logs / "site.log").read_text(encoding="utf-8", errors="replace")
+        findings = Places(self.root, self.website).findings(log)
+        _say(*findings)
+        if outcome.returncode or outcome.timed_out or findings:
+            _say(f"the site was not built: {len(findings)} findings, exit code {outcome.returncode}")
+            return False
+        cpu = f"{used.ru_utime - before:.0f} s of user CPU"
+        _say(f"site built: {outcome.seconds:.0f} s, {cpu}, largest process {used.ru_maxrss * 1024 / 1e9:.2f} GB")
+        return True
+
+    def test(self) -> bool:
+        """Runs the website's own tests, in a browser where there is one; without one it fails in CI only.
+
+        Returns:
+            Whether nothing failed.
+
+        Raises:
+            MissingToolError: There is no npm.
+        """
+        npm = Npm(self.website, self.environment)
+        browser = find_browser(self.environment)
+        if browser:
+            return not self._run(npm.command("npm", "test"), "site-tests.log", {"CHROMIUM": browser}).returncode
+        _say(
+            "THE BROWSER TESTS DID NOT RUN: they need Chromium, and there is none on the path or in CHROMIUM. "
+            "Install it; on Debian: apt-get install chromium"
+        )
+        passed = not self._run(npm.command("node", "--test", "tests/unit/"), "site-tests.log").returncode
+        return passed and not self.environment.get("CI")
+
+    def serve(self, port: int) -> int:
+        """Serves the built site until it is stopped.
+
+        Args:
+            port: The port; 0 for any that is free.
+
+        Raises:
+            MissingToolError: There is no npm, or no site.
+        """
+        if not (self.root / "build" / "site" / "index.html").is_file():
+            raise MissingToolError("There is no site to serve in build/site. Build it: nox -s site")
+        serve = ("npm", "run", "serve", "--", "--port", str(port or _free_port()))
+        words = Npm(self.website, self.environment).command(*serve)
+        try:
+            return subprocess.run(words, cwd=self.website, env=dict(self.environment), check=False).returncode
+        except KeyboardInterrupt:
+            return 0
+
+    @property
+    def _node_options(self) -> str:
+        releases = sum(1 for _ in (self.website / "versioned_docs").glob("version-*"))
+        heap = f"--max-old-space-size={HEAP_MB + HEAP_MB_PER_RELEASE * releases}"
+        return self.environment.get("NODE_OPTIONS") or heap
+
+    @property
+    def _logs(self) -> Path:
+        return self.root / "build" / "logs"
+
+    def _run(self, words: Sequence[str], log: str, more: Mapping[str, str] | None = None) -> Outcome:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        environment = dict(self.environment) | dict(more or {})
+        session = Session(words, self.website, environment, self._logs / log, LIMIT_SECONDS, lambda: None, echo=True)
+        return session.run()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _say(*lines: object) -> None:
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
