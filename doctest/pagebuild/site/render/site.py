@@ -14,9 +14,6 @@ from pagetest.outcome import Outcome
 from pagetest.session import Session
 
 LIMIT_SECONDS = 1800.0
-HEAP_MB = 768
-HEAP_MB_PER_RELEASE = 384
-"""Node collects garbage when its heap nears a limit: a lower one costs no time and half a gigabyte less memory."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class Site:
                 return False
             npm.note_installed()
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-        outcome = self._run(npm.command("npm", "run", "build"), "site.log", {"NODE_OPTIONS": self._node_options})
+        outcome = self._run(npm.command("npm", "run", "build"), "site.log")
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         log = (self._logs / "site.log").read_text(encoding="utf-8", errors="replace")
         findings = Places(self.root, self.website).findings(log)
@@ -98,12 +95,6 @@ class Site:
             return subprocess.run(words, cwd=self.website, env=dict(self.environment), check=False).returncode
         except KeyboardInterrupt:
             return 0
-
-    @property
-    def _node_options(self) -> str:
-        releases = sum(1 for _ in (self.website / "versioned_docs").glob("version-*"))
-        heap = f"--max-old-space-size={HEAP_MB + HEAP_MB_PER_RELEASE * releases}"
-        return self.environment.get("NODE_OPTIONS") or heap
 
     @property
     def _logs(self) -> Path:
