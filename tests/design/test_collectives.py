@@ -11,22 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from pagebuild.api.collective import HOME, is_communication
+
 ALLOWED = {"comm", "pipeline", "checkpoint_io", "cluster", "testing"}
 
-HOME = "torch.distributed"
-WHOLE_MODULES = (f"{HOME}._functional_collectives", f"{HOME}.nn", "torch.ops._c10d_functional", "torch.ops.c10d")
-COMMUNICATING = re.compile(
-    r"(all_reduce|all_gather|reduce_scatter|broadcast|all_to_all)\w*|\w*_object(_list)?\w*"
-    r"|send|recv|isend|irecv|batch_isend_irecv|P2POp|gather|scatter|reduce|barrier|monitored_barrier"
-)
 GROUP_METHODS = re.compile(r"_?(allreduce|allgather|alltoall)(_base|_coalesced|_into_tensor_coalesced)?")
-
-
-def is_communication(name: str) -> bool:
-    if any(name == module or name.startswith(f"{module}.") for module in WHOLE_MODULES):
-        return True
-    home, _, last = name.rpartition(".")
-    return (home == HOME or home.startswith(f"{HOME}.")) and COMMUNICATING.fullmatch(last) is not None
 
 
 class Finder(ast.NodeVisitor):

@@ -2,11 +2,13 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from pagebuild.api.library import Library
 from pagebuild.api.reference import build_reference, statistics, write
-from pagetest.tree import LANGUAGES, Tree
+from pagetest.page import Page
+from pagetest.tree import Tree
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -17,12 +19,7 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Builds and writes the reference; says what is wrong with it."""
-    library = library_of(root)
-    tree = Tree(options.source.resolve())
-    pages = (
-        tree.page(name, language) for name in tree.names for language in tree.languages(name) if language in LANGUAGES
-    )
-    reference = build_reference(library, pages)
+    reference = build_reference(library_of(root), pages_of(options.source.resolve()))
     write(reference, options.output)
     counts = ", ".join(f"{count} {kind}" for kind, count in statistics(reference).items())
     sys.stdout.writelines(f"{finding}\n" for finding in reference.findings)
@@ -30,6 +27,12 @@ def run(options: argparse.Namespace, root: Path) -> int:
         f"{options.output}: {len(reference.objects)} names: {counts}; {len(reference.findings)} findings\n"
     )
     return 1 if reference.findings else 0
+
+
+def pages_of(source: Path) -> Iterator[Page]:
+    """Every page of a tree, in all its languages."""
+    tree = Tree(source)
+    return (tree.page(name, language) for name in tree.names for language in tree.languages(name))
 
 
 def library_of(root: Path) -> Library:

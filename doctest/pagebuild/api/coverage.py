@@ -36,7 +36,6 @@ class Coverage:
         if self._is_described_elsewhere(target):
             return
         rules: tuple[Callable[[Target, Entry], Iterator[str]], ...] = (
-            self._text,
             self._parameters,
             self._results,
             self._exceptions,
@@ -44,18 +43,17 @@ class Coverage:
             self._communication,
         )
         module, node = self.inventory.resolver.source(target), self.inventory.resolver.node(target)
+        line = node.lineno if node else 1
+        if not entry["body"] or _is_made_up(target):
+            says_nothing = "says nothing: describe it in a docstring, or in a text below the assignment"
+            yield Finding(module.path, line, f"{target.name} {says_nothing}")
+            return
         for rule in rules:
-            for message in rule(target, entry):
-                yield Finding(module.path, node.lineno if node else 1, f"{target.name} {message}")
+            yield from (Finding(module.path, line, f"{target.name} {message}") for message in rule(target, entry))
 
     def _is_described_elsewhere(self, target: Target) -> bool:
         """An inherited member is judged once, under the first class that has it."""
-        return self.inventory.aliases.get(target.canonical, target.name) != target.name
-
-    def _text(self, target: Target, entry: Entry) -> Iterator[str]:
-        made_up = target.is_class and (target.value.__doc__ or "").startswith(f"{target.value.__name__}(")
-        if made_up or not entry["body"]:
-            yield "says nothing: describe it in a docstring, or in a text below the assignment"
+        return self.inventory.names.main(target.canonical) != target.name
 
     def _parameters(self, _target: Target, entry: Entry) -> Iterator[str]:
         real = [stars(one["kind"]) + one["name"] for one in entry["signature"] or ()]
@@ -133,6 +131,11 @@ class Coverage:
 
     def _says_it_talks(self, owner: Target) -> bool:
         return "\nCommunication:" in (owner.value.__doc__ or "").replace("\n    ", "\n")
+
+
+def _is_made_up(target: Target) -> bool:
+    """Whether the docstring is the one that `dataclass` writes."""
+    return target.is_class and (target.value.__doc__ or "").startswith(f"{target.value.__name__}(")
 
 
 def _yielded(node: object) -> str | None:

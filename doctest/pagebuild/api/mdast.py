@@ -12,11 +12,11 @@ from pagebuild.api.names import Names, Place
 Mdast = dict[str, Any]
 
 _ALERTS = {"attention": "warning", "hint": "tip", "danger": "caution", "error": "caution"}
-_IGNORED = (nodes.comment, nodes.target, addnodes.index, nodes.substitution_definition)
+_IGNORED = (nodes.comment, nodes.target, addnodes.index, nodes.substitution_definition, nodes.system_message)
 _ADVICE: dict[type[nodes.Node], str] = {
     nodes.definition_list: "indent the lines of a paragraph alike, or write a list with `*`"
 }
-_PASSED_THROUGH = (nodes.inline, nodes.container, nodes.compound)
+_PASSED_THROUGH = (nodes.inline, nodes.problematic, nodes.container, nodes.compound)
 
 
 class UnsupportedMarkupError(ValueError):
@@ -42,7 +42,7 @@ class Translator:
             ((nodes.literal, nodes.title_reference), lambda node: self._word(node.astext(), node.astext())),
             ((addnodes.pending_xref,), self._role),
             ((nodes.reference,), lambda node: self._parent("link", node, url=node.get("refuri", ""))),
-            ((nodes.math_block,), lambda node: {"type": "math", "value": node.astext()}),
+            ((nodes.math_block,), lambda node: {"type": "math", "value": node.astext().strip()}),
             ((nodes.math,), lambda node: {"type": "inlineMath", "value": node.astext()}),
             ((nodes.doctest_block,), lambda node: code(node.astext())),
             ((nodes.literal_block,), lambda node: code(node.astext(), node.get("language", "python"))),

@@ -119,7 +119,10 @@ class Traffic:
             if isinstance(node, (ast.Name, ast.Attribute)):
                 yield self._resolve(scope.module, node)
             if isinstance(node, ast.Call):
-                yield f"{self._resolve(scope.module, node.func)}()"
+                called = self._resolve(scope.module, node.func)
+                yield f"{called}()"
+                makers = [called, *self._bases(called)] if called in self._classes else []
+                yield from (f"{maker}.{method}" for maker in makers for method in _CONSTRUCTORS)
             if isinstance(node, ast.Attribute):
                 for owner in self._types(node.value, scope, local):
                     yield from (f"{kin}.{node.attr}" for kin in self._kin[owner])

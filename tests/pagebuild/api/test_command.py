@@ -1,0 +1,34 @@
+"""`python docs_build.py api` as a user calls it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def docs_build(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "docs_build.py", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_an_unknown_hook_fails_the_build_and_the_rest_is_written(tmp_path) -> None:
+    page = tmp_path / "source" / "zh-Hans" / "page.md"
+    page.parent.mkdir(parents=True)
+    page.write_text("# 页\n\n{{ autodoc:colossal.booster.Boster }}\n", encoding="utf-8")
+    done = docs_build("api", "--source", tmp_path / "source", "--output", tmp_path / "api.json")
+    assert done.returncode == 1, done.stderr
+    finding, summary = done.stdout.splitlines()
+    assert finding.startswith(f"{page}:3: `colossal.booster.Boster` is not in the API reference")
+    assert "the nearest: colossal.booster.Booster" in finding
+    assert summary.endswith("1 findings")
+    content = json.loads((tmp_path / "api.json").read_text(encoding="utf-8"))
+    assert content["objects"]["colossal.booster.Booster"]["kind"] == "class"
+
+
+def test_a_wrong_call_says_what_there_is() -> None:
+    done = docs_build("nothing")
+    assert done.returncode == 2
+    assert "api" in done.stderr
+    assert "sphinx" in done.stderr
