@@ -1,6 +1,7 @@
 """The nursery: keeps a warm parent for each of the pages that were run last, and starts their commands by it."""
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ class Nursery:
     def prepare(self, file: Path, imports: frozenset[str]) -> None:
         """Makes a parent for a script that has just run, unless it has one that knows nearly all of its modules."""
         known, modules = self._scripts.get(file), self._list_of(file)
-        if not known or not known.launch.is_plain:
+        if not known or not known.launch.is_plain or sys.platform != "linux":  # elsewhere no one adopts orphans
             return
         names = modules.read_text(encoding="utf-8").splitlines() if modules.is_file() else sorted(imports)
         if known.parent and known.parent.is_alive and len({*names} - known.parent.modules) < MANY_MODULES:
