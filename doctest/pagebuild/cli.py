@@ -25,6 +25,7 @@ class Emitter(NamedTuple):
 
 EMITTERS = {
     "api": Emitter("pagebuild.api.command", "docstrings -> build/docs/api.json", ("sphinx", "myst_parser")),
+    "freeze": Emitter("pagebuild.site.freeze_command", "the present documentation -> docs/versioned"),
     "notebooks": Emitter(
         "pagebuild.notebook.command", "pages -> executed build/docs/notebooks", ("jupytext", "nbclient", "ipykernel")
     ),

@@ -7,27 +7,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pagebuild.site.edition import BrokenInputError, current_edition
+from pagebuild.site.insight import make_insight
 from pagebuild.site.project import read_project
 from pagebuild.site.publish import publish
 from pagebuild.site.render.npm import MissingToolError, quiet_environment
 from pagebuild.site.render.site import Site
-from pagebuild.site.website import OWNED, Insight, website_files
+from pagebuild.site.website import OWNED, website_files
 from pagetest.finding import shown
-from pagetest.fingerprint import fingerprint
-from pagetest.imports import ImportGraph
-from pagetest.page import Page
 from pagetest.suite import Suite
-from pagetest.translations import stale_sections
-from pagetest.tree import LANGUAGES, Tree
+from pagetest.tree import LANGUAGES
 
 OK, FAILED, USAGE = 0, 1, 2
-
-
-def stale_headings(tree: Tree, page: Page) -> tuple[str, ...]:
-    """The headings of a translation's sections whose original has changed since; none for an original."""
-    if page.language == LANGUAGES[0]:
-        return ()
-    return tuple(heading for _, heading, _ in stale_sections(tree, page.name, page.language))
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -90,9 +80,7 @@ def write_inputs(root: Path, website: Path) -> bool:
 
 
 def _files(root: Path) -> dict[str, bytes]:
-    graph = ImportGraph(root / "src")
     tree = current_edition(root).tree
     if findings := Suite(tree, LANGUAGES, root / "src").check(tree.names):
         raise BrokenInputError(*findings)
-    insight = Insight(lambda page: fingerprint(page, graph), lambda page: stale_headings(tree, page))
-    return website_files(root, read_project(root, os.environ, datetime.now(UTC).date().isoformat()), insight)
+    return website_files(root, read_project(root, os.environ, datetime.now(UTC).date().isoformat()), make_insight(root))

@@ -1,19 +1,17 @@
 """All files that the website is built from: the present documentation and the released versions."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pagebuild.site.badges import read_results
 from pagebuild.site.edition import BrokenInputError, Edition, current_edition, released_editions
+from pagebuild.site.insight import Insight
 from pagebuild.site.landing.data import landing
 from pagebuild.site.pages import Knowledge, Press
 from pagebuild.site.project import Project
 from pagebuild.site.reference import lost_names, module_pages
 from pagebuild.site.sidebar import as_bytes, labels, sidebars
 from pagetest.finding import Finding
-from pagetest.page import Page
 from pagetest.tree import LANGUAGES
 
 OWNED = (
@@ -27,19 +25,6 @@ OWNED = (
     "data",
 )
 """What belongs to the generator below the website's folder."""
-
-
-@dataclass(frozen=True)
-class Insight:
-    """What the harness can tell about a page of the present documentation.
-
-    Attributes:
-        fingerprint: Stands for its code, and for all project code that it reaches.
-        stale: The headings of a translation's sections that lag behind the original.
-    """
-
-    fingerprint: Callable[[Page], str]
-    stale: Callable[[Page], tuple[str, ...]]
 
 
 def website_files(root: Path, project: Project, insight: Insight) -> dict[str, bytes]:

@@ -10,9 +10,10 @@ import pytest
 
 from pagebuild.site.badges import read_results
 from pagebuild.site.edition import current_edition
+from pagebuild.site.insight import Insight
 from pagebuild.site.pages import Knowledge
 from pagebuild.site.project import Project
-from pagebuild.site.website import Insight, website_files
+from pagebuild.site.website import website_files
 from pagetest.page import Page
 
 PRESENT = "the present code"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagebuild.site import command
+from pagebuild.site import command, insight
 from pagebuild.site.front import Facts, front_matter
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser, quiet_environment
 from pagebuild.site.render.places import Places
@@ -220,10 +220,10 @@ def test_findings_leave_the_inputs_as_they_were(docs, capsys, monkeypatch) -> No
 
 
 def test_stale_sections_are_told_by_their_headings(docs, monkeypatch) -> None:
-    tree = command.current_edition(docs.root).tree
-    monkeypatch.setattr(command, "stale_sections", lambda _tree, name, language: [("More", f"{name} {language}", 14)])
-    assert command.stale_headings(tree, docs.page()) == ()
-    assert command.stale_headings(tree, docs.page(language="zh-Hans")) == ("basics/lesson zh-Hans",)
+    tree = insight.current_edition(docs.root).tree
+    monkeypatch.setattr(insight, "stale_sections", lambda _tree, name, language: [("More", f"{name} {language}", 14)])
+    assert insight.stale_headings(tree, docs.page()) == ()
+    assert insight.stale_headings(tree, docs.page(language="zh-Hans")) == ("basics/lesson zh-Hans",)
 
 
 def test_the_front_matter_can_be_read_back(places) -> None:

@@ -1,0 +1,114 @@
+"""Freezes the present documentation as that of a released version."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagebuild.site.badges import NOTHING, VERIFIED, Results, read_results
+from pagebuild.site.edition import (
+    CURRENT,
+    BrokenInputError,
+    Edition,
+    current_edition,
+    frozen_folder,
+    read_json,
+    released_versions,
+)
+from pagebuild.site.insight import Insight
+from pagetest.finding import Finding
+from pagetest.page import Page
+from pagetest.results_file import ResultsFile
+from pagetest.suite import Suite
+from pagetest.tree import LANGUAGES
+
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?")
+
+
+@dataclass(frozen=True)
+class Freezer:
+    """Freezes the documentation of a project.
+
+    Attributes:
+        root: The project's root.
+        insight: What the harness can tell about the pages.
+    """
+
+    root: Path
+    insight: Insight
+
+    def freeze(self, version: str) -> Path:
+        """Copies pages, sidebars, reference and results, and enters the version into the list.
+
+        Args:
+            version: The version that is released.
+
+        Returns:
+            The folder of the frozen documentation.
+
+        Raises:
+            BrokenInputError: The version is frozen already, or a page is not proved to be right; nothing has changed.
+        """
+        edition = current_edition(self.root)
+        if findings := [*self._version_faults(version, edition), *self._page_faults(edition)]:
+            raise BrokenInputError(*findings)
+        folder = frozen_folder(self.root, version)
+        partial = folder.with_name(f".{version}")
+        shutil.rmtree(partial, ignore_errors=True)
+        self._copy(edition, partial)
+        partial.rename(folder)
+        self._enter(version)
+        return folder
+
+    def _version_faults(self, version: str, edition: Edition) -> Iterator[Finding]:
+        folder, list_ = frozen_folder(self.root, version), self.root / "docs" / "versions.json"
+        if not _VERSION.fullmatch(version):
+            yield Finding(list_, 1, f"`{version}` is no version such as 0.1.0: write numbers with dots")
+        if version in released_versions(self.root) or folder.exists():
+            yield Finding(
+                folder, 1, f"{version} is frozen already, and what is released stays as it is: take the next number"
+            )
+        if edition.reference["version"] != version:
+            found = edition.reference["version"]
+            message = (
+                f"this is the reference of {found}, not of {version}: set the version, run `python docs_build.py api`"
+            )
+            yield Finding(edition.api, 1, message)
+
+    def _page_faults(self, edition: Edition) -> Iterator[Finding]:
+        """Everything that keeps a page from being proved in this version."""
+        yield from Suite(edition.tree, LANGUAGES, self.root / "src").check(edition.tree.names)
+        results = read_results(edition.results)
+        for name in edition.tree.names:
+            for language in edition.tree.languages(name):
+                page = edition.tree.page(name, language)
+                yield from self._doubts(page, results)
+                yield from (
+                    Finding(page.path, 1, f'the section "{heading}" is behind its original: translate it, then --ack')
+                    for heading in self.insight.stale(page)
+                )
+
+    def _doubts(self, page: Page, results: Results) -> Iterator[Finding]:
+        badge = results.badges(page, self.insight.fingerprint(page))[0]
+        if badge["state"] not in {VERIFIED, NOTHING}:
+            yield Finding(page.path, 1, f"the page is not verified ({badge['state']}): run `nox -s doctest`")
+        elif "commit" in badge and (badge["commit"].endswith("-dirty") or not badge["commit"]):
+            yield Finding(page.path, 1, "the page ran with changes that no commit holds: commit, run `nox -s doctest`")
+
+    def _copy(self, edition: Edition, folder: Path) -> None:
+        for language in LANGUAGES:
+            source = edition.tree.source / language
+            shutil.copytree(source, folder / language, ignore=shutil.ignore_patterns(".*", "_*"))
+        shutil.copyfile(edition.sidebars, folder / "sidebars.json")
+        shutil.copyfile(edition.api, folder / "api.json")
+        entries = read_results(edition.results).entries.values()
+        ResultsFile(folder / "results.json").enter(list(entries))
+        for lock in folder.glob(".*.lock"):
+            lock.unlink()
+
+    def _enter(self, version: str) -> None:
+        path = self.root / "docs" / "versions.json"
+        versions = read_json(path, f'write `["{CURRENT}"]`')
+        path.write_text(json.dumps([CURRENT, version, *versions[1:]]) + "\n", encoding="utf-8")

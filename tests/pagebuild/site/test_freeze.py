@@ -1,0 +1,130 @@
+"""A released version is frozen once, when every page is proved."""
+
+import json
+from typing import Any
+
+import pytest
+
+from pagebuild.site import freeze_command
+from pagebuild.site.edition import BrokenInputError
+from pagebuild.site.freeze import Freezer
+from pagebuild.site.insight import Insight
+
+PRESENT = "the present code"
+RAN = {"page": "basics/lesson", "lang": "en", "status": "PASS", "device": "cpu", "fingerprint": PRESENT}
+ENTRY = RAN | {"code_hash": "h", "date": "2026-11-19", "commit": "a" * 40, "backend": "gloo", "world": 2}
+SAME = ENTRY | {"lang": "zh-Hans", "status": "SAME"}
+NONE = {"page": "talk", "lang": "en", "status": "NONE", "device": ""}
+
+
+def freezer(docs, *stale: str) -> Freezer:
+    return Freezer(docs.root, Insight(lambda _: PRESENT, lambda page: stale if page.language == "zh-Hans" else ()))
+
+
+@pytest.fixture
+def proved(docs) -> Any:
+    """A project whose pages have all run."""
+    docs.write("src/pack/__init__.py", "class Thing: ...\n\n\ndef go(): ...\n\n\n__all__ = ['Thing', 'go']\n")
+    docs.results(ENTRY, SAME, NONE)
+    return docs
+
+
+def tree(folder) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_everything_that_a_version_consists_of_is_kept(proved) -> None:
+    proved.write("docs/source/en/.cache/x.md", "junk")
+    folder = freezer(proved).freeze("0.1.0")
+    pages = {
+        f"{lang}/{name}" for lang in ("en", "zh-Hans") for name in ("basics/lesson.md", "talk.md", "images/figure.svg")
+    }
+    files = {"zh-Hans/sidebar_category_translation.json", "sidebars.json", "api.json", "results.json"}
+    assert tree(folder) == pages | files
+    assert folder == proved.root / "docs/versioned/0.1.0"
+    assert (folder / "en/talk.md").read_bytes() == (proved.root / "docs/source/en/talk.md").read_bytes()
+    assert json.loads((folder / "results.json").read_text())["results"] == [ENTRY, SAME, NONE]
+    assert json.loads((proved.root / "docs/versions.json").read_text()) == ["current", "0.1.0"]
+    assert [path.name for path in (proved.root / "docs/versioned").iterdir()] == ["0.1.0"]
+
+
+def test_the_newest_version_comes_first_and_the_website_has_them_all(proved, make) -> None:
+    freezer(proved).freeze("0.1.0")
+    api = json.loads((proved.root / "build/docs/api.json").read_text())
+    proved.write("build/docs/api.json", api | {"version": "0.2.0"})
+    freezer(proved).freeze("0.2.0")
+    files = make()
+    assert json.loads(files["versions.json"]) == ["0.2.0", "0.1.0"]
+    for version in ("0.1.0", "0.2.0"):
+        front = json.loads(files[f"versioned_docs/version-{version}/basics/lesson.md"].decode().split("\n")[1])
+        assert front["page"]["badges"][0]["state"] == "verified"
+        assert json.loads(files[f"data/versions/{version}/api.json"])["version"] == version
+
+
+def refused(docs, version: str = "0.1.0", *stale: str) -> str:
+    before = (docs.root / "docs/versions.json").read_text()
+    with pytest.raises(BrokenInputError) as caught:
+        freezer(docs, *stale).freeze(version)
+    assert (docs.root / "docs/versions.json").read_text() == before
+    return str(caught.value)
+
+
+def test_a_frozen_version_is_never_overwritten(proved) -> None:
+    folder = freezer(proved).freeze("0.1.0")
+    before = tree(folder)
+    assert "0.1.0:1: 0.1.0 is frozen already" in refused(proved)
+    assert tree(folder) == before
+    proved.write("docs/versions.json", ["current"])
+    assert "is frozen already" in refused(proved)
+
+
+@pytest.mark.parametrize("version", ["current", "v0.1.0", "1", "../0.1.0", "0.1.0-dev", ""])
+def test_a_version_is_numbers_with_dots(proved, version) -> None:
+    assert f"versions.json:1: `{version}` is no version such as 0.1.0" in refused(proved, version)
+
+
+def test_the_reference_is_of_the_version(proved) -> None:
+    message = "api.json:1: this is the reference of 0.1.0, not of 0.2.0: set the version"
+    assert message in refused(proved, "0.2.0")
+
+
+@pytest.mark.parametrize(
+    ("entries", "messages"),
+    [
+        (
+            (),
+            ["en/basics/lesson.md:1: the page is not verified (never)", "zh-Hans/basics/lesson.md:1: the page is not"],
+        ),
+        ((ENTRY | {"status": "FAIL"}, SAME), ["en/basics/lesson.md:1: the page is not verified (failed)"]),
+        ((ENTRY | {"fingerprint": "older"}, SAME), ["en/basics/lesson.md:1: the page is not verified (outdated)"]),
+        ((ENTRY, SAME | {"code_hash": "other"}), ["zh-Hans/basics/lesson.md:1: the page is not verified (outdated)"]),
+        ((ENTRY | {"commit": "a" * 40 + "-dirty"}, SAME), ["en/basics/lesson.md:1: the page ran with changes"]),
+        ((ENTRY | {"commit": ""}, SAME), ["en/basics/lesson.md:1: the page ran with changes"]),
+        ((ENTRY | {"device": "cuda"}, SAME), ["en/basics/lesson.md:1: the page is not verified (never)"]),
+    ],
+)
+def test_a_page_that_is_not_proved_forbids_it(proved, entries, messages) -> None:
+    proved.results(*entries, NONE)
+    found = refused(proved)
+    assert all(message in found for message in messages), found
+
+
+def test_a_stale_translation_forbids_it(proved) -> None:
+    assert 'zh-Hans/talk.md:1: the section "更多" is behind its original' in refused(proved, "0.1.0", "更多")
+
+
+def test_a_finding_of_the_static_rules_forbids_it(proved) -> None:
+    proved.write("docs/sidebars.json", {"tutorialSidebar": ["basics/lesson"]})
+    assert "sidebars.json:1: no sidebar lists the page `talk`" in refused(proved)
+
+
+def test_the_subcommand_says_what_it_did(proved, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(freeze_command, "make_insight", lambda _: freezer(proved).insight)
+
+    class Options:
+        version = "0.1.0"
+
+    assert freeze_command.run(Options(), proved.root) == 0  # type: ignore[arg-type]
+    assert "versioned/0.1.0: commit it with docs/versions.json" in capsys.readouterr().out
+    assert freeze_command.run(Options(), proved.root) == 1  # type: ignore[arg-type]
+    assert "1 findings; nothing was frozen" in capsys.readouterr().out
