@@ -7,14 +7,15 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pagetest.device import Device
 from pagetest.environment import page_environment
 from pagetest.evidence import Evidence
+from pagetest.launch import read_launch
 from pagetest.outputs import outputs_of, stale_outputs
 from pagetest.page import Page
 from pagetest.probe.page_output import Printed
@@ -35,6 +36,7 @@ class Runner:
         echo: Whether a page's output is shown as it comes.
         device: Where the pages shall run.
         start: What starts their commands, cold by default.
+        gate: Held while a page runs on a number of ranks.
     """
 
     root: Path
@@ -43,6 +45,7 @@ class Runner:
     echo: bool = False
     device: Device = field(default_factory=Device)
     start: Start = start_cold
+    gate: Callable[[int], AbstractContextManager[object]] = nullcontext
 
     def file_of(self, page: Page) -> Path:
         """The script of a page, alone in a folder of its own."""
@@ -51,7 +54,8 @@ class Runner:
     def run(self, page: Page, script: Script) -> Result:
         """Runs a page that the static rules allow."""
         file = self.file_of(page)
-        with _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
+        ranks = read_launch(shlex.split(page.command)).ranks or 1
+        with self.gate(ranks), _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
             file.write_text(script.text, encoding="utf-8", newline="\n")
             return self._run(page, script, file, Path(reports))
 

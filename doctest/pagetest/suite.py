@@ -72,15 +72,34 @@ class Suite:
         """Runs the pages; a translation with the same code shares the run of its original."""
         for name in names:
             pages = self._pages(name)
-            yield from (self._missing(name, language) for language in self.languages if language not in pages)
+            yield from (self.missing(name, language) for language in self.languages if language not in pages)
             original, before = None, None
             for page in pages.values():
-                mark = fingerprint(page, ImportGraph(self.code))
-                result, now = self._run(page, original or page, before, runner), page
+                result, now = self.run_page(page, runner, original, before), page
                 if self.update:
                     result, now = update_outputs(page, result, original or page, before)
-                original, before = original or now, replace(result, fingerprint=mark)
-                yield before
+                original, before = original or now, result
+                yield result
+
+    def run_page(
+        self, page: Page, runner: Runner, original: Page | None = None, credit: Result | None = None
+    ) -> Result:
+        """Runs one page.
+
+        Args:
+            page: The page.
+            runner: How it is run.
+            original: The page of which this one is a translation.
+            credit: The original's result, which the translation shares if the code is the same.
+        """
+        mark = fingerprint(page, ImportGraph(self.code))
+        return replace(self._run(page, runner, original, credit), fingerprint=mark)
+
+    def missing(self, name: str, language: str) -> Result:
+        """The result of a page that is not there."""
+        path = self.tree.path(name, language)
+        finding = Finding(path, 1, f"every page exists in {' and '.join(LANGUAGES)}, this one does not: translate it")
+        return Result(name, language, path, FAIL, findings=(finding,))
 
     def _pages(self, name: str) -> dict[str, Page]:
         return {
@@ -93,7 +112,7 @@ class Suite:
         pages = self._pages(name)
         for language in self.languages:
             if language not in pages:
-                yield from self._missing(name, language).findings
+                yield from self.missing(name, language).findings
         for page in pages.values():
             yield from check_page(page, make_script(page))
             yield from self._links.faults(page)
@@ -113,15 +132,10 @@ class Suite:
         for language in LANGUAGES[1:]:
             yield from Stamps(self.tree.source / language / stamps.FILE).faults(self.tree)
 
-    def _missing(self, name: str, language: str) -> Result:
-        path = self.tree.path(name, language)
-        finding = Finding(path, 1, f"every page exists in {' and '.join(LANGUAGES)}, this one does not: translate it")
-        return Result(name, language, path, FAIL, findings=(finding,))
-
-    def _run(self, page: Page, original: Page, before: Result | None, runner: Runner) -> Result:
+    def _run(self, page: Page, runner: Runner, original: Page | None, credit: Result | None) -> Result:
         script = make_script(page)
         findings = tuple(check_page(page, script))
-        parity = compare(original, page) if before else None
+        parity = compare(original, page) if original else None
         if parity:
             findings += parity.findings + (() if self.update else parity.outputs)
         if findings:
@@ -129,6 +143,6 @@ class Suite:
         if page.command == NO_COMMAND:
             reasons = dict.fromkeys(block.reason for block in page.python)
             return unrun(page, script, NONE, f"not run: {'; '.join(reasons)}" if reasons else "no code")
-        if before and parity and parity.same_code:
-            return before.credited_to(page, script)
+        if credit and parity and parity.same_code:
+            return credit.credited_to(page, script)
         return runner.run(page, script)
