@@ -22,6 +22,7 @@ nitpicky = True
 language = "en"
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "amsmath"]
+myst_disable_syntax = ["myst_line_comment", "myst_block_break", "myst_target", "myst_role"]  # authors write Markdown
 myst_heading_anchors = 6
 
 autodoc_typehints_format = "short"

@@ -1,0 +1,15 @@
+"""What the Sphinx site must show."""
+
+from pathlib import Path
+
+import pytest
+
+from pagebuild.api.library import Library
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="session")
+def library_modules() -> tuple[str, ...]:
+    """The public modules of the project's own package."""
+    return tuple(Library(ROOT, ROOT / "src" / "colossal").modules)

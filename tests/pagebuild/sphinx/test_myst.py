@@ -1,0 +1,119 @@
+"""From the page model to MyST: what is translated, what stays as it is, and which line came from where."""
+
+from pathlib import Path
+
+import pytest
+
+from pagebuild.sphinx.myst import to_myst
+from pagetest.reader import parse_page
+
+
+def myst(text: str, language: str = "en") -> str:
+    return to_myst(parse_page(text, Path("page.md"), language)).text
+
+
+def test_plain_markdown_stays_as_it_is() -> None:
+    text = "# Title\n\nText with `code`, $x^2$ and [a link](other.md#part).\n\n| a |\n| - |\n| b |\n\n$$\ny\n$$\n"
+    assert myst(text) == text
+
+
+def test_a_hook_becomes_a_description() -> None:
+    assert myst("# T\n\n{{ autodoc:a.b }}\n\nEnd.\n") == ("# T\n\n```{eval-rst}\n.. api-object:: a.b\n```\n\n\nEnd.\n")
+
+
+@pytest.mark.parametrize("fence", ["```", "````markdown", "~~~"])
+def test_a_hook_in_a_fence_stays_literal(fence) -> None:
+    text = f"{fence}\n{{{{ autodoc:a.b }}}}\n{fence.rstrip('markdown')}\n"
+    assert "{{ autodoc:a.b }}" in myst(text)
+    assert "api-object" not in myst(text)
+
+
+@pytest.mark.parametrize("kind", ["NOTE", "TIP", "IMPORTANT", "WARNING", "CAUTION"])
+def test_an_alert_becomes_an_admonition(kind) -> None:
+    text = f"> [!{kind}]\n> First.\n>\n> ```python\n> x = 1\n> ```\n\nAfter.\n"
+    assert myst(text) == f"::::{{{kind.lower()}}}\nFirst.\n\n```python\nx = 1\n```\n::::\n\n\nAfter.\n"
+
+
+def test_an_alert_in_a_list_keeps_its_place() -> None:
+    assert myst("* item\n\n  > [!TIP]\n  > Text.\n") == "* item\n\n  ::::{tip}\n  Text.\n  ::::\n\n"
+
+
+def test_other_quotes_stay_quotes() -> None:
+    assert myst("> Said.\n") == "> Said.\n"
+
+
+TABS = """<!--- tabs-start: device -->
+
+**CPU (gloo)**
+
+One.
+
+**GPU**
+
+> [!NOTE]
+> Two.
+
+<!--- tabs-end -->
+
+After.
+"""
+
+
+def test_tabs_become_a_tab_set() -> None:
+    lines = [line for line in myst(TABS).split("\n") if line]
+    assert lines == [
+        "::::::{tab-set}",
+        ":sync-group: device",
+        ":::::{tab-item} CPU (gloo)",
+        ":sync: 0",
+        "One.",
+        ":::::",
+        ":::::{tab-item} GPU",
+        ":sync: 1",
+        "::::{note}",
+        "Two.",
+        "::::",
+        ":::::",
+        "::::::",
+        "After.",
+    ]
+
+
+def test_tabs_without_a_group_stand_alone() -> None:
+    assert "sync" not in myst(TABS.replace(": device", ""))
+
+
+IGNORED = """<!--- doc-test-ignore-start: needs 8 GPUs -->
+```python
+x = 1
+```
+<!--- doc-test-ignore-end -->
+"""
+
+
+@pytest.mark.parametrize(
+    ("language", "caption"), [("en", "Not run: needs 8 GPUs"), ("zh-Hans", "未运行：needs 8 GPUs")]
+)
+def test_code_that_is_not_run_says_so(language, caption) -> None:
+    assert f"```{{code-block}} python\n:caption: {caption}\n\nx = 1\n```" in myst(IGNORED, language)
+
+
+def test_a_diagram_is_shown_as_its_text() -> None:
+    assert myst("```mermaid\ngraph TD\n```\n") == "```text\ngraph TD\n```\n"
+
+
+def test_an_output_stays_text() -> None:
+    text = "```python\nprint(1)\n```\n\n```text output exact\n1\n```\n"
+    assert myst(text) == text
+
+
+def test_every_line_knows_the_authors() -> None:
+    text = "# T\n\n{{ autodoc:a.b }}\n\n" + TABS + "\nLast.\n"
+    made = to_myst(parse_page(text, Path("page.md")))
+    authors, lines = text.split("\n"), made.text.split("\n")
+    for words in ("# T", "One.", "Two.", "After.", "Last."):
+        at = next(number for number, line in enumerate(lines, 1) if words in line)
+        assert words in authors[made.author_line(at) - 1]
+    hook = next(number for number, line in enumerate(lines, 1) if "api-object" in line)
+    assert authors[made.author_line(hook) - 1] == "{{ autodoc:a.b }}"
+    assert made.author_line(10_000) == len(authors)

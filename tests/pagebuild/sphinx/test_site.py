@@ -1,0 +1,232 @@
+"""The Sphinx site of a small tree of pages, built once as a user builds it, and once with every kind of fault."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+LESSON = """# Lesson
+
+{{ autodoc:colossal.booster.Booster }}
+
+```
+{{ autodoc:colossal.booster.Booster }}
+```
+
+% Not a comment, and {not}`a role`.
+
+## Part
+
+> [!WARNING]
+> Mind the **gap**.
+
+<!--- tabs-start: device -->
+
+**CPU (gloo)**
+
+Slow.
+
+**GPU**
+
+Fast.
+
+<!--- tabs-end -->
+
+Inline $\\eta_k$ and
+
+$$
+\\eta = \\frac{a}{b}, \\text{每卡显存}
+$$
+
+```mermaid
+graph TD
+```
+
+![A figure](../images/figure.svg)
+
+See [the other page](other.md#第二节-显存).
+
+<!-- doc-test-command: none -->
+"""
+OTHER = "# Other\n\n## 第二节 显存\n\n优化器与梯度累积。Back to [the lesson](lesson.md).\n"
+FIGURE = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"><rect width="9" height="9"/></svg>\n'
+SIDEBAR = '{"s": [{"type": "category", "label": "Basics", "items": ["basics/lesson", "basics/other"]}]}'
+LABELS = '{"s": {"message": ""}, "sidebar.s.category.Basics": {"message": "基础"}}'
+FAULTY = """# Faulty
+
+{{ autodoc:colossal.booster.Boster }}
+
+> [!NOTE]
+> See [nothing](gone.md).
+
+A formula: $\\frac{a}$.
+
+[A heading](#that-is-not-here)
+
+![no figure](../images/gone.svg)
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What came of a build."""
+
+    folder: Path
+    status: int
+    output: str
+
+    def html(self, name: str) -> str:
+        return (self.folder / "html" / f"{name}.html").read_text(encoding="utf-8")
+
+    def article(self, name: str) -> str:
+        match = re.search(r'<article role="main".*?</article>', self.html(name), re.DOTALL)
+        assert match
+        return match.group()
+
+    def words(self, name: str) -> str:
+        """What a reader sees."""
+        return unescape(re.sub(r"<.*?>", "", self.article(name), flags=re.DOTALL))
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def build(folder: Path, *languages: str) -> Built:
+    source, html, work = folder / "docs" / "source", folder / "html", folder / "work"
+    places = ["--source", source, "--output", html, "--work", work]
+    chosen = [word for language in languages for word in ("--lang", language)]
+    command = [sys.executable, "docs_build.py", "sphinx", *map(str, places), *chosen]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.stderr == ""
+    return Built(folder, done.returncode, done.stdout)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Built:
+    folder = tmp_path_factory.mktemp("site")
+    pages = {"basics/lesson.md": LESSON, "basics/other.md": OTHER, "images/figure.svg": FIGURE}
+    write(folder / "docs", {"sidebars.json": SIDEBAR})
+    for language in ("en", "zh-Hans"):
+        write(folder / "docs" / "source" / language, pages)
+    write(folder / "docs" / "source" / "zh-Hans", {"sidebar_category_translation.json": LABELS})
+    return build(folder, "en", "zh-Hans")
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory) -> Built:
+    folder = tmp_path_factory.mktemp("faulty")
+    sidebar = '{"s": [{"type": "category", "label": "A", "items": ["a/faulty"]}]}'
+    write(folder / "docs", {"sidebars.json": sidebar, "source/en/a/faulty.md": FAULTY})
+    return build(folder, "en")
+
+
+LANGUAGES = pytest.mark.parametrize("language", ["en", "zh-Hans"])
+
+
+def test_it_builds_without_a_warning(site) -> None:
+    assert site.status == 0, site.output
+    assert [line.partition(": ")[2].partition(" findings")[0] for line in site.output.splitlines()] == [
+        "2 pages, 0",
+        "2 pages, 0",
+    ]
+
+
+@LANGUAGES
+def test_a_hook_is_a_description_and_in_a_fence_it_stays_literal(language, site) -> None:
+    article = site.article(f"{language}/basics/lesson")
+    assert site.words(f"{language}/basics/lesson").count("{{ autodoc:colossal.booster.Booster }}") == 1
+    assert 'class="sig-name descname"><span class="pre">Booster</span>' in article
+    assert 'class="sig-name descname"><span class="pre">save_model</span>' in article
+    assert 'href="../api/colossal.errors.html#colossal.errors.ConfigError"' in article
+
+
+@LANGUAGES
+def test_every_construct_of_a_page_is_shown(language, site) -> None:
+    article = site.article(f"{language}/basics/lesson")
+    assert '<div class="admonition warning">' in article
+    assert "% Not a comment, and {not}a role." in site.words(f"{language}/basics/lesson")
+    assert 'class="sd-tab-set docutils"' in article
+    assert "CPU (gloo)</label>" in article
+    assert article.count("<math") == 2
+    assert "每卡显存" in article
+    assert "graph TD" in site.words(f"{language}/basics/lesson")
+    assert '<img alt="A figure" src="../_images/figure.svg"' in article
+    assert 'href="other.html#id1"' in article or 'href="other.html#第二节-显存"' in unescape(article)
+    assert "doc-test-command" not in re.sub(r"<!--.*?-->", "", article, flags=re.DOTALL)
+
+
+@LANGUAGES
+def test_every_public_module_has_a_page(language, site, library_modules) -> None:
+    for module in library_modules:
+        assert f"<h1>{module}<" in site.html(f"{language}/api/{module}")
+
+
+def test_signatures_and_words_link_to_their_homes(site) -> None:
+    article = site.article("en/api/colossal.booster")
+    assert 'id="colossal.booster.Booster.boost"' in article
+    assert 'href="colossal.interface.html#colossal.interface.OptimizerWrapper"' in article
+    lr_scheduler = site.article("en/api/colossal.nn.lr_scheduler")
+    assert 'href="colossal.booster.html#colossal.booster.Booster.boost"' in lr_scheduler
+    assert '<code class="docutils literal notranslate"><span class="pre">eta_min</span></code>' in lr_scheduler
+    assert "<cite>" not in lr_scheduler
+
+
+def test_each_language_speaks_for_itself(site) -> None:
+    english, chinese = site.html("en/basics/lesson"), site.html("zh-Hans/basics/lesson")
+    assert '<html class="no-js" lang="en"' in english
+    assert '<html class="no-js" lang="zh-CN"' in chinese
+    for word in ("Basics", "Raises", "On this page"):
+        assert word in english
+        assert word not in re.sub(r"<(pre|script).*?</\1>", "", chinese, flags=re.DOTALL)
+    for word in ("基础", "抛出", "本页目录", "API 参考"):
+        assert word in chinese
+
+
+def test_the_language_switch_keeps_the_page(site) -> None:
+    for here, there in (("en", "zh-Hans"), ("zh-Hans", "en")):
+        match = re.search(rf'<a href="([^"]+)" lang="{there}"', site.html(f"{here}/basics/lesson"))
+        assert match
+        target = (site.folder / "html" / here / "basics" / match.group(1)).resolve()
+        assert target == site.folder / "html" / there / "basics" / "lesson.html"
+        assert target.is_file()
+
+
+@LANGUAGES
+def test_nothing_is_fetched_from_elsewhere(language, site) -> None:
+    for path in (site.folder / "html" / language).rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        loaded = re.findall(r'<(?:script|img|iframe|source)[^>]+src="([^"]+)"', text)
+        loaded += re.findall(r'<link[^>]+rel="(?:stylesheet|preload|icon)"[^>]+href="([^"]+)"', text)
+        assert not [url for url in loaded if re.match(r"(?:https?:)?//", url)], path
+
+
+def test_the_search_knows_chinese_words(site) -> None:
+    path = site.folder / "html" / "zh-Hans" / "searchindex.js"
+    index = path.read_text(encoding="utf-8").encode().decode("unicode_escape")
+    for word in ("显存", "优化", "梯度"):
+        assert re.search(rf'"{word}[^"]*":', index), word
+
+
+def test_every_fault_is_reported_at_the_authors_line(faulty) -> None:
+    page = faulty.folder / "docs" / "source" / "en" / "a" / "faulty.md"
+    found = {}
+    for line in faulty.output.splitlines():
+        match = re.fullmatch(rf"{re.escape(str(page))}:(\d+): (.*)", line)
+        if match:
+            found[int(match.group(1))] = match.group(2)
+    assert faulty.status == 1
+    assert sorted(found) == [3, 6, 8, 10, 12], faulty.output
+    assert "`colossal.booster.Boster` is not in the API reference" in found[3]
+    assert "'gone.md'" in found[6]
+    assert "the formula `\\frac{a}` cannot be drawn" in found[8]
+    assert "'that-is-not-here'" in found[10]
+    assert "gone.svg" in found[12]
