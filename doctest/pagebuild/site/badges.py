@@ -1,6 +1,6 @@
 """Badges: where and when a page last ran, and whether that still holds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,10 @@ from pagebuild.site.edition import BrokenInputError
 from pagetest.command import NO_COMMAND
 from pagetest.finding import Finding
 from pagetest.page import Page
+from pagetest.parity import compare
 from pagetest.result import FAIL, PASS, SAME
 from pagetest.results_file import ResultsFile, ResultsFileError
-from pagetest.tree import LANGUAGES
+from pagetest.tree import LANGUAGES, Tree
 
 DEVICES = ("cpu", "cuda")
 VERIFIED, OUTDATED, FAILED, NEVER, NOTHING = "verified", "outdated", "failed", "never", "none"
@@ -20,8 +21,36 @@ _FACTS = ("date", "commit", "backend", "world", "seconds")
 
 # [Note: green]
 # A badge is green for one reason: an entry says PASS for this page, this language and this device, and the page's code
-# and all project code that it imports are what they were in that run. A translation may say SAME; then its original's
-# entry decides, and must be about the same code. Whatever is missing, malformed or of another state is not green.
+# and all project code that it imports are what they were in that run. A translation may say SAME; then the entry of its
+# original decides, as long as both still have the same code. Whatever is missing or of another state is not green.
+
+
+@dataclass(frozen=True)
+class Present:
+    """A page's code as it is now, by fingerprints that stand for it and for all project code that it reaches.
+
+    Attributes:
+        own: That of the page.
+        original: That of its original; empty if the two do not have the same code.
+    """
+
+    own: str
+    original: str
+
+
+def present_of(page: Page, tree: Tree, fingerprint: Callable[[Page], str]) -> Present:
+    """Compares a page with its original.
+
+    Args:
+        page: The page.
+        tree: The tree that holds both.
+        fingerprint: Computes the fingerprint of a page.
+    """
+    own = fingerprint(page)
+    if page.language == LANGUAGES[0]:
+        return Present(own, own)
+    original = tree.page(page.name, LANGUAGES[0])
+    return Present(own, fingerprint(original) if compare(original, page).same_code else "")
 
 
 @dataclass(frozen=True)
@@ -36,12 +65,12 @@ class Results:
     entries: Mapping[tuple[str, str, str], Mapping[str, Any]]
     are_final: bool = False
 
-    def badges(self, page: Page, present: str) -> list[dict[str, Any]]:
+    def badges(self, page: Page, present: Present) -> list[dict[str, Any]]:
         """The badges of a page, one per device.
 
         Args:
             page: The page.
-            present: The fingerprint of the page's code as it is now.
+            present: Its code as it is now.
         """
         if page.command in {NO_COMMAND, ""} and not page.runnable:
             return [{"device": device, "state": NOTHING} for device in DEVICES]
@@ -51,7 +80,7 @@ class Results:
         """Whether any page has passed on a device."""
         return any(key[2] == device and entry["status"] == PASS for key, entry in self.entries.items())
 
-    def _badge(self, page: Page, device: str, present: str) -> dict[str, Any]:
+    def _badge(self, page: Page, device: str, present: Present) -> dict[str, Any]:
         entry = self._newest(page.name, page.language, device)
         if not entry:
             return {"device": device, "state": NEVER}
@@ -72,7 +101,7 @@ class Results:
             return refused
         return entry
 
-    def _state(self, name: str, entry: Mapping[str, Any], device: str, present: str) -> str:
+    def _state(self, name: str, entry: Mapping[str, Any], device: str, present: Present) -> str:
         """See [Note: green]."""
         if entry["status"] == FAIL:
             return FAILED
@@ -80,16 +109,16 @@ class Results:
             return self._state_by_original(name, entry, device, present)
         if entry["status"] != PASS or entry.get("device") != device:
             return NEVER
-        return VERIFIED if self._holds(entry, present) else OUTDATED
+        return VERIFIED if self._holds(entry, present.own) else OUTDATED
 
-    def _state_by_original(self, name: str, entry: Mapping[str, Any], device: str, present: str) -> str:
+    def _state_by_original(self, name: str, entry: Mapping[str, Any], device: str, present: Present) -> str:
         original = self._newest(name, LANGUAGES[0], device)
         if original is None or original["status"] not in {PASS, FAIL}:
             return NEVER
         if original["status"] == FAIL:
             return FAILED
-        is_same = entry.get("code_hash") and entry["code_hash"] == original.get("code_hash")
-        return VERIFIED if is_same and self._holds(original, present) and self._holds(entry, present) else OUTDATED
+        both_hold = self._holds(original, present.original) and self._holds(entry, present.own)
+        return VERIFIED if both_hold else OUTDATED
 
     def _holds(self, entry: Mapping[str, Any], present: str) -> bool:
         """Whether the code is still that of the run."""

@@ -3,11 +3,12 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pagebuild.site.badges import NOTHING, VERIFIED, Results, read_results
+from pagebuild.site.badges import NOTHING, VERIFIED, present_of, read_results
 from pagebuild.site.edition import (
     CURRENT,
     BrokenInputError,
@@ -84,14 +85,15 @@ class Freezer:
         for name in edition.tree.names:
             for language in edition.tree.languages(name):
                 page = edition.tree.page(name, language)
-                yield from self._doubts(page, results)
+                present = present_of(page, edition.tree, self.insight.fingerprint)
+                yield from self._doubts(page, results.badges(page, present)[0])
                 yield from (
                     Finding(page.path, 1, f'the section "{heading}" is behind its original: translate it, then --ack')
                     for heading in self.insight.stale(page)
                 )
 
-    def _doubts(self, page: Page, results: Results) -> Iterator[Finding]:
-        badge = results.badges(page, self.insight.fingerprint(page))[0]
+    @staticmethod
+    def _doubts(page: Page, badge: Mapping[str, Any]) -> Iterator[Finding]:
         if badge["state"] not in {VERIFIED, NOTHING}:
             yield Finding(page.path, 1, f"the page is not verified ({badge['state']}): run `nox -s doctest`")
         elif "commit" in badge and (badge["commit"].endswith("-dirty") or not badge["commit"]):

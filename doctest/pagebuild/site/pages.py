@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pagebuild.site.badges import Results
+from pagebuild.site.badges import Results, present_of
 from pagebuild.site.downloads import notebook, script
 from pagebuild.site.edition import BrokenInputError, Edition
 from pagebuild.site.front import Facts, front_matter, website_page
@@ -14,7 +15,7 @@ from pagebuild.site.sidebar import API_FOLDER
 from pagebuild.site.words import first_sentence
 from pagetest.finding import Finding
 from pagetest.page import Page
-from pagetest.tree import LANGUAGES
+from pagetest.tree import LANGUAGES, Tree
 
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 
@@ -32,6 +33,15 @@ class Knowledge:
     results: Results
     fingerprint: Callable[[Page], str]
     stale: Callable[[Page], tuple[str, ...]]
+
+    def badges(self, page: Page, tree: Tree) -> list[dict[str, Any]]:
+        """The badges of a page, one per device.
+
+        Args:
+            page: The page.
+            tree: The tree that holds it and its original.
+        """
+        return self.results.badges(page, present_of(page, tree, self.fingerprint))
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,7 @@ class Press:
         edit = self.project.edit_address(source) if self.edition.is_current else None
         places = {"script": self._download(page, ".py"), "notebook": self._download(page, ".ipynb")}
         downloads = {kind: f"/{place}" for kind, place in places.items() if f"static/{place}" in published}
-        badges = self.knowledge.results.badges(page, self.knowledge.fingerprint(page))
+        badges = self.knowledge.badges(page, self.edition.tree)
         return Facts(source, edit, "tutorial", badges, downloads, self.knowledge.stale(page))
 
     def _download(self, page: Page, suffix: str) -> str:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from pagebuild.site.badges import read_results
-from pagebuild.site.edition import BrokenInputError
+from pagebuild.site.badges import Present, present_of, read_results
+from pagebuild.site.edition import BrokenInputError, current_edition
 
 PRESENT = "the present code"
 PASSED = {
@@ -16,7 +16,10 @@ SAME = PASSED | {"lang": "zh-Hans", "status": "SAME"}
 NEVER_ON_A_GPU = {"device": "cuda", "state": "never"}
 
 
-def states(docs, *entries: dict, language: str = "en", present: str = PRESENT) -> list[str]:
+NOW = Present(PRESENT, PRESENT)
+
+
+def states(docs, *entries: dict, language: str = "en", present: Present = NOW) -> list[str]:
     docs.results(*entries)
     results = docs.knowledge().results
     return [badge["state"] for badge in results.badges(docs.page(language=language), present)]
@@ -25,7 +28,7 @@ def states(docs, *entries: dict, language: str = "en", present: str = PRESENT) -
 def test_what_passed_is_verified_with_its_facts(docs) -> None:
     docs.results(PASSED)
     facts = {"date": "2026-11-19", "commit": "a" * 40, "backend": "gloo", "world": 2, "seconds": 8.6}
-    badges = docs.knowledge().results.badges(docs.page(), PRESENT)
+    badges = docs.knowledge().results.badges(docs.page(), NOW)
     assert badges == [{"device": "cpu", "state": "verified"} | facts, NEVER_ON_A_GPU]
 
 
@@ -62,7 +65,7 @@ def test_nothing_else_is_green(docs, entries, state) -> None:
 
 
 def test_an_unknown_present_proves_nothing(docs) -> None:
-    assert states(docs, PASSED | {"fingerprint": ""}, present="")[0] == "outdated"
+    assert states(docs, PASSED | {"fingerprint": ""}, present=Present("", ""))[0] == "outdated"
 
 
 @pytest.mark.parametrize(
@@ -73,8 +76,6 @@ def test_an_unknown_present_proves_nothing(docs) -> None:
         ([PASSED | {"status": "FAIL"}, SAME], "failed"),
         ([PASSED | {"status": "FAIL", "device": ""}, SAME], "failed"),
         ([PASSED | {"status": "SAME"}, SAME], "never"),
-        ([PASSED | {"code_hash": "other"}, SAME], "outdated"),
-        ([PASSED, SAME | {"code_hash": ""}], "outdated"),
         ([PASSED | {"fingerprint": "older"}, SAME], "outdated"),
         ([PASSED, SAME | {"fingerprint": "older"}], "outdated"),
         ([PASSED | {"device": "cuda"}, SAME], "never"),
@@ -84,14 +85,24 @@ def test_a_translation_with_the_same_code_stands_and_falls_with_its_original(doc
     assert states(docs, *entries, language="zh-Hans")[0] == state
 
 
+def test_a_translation_whose_code_is_another_now_is_outdated(docs) -> None:
+    assert states(docs, PASSED, SAME, language="zh-Hans", present=Present(PRESENT, ""))[0] == "outdated"
+    tree = current_edition(docs.root).tree
+    both = present_of(docs.page(language="zh-Hans"), tree, lambda page: f"code of {page.language}")
+    assert both == Present("code of zh-Hans", "code of en")
+    docs.write("docs/source/en/basics/lesson.md", "# T\n\n```python\nx = 2\n```\n")
+    assert present_of(docs.page(language="zh-Hans"), tree, lambda _: PRESENT) == Present(PRESENT, "")
+    assert present_of(docs.page(), tree, lambda _: PRESENT) == NOW
+
+
 def test_a_page_without_code_has_nothing_to_prove(docs) -> None:
     docs.results(PASSED | {"page": "talk", "status": "NONE", "device": ""})
-    badges = docs.knowledge().results.badges(docs.page("talk"), PRESENT)
+    badges = docs.knowledge().results.badges(docs.page("talk"), NOW)
     assert badges == [{"device": "cpu", "state": "none"}, {"device": "cuda", "state": "none"}]
 
 
 def test_a_missing_file_leaves_every_page_unproved(docs) -> None:
-    badges = docs.knowledge().results.badges(docs.page(), PRESENT)
+    badges = docs.knowledge().results.badges(docs.page(), NOW)
     assert badges == [{"device": "cpu", "state": "never"}, NEVER_ON_A_GPU]
     assert not docs.knowledge().results.has_run_on("cpu")
 
@@ -107,7 +118,7 @@ def test_results_of_other_machines_count_and_the_newer_one_wins(docs) -> None:
 
 def test_an_uncommitted_state_is_shown_as_one(docs) -> None:
     docs.results(PASSED | {"commit": "a" * 40 + "-dirty"})
-    assert docs.knowledge().results.badges(docs.page(), PRESENT)[0]["commit"] == "a" * 40 + "-dirty"
+    assert docs.knowledge().results.badges(docs.page(), NOW)[0]["commit"] == "a" * 40 + "-dirty"
 
 
 @pytest.mark.parametrize(
@@ -123,5 +134,5 @@ def test_a_damaged_file_is_an_error_and_not_a_page_without_results(docs, content
 
 def test_a_released_version_keeps_its_proof(docs) -> None:
     path = docs.write("frozen.json", {"results": [PASSED, PASSED | {"device": "cuda", "status": "FAIL"}]})
-    badges = read_results([path], are_final=True).badges(docs.page(), "")
+    badges = read_results([path], are_final=True).badges(docs.page(), Present("", ""))
     assert [badge["state"] for badge in badges] == ["verified", "failed"]

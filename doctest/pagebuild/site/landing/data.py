@@ -60,7 +60,7 @@ def _card(name: str, edition: Edition, knowledge: Knowledge) -> dict[str, Any]:
         return {language: function(page) for language, page in pages.items()}
 
     def badges(page: Page) -> list[dict[str, Any]]:
-        return knowledge.results.badges(page, knowledge.fingerprint(page))
+        return knowledge.badges(page, edition.tree)
 
     return {"name": name, "title": each(title), "description": each(first_sentence), "badges": each(badges)}
 
