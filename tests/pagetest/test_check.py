@@ -1,6 +1,5 @@
-"""`--check` over this project's own pages: nothing is wrong with them, and it is fast; what goes wrong has a line."""
+"""`--check` over this project's own pages: nothing is wrong with them, and torch is not needed; faults have a line."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,14 +18,11 @@ finally:
 """
 
 
-def test_the_project_s_pages_are_checked_in_two_seconds_without_torch() -> None:
-    before = os.times().children_user
+def test_the_pages_of_the_project_are_checked_without_torch() -> None:
     command = [sys.executable, "-c", PROGRAM, str(ROOT / "docs_test.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    used = os.times().children_user - before
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" pages checked, 0 findings\nimported: []\n"), done.stdout
-    assert used < 2, used
 
 
 GOOD = "# T\n\n## Part\n\n{{ autodoc:colossal.booster.Booster }}\n\n[a](#part)\n\n```python\nprint(1)\n```\n\n"

