@@ -70,6 +70,8 @@ class Inventory:
             self.resolver.resolve(name)
         except UnknownNameError as error:
             return f"`{name}` is not in the API reference: {error}{self._nearest(name)}"
+        if self.names.main(name) is None:
+            return f"`{name}` is not public: offer it in the `__all__` of a public module{self._nearest(name)}"
         return None
 
     def _nearest(self, name: str) -> str:

@@ -22,18 +22,24 @@ from pagebuild.sphinx.modules import describe
 
 
 class ApiObject(SphinxDirective):
-    """`.. api-object:: name`: an object of the library in the middle of a page."""
+    """`.. api-object:: name`: an object of the library in the middle of a page.
+
+    The members of a class are shown with it, those left out that `:without:` names: they stand elsewhere on the page.
+    """
 
     required_arguments = 1
     has_content = False
+    option_spec: ClassVar[dict[str, Callable[[str], Any]] | None] = {"without": str.split}
     inventory: ClassVar[Inventory]
 
     def run(self) -> list[nodes.Node]:
         """Describes the object; its home is the page of its module."""
-        name = self.inventory.names.main(self.arguments[0])
-        if name is None:
-            raise self.error(f"`{self.arguments[0]}` is not in the API reference")
-        lines = describe(self.inventory.main[name], self.inventory, indexed=False)
+        asked = self.arguments[0]
+        if fault := self.inventory.fault(asked):
+            raise self.error(fault)
+        name = self.inventory.names.main(asked) or asked
+        without = {self.inventory.names.main(other) or other for other in self.options.get("without", ())}
+        lines = describe(self.inventory.main[name], self.inventory, indexed=False, without=without)
         around = nodes.Element()
         self.state.nested_parse(StringList(lines, self.get_source_info()[0]), self.content_offset, around)
         return around.children

@@ -1,6 +1,6 @@
 """The page of a module in the Sphinx site, and the description of one object there."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pagebuild.api.docstrings import directive
 from pagebuild.api.inventory import Inventory
@@ -18,13 +18,14 @@ def module_page(module: str, inventory: Inventory) -> str:
     return "\n".join(lines)
 
 
-def describe(target: Target, inventory: Inventory, *, indexed: bool = True) -> list[str]:
+def describe(target: Target, inventory: Inventory, *, indexed: bool = True, without: Collection[str] = ()) -> list[str]:
     """The directive of an object, those of a class's members inside.
 
     Args:
         target: The object, under its main name.
         inventory: All documented objects.
         indexed: Whether links lead here; an object may be described in many places, but only one is its home.
+        without: Members that are left out.
     """
     options = [] if indexed else [f"{_INDENT}:no-index:"]
     if target.kind == "exception":
@@ -36,7 +37,8 @@ def describe(target: Target, inventory: Inventory, *, indexed: bool = True) -> l
         head = f".. py:data:: {target.name}"
         body = module.comment(node).splitlines() if node else []
     for member in inventory.resolver.members(target):
-        body += describe(member, inventory, indexed=indexed)
+        if member.name not in without:
+            body += describe(member, inventory, indexed=indexed)
     return [head, *options, "", *(_INDENT + line if line else "" for line in body), ""]
 
 

@@ -38,7 +38,9 @@ def to_myst(page: Page) -> MystPage:
     """Translates hooks, alerts, tabs and the blocks that are not run; everything else is MyST already."""
     made = _Lines(page)
     for hook in page.hooks:
-        made.replace(hook.line, "```{eval-rst}", f".. api-object:: {hook.text}", "```", "")
+        others = " ".join(sorted({other.text for other in page.hooks} - {hook.text}))
+        option = [f"   :without: {others}"] if others else []
+        made.replace(hook.line, "```{eval-rst}", f".. api-object:: {hook.text}", *option, "```", "")
     for tabs in page.tabs:
         _open_tabs(tabs, made)
     for alert in page.alerts:

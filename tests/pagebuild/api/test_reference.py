@@ -208,6 +208,8 @@ PAGE = """# Page
 {{ autodoc:toylib.parts.Part._hidden }}
 
 {{ autodoc:os.path.join }}
+
+{{ autodoc:toylib.parts.part.Check }}
 """
 
 
@@ -411,6 +413,8 @@ def test_a_hook_that_names_nothing_is_reported_at_its_line_with_the_nearest_name
         13: "`toylib.parts.Part._hidden` is not in the API reference: toylib.parts.Part._hidden is private; "
         "the nearest: toylib.parts.Part.shrink, toylib.parts.Part.double, toylib.parts.Part",
         15: "`os.path.join` is not in the API reference: os.path.join does not belong to toylib",
+        17: "`toylib.parts.part.Check` is not public: offer it in the `__all__` of a public module; "
+        "the nearest: toylib.parts.Part.shrink, toylib.parts.Part.make, toylib.parts.Part.half",
     }
 
 

@@ -21,6 +21,12 @@ def test_a_hook_becomes_a_description() -> None:
     assert myst("# T\n\n{{ autodoc:a.b }}\n\nEnd.\n") == ("# T\n\n```{eval-rst}\n.. api-object:: a.b\n```\n\n\nEnd.\n")
 
 
+def test_hooks_of_a_page_know_of_each_other() -> None:
+    assert ".. api-object:: a.B\n   :without: a.B.c a.d\n" in myst(
+        "{{ autodoc:a.B }}\n\n{{ autodoc:a.B.c }}\n\n{{ autodoc:a.d }}\n"
+    )
+
+
 @pytest.mark.parametrize("fence", ["```", "````markdown", "~~~"])
 def test_a_hook_in_a_fence_stays_literal(fence) -> None:
     text = f"{fence}\n{{{{ autodoc:a.b }}}}\n{fence.rstrip('markdown')}\n"

@@ -14,6 +14,8 @@ LESSON = """# Lesson
 
 {{ autodoc:colossal.booster.Booster }}
 
+{{ autodoc:colossal.Booster.boost }}
+
 ```
 {{ autodoc:colossal.booster.Booster }}
 ```
@@ -145,7 +147,8 @@ def test_a_hook_is_a_description_and_in_a_fence_it_stays_literal(language, site)
     article = site.article(f"{language}/basics/lesson")
     assert site.words(f"{language}/basics/lesson").count("{{ autodoc:colossal.booster.Booster }}") == 1
     assert 'class="sig-name descname"><span class="pre">Booster</span>' in article
-    assert 'class="sig-name descname"><span class="pre">save_model</span>' in article
+    assert article.count('class="sig-name descname"><span class="pre">save_model</span>') == 1
+    assert article.count('class="sig-name descname"><span class="pre">boost</span>') == 1
     assert 'href="../api/colossal.errors.html#colossal.errors.ConfigError"' in article
 
 
