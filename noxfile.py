@@ -41,7 +41,7 @@ def tests(session: nox.Session) -> None:
 def doctest(session: nox.Session) -> None:
     """All tutorials, in both languages; ``nox -s doctest -- booster_api`` runs one."""
     install(session)
-    session.run("python", "docs_test.py", *(session.posargs or ["--all", "--json", "build/docs/results.json"]))
+    session.run("python", "docs_test.py", "--json", "build/docs/results.json", *(session.posargs or ["--all"]))
 
 
 @nox.session(reuse_venv=True)

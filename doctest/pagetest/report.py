@@ -13,7 +13,7 @@ _NUM_EXTREMES = 3
 
 def lines_of(result: Result, width: int) -> Iterator[str]:
     """The report of one page, whose name takes a column of the given width."""
-    yield f"{result.language:<8}{result.name:<{width}}   {result.status}  {_facts(result)}".rstrip()
+    yield f"{result.language:<8}{result.name:<{width}}   {result.status}  {facts_of(result)}".rstrip()
     for finding in result.findings:
         yield str(finding)
         yield from _excerpt(finding.path, finding.line)
@@ -42,7 +42,8 @@ def extremes(results: Sequence[Result]) -> Iterator[str]:
             yield f"{title}: {', '.join(parts)}"
 
 
-def _facts(result: Result) -> str:
+def facts_of(result: Result) -> str:
+    """Where a page ran, and what that took; or why it was not run."""
     rewritten = f", {result.outputs_rewritten} rewritten" if result.outputs_rewritten else ""
     if result.note or not result.lines_total:
         return f"{result.note}{rewritten}"

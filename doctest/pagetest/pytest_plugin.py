@@ -1,0 +1,238 @@
+"""The pytest plugin: `pytest docs/source -n 2` runs every page of the tree as one test."""
+
+import fcntl
+import pickle
+import shutil
+import tempfile
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagetest.device import CPU, CUDA, Device
+from pagetest.parity import compare
+from pagetest.recorder import Recorder, run_facts
+from pagetest.report import facts_of, lines_of
+from pagetest.result import NONE, SAME, Result
+from pagetest.results_file import ResultsFile, ResultsFileError
+from pagetest.runner import Runner
+from pagetest.slots import Slots, default_slots
+from pagetest.suite import Suite
+from pagetest.tree import LANGUAGES, Tree
+
+LIMIT_SECONDS = 120.0
+SOURCE, BUILD, RESULTS = "docs/source", "build/docs/pages", "build/docs/results.json"
+
+
+@dataclass(frozen=True)
+class Book:
+    """The pages of this run of pytest, over all its workers.
+
+    Attributes:
+        suite: The pages.
+        runner: How they are run.
+        shared: The folder where the workers leave results for each other.
+        seconds: How long pages took when they were run last.
+        recorder: Enters the results, if that was asked for.
+    """
+
+    suite: Suite
+    runner: Runner
+    shared: Path
+    seconds: Mapping[str, float]
+    recorder: Recorder | None
+
+    def run(self, name: str, language: str) -> Result:
+        """Runs a page, or shares the run of its original if the code is the same, and enters the result."""
+        result = self._result(name, language)
+        if self.recorder:
+            self.recorder.enter(result)
+        return result
+
+    def is_shared(self, name: str, language: str) -> bool:
+        """Whether the page is proved by the run of its original."""
+        first = self.suite.tree.languages(name)[:1]
+        if not first or first[0] == language or not self.suite.tree.path(name, language).is_file():
+            return False
+        return compare(self.suite.tree.page(name, first[0]), self.suite.tree.page(name, language)).same_code
+
+    def cost(self, name: str, language: str) -> float:
+        """The seconds that a page should take; a page that never ran may take any time."""
+        return 0.0 if self.is_shared(name, language) else self.seconds.get(f"{language}/{name}", LIMIT_SECONDS)
+
+    def _result(self, name: str, language: str) -> Result:
+        tree = self.suite.tree
+        if language not in tree.languages(name):
+            return self.suite.missing(name, language)
+        page, first = tree.page(name, language), tree.languages(name)[0]
+        if first == language:
+            return self._once(name, language)
+        credit = self._once(name, first) if self.is_shared(name, language) else None
+        return self.suite.run_page(page, self.runner, tree.page(name, first), credit)
+
+    def _once(self, name: str, language: str) -> Result:
+        """The result of an original, which the first worker who needs it runs."""
+        file = self.shared / f"{language}-{name.replace('/', '%')}"
+        with _locked(file.with_suffix(".lock")):
+            if file.exists():
+                return pickle.loads(file.read_bytes())  # noqa: S301 (from a worker of this run)
+            result = self.suite.run_page(self.suite.tree.page(name, language), self.runner)
+            file.write_bytes(pickle.dumps(result))
+            return result
+
+
+BOOK = pytest.StashKey[Book]()
+
+
+class PageError(Exception):
+    """A page that does not do what it promises."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(*lines_of(result, len(result.name)))
+
+
+class PageFile(pytest.File):
+    """One Markdown file."""
+
+    def collect(self) -> Iterator["PageItem"]:
+        """The page, and each translation that it should have and has not."""
+        book = self.config.stash[BOOK]
+        tree = book.suite.tree
+        language, _, name = self.path.relative_to(tree.source).with_suffix("").as_posix().partition("/")
+        yield PageItem.from_parent(self, name=Path(name).name, page=name, language=language)
+        if tree.languages(name)[0] == language:
+            for absent in set(LANGUAGES) - set(tree.languages(name)):
+                yield PageItem.from_parent(self, name=f"{Path(name).name}[{absent}]", page=name, language=absent)
+
+
+class PageItem(pytest.Item):
+    """One page in one language."""
+
+    def __init__(self, page: str, language: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.page = page
+        self.language = language
+
+    @property
+    def book(self) -> Book:
+        """The pages of this run."""
+        return self.config.stash[BOOK]
+
+    def runtest(self) -> None:
+        """Runs the page.
+
+        Raises:
+            PageError: It failed.
+        """
+        result = self.book.run(self.page, self.language)
+        self.user_properties.append(("page", [result.status, facts_of(result)]))
+        if result.status == NONE:
+            pytest.skip(result.note)
+        if result.is_failed:
+            raise PageError(result)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The report of the page, in the place of a traceback through the harness."""
+        if isinstance(excinfo.value, PageError):
+            return "\n".join(map(str, excinfo.value.args))
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where the page is."""
+        return self.path, 0, f"{self.language}/{self.page}"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the options of pages."""
+    group = parser.getgroup("pages", "tutorials")
+    group.addoption("--pages-device", choices=[CPU, CUDA], default="", help="the device of all pages")
+    group.addoption("--pages-timeout", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="limit per page")
+    group.addoption("--pages-slots", type=int, default=0, metavar="N", help="ranks that may run at a time")
+    group.addoption("--pages-json", type=Path, metavar="FILE", help="enter the results into FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Opens the book; the workers of xdist get the place where they share results from their controller."""
+    given = getattr(config, "workerinput", {})
+    device = Device(str(config.getoption("pages_device", "")))
+    if device.fault and not given:
+        raise pytest.UsageError(device.fault.replace("--device", "--pages-device"))
+    root, file = config.rootpath, config.getoption("pages_json", None)
+    slots = Slots(root / BUILD / ".slots", config.getoption("pages_slots", 0) or default_slots())
+    limit = float(config.getoption("pages_timeout", LIMIT_SECONDS) or LIMIT_SECONDS)
+    config.stash[BOOK] = Book(
+        Suite(Tree(root / SOURCE), LANGUAGES, root / "src"),
+        Runner(root, root / BUILD, limit, device=device, gate=slots.taken),
+        Path(given.get("pages_shared") or tempfile.mkdtemp(prefix="pages-")),
+        given.get("pages_seconds") or _last_seconds(root / RESULTS),
+        Recorder(ResultsFile(file), device, run_facts(root)) if file else None,
+    )
+    if getattr(config.option, "maxschedchunk", 0) is None:
+        config.option.maxschedchunk = 1  # xdist would else give the long pages, which come first, all to one worker
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a worker of xdist what all workers must agree on."""
+    book = node.config.stash[BOOK]
+    node.workerinput.update(pages_shared=str(book.shared), pages_seconds=dict(book.seconds))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes what the workers shared."""
+    if not hasattr(config, "workerinput") and BOOK in config.stash:
+        shutil.rmtree(config.stash[BOOK].shared, ignore_errors=True)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PageFile | None:
+    """Collects the pages of the tree."""
+    tree = parent.config.stash[BOOK].suite.tree
+    if file_path.suffix != ".md" or not file_path.is_relative_to(tree.source):
+        return None
+    language, _, name = file_path.relative_to(tree.source).with_suffix("").as_posix().partition("/")
+    return PageFile.from_parent(parent, path=file_path) if language in LANGUAGES and name in tree.names else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the long pages first, and those last that share the run of their original."""
+    costs: dict[pytest.Item, float] = {
+        item: item.book.cost(item.page, item.language) for item in items if isinstance(item, PageItem)
+    }
+    items.sort(key=lambda item: -costs.get(item, 0.0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Lets a page that is not run be skipped at its own place."""
+    report = yield
+    if isinstance(item, PageItem) and report.skipped and isinstance(report.longrepr, tuple):
+        report.longrepr = (str(item.path), 1, report.longrepr[2])
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
+    """Counts the pages that share a run apart, and shows the facts of the others."""
+    status, facts = dict(getattr(report, "user_properties", ())).get("page", ("", ""))
+    if not status or report.when != "call" or not report.passed:
+        return None
+    return ("same", "=", f"SAME {facts}") if status == SAME else ("passed", ".", f"PASSED {facts}")
+
+
+def _last_seconds(file: Path) -> dict[str, float]:
+    try:
+        entries: Iterable[dict[str, Any]] = ResultsFile(file).read()
+    except ResultsFileError:
+        return {}
+    return {f"{entry['lang']}/{entry['page']}": float(entry.get("seconds") or 0.0) for entry in entries}
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
