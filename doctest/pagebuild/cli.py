@@ -15,24 +15,32 @@ class Emitter(NamedTuple):
     """One subcommand.
 
     `module` is imported only when the subcommand is called. It defines `configure(parser, root)`, which adds the
-    options, and `run(options, root)`, which returns the exit status.
+    options, and `run(options, root)`, which returns the exit status. `session` is the nox session that installs what
+    it `needs`.
     """
 
     module: str
     summary: str
+    session: str
     needs: tuple[str, ...] = ()
 
 
 EMITTERS = {
-    "api": Emitter("pagebuild.api.command", "docstrings -> build/docs/api.json", ("sphinx", "myst_parser")),
-    "freeze": Emitter("pagebuild.site.freeze_command", "the present documentation -> docs/versioned"),
+    "api": Emitter("pagebuild.api.command", "docstrings -> build/docs/api.json", "api", ("sphinx", "myst_parser")),
+    "freeze": Emitter("pagebuild.site.freeze_command", "the present documentation -> docs/versioned", "site"),
     "notebooks": Emitter(
-        "pagebuild.notebook.command", "pages -> executed build/docs/notebooks", ("jupytext", "nbclient", "ipykernel")
+        "pagebuild.notebook.command",
+        "pages -> executed build/docs/notebooks",
+        "notebooks",
+        ("jupytext", "nbclient", "ipykernel"),
     ),
     "sphinx": Emitter(
-        "pagebuild.sphinx.command", "pages and docstrings -> build/sphinx", ("sphinx", "myst_parser", "sphinx_design")
+        "pagebuild.sphinx.command",
+        "pages and docstrings -> build/sphinx",
+        "api",
+        ("sphinx", "myst_parser", "sphinx_design", "furo", "jieba"),
     ),
-    "site": Emitter("pagebuild.site.command", "pages -> docs/website", ("torch", "colossal")),
+    "site": Emitter("pagebuild.site.command", "pages -> docs/website", "site", ("torch", "colossal")),
 }
 
 
@@ -56,7 +64,7 @@ def main(arguments: Sequence[str], root: Path) -> int:
     if missing := [package for package in emitter.needs if find_spec(package) is None]:
         sys.stderr.write(
             f"docs_build.py: `{name}` needs the package {' and '.join(missing)}, and {sys.executable} has none: "
-            f"run `nox -s api`, or install the dependency group `api` of pyproject.toml\n"
+            f"run `nox -s {emitter.session}`, or install the dependency group `{emitter.session}` of pyproject.toml\n"
         )
         return USAGE
     module = import_module(emitter.module)

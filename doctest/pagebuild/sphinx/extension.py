@@ -1,5 +1,6 @@
 """The Sphinx extension of the site; `docs/sphinx/conf.py` names it."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -59,12 +60,20 @@ def spell_signature(inventory: Inventory) -> Callable[..., tuple[str, str | None
 
 
 def prepare_chinese_search(app: Sphinx, config: Config) -> None:
-    """Lets the dictionary that cuts Chinese into words load quietly, and once."""
+    """Lets the dictionary that cuts Chinese into words load quietly, and adds the terms of the glossary to it."""
     if config.language.startswith("zh"):
         import jieba
 
         jieba.setLogLevel(logging.WARNING)
         vars(jieba.dt)["tmp_dir"] = str(app.doctreedir.parent)
+        for term in _terms(Path(app.confdir).parent / "glossary.json"):
+            jieba.add_word(term)
+
+
+def _terms(glossary: Path) -> list[str]:
+    """The accepted terms of a glossary, which readers will search for."""
+    content = json.loads(glossary.read_text(encoding="utf-8")) if glossary.is_file() else {}
+    return [term for entry in content.values() for term in entry["zh"] if not term.isascii()]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

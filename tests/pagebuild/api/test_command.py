@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pagebuild import cli
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -32,3 +34,12 @@ def test_a_wrong_call_says_what_there_is() -> None:
     assert done.returncode == 2
     assert "api" in done.stderr
     assert "sphinx" in done.stderr
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, capsys) -> None:
+    emitter = cli.Emitter("gone", "nothing", "api", ("no_such_package_at_all", "json"))
+    monkeypatch.setitem(cli.EMITTERS, "gone", emitter)
+    assert cli.main(["gone"], ROOT) == cli.USAGE
+    message = capsys.readouterr().err
+    assert "needs the package no_such_package_at_all," in message
+    assert "nox -s api" in message

@@ -1,8 +1,10 @@
 """The project's own reference: complete, without findings, and as an independent reader of the source sees it."""
 
 import ast
+import doctest
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,6 +49,20 @@ def test_the_booster_as_its_page_shows_it(reference) -> None:
     assert entry["links"]["OptimizerWrapper"] == "colossal.interface.OptimizerWrapper"
     assert {one["type"] for one in entry["raises"]} == {"ConfigError", "MeshError"}
     assert entry["returns"]["type"].startswith("tuple[ModelWrapper, OptimizerWrapper | None, ")
+
+
+def test_every_example_is_collected_as_a_test(reference) -> None:
+    """`tests/design/test_examples.py` runs what doctest finds; doctest finds what is shown."""
+    finder = doctest.DocTestFinder()
+    modules = {entry["canonical"].rpartition(".")[0] for entry in reference.objects.values()}
+    found = {}
+    for name in modules & set(sys.modules):
+        found.update({test.name: test.examples for test in finder.find(sys.modules[name])})
+    shown = {entry["canonical"]: entry["examples"] for entry in reference.objects.values() if entry["examples"]}
+    assert len(shown) > 60
+    for name, examples in shown.items():
+        count = sum(len(doctest.DocTestParser().get_examples(text)) for text in examples)
+        assert len(found[name]) == count, name
 
 
 # ------------------------------------------------------------------------------------------ griffe's view
