@@ -1,9 +1,9 @@
-"""The one door to every check: ``nox -s lint types tests doctest``."""
+"""The one door to every check: ``nox`` runs all, ``nox -s lint types`` some."""
 
 import nox
 
 nox.needs_version = ">=2025.2"
-nox.options.sessions = ["lint", "types", "tests", "doctest"]
+nox.options.sessions = ["lint", "types", "tests", "doctest", "api", "notebooks", "site"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 
@@ -50,3 +50,23 @@ def api(session: nox.Session) -> None:
     install(session, "api")
     session.run("python", "docs_build.py", "api")
     session.run("python", "docs_build.py", "sphinx")
+
+
+@nox.session(reuse_venv=True)
+def notebooks(session: nox.Session) -> None:
+    """All tutorials as notebooks, executed; ``nox -s notebooks -- booster_api`` makes one."""
+    install(session, "api", "notebooks")
+    session.run("python", "docs_build.py", "api")
+    session.run("python", "docs_build.py", "notebooks", *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def site(session: nox.Session) -> None:
+    """The website, built and tested; ``nox -s site -- serve`` builds and serves it, with ``--port 0`` anywhere free."""
+    install(session, "api")
+    session.run("python", "docs_build.py", "api")
+    if session.posargs[:1] == ["serve"]:
+        session.run("python", "docs_build.py", "site", "--build")
+        session.run("python", "docs_build.py", "site", "--serve", *session.posargs[1:])
+    else:
+        session.run("python", "docs_build.py", "site", "--build", "--test", *session.posargs)
