@@ -1,6 +1,6 @@
 """From a page to a notebook that has not been executed yet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ def build_notebook(page: Page, objects: Mapping[str, Mapping[str, Any]], facts: 
     """
     read = jupytext.reads(Translator(page, objects).markdown(), fmt={"extension": ".md", "format_name": "markdown"})
     first, *others = [_cell(cell, page) for cell in read.cells if cell.source.strip()]
-    cells = [first, *_opening(page), *others, *_ending(page)]
+    end = _end_of_program(others)
+    cells = [first, *_opening(page), *others[:end], *_ending(page), *others[end:]]
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"
     metadata = {"kernelspec": _KERNEL, "colossal": dict(facts)}
@@ -52,6 +53,13 @@ def _opening(page: Page) -> list[NotebookNode]:
     return (
         [nbformat.v4.new_code_cell(_OPENINGS[kind].read_text(encoding="utf-8").strip("\n"))] if kind != NOTHING else []
     )
+
+
+def _end_of_program(cells: Sequence[NotebookNode]) -> int:
+    """Where the section ends that holds the last code."""
+    last = max((place for place, cell in enumerate(cells) if cell.cell_type == "code"), default=-1)
+    headings = (place for place, cell in enumerate(cells) if place > last and cell.source.startswith(("# ", "## ")))
+    return next(headings, len(cells))
 
 
 def _ending(page: Page) -> list[NotebookNode]:

@@ -108,6 +108,14 @@ def test_the_title_comes_first_and_says_how_to_use_the_notebook(build) -> None:
     assert chinese.cells[-2].source == "## 运行程序"
 
 
+def test_the_program_is_run_where_its_last_section_ends(build) -> None:
+    tail = "\n\n```text output\n2\n```\n\nSo it is.\n\n### Deeper\n\n![x](none.svg)\n\n## Last words\n\nBye."
+    sources = [cell.source.split("\n")[0] for cell in build(PAGE + tail, SEVERAL).cells]
+    last = sources.index("%%page 26")
+    assert sources[last + 1 : last + 4] == ["```text output", "### Deeper", "## Run the program"]
+    assert sources[-1] == "## Last words"
+
+
 def test_a_kernel_and_an_origin_are_written(parse) -> None:
     from pagebuild.notebook.build import build_notebook
 
