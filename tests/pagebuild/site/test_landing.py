@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from colossal.booster.boosted import Parts
 from colossal.booster.plugin import Plugin, TorchDDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError
+from pagebuild.site.badges import Results
 from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.landing import features, texts
 from pagebuild.site.landing.data import landing, tutorials
@@ -19,6 +21,7 @@ from pagebuild.site.landing.features import FEATURES, feature_matrix
 from pagebuild.site.landing.models import model_matrix
 from pagebuild.site.landing.plugins import CHOICES, QUESTIONS, Choice, check_choices, offered_plugins
 from pagebuild.site.landing.trial import attempt
+from pagebuild.site.pages import Knowledge
 from pagetest.reader import parse_page
 
 LANGUAGES = {"en", "zh-Hans"}
@@ -199,3 +202,14 @@ def test_every_text_is_there_in_both_languages_and_used() -> None:
     assert set(content["plugins"]) == {choice.key for choice in CHOICES}
     assert set(content["features"]) == {feature.key for feature in FEATURES}
     assert set(content["groups"]) == {feature.group for feature in FEATURES}
+
+
+def test_the_real_landing_page_can_be_made() -> None:
+    root = Path(__file__).resolve().parents[3]
+    edition = current_edition(root)
+    data = landing(root, edition, Knowledge(Results({}), lambda _: "x", lambda _: ()))
+    assert "booster.backward(loss, optimizer)" in data["example"]["source"]
+    assert data["example"]["command"].startswith("torchrun")
+    shown = [card["name"] for category in data["tutorials"] for card in category["pages"]]
+    assert sorted(shown) == list(edition.tree.names)
+    assert {row["key"] for row in data["plugins"]} == {choice.key for choice in CHOICES}
