@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from colossal.cluster import DistCoordinator, ParallelMesh
+from colossal.cluster import DistCoordinator, ParallelMesh, current_mesh, launch_from_torch
 from colossal.errors import LaunchError, MeshError
 from colossal.testing import WorldError, fake_world, run_processes, run_threads
 
@@ -115,3 +115,14 @@ def destroy_everything() -> bool:
 
 def test_groups_can_be_dissolved() -> None:
     assert run_processes(destroy_everything, 2) == [False, False]
+
+
+def test_the_mesh_of_a_dissolved_world_is_not_ambient() -> None:
+    """A program that launches again must not work on the mesh of the world before."""
+    launch_from_torch(verbose=False)
+    DistCoordinator().destroy()
+    with pytest.raises(MeshError, match="no process group"):
+        current_mesh()
+    launch_from_torch(verbose=False)
+    assert current_mesh().world_size == 1
+    DistCoordinator().destroy()
