@@ -2,9 +2,11 @@
 
 import ast
 import doctest
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from pagebuild.api.attributes import attributes_in
 from pagebuild.api.entry import Entry, stars
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.names import Place
@@ -37,6 +39,7 @@ class Coverage:
             return
         rules: tuple[Callable[[Target, Entry], Iterator[str]], ...] = (
             self._parameters,
+            self._attributes,
             self._results,
             self._exceptions,
             self._examples,
@@ -65,6 +68,21 @@ class Coverage:
         for name in said:
             if name not in real:
                 yield f"describes a parameter `{name}` that it does not have: correct Args"
+
+    def _attributes(self, target: Target, entry: Entry) -> Iterator[str]:
+        if not target.is_class:
+            return
+        owners = [one for one in target.value.__mro__ if self.inventory.resolver.library.owns(one.__module__)]
+        nodes = [self.inventory.resolver.sources.find(one.__module__, one.__qualname__) for one in owners]
+        there = [set(attributes_in(node)) if isinstance(node, ast.ClassDef) else set() for node in nodes]
+        said = {one["name"] for one in [*(entry["signature"] or ()), *entry["params"], *entry["attributes"]]}
+        inherited = "\n".join(one.__doc__ or "" for one in owners[1:])
+        for name in sorted(there[0] - said):
+            if not re.search(rf"^ +{name}: ", inherited, re.MULTILINE):
+                yield f"does not describe its attribute `{name}`: add it to Attributes"
+        for one in entry["attributes"]:
+            if one["name"] not in set().union(*there) and not hasattr(target.value, one["name"]):
+                yield f"describes an attribute `{one['name']}` that it does not have: correct Attributes"
 
     def _results(self, target: Target, entry: Entry) -> Iterator[str]:
         if not target.is_function:

@@ -81,7 +81,7 @@ def imported(name: str) -> Any:
     for count in range(len(parts), 0, -1):
         try:
             found = import_module(".".join(parts[:count]))
-        except (ImportError, ValueError):
+        except (ImportError, TypeError, ValueError):
             continue
         return _inside(found, parts[count:])
     return None

@@ -19,6 +19,10 @@ class CheckpointIndexFile:
     Args:
         root_path: Directory of the files that the index names; the working directory if None.
 
+    Attributes:
+        metadata: What else the index says, such as the total size in bytes.
+        weight_map: The name of the file that holds each parameter, by the parameter's name.
+
     Example:
         >>> import tempfile
         >>> from colossal.checkpoint_io import CheckpointIndexFile

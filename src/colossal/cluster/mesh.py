@@ -39,6 +39,14 @@ class ParallelMesh:
             environment variable ``LOCAL_RANK``.
         timeout_seconds: How long a collective waits for a peer; by default as in the ambient mesh, or 600.
 
+    Attributes:
+        world_size: Number of processes.
+        global_rank: This process's number among all of them.
+        shape: The size of each axis, by its name.
+        coordinate: This process's index on each axis, by its name.
+        accelerator: The device of this process.
+        device_mesh: The same mesh as torch's own functions take it.
+
     Raises:
         MeshError: There is no world yet, or the sizes do not multiply to its size.
 

@@ -20,6 +20,10 @@ class CommCounter:
     tensor of N bytes, 2 N (n - 1) / n for an all-reduce and N (n - 1) / n for the others. An axis of one rank sends
     nothing and is not counted. A backward pass is counted where its forward pass was.
 
+    Attributes:
+        calls: Number of calls, by operation and axis.
+        bytes: Number of bytes that this rank sent, by operation and axis.
+
     Source: Thakur et al., "Optimization of Collective Communication Operations in MPICH", 2005,
     https://doi.org/10.1177/1094342005051521.
 

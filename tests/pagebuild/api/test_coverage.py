@@ -55,6 +55,9 @@ class Whole:
     Args:
         size: How large.
 
+    Attributes:
+        twice: Twice as large.
+
     Raises:
         Failure: The size is below 1.
 
@@ -68,6 +71,8 @@ class Whole:
     def __init__(self, size: int) -> None:
         if size < 1:
             raise Narrow(size)
+        self.size, self._hidden = size, 0
+        self.twice: int = 2 * size
 
     @property
     def side(self) -> int:
@@ -97,6 +102,23 @@ class Whole:
 
     def _private(self, undocumented: int) -> int:
         raise KeyError
+
+
+class Heir(Whole):
+    """Its attribute is described where it comes from.
+
+    Args:
+        size: How large.
+
+    Example:
+        >>> Heir(2).twice
+        2
+    """
+
+    twice = 2
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
 
 
 def convert(text: str, *rest: str, **options: str) -> None:
@@ -179,6 +201,18 @@ GAPS = {
     "a parameter that does not exist": (
         'def thing() -> None:\n    """Say.\n\n    Args:\n        gone: Nothing.\n{example}"""',
         "thing describes a parameter `gone` that it does not have",
+    ),
+    "an attribute of the class": (
+        'class Thing:\n    """Say.{example}"""\n    size = 3',
+        "Thing does not describe its attribute `size`",
+    ),
+    "an attribute that the constructor makes": (
+        'class Thing:\n    """Say.{example}"""\n    def __init__(self) -> None:\n        self.size, self._own = 3, 4',
+        "Thing does not describe its attribute `size`",
+    ),
+    "an attribute that does not exist": (
+        'class Thing:\n    """Say.\n\n    Attributes:\n        gone: Nothing.\n{example}"""\n    _own = 3',
+        "Thing describes an attribute `gone` that it does not have",
     ),
     "a result that is not described": (
         'def thing() -> int:\n    """Say.{example}"""',
