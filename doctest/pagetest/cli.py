@@ -20,6 +20,7 @@ from pagetest.runner import Runner
 from pagetest.suite import Suite
 from pagetest.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.usage import UsageError
+from pagetest.watch import Watch
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 NUM_REASONS = 3
@@ -77,13 +78,11 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     device = Device(options.device)
     recorder = Recorder(ResultsFile(options.json), device, run_facts(root)) if options.json else None
     if recorder:
-        recorder.file.read()
+        recorder.file.read()  # a file of something else is refused before anything is run
     if device.fault:
         raise UsageError(device.fault)
     runner = Runner(root, options.build.resolve(), options.timeout, options.verbose, device)
     if options.watch:
-        from pagetest.watch import Watch
-
         Watch(suite, names, runner, _say).run()
     results: list[Result] = []
     width = max(map(len, names))

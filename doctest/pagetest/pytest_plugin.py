@@ -168,7 +168,7 @@ def pytest_configure(config: pytest.Config) -> None:
         Runner(root, root / BUILD, limit, device=device, gate=slots.taken),
         Path(given.get("pages_shared") or tempfile.mkdtemp(prefix="pages-")),
         given.get("pages_seconds") or _last_seconds(root / RESULTS),
-        Recorder(ResultsFile(file), device, run_facts(root)) if file else None,
+        Recorder(_readable(file), device, run_facts(root)) if file else None,
     )
     if getattr(config.option, "maxschedchunk", 0) is None:
         config.option.maxschedchunk = 1  # xdist would else give the long pages, which come first, all to one worker
@@ -221,6 +221,15 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
     if not status or report.when != "call" or not report.passed:
         return None
     return ("same", "=", f"SAME {facts}") if status == SAME else ("passed", ".", f"PASSED {facts}")
+
+
+def _readable(path: Path) -> ResultsFile:
+    file = ResultsFile(path)
+    try:
+        file.read()
+    except ResultsFileError as error:
+        raise pytest.UsageError(str(error)) from None
+    return file
 
 
 def _last_seconds(file: Path) -> dict[str, float]:

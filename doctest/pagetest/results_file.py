@@ -67,9 +67,12 @@ class ResultsFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self.path.with_name(f".{self.path.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(folder)
 
     def _fault(self, what: str) -> ResultsFileError:
         return ResultsFileError(

@@ -78,7 +78,7 @@ class Watch:
                 first, *others = lines_of(result, len(name))
                 self.say(f"{first}{self._manner(result, saved)}", *others)
                 file = self.runner.build / result.language / name / f"{Path(name).name}.py"
-                if result.log and result.device != CUDA:
+                if result.log and result.device != CUDA:  # no page was run on a GPU by a fork yet
                     self._nursery.prepare(file, imports.get(file, frozenset()))
 
     def _manner(self, result: Result, saved: float) -> str:

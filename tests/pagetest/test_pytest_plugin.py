@@ -177,6 +177,10 @@ def test_the_limit_and_the_device_are_options(project) -> None:
     done = project.pytest(*NO_WORKERS, "--pages-timeout", "3")
     assert "docs/source/en/hangs.md:" in done.stdout
     assert "no end after 3 s, killed" in done.stdout
+    (project.root / "results.json").write_text("[]")
+    done = project.pytest("--pages-json", "results.json")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "results.json should hold results" in done.stderr
     done = project.pytest("--pages-device", "cuda")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--pages-device cuda needs a GPU and a CUDA build of torch" in done.stderr

@@ -33,7 +33,7 @@ def test_a_run_replaces_only_what_it_ran(tmp_path) -> None:
         entry("a", "zh-Hans"),
         entry("b", seconds=2),
     ]
-    assert sorted(path.name for path in file.path.parent.iterdir()) == [".results.json.lock", "results.json"]
+    assert [path.name for path in file.path.parent.iterdir()] == ["results.json"]
 
 
 def test_a_page_that_is_not_run_any_more_has_no_results_of_devices(tmp_path) -> None:
@@ -130,7 +130,7 @@ def test_results_so_far_outlive_an_interruption(docs, tmp_path) -> None:
 
 def test_the_slowest_and_the_hungriest_pages_are_named_after_a_run_of_all(docs) -> None:
     docs.add("quick", "x = 1")
-    docs.add("slow", "import time\ntime.sleep(0.7)")
+    docs.add("slow", "import time\ntime.sleep(4)")
     docs.add("hungry", "data = b'x' * 300_000_000\nimport time\ntime.sleep(0.3)")
     slowest, hungriest, _ = docs.run("--all").stdout.splitlines()[-3:]
     assert slowest.startswith("slowest: slow (en) ")
@@ -143,6 +143,23 @@ def test_a_device_reaches_the_page(docs) -> None:
     docs.add("lesson", "import os\nassert os.environ['COLOSSAL_DEVICE'] == 'cpu'")
     done = docs.run("lesson", "--device", "cpu", env={**os.environ, "COLOSSAL_DEVICE": "cuda"})
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.gpu
+def test_results_are_kept_per_device(docs, tmp_path) -> None:
+    docs.add(
+        "lesson",
+        "from colossal.accelerator import get_current_device\nimport torch\ntorch.ones(1, device=get_current_device())",
+    )
+    for device in ("cpu", "cuda"):
+        done = docs.run("lesson", "--device", device, "--json", str(tmp_path / "out.json"))
+        assert f"PASS  {device} x1" in done.stdout
+    assert [(old["lang"], old["device"]) for old in entries(tmp_path / "out.json")] == [
+        ("en", "cpu"),
+        ("en", "cuda"),
+        ("zh-Hans", "cpu"),
+        ("zh-Hans", "cuda"),
+    ]
 
 
 def test_without_cuda_no_page_is_run_on_it(docs) -> None:
