@@ -35,6 +35,9 @@ export const access = {
       await page.setViewportSize(viewport);
       await page.emulateMedia({colorScheme, reducedMotion: 'reduce'});
       await open(page, site.url + address);
+      if (address.startsWith('/search/')) {
+        await page.locator('mark').first().waitFor();
+      }
       await page.evaluate(AXE);
       const {violations} = await page.evaluate((chosen) => window.axe.run(document, chosen), rules);
       const found = violations.map(({id, nodes}) => `${id} (${colorScheme}, ${viewport.width}): ${examples(nodes)}`);
