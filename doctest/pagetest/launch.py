@@ -29,8 +29,8 @@ def read_launch(words: Sequence[str]) -> Launch:
     head, arguments = list(words[:start]), tuple(words[start:])
     if head[:1] == ["python"] and head[1:3] != ["-m", "torch.distributed.run"]:
         return Launch(0, arguments, head[1:] in ([], ["-u"]))
-    options = head[1:] if head[:1] == ["torchrun"] else head[3:]
-    ranks, others = _ranks(options)
+    first = next((index for index, word in enumerate(head) if word.startswith("--")), len(head))
+    ranks, others = _ranks(head[first:])
     count = int(ranks) if ranks.isdecimal() else os.cpu_count() or 1
     is_torchrun = head[:1] in (["torchrun"], ["python"])
     is_plain = is_torchrun and ranks.isdecimal() and count > 0 and all(option in _HARMLESS for option in others)

@@ -61,7 +61,11 @@ class Watch:
             return before
         stamps = self._settled()
         changed = {path for path in stamps.keys() | before.keys() if stamps.get(path) != before.get(path)}
-        self._run([name for name in self.names if self._depends(name, changed)], saved, sorted(changed))
+        try:
+            names = [name for name in self.names if self._depends(name, changed)]
+        except FileNotFoundError:  # a file went while it was read: look again
+            return before
+        self._run(names, saved, sorted(changed))
         return stamps
 
     @property
