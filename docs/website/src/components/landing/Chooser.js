@@ -64,13 +64,24 @@ export default function Chooser({plugins}) {
         <Recommendation plugin={choice} />
         {choice.state === 'planned' && today && (
           <div className="chooser-today">
-            <p className="eyebrow">{translate({id: 'site.chooser.today', message: 'Until then, works today'})}</p>
+            <p className="eyebrow">{todayLabel(today.when.fits.includes(answers.fits))}</p>
             <Recommendation plugin={today} />
           </div>
         )}
       </output>
     </div>
   );
+}
+
+/**
+ * What works today may need more memory than the answer allows; then it is no substitute, and the label says so.
+ *
+ * @param {boolean} isSubstitute
+ */
+function todayLabel(isSubstitute) {
+  return isSubstitute
+    ? translate({id: 'site.chooser.today', message: 'Until then, this works'})
+    : translate({id: 'site.chooser.todayIfFits', message: 'Works today, for models that fit on one device'});
 }
 
 /**
