@@ -1,6 +1,7 @@
 """The import graph and the fingerprint: which files a page's code reaches, without importing any."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -137,3 +138,13 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     assert ROOT / "src/colossal/cluster/launch.py" in reached
     assert ROOT / "src/colossal/booster/booster.py" not in reached
     assert "lib" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "code", ["import colossal\ncolossal.launch", "from colossal import Booster", "from colossal.nn import lr_scheduler"]
+)
+def test_the_graph_has_the_files_that_python_loads(code) -> None:
+    listing = "\nimport sys\nprint(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'colossal'))"
+    done = subprocess.run([sys.executable, "-c", code + listing], capture_output=True, text=True, check=True)
+    loaded = {Path(name).resolve() for name in done.stdout.split()}
+    assert loaded == ImportGraph(ROOT / "src").reached(References(ast.parse(code)))
