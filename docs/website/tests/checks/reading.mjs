@@ -107,6 +107,8 @@ export const versions = {
       await open(page, site.url + PAGE);
       const dropdown = page.locator('.navbar .dropdown', {has: page.locator('[href$="/versions/"]')});
       await dropdown.hover();
+      // The menu fades in; what is not visible yet has no words.
+      await dropdown.locator('.dropdown__link').first().waitFor();
       const labels = await dropdown.locator('.dropdown__link').allInnerTexts();
       const expected = ['main', ...released];
       const missing = expected.filter((label) => !labels.includes(label));
