@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,7 +77,18 @@ def write_inputs(root: Path, website: Path) -> bool:
     change = publish(files, website, OWNED)
     counts = f"{len(change.written)} written, {len(change.removed)} removed, {change.kept} kept"
     sys.stdout.write(f"{shown(website)}: {len(files)} files: {counts}\n")
+    without = _without_notebook(root, files)
+    if without:
+        sys.stdout.write(
+            f"{without} pages offer no notebook, which `nox -s notebooks` would make of them as they are\n"
+        )
     return True
+
+
+def _without_notebook(root: Path, files: Mapping[str, bytes]) -> int:
+    edition = current_edition(root)
+    places = (f"static/{edition.downloads}/{language}/{name}" for name in edition.tree.names for language in LANGUAGES)
+    return sum(f"{place}.ipynb" not in files for place in places)
 
 
 def _files(root: Path) -> dict[str, bytes]:

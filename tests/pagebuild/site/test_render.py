@@ -210,6 +210,7 @@ def test_findings_leave_the_inputs_as_they_were(docs, capsys, monkeypatch) -> No
     lesson = docs.root / "docs/source/en/basics/lesson.md"
     website = docs.root / "website"
     assert command.write_inputs(docs.root, website), capsys.readouterr().out
+    assert "4 pages offer no notebook, which `nox -s notebooks` would make" in capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in website.rglob("*")}
     lesson.write_text(lesson.read_text(encoding="utf-8").replace("../images/figure.svg", "../images/none.svg"))
     assert not command.write_inputs(docs.root, website)
