@@ -1,5 +1,6 @@
 """From a page to a notebook that has not been executed yet."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
-from pagebuild.notebook.kind import NOTHING, SEVERAL, kind_of
+from pagebuild.notebook.kind import NOTHING, SEVERAL, arguments, kind_of
 from pagebuild.notebook.texts import phrase
 from pagebuild.notebook.translate import LINE, TEXT_ONLY, Translator
 from pagetest.page import Page
@@ -50,9 +51,10 @@ def _cell(cell: NotebookNode, page: Page) -> NotebookNode:
 def _opening(page: Page) -> list[NotebookNode]:
     """The cell that makes a world, or the means to start one."""
     kind = kind_of(page)
-    return (
-        [nbformat.v4.new_code_cell(_OPENINGS[kind].read_text(encoding="utf-8").strip("\n"))] if kind != NOTHING else []
-    )
+    if kind == NOTHING:
+        return []
+    code = _OPENINGS[kind].read_text(encoding="utf-8").strip("\n")
+    return [nbformat.v4.new_code_cell(code.replace('["page.py"]', json.dumps(arguments(page))))]
 
 
 def _end_of_program(cells: Sequence[NotebookNode]) -> int:

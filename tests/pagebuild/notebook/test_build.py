@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from pagebuild.notebook import texts
-from pagebuild.notebook.kind import kind_of, num_ranks
+from pagebuild.notebook.kind import kind_of
 
 PAGE = """
 # Lesson
@@ -51,32 +51,20 @@ def text(book) -> str:
 # ------------------------------------------------------------------------------------------ kinds of pages
 
 
-@pytest.mark.parametrize(
-    ("command", "ranks"),
-    [
-        ("python lesson.py", "1"),
-        ("torchrun --standalone --nproc_per_node=2 lesson.py", "2"),
-        ("torchrun --standalone --nproc-per-node 4 lesson.py", "4"),
-        ("torchrun --standalone --nproc_per_node=gpu lesson.py", "gpu"),
-        ("torchrun --standalone lesson.py", "1"),
-        ("colossal run --nproc_per_node 8 lesson.py", "8"),
-    ],
-)
-def test_the_command_says_how_many_ranks_there_are(command, ranks) -> None:
-    assert num_ranks(command) == ranks
-
-
 def test_the_command_decides_the_kind(parse) -> None:
     assert kind_of(parse(PAGE)) == "one"
+    assert kind_of(parse(PAGE, "torchrun --standalone --nproc-per-node 1 lesson.py")) == "one"
     assert kind_of(parse(PAGE, SEVERAL)) == "several"
+    assert kind_of(parse(PAGE, "colossal run --nproc_per_node 8 lesson.py")) == "several"
     assert kind_of(parse("# T\n", "none")) == "nothing"
     ignored = "<!--- doc-test-ignore-start: why -->\n```python\nx\n```\n<!--- doc-test-ignore-end -->"
     assert kind_of(parse(ignored, "none")) == "nothing"
 
 
 def test_a_page_of_one_rank_makes_a_world_and_runs_its_cells(build) -> None:
-    first, *parts = cells(build(PAGE), "code")
+    first, *parts = cells(build(PAGE, "python lesson.py --steps 3"), "code")
     assert "WORLD_SIZE" in first
+    assert '\nsys.argv[:] = ["lesson.py", "--steps", "3"]\n' in first
     assert parts == ["x = 1\n\n\ndef double(y):\n    return 2 * y", "print(double(x))"]
 
 

@@ -2,6 +2,7 @@
 # the figures that a cell saves.
 import os
 import socket
+import sys
 from pathlib import Path
 
 from IPython import get_ipython
@@ -12,6 +13,7 @@ with socket.socket() as free:
     port = free.getsockname()[1]
 os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+sys.argv[:] = ["page.py"]
 figures = {path: path.stat().st_mtime_ns for path in Path().glob("*.*")}
 
 
