@@ -32,7 +32,9 @@ const site = readJson('data/site.json');
 const releases = existsSync(new URL('versions.json', import.meta.url)) ? readJson('versions.json') : [];
 const isHosted = !site.repository.startsWith('https://example.org');
 
-const CSS = ['tokens', 'base', 'chrome', 'content', 'api', 'home'].map((name) => `./src/css/${name}.css`);
+const CSS = ['tokens', 'base', 'chrome', 'content', 'api', 'home', 'figure', 'choice'].map(
+  (name) => `./src/css/${name}.css`,
+);
 
 /** @type {import('@docusaurus/types').Config} */
 export default {
