@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from pagetest.affected import Affected
 from pagetest.changes import changed_files
 from pagetest.device import Device
+from pagetest.finding import counted
 from pagetest.options import make_parser
 from pagetest.recorder import Recorder, run_facts
 from pagetest.report import extremes, lines_of, summary
@@ -99,20 +100,20 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
 
 def _check(suite: Suite, names: Sequence[str]) -> int:
     findings = suite.check(names)
-    _say(*findings, f"{len(names)} pages checked, {len(findings)} findings")
+    _say(*findings, f"{counted(len(names), 'page')} checked, {counted(len(findings), 'finding')}")
     return FAILED if findings else OK
 
 
 def _translations(suite: Suite, names: Sequence[str]) -> int:
     findings = [finding for translation in suite.translations(names) for finding in translation.faults()]
-    _say(*findings, f"{len(names)} pages, {len(findings)} findings")
+    _say(*findings, f"{counted(len(names), 'page')}, {counted(len(findings), 'finding')}")
     return FAILED if findings else OK
 
 
 def _acknowledge(suite: Suite, names: Sequence[str]) -> int:
     done = [translation.acknowledge() for translation in suite.translations(names)]
     findings = [finding for finding in done if finding]
-    _say(*findings, f"{len(done) - len(findings)} translations acknowledged, {len(findings)} refused")
+    _say(*findings, f"{counted(len(done) - len(findings), 'translation')} acknowledged, {len(findings)} refused")
     return FAILED if findings else OK
 
 
@@ -122,7 +123,7 @@ def _list(suite: Suite, names: Mapping[str, Sequence[str]]) -> int:
         languages = suite.tree.languages(name)
         command = suite.tree.page(name, languages[0]).command or "(no command)"
         count = len(suite.check_one(name))
-        state = f"{count} findings" if count else "checked"
+        state = counted(count, "finding") if count else "checked"
         _say(f"{name:<{width}}   {' '.join(languages):<12} {state:<12} {command}", *_shortened(reasons))
     return OK
 

@@ -10,6 +10,11 @@ def shown(path: Path) -> str:
     return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, in the singular where there is one."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 @dataclass(frozen=True, order=True)
 class Finding:
     """What is wrong, where, and what to do about it."""

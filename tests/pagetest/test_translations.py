@@ -122,9 +122,9 @@ def test_a_new_page_is_stale_as_a_whole_until_it_is_acknowledged(lesson, capsys)
     assert f'{zh}:7: section "第一节" is behind {en}:8: translate what changed, then --ack\n' in out
     assert out.count("is behind") == 5
     assert lesson.main("--ack", "lesson") == 0
-    assert capsys.readouterr().out == "1 translations acknowledged, 0 refused\n"
+    assert capsys.readouterr().out == "1 translation acknowledged, 0 refused\n"
     assert lesson.main("--translations", "lesson") == 0
-    assert capsys.readouterr().out == "1 pages, 0 findings\n"
+    assert capsys.readouterr().out == "1 page, 0 findings\n"
 
 
 def test_the_stamps_are_sorted_one_in_a_line_and_stay_as_they_are(lesson, capsys) -> None:
@@ -151,7 +151,7 @@ def test_only_the_changed_section_is_stale_and_check_does_not_fail(lesson, capsy
     assert lesson.main("--translations") == 1
     zh, en = lesson.source / "zh-Hans/part/lesson.md", lesson.source / "en/part/lesson.md"
     stale = f'{zh}:11: section "部分" is behind {en}:20: translate what changed, then --ack\n'
-    assert capsys.readouterr().out == f"{stale}1 pages, 1 findings\n"
+    assert capsys.readouterr().out == f"{stale}1 page, 1 finding\n"
     assert stale_sections(Tree(lesson.source), "part/lesson") == [("Part", "部分", 11)]
     lesson.main("--check")
     assert "is behind" not in capsys.readouterr().out

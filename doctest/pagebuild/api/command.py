@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pagebuild.api.library import Library
 from pagebuild.api.reference import build_reference, statistics, write
+from pagetest.finding import counted
 from pagetest.page import Page
 from pagetest.tree import Tree
 
@@ -24,7 +25,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     counts = ", ".join(f"{count} {kind}" for kind, count in statistics(reference).items())
     sys.stdout.writelines(f"{finding}\n" for finding in reference.findings)
     sys.stdout.write(
-        f"{options.output}: {len(reference.objects)} names: {counts}; {len(reference.findings)} findings\n"
+        f"{options.output}: {len(reference.objects)} names: {counts}; {counted(len(reference.findings), 'finding')}\n"
     )
     return 1 if reference.findings else 0
 

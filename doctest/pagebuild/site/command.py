@@ -14,7 +14,7 @@ from pagebuild.site.publish import publish
 from pagebuild.site.render.npm import MissingToolError, quiet_environment
 from pagebuild.site.render.site import Site
 from pagebuild.site.website import OWNED, website_files
-from pagetest.finding import shown
+from pagetest.finding import counted, shown
 from pagetest.suite import Suite
 from pagetest.tree import LANGUAGES
 
@@ -72,7 +72,8 @@ def write_inputs(root: Path, website: Path) -> bool:
     try:
         files = _files(root)
     except BrokenInputError as error:
-        sys.stdout.write(f"{error}\n{len(error.findings)} findings; the website's inputs stay as they were\n")
+        found = counted(len(error.findings), "finding")
+        sys.stdout.write(f"{error}\n{found}; the website's inputs stay as they were\n")
         return False
     change = publish(files, website, OWNED)
     counts = f"{len(change.written)} written, {len(change.removed)} removed, {change.kept} kept"

@@ -7,7 +7,7 @@ from pathlib import Path
 from pagebuild.site.edition import BrokenInputError
 from pagebuild.site.freeze import Freezer
 from pagebuild.site.insight import make_insight
-from pagetest.finding import shown
+from pagetest.finding import counted, shown
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     try:
         folder = Freezer(root, make_insight(root)).freeze(options.version)
     except BrokenInputError as error:
-        sys.stdout.write(f"{error}\n{len(error.findings)} findings; nothing was frozen\n")
+        sys.stdout.write(f"{error}\n{counted(len(error.findings), 'finding')}; nothing was frozen\n")
         return 1
     sys.stdout.write(f"{shown(folder)}: commit it with docs/versions.json\n")
     return 0

@@ -13,7 +13,7 @@ from pagebuild.api.inventory import Inventory
 from pagebuild.api.target import Resolver
 from pagebuild.sphinx.site import SphinxSite
 from pagebuild.sphinx.sources import Sources
-from pagetest.finding import Finding
+from pagetest.finding import Finding, counted
 from pagetest.tree import LANGUAGES, Tree
 
 # [Note: one process for each language]
@@ -68,8 +68,8 @@ def run(options: argparse.Namespace, root: Path) -> int:
         for outcome in pool.map(build, orders):
             failed = failed or bool(outcome.findings)
             sys.stdout.writelines(f"{finding}\n" for finding in outcome.findings)
-            where, counts = outcome.order.output / outcome.order.language, f"{len(outcome.findings)} findings"
-            sys.stdout.write(f"{where}: {outcome.pages} pages, {counts}, {outcome.seconds:.1f} s\n")
+            where, counts = outcome.order.output / outcome.order.language, counted(len(outcome.findings), "finding")
+            sys.stdout.write(f"{where}: {counted(outcome.pages, 'page')}, {counts}, {outcome.seconds:.1f} s\n")
     return 1 if failed else 0
 
 

@@ -24,7 +24,7 @@ def test_an_unknown_hook_fails_the_build_and_the_rest_is_written(tmp_path) -> No
     finding, summary = done.stdout.splitlines()
     assert finding.startswith(f"{page}:3: `colossal.booster.Boster` is not in the API reference")
     assert "the nearest: colossal.booster.Booster" in finding
-    assert summary.endswith("1 findings")
+    assert summary.endswith("1 finding")
     content = json.loads((tmp_path / "api.json").read_text(encoding="utf-8"))
     assert content["objects"]["colossal.booster.Booster"]["kind"] == "class"
 

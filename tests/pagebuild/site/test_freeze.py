@@ -127,4 +127,4 @@ def test_the_subcommand_says_what_it_did(proved, capsys, monkeypatch) -> None:
     assert freeze_command.run(Options(), proved.root) == 0  # type: ignore[arg-type]
     assert "versioned/0.1.0: commit it with docs/versions.json" in capsys.readouterr().out
     assert freeze_command.run(Options(), proved.root) == 1  # type: ignore[arg-type]
-    assert "1 findings; nothing was frozen" in capsys.readouterr().out
+    assert "1 finding; nothing was frozen" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser
 from pagebuild.site.render.places import Places
+from pagetest.finding import counted
 from pagetest.outcome import Outcome
 from pagetest.session import Session
 
@@ -52,7 +53,7 @@ class Site:
         findings = Places(self.root, self.website).findings(log)
         _say(*findings)
         if outcome.returncode or outcome.timed_out or findings:
-            _say(f"the site was not built: {len(findings)} findings, exit code {outcome.returncode}")
+            _say(f"the site was not built: {counted(len(findings), 'finding')}, exit code {outcome.returncode}")
             return False
         cpu = f"{used.ru_utime - before:.0f} s of user CPU"
         _say(f"site built: {outcome.seconds:.0f} s, {cpu}, largest process {used.ru_maxrss * 1024 / 1e9:.2f} GB")
