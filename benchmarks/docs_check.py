@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FINGERPRINTS = """
 import sys
 from pathlib import Path
-from pagetest.fingerprint import fingerprint
-from pagetest.imports import ImportGraph
-from pagetest.tree import Tree
+from pagetest.graph.fingerprint import fingerprint
+from pagetest.graph.imports import ImportGraph
+from pagetest.model.tree import Tree
 
 tree, graph = Tree(Path("docs/source")), ImportGraph(Path("src"))
 found = [fingerprint(tree.page(name, language), graph) for name in tree.names for language in tree.languages(name)]

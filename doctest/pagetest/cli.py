@@ -8,20 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from pagetest.affected import Affected
-from pagetest.changes import changed_files
-from pagetest.device import Device
 from pagetest.finding import counted
+from pagetest.graph.affected import Affected
+from pagetest.graph.changes import changed_files
+from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
-from pagetest.recorder import Recorder, run_facts
-from pagetest.report import extremes, lines_of, summary
-from pagetest.result import Result
-from pagetest.results_file import ResultsFile
-from pagetest.runner import Runner
+from pagetest.results.recorder import Recorder, run_facts
+from pagetest.results.report import extremes, lines_of, summary
+from pagetest.results.result import Result
+from pagetest.results.results_file import ResultsFile
+from pagetest.run.device import Device
+from pagetest.run.runner import Runner
 from pagetest.suite import Suite
-from pagetest.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.usage import UsageError
-from pagetest.watch import Watch
+from pagetest.warm.watch import Watch
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 NUM_REASONS = 3

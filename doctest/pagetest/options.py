@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from pagetest.changes import HEAD
-from pagetest.device import CPU, CUDA
-from pagetest.tree import LANGUAGES
+from pagetest.graph.changes import HEAD
+from pagetest.model.tree import LANGUAGES
+from pagetest.run.device import CPU, CUDA
 
 
 def make_parser(root: Path) -> argparse.ArgumentParser:

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from pagetest.device import CPU, CUDA, Device
-from pagetest.parity import compare
-from pagetest.recorder import Recorder, run_facts
-from pagetest.report import facts_of, lines_of
-from pagetest.result import NONE, SAME, Result
-from pagetest.results_file import ResultsFile, ResultsFileError
-from pagetest.runner import Runner
+from pagetest.checks.parity import compare
+from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.results.recorder import Recorder, run_facts
+from pagetest.results.report import facts_of, lines_of
+from pagetest.results.result import NONE, SAME, Result
+from pagetest.results.results_file import ResultsFile, ResultsFileError
+from pagetest.run.device import CPU, CUDA, Device
+from pagetest.run.runner import Runner
 from pagetest.slots import Slots, default_slots
 from pagetest.suite import Suite
-from pagetest.tree import LANGUAGES, Tree
 
 LIMIT_SECONDS = 120.0
 SOURCE, BUILD, RESULTS = "docs/source", "build/docs/pages", "build/docs/results.json"

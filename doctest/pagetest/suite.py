@@ -5,25 +5,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from pagetest import glossary, stamps
-from pagetest.command import NO_COMMAND
+from pagetest.checks import glossary, stamps
+from pagetest.checks.command import NO_COMMAND
+from pagetest.checks.glossary import Glossary
+from pagetest.checks.hooks import Hooks
+from pagetest.checks.links import Links
+from pagetest.checks.navigation import check_navigation
+from pagetest.checks.parity import compare
+from pagetest.checks.rules import check_page
+from pagetest.checks.stamps import Stamps
+from pagetest.checks.translations import Translation
 from pagetest.finding import Finding
-from pagetest.fingerprint import fingerprint
-from pagetest.glossary import Glossary
-from pagetest.hooks import Hooks
-from pagetest.imports import ImportGraph
-from pagetest.links import Links
-from pagetest.navigation import check_navigation
-from pagetest.page import Page
-from pagetest.parity import compare
-from pagetest.result import FAIL, NONE, Result, unrun
-from pagetest.rules import check_page
-from pagetest.runner import Runner
-from pagetest.script import make_script
-from pagetest.stamps import Stamps
-from pagetest.translations import Translation
-from pagetest.tree import LANGUAGES, Tree
-from pagetest.updating import update_outputs
+from pagetest.graph.fingerprint import fingerprint
+from pagetest.graph.imports import ImportGraph
+from pagetest.model.page import Page
+from pagetest.model.script import make_script
+from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.outputs.updating import update_outputs
+from pagetest.results.result import FAIL, NONE, Result, unrun
+from pagetest.run.runner import Runner
 
 
 @dataclass(frozen=True)

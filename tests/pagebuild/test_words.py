@@ -9,8 +9,8 @@ import pytest
 
 from pagebuild.notebook import texts as notebook
 from pagebuild.site.landing import texts as landing
-from pagetest.glossary import Glossary
-from pagetest.reader import parse_page
+from pagetest.checks.glossary import Glossary
+from pagetest.model.reader import parse_page
 
 GLOSSARY = Glossary(Path(__file__).resolve().parents[2] / "docs" / "glossary.json")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pagetest import cli
-from pagetest.page import Page
-from pagetest.reader import parse_page
+from pagetest.model.page import Page
+from pagetest.model.reader import parse_page
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE_LINE = 5

@@ -10,11 +10,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "doctest"))
 
-from pagetest.nursery import Nursery  # noqa: E402
-from pagetest.result import Result  # noqa: E402
-from pagetest.runner import Runner  # noqa: E402
-from pagetest.script import make_script  # noqa: E402
-from pagetest.tree import Tree  # noqa: E402
+from pagetest.model.script import make_script  # noqa: E402
+from pagetest.model.tree import Tree  # noqa: E402
+from pagetest.results.result import Result  # noqa: E402
+from pagetest.run.runner import Runner  # noqa: E402
+from pagetest.warm.nursery import Nursery  # noqa: E402
 
 LIMIT_SECONDS = 60.0
 HANG_SECONDS = {"hang": 4.0, "hang_of_a_rank": 15.0}

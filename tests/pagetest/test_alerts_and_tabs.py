@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagetest.page import Alert, Note, Tabs
-from pagetest.parity import compare
+from pagetest.checks.parity import compare
+from pagetest.model.page import Alert, Note, Tabs
 
 TABS = """# Title
 

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from pagetest.environment import PROBE, page_environment
+from pagetest.run.environment import PROBE, page_environment
 
 ROOT = Path("/project")
 

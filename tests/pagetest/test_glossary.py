@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pagetest.glossary import Glossary
-from pagetest.reader import parse_page
+from pagetest.checks.glossary import Glossary
+from pagetest.model.reader import parse_page
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pagetest.hooks import Hooks
-from pagetest.imports import ImportGraph
+from pagetest.checks.hooks import Hooks
+from pagetest.graph.imports import ImportGraph
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pagetest.fingerprint import fingerprint
-from pagetest.imports import ImportGraph
-from pagetest.references import References
-from pagetest.tree import Tree
+from pagetest.graph.fingerprint import fingerprint
+from pagetest.graph.imports import ImportGraph
+from pagetest.graph.references import References
+from pagetest.model.tree import Tree
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from pagetest.launch import Launch, read_launch
+from pagetest.warm.launch import Launch, read_launch
 
 CORES = os.cpu_count() or 1
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pagetest.anchors import slugs
-from pagetest.links import Links
-from pagetest.tree import Tree
+from pagetest.checks.links import Links
+from pagetest.model.anchors import slugs
+from pagetest.model.tree import Tree
 
 SLUGS = {  # as github-slugger 2.0.0 makes them, the slugger of GitHub and of Docusaurus
     "Title": "title",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagetest.matching import Difference, difference
+from pagetest.outputs.matching import Difference, difference
 
 SAME = {
     "equal text": ("a\nb\n", "a\nb\n"),

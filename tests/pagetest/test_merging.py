@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetest.matching import difference
-from pagetest.merging import merged
+from pagetest.outputs.matching import difference
+from pagetest.outputs.merging import merged
 
 CASES = {
     "nothing to do": ("a  1.0\n...\n", "a 1.0001\nb\n", "a  1.0\n...\n"),

@@ -5,9 +5,9 @@ import stat
 
 import pytest
 
-from pagetest.parity import compare
-from pagetest.rules import check_page
-from pagetest.script import make_script
+from pagetest.checks.parity import compare
+from pagetest.checks.rules import check_page
+from pagetest.model.script import make_script
 
 COMMAND = "<!-- doc-test-command: python lesson.py -->\n"
 RUN = ("lesson", "--lang", "en")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetest.reader import parse_page
-from pagetest.script import executable_lines, make_script, mark_lines
+from pagetest.model.reader import parse_page
+from pagetest.model.script import executable_lines, make_script, mark_lines
 
 PROSE = st.sampled_from(
     ["", "Text.", "# Title", "- item", "> quote", "| a | b |", "<div>", "    indented", "中文。", "\x0c"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagetest.parity import Parity, compare
+from pagetest.checks.parity import Parity, compare
 
 PAGE = """# Title
 

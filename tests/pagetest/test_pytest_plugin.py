@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagetest.results_file import ResultsFile
+from pagetest.results.results_file import ResultsFile
 from pagetest.slots import Slots, default_slots
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,7 +188,9 @@ def test_the_limit_and_the_device_are_options(project) -> None:
 
 def test_an_interruption_ends_the_pages(project) -> None:
     project.page("sleeps", f"{DIARY.format(str(project.diary), 'here')}time.sleep(100)")
-    with subprocess.Popen(project.command(*TWO_WORKERS), cwd=project.root, stdout=subprocess.DEVNULL) as process:
+    # A shell starts what runs in its background with SIGINT ignored, and these tests may run there.
+    command = ["env", "--default-signal=INT", *project.command(*TWO_WORKERS)]
+    with subprocess.Popen(command, cwd=project.root, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while not project.diary.exists() and time.monotonic() < deadline:
             time.sleep(0.05)

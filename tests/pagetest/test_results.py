@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pagetest.device import Device
-from pagetest.results_file import ResultsFile, ResultsFileError
+from pagetest.results.results_file import ResultsFile, ResultsFileError
+from pagetest.run.device import Device
 
 
 def entry(page: str, lang: str = "en", device: str = "cpu", status: str = "PASS", **facts: object) -> dict[str, object]:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pagetest.page import Page
-from pagetest.rules import check_page
-from pagetest.script import make_script
+from pagetest.checks.rules import check_page
+from pagetest.model.page import Page
+from pagetest.model.script import make_script
 
 START = "<!-- doc-test-ignore-start: a -->\n"
 COMMAND = "<!-- doc-test-command: python lesson.py -->"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pagetest.sections import sections
-from pagetest.translations import stale_sections
-from pagetest.tree import Tree
+from pagetest.checks.translations import stale_sections
+from pagetest.model.sections import sections
+from pagetest.model.tree import Tree
 
 ENGLISH = """Before.
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pagetest.tree import Tree, UnknownPageError
+from pagetest.model.tree import Tree, UnknownPageError
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagetest.warm import Parent
+from pagetest.warm.fork import Parent
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -23,7 +23,6 @@ from pathlib import Path
 from pagetest import cli
 sys.exit(cli.main(sys.argv[2:], Path(sys.argv[1])))
 """
-BAR_SECONDS = 2.0
 PATIENCE_SECONDS = 90.0
 
 
@@ -110,10 +109,9 @@ def project(tmp_path) -> Iterator[Project]:
             watcher.end(signal.SIGKILL)
 
 
-def warm_seconds(lines: list[str]) -> float:
-    match = re.search(r"\[warm, (\d+\.\d) s\]", "\n".join(lines))
-    assert match, lines
-    return float(match.group(1))
+def assert_warm(lines: list[str]) -> None:
+    """How fast that is belongs to benchmarks/watch_latency.py."""
+    assert re.search(r"\[warm, \d+\.\d s\]", "\n".join(lines)), lines
 
 
 def test_a_saved_page_is_run_again_by_a_fork(project) -> None:
@@ -127,13 +125,13 @@ def test_a_saved_page_is_run_again_by_a_fork(project) -> None:
     assert "FAIL  cpu x1" in failed
     assert "lesson.md:7: ValueError: boom" in failed
     assert "  >    7 | raise ValueError('boom')" in failed
-    assert warm_seconds([failed]) < BAR_SECONDS * 5
+    assert_warm([failed])
 
     project.page("x = (")
     assert "SyntaxError" in "\n".join(watcher.until("lesson.md:5: "))
 
     project.page("x = 2\nassert __name__ == '__main__'")
-    assert warm_seconds(watcher.until(r"PASS .* lines 2/2 ")) > 0
+    assert_warm(watcher.until(r"PASS .* lines 2/2 "))
 
 
 def test_a_saved_library_is_seen(project) -> None:
@@ -151,7 +149,7 @@ def test_a_saved_library_is_seen(project) -> None:
     (project.root / "src/lib/inner.py").unlink()
     assert "No module named 'lib.inner'" in "\n".join(watcher.until("log: "))
     project.write("src/lib/inner.py", "VALUE = 1\n")
-    assert warm_seconds(watcher.until("PASS")) < BAR_SECONDS * 5
+    assert_warm(watcher.until("PASS"))
 
 
 def test_a_page_that_lost_an_import_is_not_run_where_it_is_loaded(project) -> None:
@@ -160,7 +158,7 @@ def test_a_page_that_lost_an_import_is_not_run_where_it_is_loaded(project) -> No
     watcher = project.watch("lesson", "--lang", "en")
     watcher.until("Ctrl-C ends")
     project.page("import xml\nimport xml.dom\nassert xml.dom\nx = 1")
-    assert warm_seconds(watcher.until("PASS"))
+    assert_warm(watcher.until("PASS"))
     project.page("import xml\nassert xml.dom\nx = 1")
     lines = "\n".join(watcher.until("log: "))
     assert "AttributeError: module 'xml' has no attribute 'dom'" in lines
@@ -190,18 +188,16 @@ def test_only_the_pages_that_are_affected_are_run(project) -> None:
     assert "two" in lines[-1]
 
 
-def test_two_ranks_of_torch_are_run_within_the_bar(project) -> None:
+def test_two_ranks_of_torch_are_run_by_forks(project) -> None:
     code = "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
     code += "dist.destroy_process_group()\n"
     command = "torchrun --standalone --nproc_per_node=2 lesson.py"
     project.page(code, command=command)
     watcher = project.watch("lesson", "--lang", "en")
     watcher.until("Ctrl-C ends")
-    taken = []
-    while len(taken) < 8 and min(taken, default=BAR_SECONDS) >= BAR_SECONDS:  # the machine may be busy with others
-        project.page(f"{code}x = {len(taken)}", command=command)
-        taken.append(warm_seconds(watcher.until("PASS  cpu gloo x2 .* lines 5/5 ")))
-    assert min(taken) < BAR_SECONDS, taken
+    for number in range(2):
+        project.page(f"{code}x = {number}", command=command)
+        assert_warm(watcher.until("PASS  cpu gloo x2 .* lines 5/5 "))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

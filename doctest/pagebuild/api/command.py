@@ -8,8 +8,8 @@ from pathlib import Path
 from pagebuild.api.library import Library
 from pagebuild.api.reference import build_reference, statistics, write
 from pagetest.finding import counted
-from pagetest.page import Page
-from pagetest.tree import Tree
+from pagetest.model.page import Page
+from pagetest.model.tree import Tree
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:

@@ -16,7 +16,7 @@ from pagebuild.api.target import Resolver, Target
 from pagebuild.api.traffic import Traffic
 from pagebuild.api.warning import finding_of
 from pagetest.finding import Finding
-from pagetest.page import Page
+from pagetest.model.page import Page
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 from pagebuild.notebook.kind import NOTHING, SEVERAL, arguments, kind_of
 from pagebuild.notebook.texts import phrase
 from pagebuild.notebook.translate import LINE, TEXT_ONLY, Translator
-from pagetest.page import Page
+from pagetest.model.page import Page
 
 _CELLS = Path(__file__).with_name("cells")
 _OPENINGS = {"one": _CELLS / "one_rank.py", "several": _CELLS / "several_ranks.py"}

@@ -10,11 +10,11 @@ from pagebuild.notebook.report import lines_of, summary
 from pagebuild.notebook.workshop import Made, Workshop
 from pagebuild.site.edition import BrokenInputError, read_json
 from pagebuild.site.project import read_project
-from pagetest.fingerprint import fingerprint
-from pagetest.imports import ImportGraph
-from pagetest.result import FAIL
+from pagetest.graph.fingerprint import fingerprint
+from pagetest.graph.imports import ImportGraph
+from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
+from pagetest.results.result import FAIL
 from pagetest.suite import Suite
-from pagetest.tree import LANGUAGES, Tree, UnknownPageError
 
 OK, FAILED, USAGE = 0, 1, 2
 

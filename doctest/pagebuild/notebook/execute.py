@@ -16,10 +16,10 @@ from nbformat import NotebookNode
 from pagebuild.notebook.child import FAILED
 from pagebuild.notebook.failure import Failure, failure_of, warning_in
 from pagebuild.notebook.translate import LINE
-from pagetest.environment import clean_environment
-from pagetest.outcome import Outcome
-from pagetest.page import Page
-from pagetest.session import Session
+from pagetest.model.page import Page
+from pagetest.run.environment import clean_environment
+from pagetest.run.outcome import Outcome
+from pagetest.run.session import Session
 
 _CHILD = Path(__file__).with_name("child.py")
 

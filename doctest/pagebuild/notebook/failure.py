@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nbformat import NotebookNode
 
 from pagebuild.notebook.translate import LINE
-from pagetest.page import Page
+from pagetest.model.page import Page
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\[rank(\d+)\]: ?")

@@ -2,8 +2,8 @@
 
 import shlex
 
-from pagetest.launch import read_launch
-from pagetest.page import Page
+from pagetest.model.page import Page
+from pagetest.warm.launch import read_launch
 
 NOTHING, ONE, SEVERAL = "nothing", "one", "several"
 

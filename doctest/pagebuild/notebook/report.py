@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from pagebuild.notebook.workshop import Made
 from pagetest.finding import Finding
-from pagetest.result import FAIL, PASS, SAME
+from pagetest.results.result import FAIL, PASS, SAME
 
 _CONTEXT = 2
 

@@ -9,7 +9,7 @@ from pagebuild.notebook.images import data_address
 from pagebuild.notebook.kind import NOTHING, ONE, kind_of
 from pagebuild.notebook.signature import short_text
 from pagebuild.notebook.texts import alert, phrase
-from pagetest.page import Block, Page
+from pagetest.model.page import Block, Page
 
 LINE = "page_line"
 """The cell's metadata that says at which line of the page its code stands."""

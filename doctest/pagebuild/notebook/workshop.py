@@ -14,10 +14,10 @@ from pagebuild.notebook.failure import Failure
 from pagebuild.notebook.kind import NOTHING, kind_of
 from pagebuild.notebook.sharing import with_outputs_of
 from pagebuild.site.downloads import origin
+from pagetest.checks.parity import compare
 from pagetest.finding import Finding
-from pagetest.page import Page
-from pagetest.parity import compare
-from pagetest.result import FAIL, NONE, PASS, SAME
+from pagetest.model.page import Page
+from pagetest.results.result import FAIL, NONE, PASS, SAME
 from pagetest.suite import Suite
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pagebuild.site.edition import BrokenInputError
-from pagetest.command import NO_COMMAND
+from pagetest.checks.command import NO_COMMAND
+from pagetest.checks.parity import compare
 from pagetest.finding import Finding
-from pagetest.page import Page
-from pagetest.parity import compare
-from pagetest.result import FAIL, PASS, SAME
-from pagetest.results_file import ResultsFile, ResultsFileError
-from pagetest.tree import LANGUAGES, Tree
+from pagetest.model.page import Page
+from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.results.result import FAIL, PASS, SAME
+from pagetest.results.results_file import ResultsFile, ResultsFileError
 
 DEVICES = ("cpu", "cuda")
 VERIFIED, OUTDATED, FAILED, NEVER, NOTHING = "verified", "outdated", "failed", "never", "none"

@@ -15,8 +15,8 @@ from pagebuild.site.render.npm import MissingToolError, quiet_environment
 from pagebuild.site.render.site import Site
 from pagebuild.site.website import OWNED, website_files
 from pagetest.finding import counted, shown
+from pagetest.model.tree import LANGUAGES
 from pagetest.suite import Suite
-from pagetest.tree import LANGUAGES
 
 OK, FAILED, USAGE = 0, 1, 2
 

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pagetest.command import NO_COMMAND
-from pagetest.page import Page
+from pagetest.checks.command import NO_COMMAND
+from pagetest.model.page import Page
 
 WIDTH = 100
 

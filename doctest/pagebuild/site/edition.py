@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pagetest.finding import Finding
-from pagetest.tree import LANGUAGES, Tree
+from pagetest.model.tree import LANGUAGES, Tree
 
 CURRENT = "current"
 

@@ -20,10 +20,10 @@ from pagebuild.site.edition import (
 )
 from pagebuild.site.insight import Insight
 from pagetest.finding import Finding
-from pagetest.page import Page
-from pagetest.results_file import ResultsFile
+from pagetest.model.page import Page
+from pagetest.model.tree import LANGUAGES
+from pagetest.results.results_file import ResultsFile
 from pagetest.suite import Suite
-from pagetest.tree import LANGUAGES
 
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagetest.page import Page
+from pagetest.model.page import Page
 
 LINES = 3
 """How many lines stand before the author's first one."""

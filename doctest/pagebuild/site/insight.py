@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagebuild.site.edition import current_edition
-from pagetest.fingerprint import fingerprint
-from pagetest.imports import ImportGraph
-from pagetest.page import Page
-from pagetest.translations import stale_sections
-from pagetest.tree import LANGUAGES, Tree
+from pagetest.checks.translations import stale_sections
+from pagetest.graph.fingerprint import fingerprint
+from pagetest.graph.imports import ImportGraph
+from pagetest.model.page import Page
+from pagetest.model.tree import LANGUAGES, Tree
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from pagebuild.site.reference import module_pages, summary
 from pagebuild.site.sidebar import API_FOLDER
 from pagebuild.site.words import first_sentence
 from pagetest.finding import Finding
-from pagetest.page import Page
-from pagetest.tree import LANGUAGES, Tree
+from pagetest.model.page import Page
+from pagetest.model.tree import LANGUAGES, Tree
 
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 

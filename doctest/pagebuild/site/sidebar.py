@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagebuild.site.edition import BrokenInputError, Edition, read_json
-from pagetest.navigation import LABELS, check_navigation
+from pagetest.checks.navigation import LABELS, check_navigation
 
 API_SIDEBAR = "apiSidebar"
 API_FOLDER = "api"

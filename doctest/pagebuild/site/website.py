@@ -12,7 +12,7 @@ from pagebuild.site.project import Project
 from pagebuild.site.reference import lost_names, module_pages
 from pagebuild.site.sidebar import as_bytes, labels, sidebars
 from pagetest.finding import Finding
-from pagetest.tree import LANGUAGES
+from pagetest.model.tree import LANGUAGES
 
 OWNED = (
     "docs",

@@ -7,7 +7,7 @@ from itertools import pairwise
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from pagetest.page import Page
+from pagetest.model.page import Page
 
 _SENTENCE = re.compile(".+?(?:[\u3002\uff01\uff1f]|[.!?](?=\\s+[^a-z]|$))")
 _HOOK = re.compile(r"\{\{.*\}\}")

@@ -14,7 +14,7 @@ from pagebuild.api.target import Resolver
 from pagebuild.sphinx.site import SphinxSite
 from pagebuild.sphinx.sources import Sources
 from pagetest.finding import Finding, counted
-from pagetest.tree import LANGUAGES, Tree
+from pagetest.model.tree import LANGUAGES, Tree
 
 # [Note: one process for each language]
 # Sphinx translates "Parameters" and its like when its modules are imported. A second site in the same process would

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pagebuild.sphinx.texts import texts_of
-from pagetest.page import Alert, Block, Page, Tabs
+from pagetest.model.page import Alert, Block, Page, Tabs
 
 _QUOTE = re.compile(r"^(\s*)> ?")
 _OPENING = re.compile(r"^([\s>]*)(`{3,}|~{3,})")

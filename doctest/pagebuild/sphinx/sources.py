@@ -11,8 +11,8 @@ from pagebuild.api.inventory import Inventory
 from pagebuild.sphinx.modules import module_page
 from pagebuild.sphinx.myst import MystPage, to_myst
 from pagebuild.sphinx.texts import texts_of
-from pagetest.navigation import LABELS
-from pagetest.tree import Tree
+from pagetest.checks.navigation import LABELS
+from pagetest.model.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 
 from pagebuild.api.entry import Entry
 from pagebuild.api.reference import Reference, build_reference
-from pagetest.reader import parse_page
+from pagetest.model.reader import parse_page
 
 MODULES = {
     "__init__.py": '''"""A toy library."""

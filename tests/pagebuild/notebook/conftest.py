@@ -10,10 +10,10 @@ from nbformat import NotebookNode
 
 from pagebuild.notebook.build import build_notebook
 from pagebuild.notebook.workshop import Made, Workshop
-from pagetest.page import Page
-from pagetest.reader import parse_page
+from pagetest.model.page import Page
+from pagetest.model.reader import parse_page
+from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.suite import Suite
-from pagetest.tree import LANGUAGES, Tree
 
 ROOT = Path(__file__).resolve().parents[3]
 THING = {

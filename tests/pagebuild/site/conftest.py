@@ -14,7 +14,7 @@ from pagebuild.site.insight import Insight
 from pagebuild.site.pages import Knowledge
 from pagebuild.site.project import Project
 from pagebuild.site.website import website_files
-from pagetest.page import Page
+from pagetest.model.page import Page
 
 PRESENT = "the present code"
 PROJECT = Project("https://example.org/colossal", "c" * 40, "2026-11-20")

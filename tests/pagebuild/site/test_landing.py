@@ -22,7 +22,7 @@ from pagebuild.site.landing.models import model_matrix
 from pagebuild.site.landing.plugins import CHOICES, QUESTIONS, Choice, check_choices, offered_plugins
 from pagebuild.site.landing.trial import attempt
 from pagebuild.site.pages import Knowledge
-from pagetest.reader import parse_page
+from pagetest.model.reader import parse_page
 
 LANGUAGES = {"en", "zh-Hans"}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pagebuild.sphinx.myst import to_myst
-from pagetest.reader import parse_page
+from pagetest.model.reader import parse_page
 
 
 def myst(text: str, language: str = "en") -> str:

@@ -13,8 +13,8 @@ from pagebuild.site.pages import Knowledge
 from pagebuild.site.sidebar import categories, labels
 from pagebuild.site.words import first_sentence, title
 from pagetest.finding import Finding
-from pagetest.page import Page
-from pagetest.tree import LANGUAGES
+from pagetest.model.page import Page
+from pagetest.model.tree import LANGUAGES
 
 
 def landing(root: Path, edition: Edition, knowledge: Knowledge) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pagebuild.site.edition import BrokenInputError
 from pagetest.finding import Finding
-from pagetest.page import Page
-from pagetest.reader import read_page
+from pagetest.model.page import Page
+from pagetest.model.reader import read_page
 
 PAGE = "concepts/colossal_overview"
 

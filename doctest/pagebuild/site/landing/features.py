@@ -8,7 +8,7 @@ from typing import Any
 from pagebuild.site.landing.plugins import CHOICES, WORKS, Choice
 from pagebuild.site.landing.texts import text
 from pagebuild.site.landing.trial import NO, YES, Bench, attempt, world_of_one
-from pagetest.tree import LANGUAGES
+from pagetest.model.tree import LANGUAGES
 
 PARTIAL = "partial"
 

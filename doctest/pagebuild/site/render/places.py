@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pagebuild.site.front import LINES
 from pagetest.finding import Finding
-from pagetest.reader import read_page
+from pagetest.model.reader import read_page
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _AUTHORED = re.compile(r"(docs/(?:source|versioned)/[^\s:\"]+\.md):(\d+): ([^\"\n]+)")

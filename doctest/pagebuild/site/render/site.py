@@ -11,8 +11,8 @@ from pathlib import Path
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser
 from pagebuild.site.render.places import Places
 from pagetest.finding import counted
-from pagetest.outcome import Outcome
-from pagetest.session import Session
+from pagetest.run.outcome import Outcome
+from pagetest.run.session import Session
 
 LIMIT_SECONDS = 1800.0
 

@@ -1,0 +1,131 @@
+"""The files that lead readers to the pages: the sidebar, its labels in other languages, and the list of versions."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pagetest.finding import Finding
+from pagetest.model.tree import LANGUAGES, Tree
+
+LABELS = "sidebar_category_translation.json"
+
+
+def check_navigation(tree: Tree, folder: Path | None = None) -> Iterator[Finding]:
+    """The sidebar lists exactly the pages that exist; its labels are translated; the versions are a list of names.
+
+    Args:
+        tree: The pages.
+        folder: What holds the sidebar and the versions; by default the folder around the tree.
+    """
+    folder = folder or tree.source.parent
+    for name, check in (("sidebars.json", _sidebar_faults), ("versions.json", _version_faults)):
+        path = folder / name
+        if path.is_file():
+            yield from _check_file(path, check, tree.names)
+    labels = label_keys(_sidebars(folder))
+    for language in LANGUAGES[1:]:
+        path = tree.source / language / LABELS
+        if path.is_file():
+            yield from _check_file(path, _label_faults, labels)
+        elif labels:
+            yield Finding(
+                path, 1, f"the sidebar has the label `{labels[0]}`, and no file translates it: write {LABELS}"
+            )
+
+
+def label_keys(sidebars: Any) -> list[str]:
+    """The keys of the sidebars' labels, as Docusaurus spells them: `sidebar.<sidebar>.category.<label>`."""
+    sidebars = sidebars if isinstance(sidebars, dict) else {}
+    return list(
+        dict.fromkeys(f"sidebar.{name}.{label}" for name, items in sidebars.items() for label in _labels(items))
+    )
+
+
+def _check_file(path: Path, check: Any, expected: Sequence[str]) -> Iterator[Finding]:
+    text = path.read_text(encoding="utf-8")
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        yield Finding(path, error.lineno, f"this is no JSON ({error.msg}): correct it")
+        return
+    for line, message in check(content, text, expected):
+        yield Finding(path, line, message)
+
+
+def _sidebar_faults(content: Any, text: str, names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    listed = list(_documents(content))
+    for name in sorted(set(listed) - set(names)):
+        yield (
+            _line_of(f'"{name}"', text),
+            f"the sidebar lists `{name}`, which is no page: write the page or drop the entry",
+        )
+    for name in sorted(set(names) - set(listed)):
+        yield 1, f"no sidebar lists the page `{name}`: add it where readers look for it"
+    for name in sorted({name for name in listed if listed.count(name) > 1}):
+        yield _line_of(f'"{name}"', text), f"the sidebar lists `{name}` more than once: keep one entry"
+
+
+def _version_faults(content: Any, _text: str, _names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    if not isinstance(content, list) or not all(isinstance(version, str) for version in content):
+        yield (
+            1,
+            f"the versions are a JSON list of strings, and this is {content!r}: write `[]` before the first release",
+        )
+
+
+def _label_faults(content: Any, text: str, keys: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Every label has a translation, and nothing else has."""
+    if not isinstance(content, dict):
+        yield 1, "the labels are a JSON object of `key: {message: translation}`, and this is none: write one"
+        return
+    for key in sorted(set(keys) - set(content)):
+        yield 1, f"no translation of the sidebar's label `{key}`: add the key, with a `message`"
+    for key, entry in content.items():
+        line = _line_of(f'"{key}"', text)
+        if key not in keys:
+            yield line, f"`{key}` is no label of the sidebar: correct the key or drop it"
+        elif not (isinstance(entry, dict) and isinstance(entry.get("message"), str) and entry["message"].strip()):
+            yield line, f"the label `{key}` has no text: give it a `message`"
+
+
+def _sidebars(folder: Path) -> Any:
+    """The sidebars, empty where there are none that can be read: that is another finding."""
+    try:
+        return json.loads((folder / "sidebars.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}
+
+
+def _labels(item: Any) -> Iterator[str]:
+    """The labels of categories, links and documents with what they label, outer ones first."""
+    if isinstance(item, list):
+        for part in item:
+            yield from _labels(part)
+    elif isinstance(item, dict) and "type" in item:
+        if "label" in item:
+            yield f"{item['type']}.{item['label']}"
+        yield from _labels(item.get("items", []))
+    elif isinstance(item, dict):
+        for label, items in item.items():
+            yield f"category.{label}"
+            yield from _labels(items)
+
+
+def _documents(item: Any) -> Iterator[str]:
+    """The page names in a sidebar, in Docusaurus' form: strings, documents, categories and their links."""
+    if isinstance(item, str):
+        yield item
+    elif isinstance(item, list):
+        for part in item:
+            yield from _documents(part)
+    elif isinstance(item, dict) and item.get("type") in {"doc", "ref"}:
+        yield item["id"]
+    elif isinstance(item, dict) and item.get("type") == "category":
+        yield from _documents([item.get("link") or [], item.get("items", [])])
+    elif isinstance(item, dict) and "type" not in item:
+        yield from _documents(list(item.values()))
+
+
+def _line_of(fragment: str, text: str) -> int:
+    return next((number for number, line in enumerate(text.split("\n"), 1) if fragment in line), 1)

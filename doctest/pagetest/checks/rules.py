@@ -1,0 +1,96 @@
+"""The static rules: what a page must fulfil before it is run."""
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator
+
+from pagetest.checks.command import command_faults
+from pagetest.finding import Finding
+from pagetest.model.page import Page
+from pagetest.model.script import Script
+from pagetest.outputs.shown import output_faults
+
+_FIXED_PORT_URL = re.compile(r"(?:tcp|env)://[^/\s]*:[1-9]\d*")
+_PORT_NAMES = ("port", "master_port")
+_TAUGHT = ("colossal", "numpy", "torch", "transformers")
+
+
+def check_page(page: Page, script: Script) -> list[Finding]:
+    """Everything that forbids to run the page, in the order of its lines."""
+    found = [*page.findings, *output_faults(page)]
+    found += [script.fault] if script.fault else []
+    found += [
+        Finding(page.path, page.commands[-1].line if page.commands else page.command_line, message)
+        for message in command_faults(page)
+    ]
+    found += [finding for rule in _RULES for finding in rule(page, script)]
+    return sorted(set(found))
+
+
+def _stem(page: Page, script: Script) -> Iterator[Finding]:
+    """A script shadows every module of its name, since its folder comes first on the path."""
+    if script.is_empty:
+        return
+    if page.stem in sys.stdlib_module_names:
+        yield Finding(
+            page.path, 1, f"`{page.stem}.py` would shadow the standard library's `{page.stem}`: rename the page"
+        )
+    elif page.stem in {*_TAUGHT, *_imports(script)} or _is_installed(page.stem):
+        yield Finding(page.path, 1, f"`{page.stem}.py` would shadow the package `{page.stem}`: rename the page")
+
+
+def _imports(script: Script) -> set[str]:
+    names = set()
+    for node in script.nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _is_installed(name: str) -> bool:
+    spec = importlib.util.find_spec(name) if name.isidentifier() and name not in sys.modules else None
+    return name in sys.modules or bool(spec and spec.origin)
+
+
+def _ports(page: Page, script: Script) -> Iterator[Finding]:
+    """A fixed port in the code collides with the next run as one in the command does."""
+    for node in script.nodes:
+        if fixed := _fixed_port(node):
+            message = f"`{fixed}` fixes a port that another run may hold: let the launcher choose it, or use 0"
+            yield Finding(page.path, getattr(node, "lineno", 1), message)
+
+
+def _fixed_port(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FIXED_PORT_URL.search(node.value):
+        return node.value
+    if isinstance(node, ast.keyword):
+        return f"{node.arg}=" if node.arg in _PORT_NAMES and _is_port(node.value) else ""
+    names, values = _settings(node)
+    fixed = any(
+        isinstance(name, ast.Constant) and name.value == "MASTER_PORT" and _is_port(value)
+        for name, value in zip(names, values, strict=False)
+    )
+    return "MASTER_PORT" if fixed else ""
+
+
+def _settings(node: ast.AST) -> tuple[list[ast.expr | None], list[ast.expr]]:
+    """Keys and values: of a dictionary, an assignment to an item, or a call such as `setdefault(key, value)`."""
+    if isinstance(node, ast.Dict):
+        return node.keys, node.values
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        return [node.targets[0].slice], [node.value]
+    if isinstance(node, ast.Call):
+        return [*node.args[:1]], node.args[1:2]
+    return [], []
+
+
+def _is_port(node: ast.expr) -> bool:
+    """Whether the node is a number other than 0, as such or quoted."""
+    return isinstance(node, ast.Constant) and str(node.value).isdecimal() and int(str(node.value)) > 0
+
+
+_RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (_stem, _ports)

@@ -1,0 +1,1 @@
+"""Which project files a page's code reaches, and which pages a change reaches."""

@@ -1,0 +1,42 @@
+"""The fingerprint of a page: it changes with the page's code, its command, and the project files that it reaches."""
+
+import ast
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from pagetest.graph.imports import ImportGraph
+from pagetest.graph.references import References
+from pagetest.model.page import Page
+from pagetest.model.script import Script, make_script
+
+
+def fingerprint(page: Page, graph: ImportGraph) -> str:
+    """Computes the fingerprint of a page without importing anything; empty for a page without code.
+
+    Args:
+        page: The page.
+        graph: The project's modules.
+    """
+    script = make_script(page)
+    if script.is_empty:
+        return ""
+    parts = [script.code_hash, page.command]
+    for path in sorted(graph.reached(references_of(script))):
+        parts += [path.relative_to(graph.source).as_posix(), _content_hash(path)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def references_of(script: Script) -> References:
+    """What a page's code refers to; nothing where it cannot be compiled."""
+    return References(ast.Module([], []) if script.fault else script.tree)
+
+
+def _content_hash(path: Path) -> str:
+    facts = path.stat()
+    return _hash_of(path, facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(path: Path, _changed_ns: int, _size: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,1 @@
+"""The model of a page: what its Markdown says, and the tree that holds it."""

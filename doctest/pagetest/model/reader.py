@@ -1,0 +1,271 @@
+"""Reads Markdown into a page: one walk over the tokens of the parser."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from pagetest.finding import Finding
+from pagetest.model.page import OBJECT, Alert, Block, Heading, Note, Page, Tabs
+
+_COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
+_MARKER = re.compile(r"(?:doc-test-|(?=tabs-))(\S+?)\s*(?::\s*(.*?))?\s*", re.DOTALL)
+_MARKER_LIKE = re.compile(r"-*\s*(?:doc-?test|ignore-?test|tabs-)", re.IGNORECASE)
+_KNOWN_MARKERS = "doc-test-command, doc-test-ignore-start, doc-test-ignore-end, tabs-start and tabs-end"
+_ALERT = re.compile(r"\[!(\w+)\][ \t]*(?:\n|\Z)")
+_ALERT_LIKE = re.compile(r"\[!(?:note|tip|important|warning|caution)\]", re.IGNORECASE)
+_FRONT_MATTER = re.compile(r"---\n(?:.*\n)*?---(?:\n|\Z)")
+_LANGUAGE = re.compile(r"[\w+-]+|\Z")
+_HOOK = re.compile(r"\{\{\s*autodoc:\s*([A-Za-z_][\w.]*)\s*\}\}")
+_HOOK_LIKE = re.compile(r"\{\{\s*autodoc")
+_JSX_STYLE = re.compile(r"style\s*=\s*\{\{")
+_HTML_LINK = re.compile(r"\b(?:src|href)\s*=\s*[\"']([^\"']+)[\"']")
+
+
+ALERTS = ("NOTE", "TIP", "IMPORTANT", "WARNING", "CAUTION")
+
+
+def read_page(path: Path, language: str, name: str) -> Page:
+    """Reads the page from its file."""
+    return parse_page(path.read_bytes().decode("utf-8-sig", errors="replace"), path, language, name)
+
+
+def parse_page(text: str, path: Path, language: str = "en", name: str = "page") -> Page:
+    """Parses Markdown text.
+
+    Args:
+        text: The page; any line ends.
+        path: What findings name.
+        language: The language the page is written in.
+        name: The page's name inside its tree, without suffix.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    reader = _Reader(path, text.split("\n"))
+    body = (
+        _FRONT_MATTER.sub(lambda match: "\n" * match.group().count("\n"), text, count=1) if text[:3] == "---" else text
+    )
+    reader.read(MarkdownIt("commonmark").enable("table").parse(body))
+    return Page(
+        path,
+        language,
+        name,
+        tuple(reader.lines),
+        tuple(reader.blocks),
+        tuple(reader.commands),
+        tuple(reader.headings),
+        tuple(reader.hooks),
+        tuple(reader.links),
+        tuple(reader.alerts),
+        tuple(reader.tabs),
+        tuple(reader.prose),
+        tuple(reader.findings),
+    )
+
+
+@dataclass
+class _Reader:
+    """Walks the tokens of one page in order and sorts them into the page's parts."""
+
+    path: Path
+    lines: list[str]
+    blocks: list[Block] = field(default_factory=list)
+    commands: list[Note] = field(default_factory=list)
+    headings: list[Heading] = field(default_factory=list)
+    hooks: list[Note] = field(default_factory=list)
+    links: list[Note] = field(default_factory=list)
+    alerts: list[Alert] = field(default_factory=list)
+    tabs: list[Tabs] = field(default_factory=list)
+    prose: list[tuple[Note, ...]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    open_region: Note | None = None
+    open_tabs: Tabs | None = None
+    before: tuple[Token, ...] = ()
+
+    def read(self, tokens: list[Token]) -> None:
+        readers: dict[str, Callable[[Token], None]] = {
+            "fence": self._fence,
+            "heading_open": self._heading,
+            "html_block": self._html,
+            "inline": self._inline,
+        }
+        for token in tokens:
+            if token.type in readers:
+                readers[token.type](token)
+            self.before = (*self.before[-1:], token)
+        if self.open_region:
+            self._refuse(
+                self.open_region.line, "doc-test-ignore-start is never closed: add `<!--- doc-test-ignore-end -->`"
+            )
+        if self.open_tabs:
+            self._refuse(self.open_tabs.line, "tabs-start is never closed: add `<!--- tabs-end -->`")
+
+    def _refuse(self, line: int, message: str) -> None:
+        self.findings.append(Finding(self.path, line, message))
+
+    def _fence(self, token: Token) -> None:
+        first, last = _span(token)
+        if last - first < 2 or not self.lines[last - 1].lstrip(" \t>").startswith(token.markup):  # noqa: PLR2004
+            self._refuse(first + 1, f"the fence is never closed: add a line `{token.markup}` after the block")
+        language = _LANGUAGE.findall(token.info.lower())[0]
+        reason = self.open_region.text if self.open_region else ""
+        ignored, info = self.open_region is not None, " ".join(token.info.split())
+        self.blocks.append(Block(language, first + 2, token.content, ignored, reason, info))
+
+    def _heading(self, token: Token) -> None:
+        line = _span(token)[0] + 1
+        self.headings.append(Heading(int(token.tag[1:]), line))
+        if self.open_tabs:
+            self._refuse(line, "a heading inside tabs belongs to one of them only: move it out, or write a bold line")
+
+    def _html(self, token: Token) -> None:
+        for match in _COMMENT.finditer(token.content):
+            self._comment(match.group(1), _span(token)[0] + 1 + token.content[: match.start()].count("\n"))
+        prose = _COMMENT.sub("", token.content)
+        if "<!--" in prose:
+            self._refuse(_span(token)[0] + 1, "the comment is never closed and swallows the rest: end it with `-->`")
+        self._prose(token, prose)
+
+    def _comment(self, inner: str, line: int) -> None:
+        inner = inner.removeprefix("-").removesuffix("-").strip()
+        match = _MARKER.fullmatch(inner)
+        kind, text = (match.group(1), match.group(2) or "") if match else ("", "")
+        if kind == "command":
+            self.commands.append(Note(" ".join(text.split()), line))
+        elif kind == "ignore-start":
+            self._open(text, line)
+        elif kind == "ignore-end":
+            if not self.open_region:
+                self._refuse(line, "doc-test-ignore-end closes nothing: remove it or add its doc-test-ignore-start")
+            self.open_region = None
+        elif kind in {"tabs-start", "tabs-end"}:
+            self._switch_tabs(kind, text, line)
+        elif _MARKER_LIKE.match(inner):
+            self._refuse(line, f"unknown marker `{inner.splitlines()[0]}`: the markers are {_KNOWN_MARKERS}")
+
+    def _open(self, reason: str, line: int) -> None:
+        if self.open_region:
+            where = self.open_region.line
+            self._refuse(line, f"doc-test-ignore-start inside the region opened at line {where}: close that one first")
+        if not reason:
+            self._refuse(line, "an ignored region says why: write `<!--- doc-test-ignore-start: the reason -->`")
+        self.open_region = Note(reason, line)
+
+    def _switch_tabs(self, kind: str, group: str, line: int) -> None:
+        opened, self.open_tabs = self.open_tabs, Tabs(group, line, line, ()) if kind == "tabs-start" else None
+        if kind == "tabs-end" and not opened:
+            self._refuse(line, "tabs-end closes nothing: remove it or add its tabs-start")
+        elif kind == "tabs-start" and opened:
+            self._refuse(line, f"tabs-start inside the tabs opened at line {opened.line}: close those first")
+        elif opened and len(opened.tabs) < 2:  # noqa: PLR2004
+            self._refuse(opened.line, "tabs need two alternatives at least, each opened by a paragraph `**Title**`")
+        elif opened:
+            self.tabs.append(replace(opened, end=line))
+
+    def _open_tab(self, title: str, token: Token) -> None:
+        assert self.open_tabs
+        line = _span(token)[0] + 1
+        between = self.lines[self.open_tabs.line : line - 1]
+        if not self.open_tabs.tabs and any(text.strip() for text in between):
+            self._refuse(line, "the first thing inside tabs is a title, `**Title**`: move what stands before it")
+        self.open_tabs = replace(self.open_tabs, tabs=(*self.open_tabs.tabs, Note(title, line)))
+
+    def _alert(self, token: Token) -> bool:
+        """Notes an alert if this is the first paragraph of a blockquote and starts like one."""
+        quote = self.before[0] if [one.type for one in self.before] == ["blockquote_open", "paragraph_open"] else None
+        match = _ALERT.match(token.content) if quote else None
+        if not (quote and match):
+            return False
+        first, last = _span(quote)
+        last -= sum(1 for line in self.lines[first:last][::-1] if not line.strip())
+        if match.group(1) not in ALERTS:
+            self._refuse(first + 1, f"unknown alert `[!{match.group(1)}]`: the alerts are {', '.join(ALERTS)}")
+        self.alerts.append(Alert(match.group(1).lower(), first + 1, last))
+        return True
+
+    def _inline(self, token: Token) -> None:
+        children = token.children or []
+        self.prose.append(tuple(_words(token)))
+        prose = "".join(_text(child) for child in children)
+        parent = self.before[-1].type if self.before else ""
+        if parent == "heading_open":
+            self.headings[-1] = replace(self.headings[-1], text=_plain(children))
+        if not self._alert(token) and _ALERT_LIKE.search(prose):
+            where = self._where(token, "[!")
+            self._refuse(where, "an alert is a blockquote whose first line is the marker alone, such as `> [!NOTE]`")
+        if self.open_tabs and token.level == 1 and parent == "paragraph_open" and (title := _bold(children)):
+            self._open_tab(title, token)
+        lone = token.level == 1 and parent == "paragraph_open" and _HOOK.fullmatch(token.content.strip())
+        if lone:
+            self.hooks.append(Note(lone.group(1), _span(token)[0] + 1))
+        else:
+            self._prose(token, prose)
+        if any(_MARKER_LIKE.match(match.group(1)) for match in _COMMENT.finditer(prose)):
+            self._refuse(self._where(token, "<!--"), "a doc-test marker inside a sentence: give it a line of its own")
+        for target in (target for child in children for target in _targets(child)):
+            self.links.append(Note(target, self._where(token, target)))
+
+    def _prose(self, token: Token, prose: str) -> None:
+        if match := _HOOK_LIKE.search(prose):
+            where = self._where(token, match.group())
+            self._refuse(where, "an autodoc hook is a paragraph of one line, `{{ autodoc:Name }}`: move it to its own")
+        if match := _JSX_STYLE.search(prose):
+            where = self._where(token, match.group())
+            self._refuse(where, "JSX `style={{` is not Markdown and shows as text: use plain Markdown or a CSS class")
+        if token.type == "html_block":
+            self.links.extend(Note(target, self._where(token, target)) for target in _HTML_LINK.findall(prose))
+
+    def _where(self, token: Token, fragment: str) -> int:
+        first, last = _span(token)
+        return next((line + 1 for line in range(first, last) if fragment in self.lines[line]), first + 1)
+
+
+def _span(token: Token) -> tuple[int, int]:
+    first, last = token.map or (0, 0)
+    return first, last
+
+
+def _text(child: Token) -> str:
+    """What a reader sees of an inline token, code spans left out: they are literal."""
+    if child.type in {"softbreak", "hardbreak"}:
+        return "\n"
+    return child.content if child.type in {"text", "html_inline"} else ""
+
+
+def _words(token: Token) -> Iterator[Note]:
+    """What a reader reads of a paragraph, line by line, the descriptions of images included."""
+    raw, done, text = token.content.replace("\n", " "), 0, ""
+    first = line = _span(token)[0] + 1
+    for child in token.children or []:
+        where = raw.find(child.content, done) if child.content else -1
+        done = where + len(child.content) if where >= 0 else done
+        last = first + token.content.count("\n", 0, done) + (child.type in {"softbreak", "hardbreak"})
+        if last > line:
+            yield Note(text, line)
+            text, line = "", last
+        if child.content:
+            text += child.content if child.type in {"text", "image"} else OBJECT
+    yield Note(text, line)
+
+
+def _plain(children: list[Token]) -> str:
+    """The words of a heading, code spans included."""
+    return "".join(child.content for child in children if child.type in {"text", "code_inline"}).strip()
+
+
+def _bold(children: list[Token]) -> str:
+    """The text of a paragraph that is bold from end to end; empty for any other."""
+    types = [child.type for child in children if child.type != "text" or child.content]
+    inner = types[1:-1]
+    is_bold = types[:1] == ["strong_open"] and types[-1:] == ["strong_close"] and "strong_close" not in inner
+    return _plain(children) if is_bold else ""
+
+
+def _targets(child: Token) -> Iterator[str]:
+    attribute = {"link_open": "href", "image": "src"}.get(child.type)
+    if attribute:
+        yield str(child.attrs[attribute])
+    elif child.type == "html_inline":
+        yield from _HTML_LINK.findall(child.content)

@@ -1,0 +1,55 @@
+"""Sections: the prose of a page from one heading to the next, each with a hash of its words."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pagetest.model.anchors import anchors
+from pagetest.model.page import Heading, Page
+
+_COMMAND = re.compile(r"<!--+\s*doc-test-command.*?-->", re.DOTALL)
+_HASH_LENGTH = 12
+
+# [Note: what counts as prose]
+# Everything that a translator has to follow by hand: headings, text, tables, figures and links, blocks of other
+# languages than Python. Python, output and the command are no prose, for these are compared with the original anyway.
+# White space is folded, so that filling a paragraph anew changes nothing.
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and the prose below it.
+
+    Attributes:
+        slug: The heading's anchor; empty for what stands before the first heading.
+        heading: The heading's text.
+        line: The heading's line.
+        level: The heading's level; 0 for what stands before the first one.
+        hash: Of the prose; see [Note: what counts as prose].
+    """
+
+    slug: str
+    heading: str
+    line: int
+    level: int
+    hash: str
+
+
+def sections(page: Page) -> tuple[Section, ...]:
+    """The sections of a page, in order."""
+    return tuple(_sections(page))
+
+
+def _sections(page: Page) -> Iterator[Section]:
+    prose = list(page.lines)
+    for block in page.blocks:
+        if block.is_python or block.is_output:
+            prose[block.line - 2 : block.end] = [""] * (block.end - block.line + 2)
+    starts = [(Heading(0, 1), ""), *zip(page.headings, anchors(page), strict=True)]
+    ends = [heading.line - 1 for heading, _ in starts[1:]] + [len(prose)]
+    for (heading, slug), end in zip(starts, ends, strict=True):
+        words = _COMMAND.sub("", "\n".join(prose[heading.line - 1 : end])).split()
+        if words or heading.level:
+            digest = hashlib.sha256(" ".join(words).encode()).hexdigest()[:_HASH_LENGTH]
+            yield Section(slug, heading.text, heading.line, heading.level, digest)

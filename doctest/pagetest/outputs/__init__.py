@@ -1,0 +1,1 @@
+"""What a page shows as output, held against what it printed."""

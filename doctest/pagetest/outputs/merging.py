@@ -1,0 +1,130 @@
+"""Merging: new text for an output block, in which every line and every `...` of the old one stays that still holds."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from pagetest.outputs.matching import NUMBER, WILD, difference, fold, matches
+
+_PIECE = re.compile(rf"{NUMBER.pattern}|\.\.\.|\w+|\s+|.")
+_INSERTED, _REPLACED, _DELETED = 0.9, 1.0, 1.1  # a `...` swallows for nothing: it must not gain by deleted lines
+_MOST_PAIRS = 1_000_000  # some seconds of work
+
+_Lines = list[tuple[str, str]]
+_Place = tuple[int, int]
+_Move = tuple[float, _Place | None, _Place | None]
+_END: _Move = (0.0, None, None)
+
+
+def merged(old: str, printed: str, exact: bool = False) -> str:
+    """Makes text that fits what was printed; it is the old text where that does.
+
+    Args:
+        old: The text of the block as it is.
+        printed: What was printed.
+        exact: Whether numbers must be equal as text.
+    """
+    if not difference(old, printed, exact):
+        return old
+    one, other = _lines(old), _lines(printed)
+    if len(one) * len(other) > _MOST_PAIRS:
+        return _plain(other)
+
+    def unlikeness(i: int, j: int) -> float:
+        if matches(one[i][0], other[j][0], exact):
+            return 0.0
+        ours, theirs = (set(lines[index][0].split()) for lines, index in ((one, i), (other, j)))
+        return _REPLACED - len(ours & theirs) / max(len(ours), len(theirs)) / 4
+
+    steps = _align([line for line, _ in one], len(other), unlikeness)
+    fresh = "\n".join(_emit(one, other, list(steps), exact)).strip("\n") + "\n"
+    is_proof = any(line != WILD for _, line in fold(fresh))
+    return fresh if is_proof and not difference(fresh, printed, exact) else _plain(other)
+
+
+def _plain(lines: _Lines) -> str:
+    return "\n".join(text for _, text in lines).strip("\n") + "\n"
+
+
+def _lines(text: str) -> _Lines:
+    """Each line that is not blank: folded, and as it is together with the blank lines before it."""
+    folded, all_lines = fold(text), [line.rstrip() for line in re.split(r"\r\n|\n|\r", text)]
+    starts = [-1, *(index for index, _ in folded)]
+    return [
+        (line, "\n".join(all_lines[before + 1 : index + 1]))
+        for (before, index), (_, line) in zip(pairwise(starts), folded, strict=True)
+    ]
+
+
+def _emit(one: _Lines, other: _Lines, steps: Sequence[tuple[int, int]], exact: bool) -> Iterator[str]:
+    for i, j in steps:
+        if j < 0:
+            yield one[i][1]
+        elif i >= 0 and WILD in one[i][0]:
+            yield _with_wild(one[i][1], other[j][1], exact)
+        else:
+            yield other[j][1]
+
+
+def _with_wild(old: str, new: str, exact: bool) -> str:
+    """The new line, with those `...` of the old one that still stand for something."""
+    one, other = (_PIECE.findall(text.strip()) for text in (old, new))
+
+    def unlikeness(i: int, j: int) -> float:
+        return float(one[i] != other[j] and not (one[i].isspace() and other[j].isspace()))
+
+    parts = [one[i] if j < 0 else other[j] for i, j in _align(one, len(other), unlikeness)]
+    for index, part in enumerate(parts):
+        if part == WILD and _fits([*parts[:index], *parts[index + 1 :]], new, exact):
+            parts[index] = ""
+    line = "".join(parts).strip()
+    is_proof = line.replace(WILD, "").strip() and _fits(parts, new, exact)
+    return new[: len(new) - len(new.lstrip())] + line if is_proof else new
+
+
+def _fits(parts: Sequence[str], printed: str, exact: bool) -> bool:
+    return matches(" ".join("".join(parts).split()), " ".join(printed.split()), exact)
+
+
+def _align(old: Sequence[str], size: int, unlikeness: Callable[[int, int], float]) -> Iterator[tuple[int, int]]:
+    """The cheapest way from old items to new ones, where a `...` among the old swallows any number of new ones.
+
+    Args:
+        old: The old items.
+        size: The number of the new ones.
+        unlikeness: The cost of the new item j in the place of the old item i; 0 keeps the old one.
+
+    Yields:
+        What stands in the result, in order: an old item as (i, -1), or a new one as (i, j) or (-1, j).
+    """
+    best: dict[_Place, _Move] = {}
+    for i in range(len(old), -1, -1):
+        for j in range(size, -1, -1):
+            best[i, j] = min(_moves(old, size, (i, j), unlikeness, best), key=lambda move: move[0], default=_END)
+    place: _Place | None = (0, 0)
+    while place:
+        _, place, item = best[place]
+        if item:
+            yield item
+
+
+def _moves(
+    old: Sequence[str],
+    size: int,
+    place: _Place,
+    unlikeness: Callable[[int, int], float],
+    best: Mapping[_Place, _Move],
+) -> Iterator[_Move]:
+    """The moves from a place: the cost of the way, the next place, what goes into the result."""
+    i, j = place
+    if i < len(old) and old[i] == WILD:
+        yield best[i + 1, j][0], (i + 1, j), (i, -1)
+        if j < size:
+            yield best[i, j + 1][0], (i, j + 1), None
+    elif i < len(old):
+        if j < size:
+            cost = unlikeness(i, j)
+            yield cost + best[i + 1, j + 1][0], (i + 1, j + 1), (i, j if cost else -1)
+        yield _DELETED + best[i + 1, j][0], (i + 1, j), None
+    if j < size:
+        yield _INSERTED + best[i, j + 1][0], (i, j + 1), (-1, j)

@@ -1,0 +1,115 @@
+"""Output blocks: what a page says that its Python blocks print on rank 0."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from pagetest.finding import Finding
+from pagetest.model.page import Block, Page
+from pagetest.outputs.matching import WILD, difference, fold
+
+_EXACT = "exact"
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output block and the Python block that prints it."""
+
+    block: Block
+    python: Block
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether its numbers must be equal as text."""
+        return self.block.words[1:] == [_EXACT]
+
+
+def outputs_of(page: Page) -> tuple[Output, ...]:
+    """The output blocks that can be compared: each is the first one after a Python block that runs."""
+    return tuple(output for block, output in _blocks(page) if isinstance(output, Output))
+
+
+def output_faults(page: Page) -> Iterator[Finding]:
+    """The output blocks that cannot be compared."""
+    for block, output in _blocks(page):
+        if isinstance(output, str):
+            yield Finding(page.path, block.line - 1, output)
+
+
+def _blocks(page: Page) -> Iterator[tuple[Block, Output | str]]:
+    """Each output block with its comparison, or with what forbids it."""
+    python: Block | None = None
+    before: Block | None = None
+    for block in page.blocks:
+        if block.is_python:
+            python, before = block, None
+        elif block.is_output:
+            yield block, _fault(block, python, before) or Output(block, python)  # type: ignore[arg-type]
+            before = block
+
+
+def _fault(block: Block, python: Block | None, before: Block | None) -> str:
+    """The first thing that forbids to compare the block, and what to do about it."""
+    shown = [line for _, line in fold(block.source)]
+    faults = (
+        (
+            block.language != "text" or block.words not in (["output"], ["output", _EXACT]),
+            f"`{block.info}` is no block: output is shown in `text output`, or in `text output {_EXACT}`",
+        ),
+        (block.ignored, "output in an ignored region comes from code that is not run: write `text`, or run the code"),
+        (python is None, "there is no Python block before this output: move it behind the block that prints it"),
+        (
+            bool(python and python.ignored),
+            "the Python block before this output is in an ignored region: write `text`, or run that code",
+        ),
+        (
+            bool(before),
+            f"the block at line {before.line if before else 0} shows the output of the same Python: join the two",
+        ),
+        (
+            bool(shown) and all(line == WILD for line in shown),
+            f"`{WILD}` alone stands for any output and proves nothing: show what is printed, or drop the block",
+        ),
+    )
+    return next((message for is_faulty, message in faults if is_faulty), "")
+
+
+def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[int, str]:
+    """Cuts what rank 0 printed into what each Python block printed.
+
+    Args:
+        marks: From which size of the output on it belongs to the block of which line, 0 for none.
+        data: All that rank 0 printed.
+
+    Returns:
+        The text by the line of the block.
+    """
+    parts: dict[int, bytes] = {}
+    ends = ({"line": 0, "size": len(data)},)
+    for mark, following in pairwise((*sorted(marks, key=lambda mark: mark["size"]), *ends)):
+        parts[mark["line"]] = parts.get(mark["line"], b"") + data[mark["size"] : following["size"]]
+    return {line: part.decode(errors="replace") for line, part in parts.items()}
+
+
+def stale_outputs(page: Page, printed: Mapping[int, str]) -> list[Finding]:
+    """The output blocks that differ from what was printed, each at the first line that differs."""
+    return [finding for output in outputs_of(page) for finding in _stale(page, output, printed)]
+
+
+def _stale(page: Page, output: Output, printed: Mapping[int, str]) -> Iterator[Finding]:
+    text, block = printed.get(output.python.line, ""), output.block
+    where = f"the block at line {output.python.line}"
+    if not fold(text):
+        yield Finding(page.path, block.line, f"{where} prints nothing on rank 0: drop this block, or print")
+        return
+    differs = difference(block.source, text, output.is_exact)
+    if differs:
+        expected, found = (f"`{_cut(line)}`" if line else "nothing" for line in (differs.expected, differs.printed))
+        message = f"{where} was expected to print {expected} here and printed {found}: run with --update-outputs"
+        yield Finding(page.path, block.line + differs.index, message)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} ..."

@@ -1,0 +1,1 @@
+"""What became of the pages: the report and the file of results."""

@@ -1,0 +1,105 @@
+"""The result of a page: what the report and the JSON file say about it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pagetest.finding import Finding, shown
+from pagetest.model.page import Page
+from pagetest.model.script import Script
+from pagetest.run.verdict import Failure
+
+PASS, SAME, FAIL, NONE = "PASS", "SAME", "FAIL", "NONE"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one page in one language.
+
+    Attributes:
+        name: The page.
+        language: Its language.
+        path: Its Markdown file.
+        status: PASS; SAME (its original ran, with the same code); NONE (nothing to run); FAIL.
+        note: What the report adds to a status without a run.
+        findings: What forbade to run it, or which of its output blocks are stale.
+        failure: Why its run failed.
+        fingerprint: Of what ran: the page's code and all that it reaches.
+        log: The file with what its run printed.
+        outputs_rewritten: How many output blocks were stale and have been rewritten.
+        printed: What each of its Python blocks printed on rank 0, by the block's line, if it has output blocks.
+    """
+
+    name: str
+    language: str
+    path: Path
+    status: str
+    note: str = ""
+    command: str = ""
+    device: str = ""
+    backend: str = ""
+    world: int = 0
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    lines_run: int = 0
+    lines_total: int = 0
+    outputs_matched: int = 0
+    outputs_total: int = 0
+    outputs_rewritten: int = 0
+    code_hash: str = ""
+    fingerprint: str = ""
+    findings: tuple[Finding, ...] = ()
+    failure: Failure | None = None
+    log: Path | None = None
+    printed: Mapping[int, str] = field(default_factory=dict, repr=False)
+
+    def credited_to(self, page: Page, script: Script) -> "Result":
+        """The result of a translation with the same code, which was not run itself: it fails if this one did."""
+        status, note = (FAIL, ", which failed") if self.is_failed else (SAME, "")
+        return replace(
+            self,
+            language=page.language,
+            path=page.path,
+            status=status,
+            note=f"code identical to {self.language}{note}",
+            outputs_rewritten=0,
+            code_hash=script.code_hash,
+            findings=(),
+            failure=None,
+            log=None,
+        )
+
+    @property
+    def is_credited(self) -> bool:
+        """Whether the facts are those of another run."""
+        return bool(self.lines_total) and not self.log
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the page did not do what it promises."""
+        return self.status == FAIL
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry of the JSON file."""
+        shared = ("status", "note", "command", "device", "backend", "world", "seconds", "peak_bytes")
+        entry = {"page": self.name, "lang": self.language} | {name: getattr(self, name) for name in shared}
+        counts = ("lines_run", "lines_total", "outputs_matched", "outputs_total")
+        lines = {name: getattr(self, name) for name in counts}
+        return entry | lines | {"code_hash": self.code_hash, "fingerprint": self.fingerprint, "error": self._error()}
+
+    def _error(self) -> dict[str, Any] | None:
+        if self.failure:
+            place = {"file": shown(self.path), "line": self.failure.line, "rank": self.failure.rank}
+            return place | {"message": self.failure.message, "others": list(self.failure.others)}
+        for finding in self.findings:
+            return {"file": shown(finding.path), "line": finding.line, "rank": None, "message": finding.message}
+        return None
+
+
+def unrun(page: Page, script: Script, status: str, note: str = "", findings: tuple[Finding, ...] = ()) -> Result:
+    """The result of a page that was not run."""
+    code_hash = "" if script.is_empty else script.code_hash
+    return Result(
+        page.name, page.language, page.path, status, note, page.command, code_hash=code_hash, findings=findings
+    )

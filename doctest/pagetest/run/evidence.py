@@ -1,0 +1,137 @@
+"""The evidence: what the probes of a page's processes wrote down while it ran."""
+
+import ast
+import math
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pagetest.outputs.shown import printed_by_block
+from pagetest.run.probe.page_output import Printed
+
+STACK_SECONDS = 1.0
+
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a rank was when it was asked.
+
+    Attributes:
+        rank: The rank.
+        line: The page's line, 0 where the page was not on the stack.
+        inside: The innermost function and its file, where that is not the page's.
+        waits: Whether it was waiting for other ranks, inside torch.distributed.
+    """
+
+    rank: int
+    line: int
+    inside: str
+    waits: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a run.
+
+    Attributes:
+        folder: Where the probes wrote.
+        script: The page's script.
+    """
+
+    folder: Path
+    script: Path
+
+    @cached_property
+    def events(self) -> tuple[dict[str, Any], ...]:
+        """All events in the order of their time."""
+        file = self.folder / "events"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        return tuple(sorted((ast.literal_eval(line) for line in lines), key=lambda event: event["time"]))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind."""
+        return [event for event in self.events if event["kind"] == kind]
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the page's own process was seen."""
+        return any(event["main"] for event in self.of("started"))
+
+    @property
+    def failures(self) -> list[dict[str, Any]]:
+        """How the processes that ran the page failed before their time was up, the first one first."""
+        pages = {event["pid"] for event in self.of("started") if event["main"]}
+        limit = min((event["time"] for event in self.of("asked")), default=math.inf)
+        return [event for event in self.of("failed") if event["pid"] in pages and event["time"] < limit]
+
+    @property
+    def lines(self) -> frozenset[int]:
+        """The lines that ran on rank 0."""
+        return frozenset(line for event in self.of("finished") for line in event["lines"])
+
+    @property
+    def device(self) -> str:
+        """`cuda` if the page used it, else `cpu`; empty where the page was killed before it could say."""
+        return max((event["device"] for event in self.of("finished")), default="")
+
+    @property
+    def backend(self) -> str:
+        """The backend that served the device in the page's process group; empty without a group."""
+        for event in self.of("group"):
+            by_device = dict(part.split(":", 1) for part in event["backend"].split(",") if ":" in part)
+            return by_device.get(self.device) or "+".join(sorted(set(by_device.values()))) or event["backend"]
+        return ""
+
+    @property
+    def world(self) -> int:
+        """The size of the process group, or the number of processes that ran the page."""
+        ranks = {event["rank"] for event in self.of("started") if event["main"]}
+        return max((event["world"] for event in self.of("group")), default=len(ranks))
+
+    @property
+    def printed(self) -> dict[int, str]:
+        """What each block printed on rank 0, by the block's line."""
+        first = next((event["pid"] for event in self.of("started") if event["main"] and event["rank"] == 0), None)
+        marks = [event for event in self.of("block") if event["pid"] == first]
+        return printed_by_block(marks, Printed(self.folder).file.read_bytes()) if marks else {}
+
+    @property
+    def births(self) -> dict[int, int]:
+        """The page's line that started each process."""
+        return {event["child"]: event["line"] for event in self.of("child")}
+
+    def ask_stands(self) -> None:
+        """Makes every process of the page write its stack."""
+        with (self.folder / "events").open("a", encoding="utf-8") as events:
+            events.write(f"{ {'kind': 'asked', 'time': time.time()}!r}\n")
+        asked = []
+        for event in Evidence(self.folder, self.script).of("started"):
+            with suppress(ProcessLookupError):
+                os.kill(event["pid"], signal.SIGUSR1)
+                asked.append(self.folder / f"stacks.{event['rank']}.{event['pid']}")
+        deadline = time.monotonic() + STACK_SECONDS
+        while any(not file.stat().st_size for file in asked) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def stands(self) -> list[Stand]:
+        """Where each process was when it was asked, or when a fatal signal ended it; those who wait come last."""
+        files = {file: file.read_text(encoding="utf-8", errors="replace") for file in self.folder.glob("stacks.*")}
+        found = [self._stand(int(file.name.split(".")[1]), text) for file, text in files.items() if text]
+        return sorted(found, key=lambda stand: (stand.waits, stand.line, stand.rank))
+
+    def _stand(self, rank: int, text: str) -> Stand:
+        threads = [_FRAME.findall(thread) for thread in re.split(r"\n(?=Current thread|Thread)", text)]
+        of_page = [frames for frames in threads if any(file == str(self.script) for file, _, _ in frames)]
+        frames = [*of_page, *threads][0]
+        line = next((int(number) for file, number, _ in frames if file == str(self.script)), 0)
+        file, _, function = frames[0] if frames else ("", "", "")
+        inside = "" if file == str(self.script) else f"{function} ({Path(file).name})"
+        return Stand(rank, line, inside, any("/torch/distributed/" in file for file, _, _ in frames))

@@ -1,0 +1,126 @@
+"""Runs one page: its script, its folder, its command, its verdict."""
+
+import fcntl
+import marshal
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pagetest.model.page import Page
+from pagetest.model.script import Script, mark_lines
+from pagetest.outputs.shown import outputs_of, stale_outputs
+from pagetest.results.result import FAIL, PASS, Result, unrun
+from pagetest.run.device import Device
+from pagetest.run.environment import page_environment
+from pagetest.run.evidence import Evidence
+from pagetest.run.probe.page_output import Printed
+from pagetest.run.starting import Start, start_cold
+from pagetest.run.verdict import Failure, judge
+from pagetest.warm.launch import read_launch
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How pages are run.
+
+    Attributes:
+        root: The project's root.
+        build: The folder that holds one folder per page.
+        limit_seconds: The time a page may take.
+        echo: Whether a page's output is shown as it comes.
+        device: Where the pages shall run.
+        start: What starts their commands, cold by default.
+        gate: Held while a page runs on a number of ranks.
+    """
+
+    root: Path
+    build: Path
+    limit_seconds: float
+    echo: bool = False
+    device: Device = field(default_factory=Device)
+    start: Start = start_cold
+    gate: Callable[[int], AbstractContextManager[object]] = nullcontext
+
+    def file_of(self, page: Page) -> Path:
+        """The script of a page, alone in a folder of its own."""
+        return self.build / page.language / page.name / f"{page.stem}.py"
+
+    def run(self, page: Page, script: Script) -> Result:
+        """Runs a page that the static rules allow."""
+        file = self.file_of(page)
+        ranks = read_launch(shlex.split(page.command)).ranks or 1
+        with self.gate(ranks), _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
+            file.write_text(script.text, encoding="utf-8", newline="\n")
+            return self._run(page, script, file, Path(reports))
+
+    def _run(self, page: Page, script: Script, file: Path, reports: Path) -> Result:
+        from pagetest.run.session import Session
+
+        expected, printed = outputs_of(page), Printed(reports)
+        marked = mark_lines(script, str(file), [block.line for block in page.runnable] if expected else ())
+        plain = compile(script.tree, str(file), "exec", dont_inherit=True, optimize=0)
+        compiled = marshal.dumps({"plain": plain, "marked": marked.code, "marks": marked.marks})
+        (reports / f"code.{sys.implementation.cache_tag}").write_bytes(compiled)
+        evidence = Evidence(reports, file)
+        environment = page_environment(os.environ, self.root, file, reports) | self.device.environment
+        log = file.parent / "log.txt"
+        if expected:
+            printed.prepare(log)
+        session = Session(
+            shlex.split(page.command),
+            file.parent,
+            environment,
+            log,
+            self.limit_seconds,
+            evidence.ask_stands,
+            self.echo,
+            printed.follow,
+            self.start,
+        )
+        try:
+            outcome = session.run()
+        except OSError as error:
+            failure = Failure(page.command_line, f"the command cannot be started: {error.strerror}: install it")
+            return replace(unrun(page, script, FAIL), failure=failure)
+        lines = tuple(sorted(marked.marks.values()))
+        failure = judge(page, lines, outcome, evidence, self.device)
+        stale = () if failure else tuple(stale_outputs(page, evidence.printed))
+        return Result(
+            page.name,
+            page.language,
+            page.path,
+            FAIL if failure or stale else PASS,
+            command=page.command,
+            device=evidence.device,
+            backend=evidence.backend,
+            world=evidence.world,
+            seconds=round(outcome.seconds, 2),
+            peak_bytes=outcome.peak_bytes,
+            lines_run=len(evidence.lines),
+            lines_total=len(lines),
+            outputs_matched=0 if failure else len(expected) - len(stale),
+            outputs_total=len(expected),
+            code_hash=script.code_hash,
+            findings=stale,
+            failure=failure,
+            printed=evidence.printed,
+            log=log,
+        )
+
+
+@contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Holds the page's folder, emptied; a second run of the page waits for the first."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        yield
