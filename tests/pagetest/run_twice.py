@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +35,8 @@ def facts(result: Result) -> dict[str, Any]:
 
 
 def main(source: Path, build: Path) -> None:
+    # As docs_test.py does: what a shell starts in its background ignores SIGINT, and so would every page.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tree, nursery, found = Tree(source), Nursery(), {}
     try:
         for name in tree.names:

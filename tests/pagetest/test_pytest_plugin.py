@@ -1,7 +1,6 @@
 """The pytest plugin: pages as tests, with and without xdist; and the slots that keep their ranks apart."""
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -213,43 +211,49 @@ def test_the_project_s_own_tests_know_nothing_of_pages() -> None:
 # ------------------------------------------------------------------------------------------------------- the slots
 
 
-def _hold(slots: Slots, ranks: int, seconds: float, log: Path) -> None:
-    with slots.taken(ranks):
-        with log.open("a") as file:
-            file.write(f"{min(ranks, slots.count)} {time.time()}\n")
-        time.sleep(seconds)
-        with log.open("a") as file:
-            file.write(f"-{min(ranks, slots.count)} {time.time()}\n")
+HOLD = """
+import sys, time
+from pathlib import Path
+from pagetest.slots import Slots
+
+pool, count, ranks, seconds, log = sys.argv[1:]
+slots, ranks = Slots(Path(pool), int(count)), int(ranks)
+with slots.taken(ranks):
+    with open(log, "a") as file:
+        file.write(f"{min(ranks, slots.count)}\\n")
+    time.sleep(float(seconds))
+    with open(log, "a") as file:
+        file.write(f"-{min(ranks, slots.count)}\\n")
+"""
 
 
-def _start(target: Callable[..., None], *arguments: object) -> multiprocessing.process.BaseProcess:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
-    process.start()
-    return process
+def hold(slots: Slots, ranks: int, seconds: float, log: Path) -> subprocess.Popen[bytes]:
+    """A process that takes slots for a while and writes down what it took and gave back."""
+    words = [str(slots.folder), str(slots.count), str(ranks), str(seconds), str(log)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "doctest")}
+    return subprocess.Popen([sys.executable, "-c", HOLD, *words], env=environment)
 
 
 def test_never_more_ranks_than_slots(tmp_path) -> None:
     """A count above the pool's takes all of it, and no two that need many wait for each other's half."""
     slots, log = Slots(tmp_path / "pool", 4), tmp_path / "log"
-    processes = [_start(_hold, slots, ranks, 0.1, log) for ranks in (3, 3, 8, 1, 2, 4, 1)]
-    for process in processes:
-        process.join(60)
-        assert process.exitcode == 0
+    processes = [hold(slots, ranks, 0.1, log) for ranks in (3, 3, 8, 1, 2, 4, 1)]
+    assert [process.wait(60) for process in processes] == [0] * 7
     used, most = 0, 0
     for line in log.read_text().splitlines():
-        used += int(line.split()[0])
+        used += int(line)
         most = max(most, used)
     assert (used, most) == (0, 4)
 
 
 def test_who_dies_gives_the_slots_back(tmp_path) -> None:
     slots, log = Slots(tmp_path / "pool", 2), tmp_path / "log"
-    process = _start(_hold, slots, 2, 100.0, log)
+    process = hold(slots, 2, 100.0, log)
     deadline = time.monotonic() + 60
     while not log.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.kill()
-    process.join()
+    process.wait()
     with slots.taken(2):
         pass
 
