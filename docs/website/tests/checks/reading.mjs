@@ -90,7 +90,9 @@ export const copying = {
   },
   spoils: [
     {
-      html: '<script>addEventListener("click",()=>setTimeout(()=>navigator.clipboard.writeText("x")),true)</script>',
+      html:
+        '<script>navigator.clipboard.writeText=()=>Promise.resolve();' +
+        'addEventListener("copy",(event)=>{event.preventDefault();event.clipboardData.setData("text/plain","x")},true)</script>',
       expect: /copied/,
     },
   ],
@@ -123,7 +125,10 @@ export const versions = {
   spoils: [
     {html: repeat('document.querySelector(".dropdown__menu a").textContent = "x"'), expect: /lacks main/},
     {
-      html: repeat('document.querySelector(".version-list")?.append(document.createElement("a"))'),
+      html:
+        '<script>new MutationObserver(()=>document.querySelectorAll(".version-list:not(.spoilt)").forEach((list)=>{' +
+        'list.classList.add("spoilt");list.append(document.createElement("a"))}))' +
+        '.observe(document,{childList:true,subtree:true})</script>',
       expect: /listed are/,
     },
   ],
