@@ -29,6 +29,15 @@ class MixedPrecision(ABC):
 
     name: ClassVar[str]
 
+    def convert(self, model: nn.Module) -> None:  # noqa: B027 (most precisions leave the model as it is)
+        """Change the model itself, in place and under the same names, before a plugin shards or wraps it.
+
+        Nothing by default; a precision that needs other layers or parameters does it here.
+
+        Args:
+            model: The model, on its device.
+        """
+
     @abstractmethod
     def configure(
         self, model: nn.Module, optimizer: OptimizerWrapper | None = None, criterion: Criterion | None = None

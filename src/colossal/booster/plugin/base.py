@@ -2,10 +2,13 @@
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from colossal.booster.boosted import Boosted, Parts
@@ -121,15 +124,25 @@ class Plugin(ABC):
         )
 
 
-def place(parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
+def place(
+    parts: Parts,
+    device: torch.device,
+    precision: MixedPrecision | None,
+    shard: Callable[[nn.Module, Optimizer | None], None] | None = None,
+) -> Boosted:
     """Move a model to its device, wrap model and optimizer, and apply the precision: what all plugins begin with.
 
     Args:
         parts: As the user built them.
         device: Where the model goes.
         precision: What runs in half precision; nothing by default.
+        shard: Replaces the parameters of the model, and those in the optimizer, by this rank's shards, in place.
     """
     model = parts.model.to(device)
+    if precision is not None:
+        precision.convert(model)
+    if shard is not None:
+        shard(model, parts.optimizer)
     names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer = None if parts.optimizer is None else OptimizerWrapper(parts.optimizer, param_names=names)
     configured = (ModelWrapper(model), optimizer, parts.criterion)

@@ -1,0 +1,108 @@
+"""The only bridge between torch's DTensor and layouts."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from colossal.errors import UnsupportedError
+from colossal.tensor.layout import Layout
+
+
+def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout:
+    """Tell how a tensor lies.
+
+    Args:
+        tensor: A DTensor, or any other tensor: that is whole on each of `ranks`.
+        ranks: The global ranks that hold a tensor which is no DTensor.
+
+    Returns:
+        The layout of the whole tensor.
+
+    Raises:
+        UnsupportedError: A DTensor is not cut evenly or replicated, but a partial sum or strided.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import layout_of
+        >>> layout_of(torch.zeros(4, 2)).region(0).shape
+        (4, 2)
+    """
+    if not _is_dtensor(tensor):
+        return Layout(tuple(tensor.shape), tuple(ranks))
+    sharded: Any = tensor
+    mesh = sharded.device_mesh.mesh
+    return Layout(
+        tuple(tensor.shape),
+        tuple(mesh.flatten().tolist()),
+        tuple(mesh.shape),
+        tuple(_cut(placement) for placement in sharded.placements),
+    )
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Take the part that this rank holds.
+
+    Args:
+        tensor: A DTensor, or any other tensor.
+
+    Returns:
+        The local part, sharing memory with `tensor`; `tensor` itself if it is whole.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import local_of
+        >>> tensor = torch.ones(3)
+        >>> local_of(tensor) is tensor
+        True
+    """
+    if not _is_dtensor(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    return sharded.to_local()
+
+
+def shard_groups(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
+    """Find the groups of ranks that hold different parts of a tensor.
+
+    A sum over the elements of the whole tensor is the local sum, added up over each of these groups.
+
+    Args:
+        tensor: A DTensor, or any other tensor.
+
+    Returns:
+        One group for each axis that cuts the tensor; none for a whole tensor.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import shard_groups
+        >>> shard_groups(torch.ones(3))
+        ()
+    """
+    if not _is_dtensor(tensor):
+        return ()
+    sharded: Any = tensor
+    return tuple(
+        sharded.device_mesh.get_group(axis)
+        for axis, placement in enumerate(sharded.placements)
+        if _cut(placement) is not None
+    )
+
+
+def _is_dtensor(tensor: torch.Tensor) -> bool:
+    """Tell without importing DTensor, which takes as long as half of torch: nobody has one who did not import it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _cut(placement: Any) -> int | None:
+    if type(placement).__name__ == "Shard":
+        return placement.dim
+    if type(placement).__name__ == "Replicate":
+        return None
+    raise UnsupportedError(
+        f"A layout knows dimensions that are sharded evenly, and replicas. Found the placement {placement}. "
+        "Redistribute the DTensor to Shard or Replicate first."
+    )
