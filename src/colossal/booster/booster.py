@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from colossal.accelerator import get_accelerator
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
+from colossal.booster.checkpointing import CheckpointVerbs
 from colossal.booster.checks import check_parts, check_plugin
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
@@ -25,7 +26,7 @@ from colossal.interface import OptimizerWrapper
 
 
 @final
-class Booster:
+class Booster(CheckpointVerbs):
     """Turns the parts of a single-process training program into those of a parallel one.
 
     Args:
@@ -73,8 +74,8 @@ class Booster:
         self._boosted: WeakKeyDictionary[nn.Module, tuple[OptimizerWrapper | None, Capabilities]] = WeakKeyDictionary()
 
     @cached_property
-    def checkpoint_io(self) -> CheckpointIO:
-        """What reads and writes checkpoints."""
+    def checkpoint_io(self) -> CheckpointIO:  # type: ignore[override]
+        """What reads and writes checkpoints; made when it is first used."""
         return self.plugin.get_checkpoint_io()
 
     def boost(
@@ -225,147 +226,6 @@ class Booster:
             UnsupportedError: Always, until it is built.
         """
         raise self._no_lora()
-
-    def save_model(
-        self,
-        model: nn.Module,
-        checkpoint: str | Path,
-        shard: bool = False,
-        gather_dtensor: bool = True,
-        prefix: str | None = None,
-        size_per_shard: float = 1024,
-        use_safetensors: bool = False,
-        use_async: bool = False,
-    ) -> None:
-        """Save the parameters and buffers of a model, under the names of the unwrapped model.
-
-        Args:
-            model: The boosted model.
-            checkpoint: A file, or with `shard` a folder.
-            shard: Write several files and an index, in the format of Hugging Face.
-            gather_dtensor: Write whole tensors.
-            prefix: Put in front of the files' names, with `shard`.
-            size_per_shard: Largest size of a file in MB, with `shard`.
-            use_safetensors: Write safetensors instead of torch's own format.
-            use_async: Return before the files are written.
-
-        Raises:
-            CheckpointError: The checkpoint can not be written; on all ranks alike.
-            UnsupportedError: An option is not built yet.
-
-        Communication: all_gather_object, the world, a few bytes: all learn how it went; none without a plugin.
-        """
-        self.checkpoint_io.save_model(
-            model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
-        )
-
-    def load_model(
-        self,
-        model: nn.Module,
-        checkpoint: str | Path,
-        strict: bool = True,
-        low_cpu_mem_mode: bool = True,
-        num_threads: int = 1,
-    ) -> nn.Module:
-        """Load what `save_model` wrote; the format is found out from the files.
-
-        Args:
-            model: The model, boosted or not.
-            checkpoint: A file or a folder.
-            strict: Names in the checkpoint and in the model must be the same.
-            low_cpu_mem_mode: Hold at most one shard in memory besides the model.
-            num_threads: Number of threads that read shards.
-
-        Returns:
-            The model.
-
-        Raises:
-            CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
-
-        Communication: as in `save_model`, three times; every rank reads the files by itself.
-        """
-        return self.checkpoint_io.load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
-
-    def save_optimizer(
-        self,
-        optimizer: OptimizerWrapper,
-        checkpoint: str | Path,
-        shard: bool = False,
-        gather_dtensor: bool = True,
-        prefix: str | None = None,
-        size_per_shard: float = 1024,
-        use_async: bool = False,
-    ) -> None:
-        """Save the state of an optimizer, under the names of its parameters, and its loss scale.
-
-        Args:
-            optimizer: The boosted optimizer.
-            checkpoint: A file, or with `shard` a folder.
-            shard: Write several files and an index.
-            gather_dtensor: Write whole tensors.
-            prefix: Put in front of the files' names, with `shard`.
-            size_per_shard: Largest size of a file in MB, with `shard`.
-            use_async: Return before the files are written.
-
-        Raises:
-            CheckpointError: The checkpoint can not be written; on all ranks alike.
-            UnsupportedError: An option is not built yet.
-
-        Communication: as in `save_model`.
-        """
-        self.checkpoint_io.save_optimizer(
-            optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async
-        )
-
-    def load_optimizer(
-        self,
-        optimizer: OptimizerWrapper,
-        checkpoint: str | Path,
-        low_cpu_mem_mode: bool = True,
-        num_threads: int = 1,
-    ) -> None:
-        """Load what `save_optimizer` wrote.
-
-        Args:
-            optimizer: The boosted optimizer.
-            checkpoint: A file or a folder.
-            low_cpu_mem_mode: Hold at most one shard in memory besides the state.
-            num_threads: Number of threads that read shards.
-
-        Raises:
-            CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
-
-        Communication: as in `load_model`.
-        """
-        self.checkpoint_io.load_optimizer(optimizer, checkpoint, low_cpu_mem_mode, num_threads)
-
-    def save_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
-        """Save the state of a schedule.
-
-        Args:
-            lr_scheduler: The schedule.
-            checkpoint: A file.
-
-        Raises:
-            CheckpointError: The checkpoint can not be written; on all ranks alike.
-
-        Communication: as in `save_model`.
-        """
-        self.checkpoint_io.save_lr_scheduler(lr_scheduler, checkpoint)
-
-    def load_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
-        """Load what `save_lr_scheduler` wrote.
-
-        Args:
-            lr_scheduler: The schedule.
-            checkpoint: A file.
-
-        Raises:
-            CheckpointError: The checkpoint is missing, damaged or of another schedule; on all ranks alike.
-
-        Communication: as in `save_model`, twice.
-        """
-        self.checkpoint_io.load_lr_scheduler(lr_scheduler, checkpoint)
 
     @property
     def _plugin_name(self) -> str:
