@@ -1,15 +1,19 @@
 """Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
 
+from colossal.comm.agreement import reduce_max
 from colossal.comm.channel import Channel
 from colossal.comm.counter import CommCounter
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
+from colossal.comm.over import all_reduce_over
 
 __all__ = [
     "Channel",
     "CommCounter",
+    "all_reduce_over",
     "all_to_all",
     "gather",
     "reduce",
+    "reduce_max",
     "reduce_scatter",
     "replicate",
     "scatter",

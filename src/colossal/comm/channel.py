@@ -1,5 +1,6 @@
 """One axis of a mesh, as the collectives see it."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -14,7 +15,9 @@ from colossal.errors import ShapeError
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-_SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+_SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1}
+
+_PACK_BYTES = 2**24
 
 
 @final
@@ -155,6 +158,24 @@ class Channel:
         self._count("all_to_all", outgoing)
         return torch.cat(incoming.unbind(), join_dim)
 
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give all ranks the values of the axis' first rank, in place; small tensors travel together.
+
+        Args:
+            tensors: As many as on every other rank, in the same order, of the same shapes and dtypes.
+
+        Communication: broadcast, the axis, the tensors' bytes; once for about every 16 MB of one dtype.
+        """
+        if self.size == 1:
+            return
+        for pack in _packs(tensors):
+            parts = [tensor.detach() for tensor in pack]
+            joined = torch.cat([part.reshape(-1) for part in parts])
+            dist.broadcast(joined, src=self.mesh.ranks(self.axis)[0], group=self.group)
+            self._count("broadcast", joined)
+            for part, values in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
+                part.copy_(values.view(part.shape))
+
     def split(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """Keep this rank's part along a dimension.
 
@@ -187,6 +208,17 @@ class Channel:
         num_bytes = _SHARE_SENT[op] * whole.numel() * whole.element_size() * (self.size - 1) // self.size
         for counter in self.counters:
             counter.add(op, self.axis, num_bytes)
+
+
+def _packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Collect tensors of one dtype and device until a message is worth sending."""
+    open_packs: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        pack = open_packs.setdefault((tensor.dtype, tensor.device), [])
+        pack.append(tensor)
+        if sum(each.nbytes for each in pack) >= _PACK_BYTES:
+            yield open_packs.pop((tensor.dtype, tensor.device))
+    yield from open_packs.values()
 
 
 def _check_dim(tensor: torch.Tensor, dim: int) -> int:

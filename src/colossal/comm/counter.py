@@ -7,7 +7,7 @@ from typing import Literal, Self, final
 
 from colossal.cluster import Axis
 
-Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
 
 _ACTIVE: ContextVar[tuple["CommCounter", ...]] = ContextVar("colossal_comm_counters", default=())
 

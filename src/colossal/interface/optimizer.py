@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 from colossal.amp import LossScaler, NoScaler
+from colossal.interface.gradients import clamp, scale, total_norm
 
 
 @final
@@ -47,6 +47,10 @@ class OptimizerWrapper:
     def parameters(self) -> list[torch.nn.Parameter]:
         """All parameters of all groups."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    @property
+    def _grads(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -129,7 +133,7 @@ class OptimizerWrapper:
             clip_value: The largest magnitude that is left.
         """
         self.unscale_grad()
-        clip_grad_value_(self.parameters, clip_value)
+        clamp(self._grads, clip_value)
 
     def clip_grad_by_norm(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
@@ -142,13 +146,23 @@ class OptimizerWrapper:
             error_if_nonfinite: Raise if the norm is infinite or NaN.
 
         Returns:
-            The norm before clipping; a scalar.
+            The norm before clipping; a scalar, the same on all ranks.
 
         Raises:
             RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
+            UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
+
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients.
         """
         self.unscale_grad()
-        return clip_grad_norm_(self.parameters, max_norm, norm_type, error_if_nonfinite)
+        norm = total_norm(self._grads, norm_type)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"Clipping with error_if_nonfinite needs a finite norm. Found {norm.item()}: a gradient is non-finite. "
+                "Drop the step, or leave error_if_nonfinite out."
+            )
+        scale(self._grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
 
     def get_grad_norm(self, norm_type: float = 2.0) -> float:
         """Measure the norm of all gradients, unscaled.
@@ -157,10 +171,15 @@ class OptimizerWrapper:
             norm_type: The p of the p-norm.
 
         Returns:
-            The norm of all gradients together, as if they were one vector.
+            The norm of all gradients together, as if they were one vector; the same on all ranks.
+
+        Raises:
+            UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
+
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients.
         """
         self.unscale_grad()
-        return get_total_norm([p.grad for p in self.parameters if p.grad is not None], norm_type).item()
+        return total_norm(self._grads, norm_type).item()
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the loss scale.

@@ -1,0 +1,58 @@
+"""Totals over process groups instead of axes: for tensors that know their groups, such as shards."""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import distributed as dist
+
+from colossal.cluster import AXES, Axis, current_mesh
+from colossal.comm.counter import active_counters
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+def all_reduce_over(
+    tensor: torch.Tensor, groups: Iterable[dist.ProcessGroup], op: Literal["sum", "max"] = "sum"
+) -> torch.Tensor:
+    """Combine the ranks' tensors over one group after another, without gradients.
+
+    Over the groups of two axes of a mesh, this is the total over all ranks that the axes span.
+
+    Args:
+        tensor: Any shape, the same on all ranks; on the device of the groups.
+        groups: The process groups; a group of one rank is left out.
+        op: Add the tensors up, or take the largest of each element.
+
+    Returns:
+        The total, in a new tensor of the same shape; `tensor` itself if there is nothing to combine.
+
+    Communication: all_reduce, the groups' axes, the tensor's bytes; once for each group.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import all_reduce_over
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     mesh = ParallelMesh(dp=2)
+        ...     found = torch.tensor([mesh.rank("dp"), 1 - mesh.rank("dp")])
+        ...     return all_reduce_over(found, [mesh.group("dp")], "max").tolist()
+        >>> run_threads(program, 2)
+        [[1, 1], [1, 1]]
+    """
+    for group in groups:
+        size = dist.get_world_size(group)
+        if size > 1:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(tensor, op=_OPS[op], group=group)
+            for counter in active_counters():
+                for axis in _axes_of(group):
+                    counter.add("all_reduce", axis, 2 * tensor.nbytes * (size - 1) // size)
+    return tensor
+
+
+def _axes_of(group: dist.ProcessGroup) -> Iterator[Axis]:
+    """Find the axis of the ambient mesh that a group is; a group of the user's own is none and is not counted."""
+    mesh = current_mesh()
+    return (axis for axis in AXES if mesh.size(axis) > 1 and mesh.group(axis) is group)
