@@ -1,6 +1,5 @@
 """Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
 
-from colossal.comm.agreement import reduce_max
 from colossal.comm.channel import Channel
 from colossal.comm.counter import CommCounter
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
@@ -13,7 +12,6 @@ __all__ = [
     "all_to_all",
     "gather",
     "reduce",
-    "reduce_max",
     "reduce_scatter",
     "replicate",
     "scatter",

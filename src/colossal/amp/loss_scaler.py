@@ -1,0 +1,169 @@
+"""What an optimizer wrapper asks of a loss scaler, and the scaler that does nothing."""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, final
+
+import torch
+
+
+class LossScaler(ABC):
+    """What an optimizer wrapper asks of a loss scaler, in the order of a step: scale, unscale, step.
+
+    Example:
+        >>> import torch
+        >>> from colossal.amp import LossScaler, NoScaler
+        >>> from colossal.interface import OptimizerWrapper
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        >>> isinstance(OptimizerWrapper(optimizer, scaler=NoScaler()).scaler, LossScaler)
+        True
+    """
+
+    @property
+    @abstractmethod
+    def scale_value(self) -> float:
+        """The factor that the next loss is multiplied by."""
+
+    @property
+    @abstractmethod
+    def dropped(self) -> bool:
+        """Whether the last step was dropped because a gradient was infinite or NaN."""
+
+    @abstractmethod
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Multiply a loss by the scale.
+
+        Args:
+            loss: Any shape.
+
+        Returns:
+            The scaled loss; same shape.
+        """
+
+    def scaling(
+        self,
+        loss: torch.Tensor,
+        optimizer: torch.optim.Optimizer,  # noqa: ARG002 (for those that look at the gradients)
+    ) -> AbstractContextManager[torch.Tensor]:
+        """Open the context in which a backward pass of the scaled loss runs.
+
+        Args:
+            loss: A scalar.
+            optimizer: Holds the parameters that receive gradients.
+
+        Returns:
+            A new context manager that yields the scaled loss.
+        """
+        return nullcontext(self.scale(loss))
+
+    @abstractmethod
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale, once for each step however often it is called.
+
+        Args:
+            optimizer: Holds the parameters whose gradients are divided.
+        """
+
+    @abstractmethod
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step an optimizer unless a gradient is infinite or NaN; then move the scale.
+
+        Args:
+            optimizer: The optimizer.
+            *args: Passed to its step.
+            **kwargs: Passed to its step.
+
+        Returns:
+            What the optimizer's own step returns, or None for a step that was dropped.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget that gradients were unscaled: they are thrown away without a step."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Collect the state.
+
+        Returns:
+            Plain numbers by name.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state.
+
+        Args:
+            state: What `state_dict` returned.
+        """
+
+
+@final
+class NoScaler(LossScaler):
+    """Leaves loss and gradients as they are: for float32 and bfloat16, whose range needs no help.
+
+    Example:
+        >>> import torch
+        >>> from colossal.amp import NoScaler
+        >>> NoScaler().scale(torch.tensor(3.0)).item()
+        3.0
+    """
+
+    @property
+    def scale_value(self) -> float:
+        """Always 1."""
+        return 1.0
+
+    @property
+    def dropped(self) -> bool:
+        """Always False."""
+        return False
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Leave a loss as it is.
+
+        Args:
+            loss: Any shape.
+
+        Returns:
+            `loss` itself.
+        """
+        return loss
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do nothing.
+
+        Args:
+            optimizer: Left as it is.
+        """
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step an optimizer.
+
+        Args:
+            optimizer: The optimizer.
+            *args: Passed to its step.
+            **kwargs: Passed to its step.
+
+        Returns:
+            What the optimizer's own step returns.
+        """
+        return optimizer.step(*args, **kwargs)
+
+    def discard(self) -> None:
+        """Do nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collect the state, of which there is none.
+
+        Returns:
+            An empty dict.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Accept any state: a run that scaled its loss may go on in bfloat16.
+
+        Args:
+            state: Dropped.
+        """
