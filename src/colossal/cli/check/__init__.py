@@ -1,0 +1,7 @@
+"""``colossal check``: tell whether this machine can train, and what is missing."""
+
+from colossal.cli.check.command import command
+
+__all__: list[str] = []  # the command line is the interface; its help and its page describe it
+
+assert command

@@ -1,0 +1,65 @@
+"""How ranks talk to each other here."""
+
+import os
+import socket
+from collections.abc import Iterator
+
+from colossal.cli.check.row import Row, Section
+
+TITLE = "communication"
+_NEEDED_FOR = {"gloo": "cpu", "nccl": "cuda"}
+
+
+def look() -> Iterator[Row]:
+    """Look at the backends of torch, and at the name of this host, by which gloo finds its network interface."""
+    from torch import distributed as dist
+
+    if not dist.is_available():
+        advice = "Install a build of torch with torch.distributed."
+        yield Row(TITLE, "torch.distributed", "problem", "not in this torch", False, advice)
+        return
+    device = _device()
+    for name in _NEEDED_FOR:
+        yield _backend(name, built=dist.is_backend_available(name), device=device)
+    yield _host_name()
+
+
+def _device() -> str:
+    from colossal.accelerator import get_accelerator
+    from colossal.errors import ConfigError
+
+    try:
+        return get_accelerator().name
+    except ConfigError:  # told by the section of the devices
+        return "cpu"
+
+
+def _backend(name: str, *, built: bool, device: str) -> Row:
+    if built:
+        return Row(TITLE, name, "ok", f"built into torch, for {_NEEDED_FOR[name]}", True)
+    if _NEEDED_FOR[name] != device:
+        return Row(TITLE, name, "ok", f"not in this torch; not needed on {device}", False)
+    return Row(TITLE, name, "problem", "not in this torch", False, f"Install a build of torch with {name}.")
+
+
+def _host_name() -> Row:
+    name = socket.gethostname()
+    forced = os.environ.get("GLOO_SOCKET_IFNAME")
+    if forced:
+        there = {interface for _, interface in socket.if_nameindex()}
+        absent = [one for one in forced.split(",") if one not in there]
+        if absent:
+            advice = f"Set it to one of {', '.join(sorted(there))}, or unset it."
+            return Row(
+                TITLE, "host name", "problem", f"GLOO_SOCKET_IFNAME names no interface: {absent[0]}", name, advice
+            )
+        return Row(TITLE, "host name", "ok", f"{name}; gloo uses the interface {forced}", name)
+    try:
+        addresses = {entry[4][0] for entry in socket.getaddrinfo(name, None)}
+    except OSError:
+        advice = "Add it to /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface that leads to the other nodes."
+        return Row(TITLE, "host name", "note", f"{name}, which has no address; gloo uses the loopback", name, advice)
+    return Row(TITLE, "host name", "ok", f"{name} is {', '.join(sorted(map(str, addresses)))}", name)
+
+
+SECTION = Section(TITLE, look)

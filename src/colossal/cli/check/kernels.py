@@ -1,0 +1,88 @@
+"""Which fast implementations are at hand, and what takes their place where they are not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, final
+
+from colossal.cli.check.row import Row, Section
+
+TITLE = "kernels"
+
+
+@final
+@dataclass(frozen=True)
+class Kernel:
+    """A fast implementation.
+
+    Attributes:
+        name: What it computes.
+        fallback: What is used without it.
+        trial: Runs it once on the device in use and says what ran; raises if it is not there.
+    """
+
+    name: str
+    fallback: str
+    trial: Callable[[], str]
+
+    def row(self) -> Row:
+        """Try it."""
+        try:
+            found = self.trial()
+        except Exception as error:  # noqa: BLE001 (whatever keeps it from running makes the fallback run)
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            found, advice = f"falls back: {self.fallback}", f"Results are the same, only slower. The reason: {reason}"
+            return Row(TITLE, self.name, "note", found, False, advice)
+        return Row(TITLE, self.name, "ok", found, True)
+
+
+def _adam(choice: Literal["fused", "foreach"]) -> str:
+    import torch
+
+    from colossal.accelerator import get_current_device
+
+    parameter = torch.ones(8, device=get_current_device(), requires_grad=True)
+    parameter.grad = torch.ones_like(parameter)
+    torch.optim.Adam([parameter], fused=choice == "fused", foreach=choice == "foreach").step()
+    return f"torch's, on {parameter.device.type}"
+
+
+def _float8() -> str:
+    import torch
+
+    from colossal.accelerator import get_current_device
+
+    device = get_current_device()
+    left, right = (torch.ones(16, 16, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=device)
+    product = torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001
+    if product.float().tolist() != [[16.0] * 16] * 16:
+        raise ArithmeticError(f"the product of ones is wrong on {device.type}")
+    if device.type == "cpu":
+        raise NotImplementedError("only GPUs of capability 8.9 and newer are faster at it")
+    return f"torch's, on {device.type}"
+
+
+def _xxhash() -> str:
+    import xxhash
+
+    if xxhash.xxh3_64_hexdigest(b"colossal") != xxhash.xxh3_64(b"colossal").hexdigest():
+        raise ArithmeticError("two ways to compute one checksum differ")
+    return f"xxHash {xxhash.XXHASH_VERSION}"
+
+
+KERNELS = (
+    Kernel("fused Adam", "one kernel for each operation of the update", lambda: _adam("fused")),
+    Kernel("foreach Adam", "a loop over the parameters", lambda: _adam("foreach")),
+    Kernel("float8 matrix product", "the product in a wider type, rounded through float8", _float8),
+    Kernel("xxHash checksums", "none: the package is required", _xxhash),
+)
+"""What the library uses of torch and of its packages today; a kernel of its own adds a line here."""
+
+
+def look() -> Iterator[Row]:
+    """Try every kernel of the table."""
+    for kernel in KERNELS:
+        yield kernel.row()
+
+
+SECTION = Section(TITLE, look)

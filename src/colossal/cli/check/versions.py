@@ -1,0 +1,112 @@
+"""Which packages are installed, and whether their versions are among the supported ones."""
+
+import importlib
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import final
+
+from colossal import __version__
+from colossal.cli.check.row import Row, Section
+
+TITLE = "versions"
+PYTHON = "3.11"
+TESTED_TORCH = "2.13.0"
+
+
+@final
+@dataclass(frozen=True)
+class Package:
+    """A package that the library uses.
+
+    Attributes:
+        name: As pip knows it.
+        least: The oldest version that is supported.
+        extra: The extra that brings it; None if the library cannot do without it.
+        purpose: What is missing without it.
+    """
+
+    name: str
+    least: str
+    extra: str | None
+    purpose: str
+
+
+PACKAGES = (
+    Package("torch", "2.11", None, "everything"),
+    Package("numpy", "1.26", None, "everything"),
+    Package("xxhash", "3.5", None, "checksums of checkpoints"),
+    Package("transformers", "5.17", "hf", "models of Hugging Face"),
+    Package("safetensors", "0.6", "hf", "checkpoints in the format of Hugging Face"),
+    Package("peft", "0.21", "lora", "low-rank adapters"),
+    Package("click", "8.1", "cli", "the command line"),
+    Package("rich", "13", "cli", "tables on a terminal"),
+    Package("fabric", "3.2", "cli", "starting programs on other nodes"),
+)
+"""The lower bounds are those of the installation; a test holds them against it."""
+
+
+def look() -> Iterator[Row]:
+    """Look at Python, the library, and every package of the table."""
+    yield Row(TITLE, "colossal", "ok", __version__, __version__)
+    yield _python(platform.python_version(), sys.version_info[:2])
+    for package in PACKAGES:
+        yield _package(package)
+    yield from _cuda()
+
+
+def _python(version: str, found: tuple[int, ...]) -> Row:
+    if found < _release(PYTHON):
+        return Row(TITLE, "python", "problem", version, version, f"Use Python {PYTHON} or newer.")
+    return Row(TITLE, "python", "ok", version, version)
+
+
+def _package(package: Package) -> Row:
+    target = f"colossal[{package.extra}]" if package.extra else f"{package.name}>={package.least}"
+    install = f"pip install '{target}'"
+    try:
+        version = metadata.version(package.name)
+    except metadata.PackageNotFoundError:
+        status, found = ("note", "not installed (optional)") if package.extra else ("problem", "not installed")
+        return Row(TITLE, package.name, status, found, None, f"For {package.purpose}: {install}")
+    if _release(version) < _release(package.least):
+        status = "note" if package.extra else "problem"
+        advice = f"For {package.purpose}, {package.least} or newer: {install}"
+        return Row(TITLE, package.name, status, f"{version}, older than {package.least}", version, advice)
+    try:
+        importlib.import_module(package.name)
+    except Exception as error:  # noqa: BLE001 (a broken build may raise anything)
+        status = "note" if package.extra else "problem"
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        return Row(TITLE, package.name, status, f"{version}, cannot be imported: {reason}", version, _again(package))
+    if package.name == "torch" and _release(version)[:2] > _release(TESTED_TORCH)[:2]:
+        advice = f"The tests run with {TESTED_TORCH}; use that if something fails."
+        return Row(TITLE, "torch", "note", f"{version}, newer than the tested {TESTED_TORCH}", version, advice)
+    return Row(TITLE, package.name, "ok", version, version)
+
+
+def _again(package: Package) -> str:
+    return f"For {package.purpose}, install it anew: pip install --force-reinstall '{package.name}>={package.least}'"
+
+
+def _cuda() -> Iterator[Row]:
+    import torch
+    from torch.cuda import nccl
+
+    cuda = torch.version.cuda
+    yield Row(TITLE, "CUDA of torch", "ok", cuda or "none: a build for CPUs", cuda)
+    if cuda and torch.distributed.is_nccl_available():
+        version = ".".join(map(str, nccl.version()))
+        yield Row(TITLE, "NCCL of torch", "ok", version, version)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers a version begins with: 2.13.0+cpu is (2, 13, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+SECTION = Section(TITLE, look)
