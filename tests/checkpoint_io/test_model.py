@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -258,11 +259,10 @@ def test_paths_of_the_wrong_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
-    for option in ({"use_async": True}, {"gather_dtensor": False}):
-        with pytest.raises(UnsupportedError, match=next(iter(option))):
-            IO.save_model(Net(), tmp_path / "model", **option)
-        with pytest.raises(UnsupportedError, match=next(iter(option))):
-            IO.save_optimizer(torch.optim.SGD(Net().parameters()), tmp_path / "optim", **option)
+    with pytest.raises(UnsupportedError, match="gather_dtensor"):
+        IO.save_model(Net(), tmp_path / "model", gather_dtensor=False)
+    with pytest.raises(UnsupportedError, match="gather_dtensor"):
+        IO.save_optimizer(torch.optim.SGD(Net().parameters()), tmp_path / "optim", gather_dtensor=False)
     with pytest.raises(ConfigError, match="prefix"):
         IO.save_model(Net(), tmp_path, shard=True, prefix="a/b")
     with pytest.raises(ConfigError, match="size_per_shard=0"):
@@ -273,13 +273,21 @@ def test_options_are_checked(tmp_path: Path) -> None:
     IO.synchronize()
 
 
-def test_safetensors_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_safetensors_reads_our_files_and_we_read_its(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    IO.save_model(Net(), tmp_path / "ours", use_safetensors=True)
+    state = safetensors.load_file(tmp_path / "ours")
+    expected = Net().state_dict()
+    assert set(expected) - set(state) == {"head.weight"}
+    assert all(torch.equal(value, expected[name]) for name, value in state.items())
+    safetensors.save_file(state, tmp_path / "theirs")
+    assert_same_state(IO.load_model(Net(seed=1), tmp_path / "theirs"), Net())
+
+
+def test_our_files_need_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
     IO.save_model(Net(), tmp_path / "model", use_safetensors=True)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'colossal\[hf\]'"):
-        IO.save_model(Net(), tmp_path / "other", use_safetensors=True)
-    with pytest.raises(UnsupportedError, match=r"pip install 'colossal\[hf\]'"):
-        IO.load_model(Net(), tmp_path / "model")
+    assert_same_state(IO.load_model(Net(seed=1), tmp_path / "model"), Net())
 
 
 def test_a_model_on_the_meta_device_is_refused(tmp_path: Path) -> None:
@@ -312,17 +320,15 @@ def test_extra_state_comes_back_if_it_is_plain(tmp_path: Path) -> None:
         IO.save_model(saved, tmp_path / "model.pt")
 
 
-def test_transformers_is_never_imported_and_safetensors_only_where_it_is_used() -> None:
+def test_neither_transformers_nor_safetensors_is_imported() -> None:
     for path in Path(checkpoint_io.__file__).parent.glob("*.py"):
         lines = path.read_text().splitlines()
-        assert not [
-            line for line in lines if re.match(r"\s*(import|from) transformers|(import|from) safetensors", line)
-        ]
+        assert not [line for line in lines if re.match(r"\s*(import|from) (transformers|safetensors)", line)]
 
 
 def test_the_index_is_json_that_hugging_face_reads(tmp_path: Path) -> None:
     IO.save_model(nn.Linear(2, 2), tmp_path, shard=True, use_safetensors=True)
     assert json.loads((tmp_path / "model.safetensors.index.json").read_text()) == {
-        "metadata": {"total_size": 24},
+        "metadata": {"total_size": 24, "save": ANY},
         "weight_map": dict.fromkeys(("weight", "bias"), "model-00001-of-00001.safetensors"),
     }

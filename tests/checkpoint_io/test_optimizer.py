@@ -149,16 +149,47 @@ def test_a_file_of_torch_loads_by_position(tmp_path: Path) -> None:
 
 
 def test_the_file_holds_names_and_plain_data(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
     model = build()
     optimizer = wrap(model, AdamW(model.parameters()))
     step(model, optimizer)
     IO.save_optimizer(optimizer, tmp_path / "optim")
-    content = torch.load(tmp_path / "optim", weights_only=True)
     names = [name for name, _ in model.named_parameters()]
+    with safetensors.safe_open(tmp_path / "optim", framework="pt") as file:
+        assert set(file.keys()) == {f"{name}/{key}" for name in names for key in ("step", "exp_avg", "exp_avg_sq")}
+        assert torch.equal(file.get_tensor("0.weight/exp_avg"), optimizer.state[model[0].weight]["exp_avg"])
+    content = IO.load_plain(tmp_path / "optim")
     assert list(content["state"]) == names
     assert content["param_groups"][0]["params"] == names
     assert content["param_groups"][0]["lr"] == 1e-3
+    assert content["param_groups"][0]["betas"] == (0.9, 0.999)
     assert content["scaler"] == {}
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_a_checkpoint_in_the_format_of_torch_loads(tmp_path: Path, shard: bool) -> None:
+    model, fresh = build(), build(1)
+    optimizer = wrap(model, AdamW(two_groups(model)))
+    step(model, optimizer, 2)
+    IO.save_optimizer(optimizer, tmp_path / "ours")
+    content = IO.load_plain(tmp_path / "ours")
+    if shard:
+        state = content.pop("state")
+        torch.save(content, tmp_path / "pytorch_optim_group.bin")
+        index = CheckpointIndexFile(tmp_path)
+        index.append_meta_data("param_groups", "pytorch_optim_group.bin")
+        for number, (name, entry) in enumerate(state.items(), 1):
+            file = f"pytorch_optim-{number:05d}-of-{len(state):05d}.bin"
+            torch.save({name: entry}, tmp_path / file)
+            index.append_weight_map(name, file)
+        index.write_index_file("pytorch_optim.bin.index.json")
+    else:
+        torch.save(content, tmp_path / "theirs")
+    fresh_optimizer = wrap(fresh, AdamW(two_groups(fresh)))
+    IO.load_optimizer(fresh_optimizer, tmp_path if shard else tmp_path / "theirs")
+    for name, parameter in fresh.named_parameters():
+        for key, value in optimizer.state[model.get_parameter(name)].items():
+            assert torch.equal(fresh_optimizer.state[parameter][key], value), (name, key)
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -196,12 +227,12 @@ def test_a_sharded_optimizer_has_the_documented_files(tmp_path: Path) -> None:
         IO.save_optimizer(optimizer, tmp_path, shard=True, size_per_shard=size, prefix="run")
     IO.save_model(model, tmp_path, shard=True)
     assert {path.name for path in tmp_path.iterdir() if "optim" in path.name} == {
-        "run.pytorch_optim-00001-of-00001.bin",
-        "run.pytorch_optim_group.bin",
-        "run.pytorch_optim.bin.index.json",
+        "run.pytorch_optim-00001-of-00001.1.safetensors",
+        "run.pytorch_optim_group.1.safetensors",
+        "run.pytorch_optim.safetensors.index.json",
     }
-    index = CheckpointIndexFile.from_file(tmp_path / "run.pytorch_optim.bin.index.json")
-    assert index.get_param_group_filename() == str(tmp_path / "run.pytorch_optim_group.bin")
+    index = CheckpointIndexFile.from_file(tmp_path / "run.pytorch_optim.safetensors.index.json")
+    assert index.get_param_group_filename() == str(tmp_path / "run.pytorch_optim_group.1.safetensors")
     assert index.metadata["total_size"] == sum(8 * p.numel() + 4 for p in model.parameters())
     IO.load_optimizer(optimizer, tmp_path, num_threads=2)
 
@@ -230,13 +261,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="loaded by load_model"):
         IO.load_optimizer(optimizer, tmp_path / "model.pt")
     IO.save_model(model, tmp_path / "model", shard=True)
-    with pytest.raises(CheckpointError, match=r"pytorch_optim\.bin\.index\.json"):
+    with pytest.raises(CheckpointError, match=r"pytorch_optim\.safetensors\.index\.json"):
         IO.load_optimizer(optimizer, tmp_path / "model")
     with pytest.raises(CheckpointError, match="name its file of groups"):
         IO.load_optimizer(optimizer, tmp_path / "model" / "pytorch_model.bin.index.json")
     IO.save_optimizer(optimizer, tmp_path / "optim", shard=True)
-    (tmp_path / "optim" / "pytorch_optim_group.bin").unlink()
-    with pytest.raises(CheckpointError, match=r"pytorch_optim_group\.bin"):
+    (tmp_path / "optim" / "pytorch_optim_group.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"pytorch_optim_group\.safetensors"):
         IO.load_optimizer(optimizer, tmp_path / "optim")
 
 

@@ -1,6 +1,8 @@
 """Saving and loading models, optimizers and learning rate schedulers."""
 
+import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -8,30 +10,39 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from colossal.checkpoint_io.background import Background
+from colossal.checkpoint_io.destination import Destination, OneFile, Shards
+from colossal.checkpoint_io.entries import MIB, Entry, plan_files
 from colossal.checkpoint_io.model_config import model_config_files
-from colossal.checkpoint_io.model_state import ModelState, shape_of, unwrap_model
-from colossal.checkpoint_io.naming import MODEL, OPTIMIZER, listing
+from colossal.checkpoint_io.model_state import ModelState, unwrap_model
+from colossal.checkpoint_io.naming import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
 from colossal.checkpoint_io.optimizer_state import OptimizerState
-from colossal.checkpoint_io.shards import MIB, ShardReader, ShardWriter, merge, open_checkpoint, plan_shards
-from colossal.checkpoint_io.staging import Staging, prepare_directory, prepare_file
-from colossal.checkpoint_io.tensor_file import read_tensor_file, require_safetensors, write_safetensors, write_torch
+from colossal.checkpoint_io.optimizer_tree import optimizer_tree
+from colossal.checkpoint_io.plain import assemble, dismantle
+from colossal.checkpoint_io.save import SafeSave, Save, TorchSave, carry_out
+from colossal.checkpoint_io.snapshot import Arenas
+from colossal.checkpoint_io.source import Source
 from colossal.checkpoint_io.writers import Alone, Writers
-from colossal.errors import CheckpointError, UnsupportedError
+from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.interface import OptimizerWrapper
+from colossal.tensor import whole_of
 
 M = TypeVar("M", bound=nn.Module)
 _MODEL_KINDS = tuple(MODEL.values())
+_OPTIMIZER_KINDS = (OPTIMIZER, OLD_OPTIMIZER)
 
 
 @final
 class CheckpointIO:
-    """Saves and loads what a run needs to go on later.
+    """Saves and loads what a run needs to go on later, under any plugin and any number of ranks.
 
-    Files appear whole or not at all. Loading finds out the format by itself, never executes pickle, and compares names
-    and shapes before it changes anything.
+    A checkpoint holds whole tensors under the names of the user's own model, so that what one plugin and world saved,
+    every other loads. Each rank writes and reads its own part of them. Files appear whole or not at all. Loading finds
+    out the format by itself, never executes pickle, compares names and shapes before it changes anything, and checks
+    the bytes by their digests.
 
     Args:
-        writers: Who writes and how the ranks agree; the calling process on its own by default.
+        writers: Which ranks share a checkpoint; the calling process on its own by default.
 
     Example:
         >>> import tempfile, torch
@@ -46,6 +57,8 @@ class CheckpointIO:
 
     def __init__(self, writers: Writers | None = None) -> None:
         self._writers = writers or Alone()
+        self._aside: Writers | None = None
+        self._background, self._arenas = Background(), Arenas()
 
     def save_model(
         self,
@@ -65,42 +78,47 @@ class CheckpointIO:
             checkpoint: Path of the file, or of the directory if `shard`. Its parents are created.
             shard: Save a directory in the format of Hugging Face, from which ``from_pretrained`` loads a model of
                 transformers.
-            gather_dtensor: Save whole tensors; must be True.
+            gather_dtensor: Save whole tensors; must be True. No rank gathers them for safetensors, where each writes
+                its own part of the file.
             prefix: Put in front of the names of the files of a directory, with a dot.
             size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes. A larger tensor gets a
                 file of its own.
-            use_safetensors: Write safetensors rather than PyTorch's own format.
-            use_async: Return before the files are written; must be False.
+            use_safetensors: Write safetensors, in which all ranks share the work, rather than PyTorch's own format,
+                for which the first rank gathers one file after the other.
+            use_async: Return as soon as the state is copied to host memory. The files are written while training goes
+                on; an error is raised by the next call, by `synchronize`, or makes the program fail when it ends.
 
         Raises:
-            CheckpointError: A file cannot be written. What was saved there before is whole.
+            CheckpointError: A file cannot be written, or an earlier asynchronous save failed. What was saved there
+                before is whole.
             ConfigError: `prefix` or `size_per_shard` makes no sense.
-            UnsupportedError: `use_async`, or not `gather_dtensor`, or the package safetensors is not installed.
+            UnsupportedError: Not `gather_dtensor`.
 
-        Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` all_gather_object, the group, a few bytes, four times for safetensors; PyTorch's
+            format gathers DTensors. For `Alone` none.
         """
-        _refuse(gather_dtensor, use_async)
-        dump = write_safetensors if use_safetensors else write_torch
+        _refuse_parts(gather_dtensor)
         user_model, path = unwrap_model(model), Path(checkpoint)
+        kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
+        configs: dict[str, Any] = {}
 
-        def save_file(state: ModelState) -> None:
-            content = merge(state.units(keep_aliases=False)) if use_safetensors else state.full()
-            _save_file(path, lambda target: dump(target, content))
-
-        def save_directory(state: ModelState) -> None:
-            units = state.units(keep_aliases=not use_safetensors)
-            kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
-            shards = plan_shards(units, size_per_shard * MIB)
-            writer = ShardWriter(prepare_directory(path), kinds[use_safetensors], dump, list(kinds.values()))
-            with model_config_files(user_model) as extras:
-                writer.write(shards, {"total_size": sum(unit.num_bytes for unit in units)}, extras)
-
-        def save() -> None:
+        def build(save_id: str) -> Save:
+            state = ModelState(user_model, self._writers.rank)
+            configs.update(model_config_files(user_model) if shard and self._writers.leads else {})
             if use_safetensors:
-                require_safetensors()
-            (save_directory if shard else save_file)(ModelState(user_model))
+                state.check_only_tensors()
+            entries = state.entries(self._writers.ranks, keep_aliases=not use_safetensors)
+            files = plan_files(entries, size_per_shard * MIB) if shard else [entries]
+            if use_safetensors:
+                return SafeSave(files, save_id, self._writers.rank)
+            return TorchSave(files, whole_of, dict if shard else state.in_order)
 
-        self._writers.write(save)
+        def destination() -> Destination:
+            if not shard:
+                return OneFile(path)
+            return Shards(path, kinds[use_safetensors], list(kinds.values()), configs)
+
+        self._save(build, destination, use_async)
 
     def load_model(
         self,
@@ -116,33 +134,29 @@ class CheckpointIO:
             model: The model, boosted or not.
             checkpoint: Path of a file, of an index, or of a directory that holds one checkpoint.
             strict: Require that the names agree. A tensor with several names needs one of them.
-            low_cpu_mem_mode: Hold about one file at a time in memory, rather than all of them.
+            low_cpu_mem_mode: Map files of PyTorch's format rather than read them whole. Safetensors are always read
+                straight to where they belong.
             num_threads: Number of files that are read at once.
 
         Returns:
             `model` itself.
 
         Raises:
-            CheckpointError: The checkpoint is missing, damaged, or of another model. Nothing was loaded then.
+            CheckpointError: The checkpoint is missing, damaged, or of another model. Nothing was loaded then, unless
+                the message says that bytes did not fit their digest.
             ConfigError: `num_threads` is less than 1.
-            UnsupportedError: The package safetensors is needed and not installed.
 
         Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
         """
-        state = self._writers.read(lambda: ModelState(unwrap_model(model)))
-
-        def check() -> ShardReader:
-            reader = open_checkpoint(Path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode, num_threads)
-            contents = reader.contents(ahead=True)
-            state.check({k: shape_of(v) for _, part in contents for k, v in part.items()}, strict, checkpoint)
-            return reader
-
-        def fill(reader: ShardReader) -> None:
-            for _, content in reader.contents():
-                state.fill(content)
-
-        reader = self._writers.read(check)
-        self._writers.read(lambda: fill(reader))
+        _check_threads(num_threads)
+        self._begin(self._background.drain)
+        state = self._writers.read(lambda: ModelState(unwrap_model(model), self._writers.rank))
+        with self._open(Path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
+            self._writers.read(lambda: state.check(source.items, strict, checkpoint))
+            self._writers.read(lambda: source.each_file(state.fill, num_threads))
+        refresh = getattr(model, "update_master_params", None)
+        if refresh is not None:
+            refresh()
         return model
 
     def save_optimizer(
@@ -163,34 +177,27 @@ class CheckpointIO:
             shard: Save a directory.
             gather_dtensor: Save whole tensors; must be True.
             prefix: Put in front of the names of the files of a directory, with a dot.
-            size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes. The state of one
-                parameter is never cut.
-            use_async: Return before the files are written; must be False.
+            size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes.
+            use_async: Return as soon as the state is copied to host memory, as in `save_model`.
 
         Raises:
-            CheckpointError: A file cannot be written. What was saved there before is whole.
+            CheckpointError: A file cannot be written, or an earlier asynchronous save failed. What was saved there
+                before is whole.
             ConfigError: `prefix` or `size_per_shard` makes no sense.
-            UnsupportedError: `use_async`, or not `gather_dtensor`.
+            UnsupportedError: Not `gather_dtensor`.
 
-        Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` four times all_gather_object, the group, a few bytes; for `Alone` none.
         """
-        _refuse(gather_dtensor, use_async)
-        path = Path(checkpoint)
+        _refuse_parts(gather_dtensor)
+        path, names = Path(checkpoint), OPTIMIZER.with_prefix(prefix)
+        rivals = [kind.with_prefix(prefix) for kind in _OPTIMIZER_KINDS]
 
-        def save_file() -> None:
-            state = OptimizerState(optimizer)
-            content = {"state": merge(state.units()), **state.header()}
-            _save_file(path, lambda target: write_torch(target, content))
+        def build(save_id: str) -> Save:
+            plain, entries = OptimizerState(optimizer, self._writers.rank).dismantle(self._writers.ranks)
+            files = [*plan_files(entries, size_per_shard * MIB), []] if shard else [entries]
+            return SafeSave(files, save_id, self._writers.rank, plain)
 
-        def save_directory() -> None:
-            state, names = OptimizerState(optimizer), OPTIMIZER.with_prefix(prefix)
-            units = state.units()
-            shards = plan_shards(units, size_per_shard * MIB)
-            metadata = {"total_size": sum(unit.num_bytes for unit in units), "param_groups": names.groups}
-            extras = {names.groups: lambda target: write_torch(target, state.header())}
-            ShardWriter(prepare_directory(path), names, write_torch, [names]).write(shards, metadata, extras)
-
-        self._writers.write(save_directory if shard else save_file)
+        self._save(build, lambda: Shards(path, names, rivals, groups=True) if shard else OneFile(path), use_async)
 
     def load_optimizer(
         self,
@@ -207,23 +214,22 @@ class CheckpointIO:
         Args:
             optimizer: The optimizer, boosted or not.
             checkpoint: Path of a file, of an index, or of a directory that holds one checkpoint.
-            low_cpu_mem_mode: Map the files rather than read them whole.
-            num_threads: Number of files that are read at once.
+            low_cpu_mem_mode: Map files of PyTorch's format rather than read them whole.
+            num_threads: Number of tensors that are read at once.
 
         Raises:
-            CheckpointError: The checkpoint is missing, damaged, or of other parameters. Nothing was loaded then.
+            CheckpointError: The checkpoint is missing, damaged, or of other parameters. Nothing was loaded then, unless
+                the message says that bytes did not fit their digest.
             ConfigError: `num_threads` is less than 1.
 
         Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
         """
-
-        def read() -> tuple[Mapping[str, Any], dict[Any, Any]]:
-            reader = open_checkpoint(Path(checkpoint), [OPTIMIZER], low_cpu_mem_mode, num_threads)
-            return _read_optimizer(reader)
-
-        header, state = self._writers.read(read)
-        restore = self._writers.read(lambda: OptimizerState(optimizer).prepare(header, state, checkpoint))
-        self._writers.read(restore)
+        _check_threads(num_threads)
+        self._begin(self._background.drain)
+        state = OptimizerState(optimizer, self._writers.rank)
+        with self._open(Path(checkpoint), _OPTIMIZER_KINDS, low_cpu_mem_mode) as source:
+            restore = self._writers.read(lambda: state.prepare(optimizer_tree(source), checkpoint))
+            self._writers.read(lambda: restore(num_threads))
 
     def save_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
         """Save the state of a learning rate scheduler to one file.
@@ -235,10 +241,9 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file cannot be written, or the state is not plain data.
 
-        Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` four times all_gather_object, the group, a few bytes; for `Alone` none.
         """
-        path = Path(checkpoint)
-        self._writers.write(lambda: _save_file(path, lambda target: write_torch(target, lr_scheduler.state_dict())))
+        self.save_plain(lambda: lr_scheduler.state_dict(), checkpoint)  # noqa: PLW0108 - looked up where ranks agree
 
     def load_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
         """Load the state of a learning rate scheduler.
@@ -250,57 +255,138 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file is missing, damaged, or of another kind of scheduler.
 
-        Communication: for `OneForAll` twice all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
         """
-        state = self._writers.read(lambda: _read_scheduler(lr_scheduler, Path(checkpoint)))
+        state = self.load_plain(checkpoint)
+        self._writers.read(partial(_check_scheduler, lr_scheduler, state, checkpoint))
         self._writers.read(lambda: lr_scheduler.load_state_dict(state))
 
+    def save_plain(self, state: Callable[[], Any], checkpoint: str | Path, use_async: bool = False) -> None:
+        """Save numbers, strings and tensors, nested in dicts and lists, to one file; those of the first rank.
+
+        Args:
+            state: Returns them.
+            checkpoint: Path of the file. Its parents are created.
+            use_async: Return before the file is written, as in `save_model`.
+
+        Raises:
+            CheckpointError: The file cannot be written, or the state is not plain data.
+
+        Communication: for `OneForAll` four times all_gather_object, the group, a few bytes; for `Alone` none.
+
+        Example:
+            >>> import tempfile
+            >>> from colossal.checkpoint_io import CheckpointIO
+            >>> path = tempfile.mkdtemp() + "/progress"
+            >>> CheckpointIO().save_plain(lambda: {"epoch": 3}, path)
+            >>> CheckpointIO().load_plain(path)
+            {'epoch': 3}
+        """
+
+        def build(save_id: str) -> Save:
+            plain, tensors = dismantle(state())
+            entries = [Entry.of([name], tensor, self._writers.ranks) for name, tensor in tensors.items()]
+            return SafeSave([entries], save_id, self._writers.rank, plain)
+
+        self._save(build, lambda: OneFile(Path(checkpoint)), use_async)
+
+    def load_plain(self, checkpoint: str | Path) -> Any:
+        """Load what `save_plain` wrote, or a dict that PyTorch saved.
+
+        Args:
+            checkpoint: Path of the file.
+
+        Returns:
+            The data; tensors on the CPU.
+
+        Raises:
+            CheckpointError: The file is missing or damaged.
+
+        Communication: for `OneForAll` twice all_gather_object, the group, a few bytes; for `Alone` none.
+        """
+        self._begin(self._background.drain)
+        with self._open(Path(checkpoint), (), low_cpu_mem_mode=False) as source:
+            return self._writers.read(partial(_read_plain, source))
+
     def synchronize(self) -> None:
-        """Wait until everything that was saved is on the disk: at once, since saving waits for it."""
+        """Wait until everything that was saved is on the disk.
+
+        Raises:
+            CheckpointError: An asynchronous save failed since the last call.
+
+        Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
+        """
+        self._begin(self._background.drain)
+
+    def _save(self, build: Callable[[str], Save], destination: Callable[[], Destination], use_async: bool) -> None:
+        save_id = self._begin(self._background.check)
+        save, where = self._agree(lambda: build(save_id)), destination()
+        if not use_async:
+            carry_out(save, self._writers, where)
+            return
+        self._background.make_room()
+        self._aside = self._aside or self._writers.aside()
+        give_back = save.copy(self._writers, self._arenas)
+        self._background.submit(partial(_write_aside, save, self._aside, where, give_back))
+
+    def _agree(self, build: Callable[[], Save]) -> Save:
+        """Build the save on every rank, and raise on all of them if they would save different states."""
+        built: list[Save] = []
+        prints = self._writers.gather(lambda: built.append(build()) or built[0].fingerprint)
+        if len(set(prints)) > 1:
+            raise CheckpointError(
+                "All ranks must save the same names, shapes and dtypes. Found that rank "
+                f"{self._writers.ranks[next(i for i, each in enumerate(prints) if each != prints[0])]} has others than "
+                f"rank {self._writers.ranks[0]}. Build the same model and optimizer on all of them."
+            )
+        return built[0]
+
+    def _begin(self, look: Callable[[], None]) -> str:
+        """Raise the failures of earlier saves, on all ranks together; return an identifier that all agree on."""
+        try:
+            return self._writers.gather(lambda: look() or secrets.token_hex(8))[0]
+        except Exception:
+            self._background.forget()
+            raise
+
+    def _open(self, path: Path, kinds: Any, low_cpu_mem_mode: bool) -> Source:
+        return self._writers.read(lambda: Source.find(path, kinds, low_cpu_mem_mode))
 
 
 GeneralCheckpointIO = CheckpointIO
 """`CheckpointIO` under the name that a process on its own knows it by."""
 
 
-def _refuse(gather_dtensor: bool, use_async: bool) -> None:
-    """Raise for options that are documented and not there yet, on every rank alike."""
-    for option, wanted, found in (("gather_dtensor", True, gather_dtensor), ("use_async", False, use_async)):
-        if found != wanted:
-            raise UnsupportedError(
-                f"Saving supports {option}={wanted} only, for now. Found {option}={found}. "
-                f"Leave {option} at its default."
-            )
+def _write_aside(save: Save, writers: Writers, destination: Destination, give_back: Callable[[], None]) -> None:
+    try:
+        carry_out(save, writers, destination)
+    finally:
+        give_back()
 
 
-def _save_file(path: Path, write: Callable[[Path], object]) -> None:
-    with Staging() as staging:
-        staging.add(prepare_file(path), write)
-        staging.commit()
-
-
-def _read_optimizer(reader: ShardReader) -> tuple[Mapping[str, Any], dict[Any, Any]]:
-    """Return the header and the state by parameter, from one file or from shards."""
-    contents = dict(reader.contents())
-    if reader.index is None:
-        (content,) = contents.values()
-        return {key: value for key, value in content.items() if key != "state"}, content.get("state", {})
-    groups = reader.index.get_param_group_filename()
-    if groups is None:
-        raise CheckpointError(
-            f"The index of an optimizer must name its file of groups as param_groups. Found the metadata "
-            f"{reader.index.metadata} in {reader.index.root_path}. Pass a checkpoint that save_optimizer wrote."
+def _refuse_parts(gather_dtensor: bool) -> None:
+    if not gather_dtensor:
+        raise UnsupportedError(
+            "A checkpoint holds whole tensors, so that any other world can load it. Found gather_dtensor=False. Leave "
+            "it True: with use_safetensors=True no rank gathers anything, each writes its own part of the files."
         )
-    header = read_tensor_file(Path(groups), mmap=False)
-    return header, {id_: entry for content in contents.values() for id_, entry in content.items()}
 
 
-def _read_scheduler(lr_scheduler: LRScheduler, path: Path) -> dict[str, Any]:
-    """Return the state in a file if it has all that the scheduler's own state has."""
-    state = read_tensor_file(path, mmap=False)
+def _check_threads(num_threads: int) -> None:
+    if num_threads < 1:
+        raise ConfigError(f"Reading needs at least one thread. Found num_threads={num_threads}. The default is 1.")
+
+
+def _read_plain(source: Source) -> Any:
+    if source.plain is not None:
+        return assemble(source.plain, lambda name: source.items[name].whole())
+    return {name: item.value if item.shape is None else item.whole() for name, item in source.items.items()}
+
+
+def _check_scheduler(lr_scheduler: LRScheduler, state: Mapping[str, Any], path: object) -> None:
+    """Raise if a file does not have all that the scheduler's own state has."""
     if missing := {key for key in lr_scheduler.state_dict() if not key.startswith("_")} - set(state):
         raise CheckpointError(
             f"Loading needs a file of a {type(lr_scheduler).__name__}. Found {path} without "
             f"{listing(sorted(missing))}. Build the scheduler that was saved, or pass its file."
         )
-    return state

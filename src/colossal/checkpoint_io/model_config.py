@@ -1,10 +1,8 @@
 """The configuration files that stand beside the weights of a transformers model."""
 
 import copy
-import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,7 @@ from torch import nn
 from colossal.errors import CheckpointError
 
 
-@contextmanager
-def model_config_files(model: nn.Module) -> Iterator[dict[str, Callable[[Path], object]]]:
+def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
     """Prepare the configuration of a model that has one.
 
     The names of the class and of the dtype are filled in on a copy, as ``from_pretrained`` expects them.
@@ -23,7 +20,7 @@ def model_config_files(model: nn.Module) -> Iterator[dict[str, Callable[[Path], 
     Args:
         model: Any model; a transformers model is known by its ``config`` with a ``save_pretrained`` method.
 
-    Yields:
+    Returns:
         By file name, what writes the file to a path; nothing for a model without a configuration.
 
     Raises:
@@ -32,7 +29,7 @@ def model_config_files(model: nn.Module) -> Iterator[dict[str, Callable[[Path], 
     configs: list[Any] = []
     config: Any = copy.deepcopy(getattr(model, "config", None))
     if hasattr(config, "save_pretrained"):
-        config.architectures = [type(model).__name__]
+        config.architectures = [_class_name(model)]
         config.dtype = str(getattr(model, "dtype", "float32")).removeprefix("torch.")
         configs.append(config)
         can_generate: Any = getattr(model, "can_generate", bool)
@@ -40,7 +37,18 @@ def model_config_files(model: nn.Module) -> Iterator[dict[str, Callable[[Path], 
     with tempfile.TemporaryDirectory() as directory:
         for each in configs:
             _save(each, directory)
-        yield {entry.name: partial(shutil.copyfile, entry) for entry in Path(directory).iterdir()}
+        texts = {entry.name: entry.read_bytes() for entry in Path(directory).iterdir()}
+    return {name: partial(_write, text) for name, text in texts.items()}
+
+
+def _class_name(model: nn.Module) -> str:
+    """Return the name of the model's class as its author wrote it: `fully_shard` derives one of its own."""
+    own = (cls for cls in type(model).__mro__ if not any(base.__name__ == "FSDPModule" for base in cls.__mro__))
+    return next(own).__name__
+
+
+def _write(text: bytes, path: Path) -> None:
+    path.write_bytes(text)
 
 
 def _save(config: Any, directory: str) -> None:

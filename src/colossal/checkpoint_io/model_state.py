@@ -2,17 +2,19 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
-from colossal.checkpoint_io.shards import Unit, merge
+from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
 from colossal.interface import ModelWrapper
+from colossal.tensor import layout_of, local_of
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
@@ -27,7 +29,8 @@ class ModelState:
     """The parameters, persistent buffers and extra state of a model, by name.
 
     Args:
-        model: The user's own model.
+        model: The user's own model; its parameters may be DTensors.
+        rank: The global rank of this process.
 
     Raises:
         CheckpointError: A tensor is on the meta device: it has no values.
@@ -35,13 +38,13 @@ class ModelState:
     Example:
         >>> import torch
         >>> state = ModelState(torch.nn.Linear(2, 1))
-        >>> [list(unit.content) for unit in state.units(keep_aliases=True)]
-        [['weight'], ['bias']]
+        >>> [entry.names for entry in state.entries([0], keep_aliases=True)]
+        [('weight',), ('bias',)]
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._state: dict[str, Any] = model.state_dict()
+    def __init__(self, model: nn.Module, rank: int = 0) -> None:
+        self._model, self._rank = model, rank
+        self._state: dict[str, Any] = model.state_dict(keep_vars=True)
         self._metadata = getattr(self._state, "_metadata", OrderedDict())
         self._ties = list(_group_aliases(self._state))
         empty = [name for name, value in self._state.items() if getattr(value, "is_meta", False)]
@@ -51,19 +54,30 @@ class ModelState:
                 "Create the model on a real device, or materialise it first."
             )
 
-    def units(self, keep_aliases: bool) -> list[Unit]:
-        """Return the state in order, with all names of one tensor in one unit.
+    def entries(self, ranks: Sequence[int], keep_aliases: bool) -> list[Entry]:
+        """Return the state in order, with all names of one tensor in one entry.
 
         Args:
+            ranks: The global ranks that save together.
             keep_aliases: Keep all names; otherwise only the one that Hugging Face expects.
         """
-        return [self._unit(names if keep_aliases else [self._leading(names)]) for names in self._ties]
+        return [
+            Entry.of(names if keep_aliases else [self._leading(names)], self._state[names[0]], ranks)
+            for names in self._ties
+        ]
 
-    def _unit(self, names: list[str]) -> Unit:
-        value = self._state[names[0]]
-        if not isinstance(value, torch.Tensor):
-            return Unit(dict.fromkeys(names, value), 0)
-        return Unit(dict.fromkeys(names, value.detach()), value.nbytes)
+    def check_only_tensors(self) -> None:
+        """Refuse state that a safetensors file cannot hold.
+
+        Raises:
+            CheckpointError: A value is not a tensor.
+        """
+        foreign = {n: type(value).__name__ for n, value in self._state.items() if not isinstance(value, torch.Tensor)}
+        if foreign:
+            raise CheckpointError(
+                f"A safetensors file can hold tensors only. Found state of other types: {foreign}. "
+                "Pass use_safetensors=False for this model."
+            )
 
     def _leading(self, names: list[str]) -> str:
         """Return the name that is not tied to another one by the model's own list; the first if there is none."""
@@ -71,38 +85,43 @@ class ModelState:
         tied = tied or getattr(self._model, "_tied_weights_keys", None) or ()
         return next((name for name in names if not any(re.search(pattern, name) for pattern in tied)), names[0])
 
-    def full(self) -> OrderedDict[str, Any]:
+    def in_order(self, content: Mapping[str, Any]) -> OrderedDict[str, Any]:
         """Return the whole state with all names, as `torch.nn.Module.load_state_dict` takes it."""
-        values = merge(self.units(keep_aliases=True))
-        state = OrderedDict((name, values[name]) for name in self._state)
+        state = OrderedDict((name, content[name]) for name in self._state if name in content)
         state._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         return state
 
-    def check(self, shapes: Mapping[str, Any], strict: bool, source: object) -> None:
-        """Compare the names and shapes of a checkpoint with the model's, before any value is written.
+    def check(self, items: Mapping[str, Item], strict: bool, source: object) -> None:
+        """Compare the names, shapes and kinds of a checkpoint with the model's, before any value is written.
 
         A tensor with several names needs one of them only.
 
         Args:
-            shapes: Shape of each tensor of the checkpoint, None for what is not a tensor.
+            items: The entries of the checkpoint.
             strict: Require that the names agree.
             source: Where the checkpoint is, for the message.
 
         Raises:
             CheckpointError: A shape differs, or, if `strict`, a name is missing or unexpected.
         """
+        common = {name: item for name, item in items.items() if name in self._state}
         problems = {
             "with another shape": [
-                f"{name} (file {_shape(shape)}, model {_shape(shape_of(self._state[name]))})"
-                for name, shape in shapes.items()
-                if name in self._state and shape != shape_of(self._state[name])
-            ]
+                f"{name} (file {_shape(item.shape)}, model {_shape(shape_of(self._state[name]))})"
+                for name, item in common.items()
+                if item.shape != shape_of(self._state[name])
+            ],
+            "with another kind of numbers": [
+                f"{name} (file {item.dtype}, model {self._state[name].dtype})"
+                for name, item in common.items()
+                if item.dtype is not None and _kind(item.dtype) != _kind(getattr(self._state[name], "dtype", None))
+            ],
         }
         if strict:
             problems["missing from the file"] = [
-                names[0] for names in self._ties if not any(name in shapes for name in names)
+                names[0] for names in self._ties if not any(name in items for name in names)
             ]
-            problems["unexpected in the file"] = [name for name in shapes if name not in self._state]
+            problems["unexpected in the file"] = [name for name in items if name not in self._state]
         found = [f"{len(names)} {what}: {listing(names)}" for what, names in problems.items() if names]
         if found:
             raise CheckpointError(
@@ -111,24 +130,39 @@ class ModelState:
                 + (", or pass strict=False to load the names that agree." if strict else ".")
             )
 
-    def fill(self, content: Mapping[str, Any]) -> None:
+    def fill(self, items: Mapping[str, Item]) -> None:
         """Write the values of one file into the model, in the model's dtypes and on its devices.
 
+        Each rank reads its own part, straight into the memory of the parameter where dtype and device allow it. What is
+        not a parameter or a buffer itself goes through the `load_state_dict` of its module.
+
         Args:
-            content: Part of a state that passed `check`.
+            items: Entries that passed `check`.
 
         Raises:
-            CheckpointError: A module refused its values.
+            CheckpointError: The bytes are damaged, or a module refused its values.
         """
-        part = OrderedDict(content)
-        part._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
+        own = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
+        others: OrderedDict[str, Any] = OrderedDict()
+        for name, item in items.items():
+            value = self._state.get(name)
+            if item.shape is not None and isinstance(value, torch.Tensor) and id(value) in own:
+                self._fill_tensor(value, item)
+            elif name in self._state:
+                others[name] = item.value if item.shape is None else item.whole()
+        others._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         try:
-            self._model.load_state_dict(part, strict=False)
+            if others:
+                self._model.load_state_dict(others, strict=False)
         except RuntimeError as error:
             raise CheckpointError(
                 f"Loading needs values that the model's modules accept. Found that one did not: {error}. "
                 "Build the model with the configuration that was saved."
             ) from error
+
+    def _fill_tensor(self, value: torch.Tensor, item: Item) -> None:
+        with torch.no_grad():
+            item.read(layout_of(value, (self._rank,)).region(self._rank), local_of(value).detach())
 
 
 def shape_of(value: object) -> torch.Size | None:
@@ -141,10 +175,18 @@ def _group_aliases(state: Mapping[str, Any]) -> Iterable[list[str]]:
     groups: dict[Any, list[str]] = {}
     for name, value in state.items():
         key: Any = name
-        if isinstance(value, torch.Tensor) and value.numel() > 0:
-            key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if isinstance(value, torch.Tensor):
+            key = id(value)
+            if local_of(value) is value and value.numel() > 0 and not value.is_meta:
+                key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
         groups.setdefault(key, []).append(name)
     return groups.values()
+
+
+def _kind(dtype: torch.dtype | None) -> str:
+    if dtype is None or dtype.is_floating_point:
+        return "float" if dtype else "none"
+    return "complex" if dtype.is_complex else "bool" if dtype is torch.bool else "int"
 
 
 def _shape(shape: torch.Size | None) -> str:

@@ -1,7 +1,9 @@
 """The names of the files of a checkpoint directory, which are those of Hugging Face."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, final
@@ -54,19 +56,18 @@ class FileNames:
         """Name of the index."""
         return f"{self._start}{self.suffix}.index.json"
 
-    @property
-    def groups(self) -> str:
-        """Name of the file with an optimizer's parameter groups."""
-        return f"{self._start}_group{self.suffix}"
+    def groups(self, revision: int = 0) -> str:
+        """Name of the file with an optimizer's parameter groups; the first revision has none in its name."""
+        return f"{self._start}_group{_revision(revision)}{self.suffix}"
 
-    def shard(self, number: int, total: int) -> str:
+    def shard(self, number: int, total: int, revision: int = 0) -> str:
         """Name of shard `number`, counted from 1, of `total`."""
-        return f"{self._start}-{number:05d}-of-{total:05d}{self.suffix}"
+        return f"{self._start}-{number:05d}-of-{total:05d}{_revision(revision)}{self.suffix}"
 
     def owns(self, name: str) -> bool:
-        """Tell whether a file of this name is the index or a shard of such a checkpoint, of any number of shards."""
-        shard = re.escape(self._start) + r"-\d{5}-of-\d{5}" + re.escape(self.suffix)
-        return name == self.index or re.fullmatch(shard, name) is not None
+        """Tell whether a file of this name belongs to such a checkpoint, of any number of shards and any revision."""
+        pattern = re.escape(self._start) + r"(-\d{5}-of-\d{5}|_group)(\.\d+)?" + re.escape(self.suffix)
+        return name == self.index or re.fullmatch(pattern, name) is not None
 
     def is_index(self, name: str) -> bool:
         """Tell whether a file of this name is an index, under any prefix."""
@@ -80,8 +81,11 @@ class FileNames:
 MODEL = {False: FileNames("pytorch_model", ".bin"), True: FileNames("model", ".safetensors")}
 """The names of a model's files; by whether they are safetensors."""
 
-OPTIMIZER = FileNames("pytorch_optim", ".bin")
+OPTIMIZER = FileNames("pytorch_optim", ".safetensors")
 """The names of an optimizer's files."""
+
+OLD_OPTIMIZER = FileNames("pytorch_optim", ".bin")
+"""The names of an optimizer's files in PyTorch's format, which are read, and replaced by the next save."""
 
 
 def find_checkpoint(path: Path, kinds: Sequence[FileNames]) -> Path:
@@ -103,7 +107,7 @@ def find_checkpoint(path: Path, kinds: Sequence[FileNames]) -> Path:
         )
     names = sorted(entry.name for entry in path.iterdir())
     indices = [name for name in names if any(kind.is_index(name) for kind in kinds)]
-    found = indices or [name for name in names if any(kind.is_single(name) for kind in kinds)]
+    found = _without_replaced(path, indices) or [name for name in names if any(kind.is_single(name) for kind in kinds)]
     if len(found) != 1:
         wanted = " or ".join(kind.index for kind in kinds)
         what = f"several checkpoints, {listing(found)}" if found else f"none among its files: {listing(names)}"
@@ -112,6 +116,28 @@ def find_checkpoint(path: Path, kinds: Sequence[FileNames]) -> Path:
             "Pass the path of the index or of the file itself."
         )
     return path / found[0]
+
+
+def _without_replaced(directory: Path, indices: list[str]) -> list[str]:
+    """Drop the indices that another one says it replaces: a save that was killed before it could delete them."""
+    if len(indices) < 2:  # noqa: PLR2004
+        return indices
+    replaced: dict[str, str] = {}
+    for name in indices:
+        with suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+            replaced.update(json.loads((directory / name).read_text(encoding="utf-8"))["metadata"].get("replaces", {}))
+    return [name for name in indices if replaced.get(name) != digest_of_file(directory / name)]
+
+
+def digest_of_file(path: Path) -> str:
+    """Return the digest of a small file, by which an index says which one it replaces."""
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(path.read_bytes())
+
+
+def _revision(number: int) -> str:
+    return f".{number}" if number else ""
 
 
 def listing(items: Iterable[object]) -> str:

@@ -1,19 +1,25 @@
 """The state of an optimizer under the names of its parameters, so that their order may change between runs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, final
 
 import torch
 from torch.optim import Optimizer
 
+from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
-from colossal.checkpoint_io.shards import Unit
+from colossal.checkpoint_io.plain import dismantle
+from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
 from colossal.interface import OptimizerWrapper
+from colossal.tensor import layout_of, local_of
 
 ParamId = int | str
+MASTER = "master_param"
+"""The key under which a parameter's copy in full precision stands among its state."""
 
 
 @final
@@ -24,7 +30,8 @@ class OptimizerState:
     parameters of the optimizer, as in torch.
 
     Args:
-        optimizer: A torch optimizer, boosted or not.
+        optimizer: A torch optimizer, boosted or not; its parameters and its state may be DTensors.
+        rank: The global rank of this process.
 
     Example:
         >>> import torch
@@ -33,12 +40,13 @@ class OptimizerState:
         ['weight', 'bias']
     """
 
-    def __init__(self, optimizer: Optimizer | OptimizerWrapper) -> None:
+    def __init__(self, optimizer: Optimizer | OptimizerWrapper, rank: int = 0) -> None:
         names: Mapping[torch.nn.Parameter, str] = {}
         scaler = None
+        self._masters: Any = getattr(optimizer, "masters", None)
         if isinstance(optimizer, OptimizerWrapper):
             optimizer, scaler, names = optimizer.unwrap(), optimizer.scaler, optimizer.param_names
-        self._optim, self._scaler = optimizer, scaler
+        self._optim, self._scaler, self._rank = optimizer, scaler, rank
         self._params = _identify(self._optim, names)
         remaining = iter(self._params)
         self._groups: list[list[ParamId]] = [
@@ -50,11 +58,22 @@ class OptimizerState:
         """Name or position of every parameter, in the optimizer's order."""
         return list(self._params)
 
-    def units(self) -> list[Unit]:
-        """Return the state of each parameter that has one."""
-        state = self._optim.state_dict()["state"]
-        by_id = {id_: state[position] for position, id_ in enumerate(self.ids) if position in state}
-        return [Unit({id_: entry}, sum(tensor.nbytes for tensor in _tensors(entry))) for id_, entry in by_id.items()]
+    def dismantle(self, ranks: Sequence[int]) -> tuple[Any, list[Entry]]:
+        """Take the state apart.
+
+        Args:
+            ranks: The global ranks that save together.
+
+        Returns:
+            Everything but tensors, as JSON holds it; and the tensors.
+
+        Raises:
+            CheckpointError: There is something else in it than tensors and plain data.
+        """
+        plain, tensors = dismantle(self.header())
+        plain["state"], of_parameters = dismantle(self._state())
+        tensors.update(of_parameters)
+        return plain, [Entry.of([name], tensor, ranks) for name, tensor in tensors.items()]
 
     def header(self) -> dict[str, Any]:
         """Return everything but the state of the parameters: groups, shapes of the parameters, loss scaler."""
@@ -68,39 +87,75 @@ class OptimizerState:
             "scaler": {} if self._scaler is None else self._scaler.state_dict(),
         }
 
-    def prepare(self, header: Mapping[str, Any], state: Mapping[Any, Any], source: object) -> Callable[[], None]:
-        """Check what `header` and `units` returned, and match it by name; a saved position stands for itself.
+    def _state(self) -> dict[ParamId, Any]:
+        """Return the state of each parameter that has one, and its master copy where the model runs in half."""
+        content = self._optim.state_dict()["state"]
+        state: dict[ParamId, Any] = {}
+        for position, (id_, parameter) in enumerate(self._params.items()):
+            entry = dict(content.get(position, {}))
+            if self._masters is not None and parameter in self._masters.pairs:
+                entry[MASTER] = parameter.detach()
+            if entry:
+                state[id_] = entry
+        return state
+
+    def prepare(self, saved: Mapping[str, Any], source: object) -> Callable[[int], None]:
+        """Check what was saved, and match it by name; a saved position stands for itself.
 
         Args:
-            header: The groups, and what else `header` returned if it is there.
-            state: State of each parameter, by its saved id.
+            saved: The groups, the state, and what else was saved; an `Item` in the place of each tensor.
             source: Where the checkpoint is, for the message.
 
         Returns:
-            What changes the optimizer.
+            What changes the optimizer, given the number of tensors to read at once.
 
         Raises:
             CheckpointError: The groups are not of the same parameters, or shapes differ.
         """
-        groups = _valid_groups(header, source)
-        saved = self._saved_ids(groups)
-        self._check_shapes(header.get("param_shapes", {}), saved, source)
+        groups = _valid_groups(saved, source)
+        ids = self._saved_ids(groups)
+        self._check_shapes(saved.get("param_shapes", {}), ids, source)
         positions = {id_: position for position, id_ in enumerate(self.ids)}
-        content = {
-            "state": {positions[id_]: state[saved[id_]] for id_ in self.ids if saved[id_] in state},
-            "param_groups": [
-                self._restored_group(number, self._matching_group(ids, groups, saved, source), positions)
-                for number, ids in enumerate(self._groups)
-            ],
-        }
-        return lambda: self._restore(content, dict(header.get("scaler", {})))
+        restored = [
+            self._restored_group(number, self._matching_group(own, groups, ids, source), positions)
+            for number, own in enumerate(self._groups)
+        ]
+        state = {id_: saved.get("state", {})[ids[id_]] for id_ in self.ids if ids[id_] in saved.get("state", {})}
+        return lambda threads: self._restore(restored, state, dict(saved.get("scaler", {})), threads)
 
-    def _restore(self, content: dict[str, Any], scaler: dict[str, Any]) -> None:
-        self._optim.load_state_dict(content)
-        for entry in self._optim.state.values():
-            entry.update(_own(entry))
+    def _restore(
+        self, groups: list[dict[str, Any]], state: dict[ParamId, Any], scaler: dict[str, Any], threads: int
+    ) -> None:
+        reads: list[tuple[Item, torch.Tensor]] = []
+        self._optim.load_state_dict({"state": {}, "param_groups": groups})
+        for group, own in zip(self._optim.param_groups, self._groups, strict=True):
+            for id_, parameter in zip(own, group["params"], strict=True):
+                if id_ in state:
+                    entry = dict(state[id_])
+                    master = entry.pop(MASTER, None)
+                    if master is not None and parameter.dtype.itemsize >= torch.float32.itemsize:
+                        reads.append((master, parameter.detach()))
+                    filled = {k: _build(parameter, k, value, group, reads) for k, value in entry.items()}
+                    self._optim.state.update({parameter: filled} if filled else {})
+        self._read(reads, threads)
+        if self._masters is not None:
+            self._masters.push_params() if any(MASTER in each for each in state.values()) else self._masters.refresh()
         if self._scaler is not None:
             self._scaler.load_state_dict(scaler)
+
+    def _read(self, reads: list[tuple[Item, torch.Tensor]], threads: int) -> None:
+        """Read this rank's part of each tensor: straight to where it belongs if dtype and device allow it."""
+
+        def read(each: tuple[Item, torch.Tensor]) -> None:
+            item, target = each
+            item.read(layout_of(target, (self._rank,)).region(self._rank), local_of(target))
+
+        if threads == 1:
+            for each in reads:
+                read(each)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(read, reads))
 
     def _saved_ids(self, groups: list[dict[str, Any]]) -> dict[ParamId, ParamId]:
         """Return, for each parameter, the id under which it was saved: its name if that is there, else its position."""
@@ -139,7 +194,8 @@ class OptimizerState:
 
     def _restored_group(self, number: int, group: dict[str, Any], positions: Mapping[ParamId, int]) -> dict[str, Any]:
         """Return a saved group as torch takes it for the optimizer's group `number`."""
-        restored = {**group, "params": [positions[id_] for id_ in self._groups[number]]}
+        restored = {key: item.whole() if isinstance(item, Item) else item for key, item in group.items()}
+        restored["params"] = [positions[id_] for id_ in self._groups[number]]
         restored.pop("param_names", None)
         own = self._optim.param_groups[number]
         return restored | ({"param_names": own["param_names"]} if "param_names" in own else {})
@@ -163,28 +219,39 @@ def _identify(optim: Optimizer, names: Mapping[torch.nn.Parameter, str]) -> dict
 
 
 def _valid_groups(header: Mapping[str, Any], source: object) -> list[dict[str, Any]]:
-    groups = header.get("param_groups")
+    groups = header.get("param_groups") if isinstance(header, Mapping) else None
     if isinstance(groups, list) and all(isinstance(group, dict) and "params" in group for group in groups):
         return groups
     raise CheckpointError(
-        f"Loading an optimizer needs its parameter groups. Found none in {source}, which holds {listing(header)}. "
+        f"Loading an optimizer needs its parameter groups. Found none in {source}, which holds "
+        f"{listing(header or ()) or 'tensors only'}. "
         "Pass a checkpoint that save_optimizer wrote; a model is loaded by load_model."
     )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors inside nested dicts and lists."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(inner)
+def _build(
+    parameter: torch.Tensor, key: str, value: Any, group: Mapping[str, Any], reads: list[tuple[Item, torch.Tensor]]
+) -> Any:
+    """Make room for the tensors inside nested dicts and lists, as torch's own `load_state_dict` places them.
 
-
-def _own(value: Any) -> Any:
-    """Copy tensors on the CPU, which may lie in a mapped file, inside nested dicts and lists."""
-    if isinstance(value, torch.Tensor):
-        return value.clone() if value.device.type == "cpu" else value
+    What has the shape of the parameter lies as the parameter does; steps stay on the CPU unless the kernel counts them.
+    """
     if isinstance(value, dict):
-        return {key: _own(inner) for key, inner in value.items()}
-    return [_own(inner) for inner in value] if isinstance(value, list) else value
+        return {k: _build(parameter, key, inner, group, reads) for k, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_build(parameter, key, inner, group, reads) for inner in value)
+    if not isinstance(value, Item):
+        return value
+    assert value.shape is not None
+    assert value.dtype is not None
+    dtype, device = value.dtype, parameter.device
+    if key == "step":
+        device = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+    elif parameter.is_floating_point() and dtype.is_floating_point:
+        dtype = parameter.dtype
+    if value.shape == parameter.shape and value.shape:
+        target = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+    else:
+        target = torch.empty(value.shape, dtype=dtype, device=device)
+    reads.append((value, target))
+    return target

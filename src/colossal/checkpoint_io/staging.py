@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -42,8 +43,37 @@ class Staging:
         """Final paths of the files that wait."""
         return list(self._moves)
 
+    def reserve(self, target: Path, num_bytes: int) -> Path:
+        """Create the file that is to become `target`, in the same directory, and take its room on the disk.
+
+        Temporary files of the same target, which a process that was killed left, are deleted.
+
+        Args:
+            target: Final path of the file.
+            num_bytes: Its size; it may grow.
+
+        Returns:
+            The path of the temporary file.
+
+        Raises:
+            CheckpointError: The file cannot be created, or the disk has too little room.
+        """
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            for stale in target.parent.glob(f".{_escape(target.name)}.*.tmp"):
+                stale.unlink()
+            self._moves[target] = temporary
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                _allocate(descriptor, num_bytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _cannot_write(target, error) from error
+        return temporary
+
     def add(self, target: Path, write: Callable[[Path], object]) -> None:
-        """Write the file that is to become `target`, in the same directory, and flush it to the disk.
+        """Write the file that is to become `target`, and flush it to the disk.
 
         Args:
             target: Final path of the file.
@@ -52,21 +82,16 @@ class Staging:
         Raises:
             CheckpointError: The file could not be written; or what else of ours `write` raised.
         """
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        self._moves[target] = temporary
+        temporary = self.reserve(target, 0)
         try:
-            temporary.touch()
-            mode = temporary.stat().st_mode  # safetensors lets only the owner read; a checkpoint is a file like others
+            mode = temporary.stat().st_mode
             write(temporary)
-            temporary.chmod(mode)
-            _sync(temporary)
+            temporary.chmod(mode)  # a writer may have made it readable by its owner only
+            sync(temporary)
         except ColossalError:
             raise
         except Exception as error:
-            raise CheckpointError(
-                f"Saving a checkpoint must write {target}. Found {type(error).__name__}: {error}. "
-                "Check the free space and the permissions of the directory, and that the state holds plain data."
-            ) from error
+            raise _cannot_write(target, error) from error
 
     def commit(self) -> None:
         """Move every file to its final path, in the order in which they were added.
@@ -83,7 +108,16 @@ class Staging:
                     "Remove what stands at that path, or choose another one."
                 ) from error
             del self._moves[target]
-            _sync(target.parent)
+            sync(target.parent)
+
+    def move(self, target: Path, name: str) -> None:
+        """Give a file that waits another final name in the same directory, and put it at the end of the order.
+
+        Args:
+            target: Its final path so far.
+            name: The new name.
+        """
+        self._moves[target.with_name(name)] = self._moves.pop(target)
 
 
 def prepare_file(path: Path) -> Path:
@@ -116,6 +150,15 @@ def prepare_directory(path: Path) -> Path:
     return path
 
 
+def sync(path: Path) -> None:
+    """Flush a file or a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _create(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -126,10 +169,24 @@ def _create(directory: Path) -> None:
         ) from error
 
 
-def _sync(path: Path) -> None:
-    """Flush a file or a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _allocate(descriptor: int, num_bytes: int) -> None:
+    """Take the room of a file on the disk, so that a full disk is known before anything is written."""
+    if not num_bytes:
+        return
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        os.posix_fallocate(descriptor, 0, num_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise
+        os.ftruncate(descriptor, num_bytes)  # a file system that cannot reserve: it is full when it is full
+
+
+def _escape(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _cannot_write(target: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"Saving a checkpoint must write {target}. Found {type(error).__name__}: {error}. "
+        "Check the free space and the permissions of the directory, and that the state holds plain data."
+    )

@@ -1,8 +1,9 @@
-"""Who writes a checkpoint, and how the ranks agree on what came of it."""
+"""Which ranks share a checkpoint, and how they agree on what came of it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar, cast, final
+from functools import cached_property
+from typing import Any, Self, TypeVar, cast, final
 
 import torch.distributed as dist
 
@@ -20,24 +21,66 @@ class Writers(ABC):
         (True, True)
     """
 
+    @property
     @abstractmethod
-    def write(self, job: Callable[[], None]) -> None:
-        """Run a job where it must run; return on every rank once it is done.
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks of all that share the checkpoint, in their order."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Global rank of this process."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that creates files and puts them in place."""
+        return self.rank == self.ranks[0]
+
+    @abstractmethod
+    def gather(self, job: Callable[[], T]) -> list[T]:
+        """Run a job on every rank; return once it has succeeded on all of them.
 
         Args:
-            job: Writes the files.
+            job: Reads or writes files, or changes this rank's own objects. It must not communicate.
+
+        Returns:
+            What `job` returned on each rank, in the order of the ranks.
         """
 
     @abstractmethod
+    def aside(self) -> "Writers":
+        """Make writers that may be used by another thread while training communicates.
+
+        Returns:
+            New writers; all ranks must ask for them together.
+        """
+
     def read(self, job: Callable[[], T]) -> T:
         """Run a job on every rank; return once it has succeeded on all of them.
 
         Args:
-            job: Reads files, or changes this rank's own objects.
+            job: Reads or writes files, or changes this rank's own objects. Only this rank learns its result.
 
         Returns:
             What `job` returned on this rank.
+
+        Raises:
+            CheckpointError: `job` failed on at least one rank; the first such rank's error, raised on all.
         """
+        kept: list[T] = []
+        self.gather(lambda: kept.append(job()))
+        return kept[0]
+
+    def write(self, job: Callable[[], None]) -> None:
+        """Run a job on the first rank; return on every rank once it is done.
+
+        Args:
+            job: Creates files or puts them in place.
+
+        Raises:
+            CheckpointError: `job` failed.
+        """
+        self.gather(job if self.leads else _nothing)
 
 
 @final
@@ -50,37 +93,47 @@ class Alone(Writers):
         3
     """
 
-    def write(self, job: Callable[[], None]) -> None:
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """This process."""
+        return (self.rank,)
+
+    @property
+    def rank(self) -> int:
+        """Global rank of this process; 0 without a world."""
+        return dist.get_rank() if dist.is_initialized() else 0
+
+    def gather(self, job: Callable[[], T]) -> list[T]:
         """Run a job.
 
         Args:
-            job: Writes the files.
-        """
-        job()
-
-    def read(self, job: Callable[[], T]) -> T:
-        """Run a job.
-
-        Args:
-            job: Reads files, or changes objects.
+            job: Anything.
 
         Returns:
-            What `job` returned.
+            What `job` returned, in a list.
         """
-        return job()
+        return [job()]
+
+    def aside(self) -> Self:
+        """Return itself: nothing is communicated.
+
+        Returns:
+            This object.
+        """
+        return self
 
 
 @final
 class OneForAll(Writers):
-    """Rank 0 of a group writes for all of it; every rank reads.
+    """All ranks of a group share one checkpoint: each writes a part of it, the first puts it in place, every one reads.
 
-    An error on one rank is an error on every rank, with the same text, and no rank returns before all are done. A rank
-    that waits longer than the timeout of the group fails.
+    An error on one rank is an error on every rank, with the same text, and no rank returns before all are done. The
+    files must be visible to all ranks. A rank that waits longer than the timeout of the group fails.
 
-    Communication: all_gather_object, the group, a few bytes, for each `write` and each `read`.
+    Communication: all_gather_object, the group, a few bytes, for each `gather`, `write` and `read`.
 
     Args:
-        process_group: The ranks that hold the same state; the default group if None.
+        process_group: The ranks that share the checkpoint; the default group if None.
 
     Raises:
         ConfigError: The default group is asked for and there is none.
@@ -102,26 +155,35 @@ class OneForAll(Writers):
             )
         self._group = process_group
 
-    def write(self, job: Callable[[], None]) -> None:
-        """Run a job on rank 0 of the group; return on every rank once it is done.
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Global ranks of the group."""
+        return tuple(dist.get_process_group_ranks(self._group or dist.group.WORLD))
 
-        Args:
-            job: Writes the files.
+    @property
+    def rank(self) -> int:
+        """Global rank of this process."""
+        return dist.get_rank()
 
-        Raises:
-            CheckpointError: `job` failed.
+    def aside(self) -> "OneForAll":
+        """Form a group of the same ranks for another thread, over gloo, whatever training communicates by.
+
+        Returns:
+            Writers of the new group.
+
+        Communication: a new group is formed.
         """
-        is_writer = dist.get_rank(self._group) == 0
-        self.read(job if is_writer else _nothing)
+        group = dist.new_group(list(self.ranks), backend="gloo", use_local_synchronization=True)
+        return OneForAll(cast("dist.ProcessGroup", group))
 
-    def read(self, job: Callable[[], T]) -> T:
+    def gather(self, job: Callable[[], T]) -> list[T]:
         """Run a job on every rank; return once it has succeeded on all of them.
 
         Args:
-            job: Reads files, or changes this rank's own objects. It must not communicate.
+            job: Reads or writes files, or changes this rank's own objects. It must not communicate.
 
         Returns:
-            What `job` returned on this rank.
+            What `job` returned on each rank, in the order of the ranks.
 
         Raises:
             CheckpointError: `job` failed on at least one rank; the first such rank's error, raised on all.
@@ -131,19 +193,14 @@ class OneForAll(Writers):
             result = job()
         except Exception as caught:  # noqa: BLE001 - the other ranks wait for the outcome, whatever it is
             error = caught
-        failure = self._first_failure(error)
-        if failure is not None:
-            raise failure from error
-        return cast("T", result)
-
-    def _first_failure(self, error: Exception | None) -> ColossalError | None:
-        """Exchange the outcomes; return the first rank's failure, alike on every rank, or None."""
-        outcome = None if error is None else (*_describe(error), dist.get_rank())
-        outcomes: list[Any] = [None] * dist.get_world_size(self._group)
+        outcome = (None if error is None else (*_describe(error), dist.get_rank()), result)
+        outcomes: list[Any] = [None] * len(self.ranks)
         dist.all_gather_object(outcomes, outcome, group=self._group)
-        for kind, text, rank in filter(None, outcomes):
-            return kind(f"{text} (This happened on rank {rank}.)")
-        return None
+        for failure, _ in outcomes:
+            if failure is not None:
+                kind, text, rank = failure
+                raise kind(f"{text} (This happened on rank {rank}.)") from error
+        return [each for _, each in outcomes]
 
 
 def _nothing() -> None:

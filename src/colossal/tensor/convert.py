@@ -64,6 +64,29 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     return sharded.to_local()
 
 
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Put a tensor together from the parts of all ranks.
+
+    Args:
+        tensor: A DTensor, or any other tensor.
+
+    Returns:
+        The whole tensor, without gradient; `tensor` itself if it is whole.
+
+    Communication: all_gather, the axes that cut the tensor, its bytes; all of its ranks must call.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import whole_of
+        >>> whole_of(torch.ones(3)).shape
+        torch.Size([3])
+    """
+    if not _is_dtensor(tensor):
+        return tensor
+    sharded: Any = tensor.detach()
+    return sharded.full_tensor()
+
+
 def shard_groups(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
     """Find the groups of ranks that hold different parts of a tensor.
 

@@ -1,0 +1,155 @@
+"""Where a checkpoint goes: one file, or shards with an index; the old one stays until the new one is whole."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from colossal.checkpoint_io.index_file import CheckpointIndexFile
+from colossal.checkpoint_io.naming import FileNames, digest_of_file
+from colossal.checkpoint_io.staging import Staging, prepare_directory, prepare_file, sync
+
+# [Note: one rename]
+# A directory of shards becomes the new checkpoint by the rename of its index, and by nothing else. The shards that the
+# index names must therefore not overwrite those that the old index names: where a name is taken, the new shard gets the
+# name with a revision. Killed before the rename, a process leaves the old checkpoint and files that nobody names;
+# killed after it, the new one and files that nobody names any more. The next save clears both away.
+
+
+class Destination(ABC):
+    """The files of one save, on the rank that puts them in place."""
+
+    @abstractmethod
+    def reserve(self, sizes: Sequence[int]) -> list[Path]:
+        """Create the temporary files.
+
+        Args:
+            sizes: The size of each file in bytes.
+
+        Raises:
+            CheckpointError: They cannot be created.
+        """
+
+    @abstractmethod
+    def commit(self, names: Sequence[Sequence[Any]], total_size: int, save_id: str) -> None:
+        """Put the files in place, once they are written.
+
+        Args:
+            names: The names of the entries of each file.
+            total_size: Size of all tensors in bytes.
+            save_id: What all files of the save have in common; empty if they do not carry it.
+
+        Raises:
+            CheckpointError: They cannot be put in place; the earlier checkpoint is whole then.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Delete what is not in place."""
+
+
+@final
+class OneFile(Destination):
+    """A checkpoint of one file.
+
+    Args:
+        path: The file; its parents are created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._staging = path, Staging()
+
+    def reserve(self, sizes: Sequence[int]) -> list[Path]:
+        """Create the temporary file."""
+        (size,) = sizes
+        return [self._staging.reserve(prepare_file(self._path), size)]
+
+    def commit(self, names: Sequence[Sequence[Any]], total_size: int, save_id: str) -> None:  # noqa: ARG002
+        """Put the file in place."""
+        self._staging.commit()
+
+    def close(self) -> None:
+        """Delete the file if it is not in place."""
+        self._staging.__exit__()
+
+
+@final
+class Shards(Destination):
+    """A checkpoint of several files and an index, in the format of Hugging Face.
+
+    Args:
+        directory: Where the files go; it and its parents are created.
+        names: How they are called.
+        rivals: Names of the checkpoints that this one replaces, its own included.
+        extras: By file name, what writes each further file of the directory.
+        groups: The last file is no shard, but holds an optimizer's parameter groups.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        names: FileNames,
+        rivals: Sequence[FileNames],
+        extras: Mapping[str, Callable[[Path], object]] | None = None,
+        groups: bool = False,
+    ) -> None:
+        self._directory, self._names, self._rivals = directory, names, rivals
+        self._extras, self._groups, self._staging = extras or {}, groups, Staging()
+        self._targets: list[Path] = []
+
+    def reserve(self, sizes: Sequence[int]) -> list[Path]:
+        """Create the temporary files."""
+        prepare_directory(self._directory)
+        for stale in self._directory.glob(".*.tmp"):
+            if any(names.owns(stale.name[1:].rsplit(".", 2)[0]) for names in self._rivals):
+                stale.unlink()
+        self._targets = [self._directory / name for name in self._file_names(len(sizes))]
+        return [self._staging.reserve(target, size) for target, size in zip(self._targets, sizes, strict=True)]
+
+    def commit(self, names: Sequence[Sequence[Any]], total_size: int, save_id: str) -> None:
+        """Put the shards in place, then the index, then delete what the old one named."""
+        final_names = self._free_names()
+        index = CheckpointIndexFile(self._directory)
+        index.metadata["total_size"] = total_size
+        index.metadata.update({"save": save_id} if save_id else {})
+        index.metadata.update({"param_groups": final_names[-1]} if self._groups else {})
+        if replaced := self._foreign_indices():
+            index.metadata["replaces"] = replaced
+        for target, name, keys in zip(self._targets, final_names, names, strict=True):
+            self._staging.move(target, name)
+            for key in keys:
+                index.append_weight_map(key, name)
+        for name, write in self._extras.items():
+            self._staging.add(self._directory / name, write)
+        self._staging.add(self._directory / self._names.index, index.write)
+        self._staging.commit()
+        self._clear({*final_names, self._names.index})
+
+    def close(self) -> None:
+        """Delete the files that are not in place."""
+        self._staging.__exit__()
+
+    def _file_names(self, count: int, revision: int = 0) -> list[str]:
+        shards = count - self._groups
+        names = [self._names.shard(number, shards, revision) for number in range(1, shards + 1)]
+        return [*names, self._names.groups(revision)] if self._groups else names
+
+    def _free_names(self) -> list[str]:
+        """Return the names of the first revision of which no file is there."""
+        there = {entry.name for entry in self._directory.iterdir()}
+        revision = 0
+        while there.intersection(names := self._file_names(len(self._targets), revision)):
+            revision += 1
+        return names
+
+    def _foreign_indices(self) -> dict[str, str]:
+        """Return the digests of the indices that the new one replaces under other names: those of another format."""
+        indices = [names.index for names in self._rivals if names.index != self._names.index]
+        there = [name for name in indices if (self._directory / name).exists()]
+        return {name: digest_of_file(self._directory / name) for name in there}
+
+    def _clear(self, new: set[str]) -> None:
+        for entry in list(self._directory.iterdir()):
+            if entry.name not in new and any(names.owns(entry.name) for names in self._rivals):
+                entry.unlink()
+        sync(self._directory)

@@ -1,0 +1,134 @@
+"""What is to be saved: named tensors and how they lie, cut into files and dealt out among the ranks."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from colossal.checkpoint_io.blocks import cut_blocks
+from colossal.errors import CheckpointError, ConfigError
+from colossal.tensor import Layout, Region, layout_of, local_of
+
+MIB = 1024**2
+
+
+@final
+@dataclass(frozen=True)
+class Entry:
+    """One tensor, or one value that is not a tensor, under one or several names.
+
+    Args:
+        names: Its names; the one that a format without aliases keeps comes first.
+        value: The tensor, which may be a DTensor, or the value.
+        layout: Which rank holds which part of the tensor; None for what is not a tensor.
+    """
+
+    names: tuple[str, ...]
+    value: Any
+    layout: Layout | None
+
+    @classmethod
+    def of(cls, names: Sequence[str], value: Any, ranks: Sequence[int]) -> "Entry":
+        """Describe a value.
+
+        Args:
+            names: Its names.
+            value: A tensor, or something else.
+            ranks: The global ranks that save together.
+
+        Raises:
+            CheckpointError: Parts of the tensor lie on ranks that do not take part.
+        """
+        if not isinstance(value, torch.Tensor):
+            return cls(tuple(names), value, None)
+        layout = layout_of(value, ranks)
+        if not set(layout.ranks) <= set(ranks):
+            raise CheckpointError(
+                f"All ranks that hold a part of a tensor must save and load together. Found {names[0]!r} on ranks "
+                f"{layout.ranks}, and only ranks {tuple(ranks)} here. Use the booster's own save and load, or "
+                "CheckpointIO(OneForAll())."
+            )
+        return cls(tuple(names), value.detach(), layout)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole tensor."""
+        return Region.whole(self.value.shape).numel * self.value.dtype.itemsize if self.layout else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """What must be the same on all ranks."""
+        return f"{self.names} {getattr(self.value, 'dtype', type(self.value))} {self.layout!r}"
+
+
+@final
+@dataclass(frozen=True)
+class Share:
+    """A block that one rank writes.
+
+    Args:
+        file: Number of the file.
+        name: The name of the tensor.
+        block: The part of the tensor.
+        rank: The global rank that writes it.
+        tensor: The part itself, on its device; None on other ranks.
+    """
+
+    file: int
+    name: str
+    block: Region
+    rank: int
+    tensor: torch.Tensor | None
+
+
+def plan_files(entries: Iterable[Entry], max_bytes: float) -> list[list[Entry]]:
+    """Fill one file after the other, in order; an entry that is larger than a file gets one of its own.
+
+    Args:
+        entries: The state.
+        max_bytes: Largest size of a file.
+
+    Returns:
+        The entries of each file; at least one file, which may be empty.
+
+    Raises:
+        ConfigError: `max_bytes` is not positive.
+    """
+    if max_bytes <= 0:
+        raise ConfigError(
+            f"The size of a shard must be positive. Found size_per_shard={max_bytes / MIB:g} MB. The default is 1024."
+        )
+    files: list[list[Entry]] = [[]]
+    filled = 0
+    for entry in entries:
+        if files[-1] and filled + entry.num_bytes > max_bytes:
+            files.append([])
+            filled = 0
+        files[-1].append(entry)
+        filled += entry.num_bytes
+    return files
+
+
+def deal_out(files: Sequence[Sequence[Entry]], own_rank: int) -> list[Share]:
+    """Choose for each block a rank that writes it: one that holds it, and has the least to write so far.
+
+    All ranks come to the same result by themselves.
+
+    Args:
+        files: The entries of each file.
+        own_rank: The global rank of this process.
+    """
+    load: dict[int, int] = {}
+    shares: list[Share] = []
+    for number, entries in enumerate(files):
+        for entry in entries:
+            assert entry.layout is not None, "values that are no tensors have no blocks"
+            local, itemsize = local_of(entry.value), entry.value.dtype.itemsize
+            for region, holders in entry.layout.holders.items():
+                for block in cut_blocks(region, itemsize):
+                    rank = min(holders, key=lambda each: (load.get(each, 0), each))
+                    load[rank] = load.get(rank, 0) + block.numel * itemsize
+                    part = local[block.inside(region).slices] if rank == own_rank else None
+                    shares.append(Share(number, entry.names[0], block, rank, part))
+    return shares

@@ -1,0 +1,39 @@
+"""What the files of an optimizer say, in one tree, whichever format they have."""
+
+from pathlib import Path
+from typing import Any
+
+from colossal.checkpoint_io.plain import assemble, dismantle
+from colossal.checkpoint_io.source import Source, in_memory
+from colossal.errors import CheckpointError
+
+
+def optimizer_tree(source: Source) -> dict[str, Any]:
+    """Return the groups, the state by parameter, and what else was saved, an `Item` in the place of each tensor.
+
+    Args:
+        source: The files: ours, or those of PyTorch's format.
+
+    Raises:
+        CheckpointError: The index does not say where the parameter groups are.
+    """
+    if source.plain is not None:
+        return assemble(source.plain, source.items.__getitem__)
+    skeleton, tensors = dismantle(_torch_tree(source))
+    return assemble(skeleton, lambda name: in_memory(tensors[name]))
+
+
+def _torch_tree(source: Source) -> dict[str, Any]:
+    values = {name: item.value for name, item in source.items.items()}
+    if source.index is None:
+        return values
+    groups = source.index.get_param_group_filename()
+    if groups is None:
+        raise CheckpointError(
+            f"The index of an optimizer must name its file of groups as param_groups. Found the metadata "
+            f"{source.index.metadata} in {source.index.root_path}. Pass a checkpoint that save_optimizer wrote."
+        )
+    header = set(source.files[Path(groups)])
+    return {name: values[name] for name in header} | {
+        "state": {name: value for name, value in values.items() if name not in header}
+    }

@@ -1,0 +1,246 @@
+"""A save, carried out by all ranks together, now or in the background."""
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from colossal.checkpoint_io.blocks import bytes_of, digest_of, write_block
+from colossal.checkpoint_io.destination import Destination
+from colossal.checkpoint_io.entries import Entry, Share, deal_out
+from colossal.checkpoint_io.header import Header
+from colossal.checkpoint_io.snapshot import Arena, Arenas
+from colossal.checkpoint_io.staging import sync
+from colossal.checkpoint_io.torch_file import write_torch
+from colossal.checkpoint_io.writers import Writers
+from colossal.errors import CheckpointError
+from colossal.tensor import Region
+
+Digests = list[tuple[int, str, Region, str]]
+
+
+class Save(ABC):
+    """The content of one save.
+
+    Args:
+        files: The entries of each file.
+        save_id: What all files have in common.
+    """
+
+    def __init__(self, files: Sequence[Sequence[Entry]], save_id: str) -> None:
+        self.files, self.save_id = files, save_id
+
+    @property
+    def total_size(self) -> int:
+        """Size of all tensors in bytes."""
+        return sum(entry.num_bytes for entries in self.files for entry in entries)
+
+    @property
+    def fingerprint(self) -> str:
+        """What must be the same on all ranks."""
+        prints = "".join(entry.fingerprint for entries in self.files for entry in entries)
+        return hashlib.sha256(prints.encode()).hexdigest()
+
+    @property
+    @abstractmethod
+    def sizes(self) -> list[int]:
+        """Size of each file in bytes, as far as it is known beforehand."""
+
+    @property
+    @abstractmethod
+    def names(self) -> list[list[Any]]:
+        """The names of the entries of each file."""
+
+    @abstractmethod
+    def copy(self, writers: Writers, arenas: Arenas) -> Callable[[], None]:
+        """Copy what this rank writes to host memory, after which the originals may change.
+
+        Args:
+            writers: The ranks that save.
+            arenas: Host memory.
+
+        Returns:
+            What gives the memory back.
+        """
+
+    @abstractmethod
+    def write(self, writers: Writers, paths: Sequence[Path]) -> None:
+        """Write the files.
+
+        Args:
+            writers: The ranks that save.
+            paths: The files, which exist.
+        """
+
+
+@final
+class SafeSave(Save):
+    """Files of safetensors, into which every rank writes what it holds.
+
+    Args:
+        files: The entries of each file.
+        save_id: What all files have in common.
+        rank: The global rank of this process.
+        plain: Plain data that go into the header of the last file.
+    """
+
+    def __init__(self, files: Sequence[Sequence[Entry]], save_id: str, rank: int, plain: Any = None) -> None:
+        super().__init__(files, save_id)
+        self._shares = deal_out(files, rank)
+        self._own = [share for share in self._shares if share.rank == rank]
+        self._contents = [share.tensor for share in self._own if share.tensor is not None]
+        blocks: dict[tuple[int, str], list[Region]] = {}
+        for share in self._shares:
+            blocks.setdefault((share.file, share.name), []).append(share.block)
+        last = len(files) - 1
+        self._headers = [
+            Header.lay_out(
+                [(e.names[0], e.value.dtype, tuple(e.value.shape), blocks.get((n, e.names[0]), [])) for e in entries],
+                plain if n == last else None,
+                save_id,
+            )
+            for n, entries in enumerate(files)
+        ]
+        self._starts = [len(header.encode()) for header in self._headers]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Size of each file in bytes."""
+        return [start + header.data_bytes for start, header in zip(self._starts, self._headers, strict=True)]
+
+    @property
+    def names(self) -> list[list[Any]]:
+        """The names of the tensors of each file."""
+        return [[entry.names[0] for entry in entries] for entries in self.files]
+
+    def copy(self, writers: Writers, arenas: Arenas) -> Callable[[], None]:  # noqa: ARG002
+        """Copy the blocks that this rank writes."""
+        arena: Arena = arenas.take(self._contents)
+        self._contents = arena.copy(self._contents)
+        return lambda: arenas.give_back(arena)
+
+    def write(self, writers: Writers, paths: Sequence[Path]) -> None:
+        """Write this rank's blocks, and on the first rank the headers with the digests of all."""
+        digests = writers.gather(lambda: self._write_blocks(paths))
+        writers.write(lambda: self._write_headers(paths, [each for part in digests for each in part]))
+
+    def _write_blocks(self, paths: Sequence[Path]) -> Digests:
+        descriptors = [os.open(path, os.O_WRONLY) for path in paths]
+        try:
+            with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+                digests = list(pool.map(lambda each: self._write_block(descriptors, *each), self._work()))
+            for number in sorted({share.file for share in self._own}):
+                os.fsync(descriptors[number])
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return digests
+
+    def _work(self) -> list[tuple[Share, torch.Tensor]]:
+        return list(zip(self._own, self._contents, strict=True))
+
+    def _write_block(self, descriptors: Sequence[int], share: Share, tensor: torch.Tensor) -> Any:
+        place = self._headers[share.file].places[share.name]
+        content = bytes_of(tensor.cpu().contiguous())
+        write_block(descriptors[share.file], self._starts[share.file], place, share.block, content)
+        return share.file, share.name, share.block, digest_of(place, share.block, content)
+
+    def _write_headers(self, paths: Sequence[Path], digests: Digests) -> None:
+        for number, name, block, digest in digests:
+            self._headers[number].places[name].blocks[block] = digest
+        for path, header in zip(paths, self._headers, strict=True):
+            with path.open("r+b") as file:
+                file.write(header.encode())
+            sync(path)
+
+
+@final
+class TorchSave(Save):
+    """Files in PyTorch's own format, which the first rank writes from whole tensors.
+
+    Args:
+        files: The entries of each file.
+        whole: Makes a tensor whole on the CPU of the first rank; all ranks call it together.
+        finish: Makes of the content of a file what is saved.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Sequence[Entry]],
+        whole: Callable[[torch.Tensor], torch.Tensor],
+        finish: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+    ) -> None:
+        super().__init__(files, "")
+        self._whole, self._finish = whole, finish
+        self._copies: list[dict[str, Any]] | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Nothing is known before the files are written."""
+        return [0] * len(self.files)
+
+    @property
+    def names(self) -> list[list[Any]]:
+        """All names of the entries of each file."""
+        return [[name for entry in entries for name in entry.names] for entries in self.files]
+
+    def copy(self, writers: Writers, arenas: Arenas) -> Callable[[], None]:
+        """Make the tensors whole on the first rank, and copy them."""
+        contents = [self._gather(entries, writers) for entries in self.files]
+        tensors = [t for content in contents for t in _distinct(content)]
+        arena = arenas.take(tensors)
+        copies = dict(zip(map(id, tensors), arena.copy(tensors), strict=True))
+        self._copies = [{name: copies.get(id(value), value) for name, value in each.items()} for each in contents]
+        return lambda: arenas.give_back(arena)
+
+    def write(self, writers: Writers, paths: Sequence[Path]) -> None:
+        """Write one file after the other, so that no more than one is held whole in memory."""
+        for number, path in enumerate(paths):
+            content = self._copies[number] if self._copies else self._gather(self.files[number], writers)
+            writers.write(lambda path=path, content=content: self._write(path, content))
+
+    def _write(self, path: Path, content: dict[str, Any]) -> None:
+        try:
+            write_torch(path, self._finish(content))
+        except OSError as error:
+            raise CheckpointError(
+                f"Saving a checkpoint must write {path}. Found {type(error).__name__}: {error}. "
+                "Check the free space and the permissions of the directory."
+            ) from error
+        sync(path)
+
+    def _gather(self, entries: Sequence[Entry], writers: Writers) -> dict[str, Any]:
+        content: dict[str, Any] = {}
+        for entry in entries:
+            value = self._whole(entry.value) if entry.layout else entry.value
+            content.update(dict.fromkeys(entry.names, value) if writers.leads else {})
+        return content
+
+
+def carry_out(save: Save, writers: Writers, destination: Destination) -> None:
+    """Write the files of a save and put them in place, all ranks together.
+
+    Args:
+        save: What is saved.
+        writers: The ranks that save.
+        destination: Where it goes.
+
+    Raises:
+        CheckpointError: A rank could not do its part; the earlier checkpoint is whole then.
+    """
+    try:
+        paths = writers.gather(lambda: destination.reserve(save.sizes) if writers.leads else [])[0]
+        save.write(writers, paths)
+        writers.write(lambda: destination.commit(save.names, save.total_size, save.save_id))
+    finally:
+        destination.close()
+
+
+def _distinct(content: dict[str, Any]) -> list[torch.Tensor]:
+    tensors = {id(value): value for value in content.values() if isinstance(value, torch.Tensor)}
+    return list(tensors.values())

@@ -1,0 +1,188 @@
+"""The files of a checkpoint as a source of tensors: which there are, and a part of any of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+import torch
+
+from colossal.checkpoint_io.blocks import SafeFile
+from colossal.checkpoint_io.index_file import CheckpointIndexFile
+from colossal.checkpoint_io.naming import FileNames, find_checkpoint, listing
+from colossal.checkpoint_io.torch_file import read_torch
+from colossal.errors import CheckpointError
+from colossal.tensor import Region
+
+_HEAD_BYTES = 9  # enough to tell the formats apart
+
+
+@final
+@dataclass(frozen=True)
+class Item:
+    """One entry of a file.
+
+    Args:
+        shape: The shape of the tensor; None for what is not a tensor.
+        dtype: Its dtype; None for what is not a tensor.
+        read: Fills a tensor with a region of the entry.
+        value: What is not a tensor.
+    """
+
+    shape: torch.Size | None
+    dtype: torch.dtype | None
+    read: Callable[[Region, torch.Tensor], object]
+    value: Any = None
+
+    def whole(self) -> torch.Tensor:
+        """Return the whole tensor, on the CPU, in memory of its own."""
+        assert self.shape is not None, "only tensors have a shape"
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        self.read(Region.whole(self.shape), tensor)
+        return tensor
+
+
+@final
+class Source:
+    """The open files of one checkpoint. Use it as a context manager.
+
+    Opening checks everything but the bytes of the tensors of safetensors files: that the files are there and whole,
+    that they hold what the index promises, and that they come from one save.
+
+    Args:
+        files: Path of each file, and the names that it must hold according to the index.
+        index: The index; None for a single file.
+        mmap: Map files of PyTorch's format rather than read them.
+
+    Attributes:
+        items: The entries of all files by name.
+        files: The names of the entries of each file.
+        plain: Plain data besides the tensors.
+        index: The index; None for a single file.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or lacks a name that the index promises.
+    """
+
+    def __init__(self, files: Mapping[Path, set[str]], index: CheckpointIndexFile | None, mmap: bool = True) -> None:
+        self.items: dict[Any, Item] = {}
+        self.files: dict[Path, list[Any]] = {}
+        self.plain: Any = None
+        self.index = index
+        self._mmap = mmap
+        self._stack = ExitStack()
+        try:
+            for path, promised in files.items():
+                self._add(path, promised)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @classmethod
+    def find(cls, path: Path, kinds: Sequence[FileNames], mmap: bool = True) -> Self:
+        """Open the files that a path stands for.
+
+        Args:
+            path: A file, an index, or a directory that holds one of them.
+            kinds: What the names in a directory may look like.
+            mmap: Map files of PyTorch's format rather than read them.
+
+        Raises:
+            CheckpointError: There is no checkpoint, or several, or it is damaged.
+        """
+        found = find_checkpoint(path, kinds)
+        if found.suffix != ".json":
+            return cls({found: set()}, None, mmap)
+        index = CheckpointIndexFile.from_file(found)
+        files: dict[Path, set[str]] = {}
+        for name in index.get_all_param_names():
+            files.setdefault(Path(index.get_checkpoint_file(name)), set()).add(name)
+        if groups := index.get_param_group_filename():
+            files.setdefault(Path(groups), set())
+        return cls(files, index, mmap)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def each_file(self, action: Callable[[dict[Any, Item]], None], num_threads: int) -> None:
+        """Do something with the entries of each file.
+
+        Args:
+            action: Takes the entries of one file by name.
+            num_threads: Number of files at once.
+
+        Raises:
+            CheckpointError: What `action` raised first.
+        """
+        parts = [{name: self.items[name] for name in names} for names in self.files.values()]
+        if num_threads == 1:
+            for part in parts:
+                action(part)
+            return
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(action, parts))
+
+    def _add(self, path: Path, promised: set[str]) -> None:
+        items = self._open(path)
+        if missing := promised - {str(name) for name in items}:
+            raise CheckpointError(
+                f"A shard must hold what its index promises. Found {path} without {listing(sorted(missing))}. "
+                "The index and the shards come from different saves: copy the whole directory again."
+            )
+        self.items.update(items)
+        self.files[path] = list(items)
+
+    def _open(self, path: Path) -> dict[Any, Item]:
+        try:
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+        except OSError as error:
+            raise CheckpointError(
+                f"Loading needs a file that can be opened. Found {path}: {error}. "
+                "Check that the whole checkpoint was copied, and its permissions."
+            ) from error
+        if head[8:] == b"{":
+            return self._open_safetensors(path)
+        if head.startswith((b"PK\x03\x04", b"\x80")):
+            return {name: in_memory(value) for name, value in read_torch(path, mmap=self._mmap).items()}
+        raise CheckpointError(
+            f"Loading needs a file that PyTorch or safetensors wrote. Found {path}, which starts with {head!r}. "
+            "Check the path, and that the file was copied whole."
+        )
+
+    def _open_safetensors(self, path: Path) -> dict[Any, Item]:
+        file = self._stack.enter_context(SafeFile.open(path))
+        self._check_save(path, file.header.save_id)
+        self.plain = file.header.plain if self.plain is None else self.plain
+        return {
+            name: Item(torch.Size(place.shape), place.dtype, _reader(file, name))
+            for name, place in file.header.places.items()
+        }
+
+    def _check_save(self, path: Path, save_id: str) -> None:
+        expected = self.index.metadata.get("save", "") if self.index is not None else ""
+        if expected and save_id != expected:
+            raise CheckpointError(
+                f"The files of a checkpoint must come from one save. Found {path} of save {save_id or 'unknown'!r} "
+                f"beside an index of save {expected!r}. Copy the whole directory again."
+            )
+
+
+def _reader(file: SafeFile, name: str) -> Callable[[Region, torch.Tensor], None]:
+    return lambda region, out: file.read(name, region, out)
+
+
+def in_memory(value: Any) -> Item:
+    """Describe a value that has been read already."""
+    if not isinstance(value, torch.Tensor):
+        return Item(None, None, _no_tensor, value)
+    return Item(value.shape, value.dtype, lambda region, out: out.copy_(value[region.slices]), value)
+
+
+def _no_tensor(_region: Region, _out: torch.Tensor) -> None:
+    raise AssertionError("only tensors have regions")

@@ -1,0 +1,106 @@
+"""Files in PyTorch's own format, read without executing pickle."""
+
+import copy
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from colossal.errors import CheckpointError
+
+
+def compact(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the content with a copy of each tensor that is part of larger memory, which would be saved with it.
+
+    Args:
+        content: Tensors and other values by name. One tensor under two names stays one tensor.
+
+    Returns:
+        The content itself if no copy is needed, else a dict of the same type and attributes.
+    """
+    views = {id(value): value.clone() for value in content.values() if _is_part(value)}
+    if not views:
+        return content
+    compacted = copy.copy(content)
+    compacted.update((name, views[id(value)]) for name, value in content.items() if id(value) in views)
+    return compacted
+
+
+def write_torch(path: Path, content: dict[Any, Any]) -> None:
+    """Write `content` in PyTorch's format and make sure that it can be read without executing pickle.
+
+    Args:
+        path: The file.
+        content: Tensors and plain data, nested in dicts and lists.
+
+    Raises:
+        CheckpointError: The content holds something else, such as a function.
+    """
+    try:
+        torch.save(compact(content), path)
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except OSError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            "A checkpoint can hold tensors and plain data: numbers, strings, lists and dicts of them. Found state that "
+            f"could not be written and read back: {_first_line(error)}. Keep functions and objects out of the state."
+        ) from error
+
+
+def read_torch(path: Path, *, mmap: bool, verify: bool = True) -> dict[Any, Any]:
+    """Read a file to the CPU, without executing pickle.
+
+    Args:
+        path: The file.
+        mmap: Map the file rather than read it: memory is taken when a tensor is used, and belongs to the file.
+        verify: Compare the content with the checksums of the file, which PyTorch itself does not look at.
+
+    Returns:
+        What was saved.
+
+    Raises:
+        CheckpointError: The file is damaged, or holds no dict.
+    """
+    with path.open("rb") as file:
+        is_zip = file.read(4) == b"PK\x03\x04"
+    try:
+        if is_zip and verify:
+            _verify(path)
+        # The format before PyTorch 1.6 is no archive, and cannot be mapped.
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"Loading needs a readable file of tensors. Found {path}, which cannot be read: {_first_line(error)}. "
+            "Check that it was copied whole, and that it was saved by PyTorch or safetensors."
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(
+            f"A file of a checkpoint must hold a dict. Found a {type(content).__name__} in {path}. "
+            "Check that the path is that of a checkpoint."
+        )
+    return content
+
+
+def _verify(path: Path) -> None:
+    """Raise if an entry of the archive does not fit its checksum."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        wrong = archive.testzip()
+    if wrong is None and len(set(names)) == len(names):
+        return
+    raise CheckpointError(
+        f"Loading needs a file as it was written. Found {path} damaged: its entry {wrong or 'names'!r}, one of the "
+        "tensors, does not fit its checksum. Copy it again from where it came, or load an earlier checkpoint."
+    )
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() != value.nbytes
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
