@@ -24,7 +24,7 @@ DOCUMENTED = {
         "MixedPrecision",
         "mixed_precision_factory",
     ),
-    "colossal.booster.plugin": ("Plugin", "TorchDDPPlugin"),
+    "colossal.booster.plugin": ("Plugin", "TorchDDPPlugin", "TorchFSDPPlugin"),
     "colossal.checkpoint_io": ("CheckpointIO", "CheckpointIndexFile", "GeneralCheckpointIO"),
     "colossal.cluster": ("DistCoordinator",),
     "colossal.interface": ("ModelWrapper", "OptimizerWrapper"),

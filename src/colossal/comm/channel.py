@@ -170,7 +170,7 @@ class Channel:
             return
         for pack in _packs(tensors):
             parts = [tensor.detach() for tensor in pack]
-            joined = torch.cat([part.reshape(-1) for part in parts])
+            joined = torch.cat([part.reshape(-1) for part in parts]).to(self.mesh.accelerator.get_current_device())
             dist.broadcast(joined, src=self.mesh.ranks(self.axis)[0], group=self.group)
             self._count("broadcast", joined)
             for part, values in zip(parts, joined.split([part.numel() for part in parts]), strict=True):

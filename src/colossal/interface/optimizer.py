@@ -42,6 +42,7 @@ class OptimizerWrapper:
         self.optim = optim
         self.scaler = scaler or NoScaler()
         self.param_names = dict(param_names or {})
+        self._on_discard: list[Callable[[], None]] = []
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -74,6 +75,14 @@ class OptimizerWrapper:
             group: ``{"params": [...]}`` with the group's own hyperparameters.
         """
         self.optim.add_param_group(group)
+
+    def when_discarding(self, callback: Callable[[], None]) -> None:
+        """Have gradients thrown away that are not in the parameters, such as those that wait to be reduced.
+
+        Args:
+            callback: Called by `zero_grad`.
+        """
+        self._on_discard.append(callback)
 
     def backward(
         self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None, retain_graph: bool = False
@@ -124,6 +133,8 @@ class OptimizerWrapper:
             set_to_none: Free them rather than fill them with zeros.
         """
         self.scaler.discard()
+        for callback in self._on_discard:
+            callback()
         self.optim.zero_grad(set_to_none)
 
     def clip_grad_by_value(self, clip_value: float) -> None:

@@ -2,5 +2,6 @@
 
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.torch_ddp import TorchDDPPlugin
+from colossal.booster.plugin.torch_fsdp import TorchFSDPPlugin
 
-__all__ = ["Plugin", "TorchDDPPlugin"]
+__all__ = ["Plugin", "TorchDDPPlugin", "TorchFSDPPlugin"]

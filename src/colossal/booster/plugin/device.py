@@ -1,0 +1,24 @@
+"""Where a model may be."""
+
+import torch
+
+from colossal.cluster import ParallelMesh
+from colossal.errors import ConfigError
+
+
+def check_device(device: torch.device, mesh: ParallelMesh) -> None:
+    """Refuse a model on another device than the one that the processes talk through.
+
+    Args:
+        device: Where the model goes.
+        mesh: The mesh in force.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    if device.type != mesh.accelerator.name:
+        raise ConfigError(
+            "The processes exchange gradients on the device that they were launched for, "
+            f"{mesh.accelerator.name!r}. Found a model for {device.type!r}. Leave the device of the Booster out, "
+            f"or launch with COLOSSAL_DEVICE={device.type}."
+        )

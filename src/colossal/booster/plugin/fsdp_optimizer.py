@@ -1,0 +1,116 @@
+"""An optimizer that the user built for whole parameters, updating shards."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+# [Note: optimizers on shards] Those that treat each element by itself work on shards without knowing of them. These do
+# not: a test over everything in torch.optim found them wrong, or failing in the middle of a step.
+_NOT_ON_SHARDS = {
+    "LBFGS": "takes inner products over all parameters",
+    "Adafactor": "keeps sums over rows and columns of whole matrices",
+    "Muon": "multiplies whole matrices",
+    "Rprop": "selects elements by their sign",
+    "SparseAdam": "takes sparse gradients",
+}
+
+
+def check_optimizer(optimizer: Optimizer, scalars: set[nn.Parameter]) -> None:
+    """Refuse optimizers that are wrong on shards.
+
+    Args:
+        optimizer: As the user built it.
+        scalars: The parameters that stay whole for want of a dimension to cut.
+
+    Raises:
+        UnsupportedError: It looks at more than one element of a parameter at once, or at several parameters of which
+            one is sharded and one is not, or its state has a form that can not be sharded with the parameter.
+    """
+    for kind in type(optimizer).__mro__:
+        if kind.__module__.startswith("torch.optim") and kind.__name__ in _NOT_ON_SHARDS:
+            raise UnsupportedError(
+                f"Under TorchFSDPPlugin an optimizer sees parts of parameters. Found {type(optimizer).__name__}, which "
+                f"{_NOT_ON_SHARDS[kind.__name__]}. Take one that works by element, such as torch.optim.AdamW, or "
+                "TorchDDPPlugin."
+            )
+    for group in optimizer.param_groups:
+        fast = next((name for name in ("fused", "foreach") if group.get(name)), None)
+        if fast and scalars & set(group["params"]) and not scalars >= set(group["params"]):
+            raise UnsupportedError(
+                f"Parameters without dimensions stay whole beside sharded ones. Found both in a group with {fast}="
+                f"True, which updates all at once. Give them a group of their own, or leave {fast} out."
+            )
+    for parameter, name, value in _tensors_in_state(optimizer):
+        if value.numel() != 1 and value.shape != parameter.shape:
+            raise UnsupportedError(
+                "State that an optimizer holds before boost is cut like its parameter. Found "
+                f"{name!r} of shape {tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}. "
+                "Boost a new optimizer."
+            )
+
+
+def state_by_name(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, torch.Tensor]:
+    """Name the tensors of an optimizer's state.
+
+    Args:
+        optimizer: The optimizer.
+        names: Name of each parameter.
+
+    Returns:
+        The tensors, such as "exp_avg of weight".
+    """
+    return {f"{name} of {names[parameter]}": value for parameter, name, value in _tensors_in_state(optimizer)}
+
+
+def swap_parameters(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Let an optimizer update shards; groups keep their hyperparameters and order, and state is cut in turn.
+
+    Args:
+        optimizer: The optimizer; changed in place.
+        shards: The shard of each whole parameter; a parameter that stays whole is its own.
+    """
+    for group in optimizer.param_groups:
+        group["params"] = [shards[parameter] for parameter in group["params"]]
+        mixed = len({type(parameter.data) for parameter in group["params"] if parameter.requires_grad}) > 1
+        if mixed and group.get("foreach", False) is None:
+            group["foreach"] = False  # torch would hand whole and sharded tensors to one kernel
+    whole: Any = dict(optimizer.state)
+    optimizer.state.clear()
+    for parameter, entries in whole.items():
+        optimizer.state[shards[parameter]] = _cut(entries, shards[parameter])
+
+
+def _cut(entries: dict[str, Any], shard: nn.Parameter) -> dict[str, Any]:
+    return {
+        name: _cut_like(value, shard.data)
+        if isinstance(value, torch.Tensor) and value.shape == shard.shape and value.dim()
+        else value
+        for name, value in entries.items()
+    }
+
+
+def _cut_like(value: torch.Tensor, shard: "DTensor | torch.Tensor") -> torch.Tensor:
+    """Keep the part of a whole tensor that a shard is of its own; every rank has the whole one."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if not isinstance(shard, DTensor):
+        return value
+    there = value.to(shard.device_mesh.device_type)
+    cut = distribute_tensor(there, shard.device_mesh, shard.placements, src_data_rank=None)
+    return cut.to(shard.device)
+
+
+def _tensors_in_state(optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, str, torch.Tensor]]:
+    state: Any = optimizer.state  # keyed by parameters, whatever torch declares
+    for parameter, entries in state.items():
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                yield parameter, name, value

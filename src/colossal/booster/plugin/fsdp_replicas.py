@@ -1,0 +1,122 @@
+"""What is whole on every rank under sharding: the starting values, the buffers, and parameters that are scalars."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+import torch
+import xxhash
+from torch import nn
+
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel, all_reduce_over
+from colossal.errors import ConfigError
+
+_NAMES_SHOWN = 3
+
+
+def check_equal_start(values: Mapping[str, torch.Tensor], mesh: ParallelMesh) -> None:
+    """Make sure that the ranks of the dp axis start from the same values, of which each is going to keep a part.
+
+    Args:
+        values: Whole tensors by name.
+        mesh: The mesh in force.
+
+    Raises:
+        ConfigError: They differ; on all ranks alike.
+
+    Communication: all_reduce, dp, 32 bytes; if they differ in their values, 16 bytes for each tensor more.
+    """
+    digests = [_digest_of(tensor) for tensor in values.values()]
+    device = mesh.accelerator.get_current_device()
+    kinds = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in values.items()]
+    summary = [_digest("\n".join(kinds).encode()), _digest(repr(digests).encode())]
+    same_kinds, same_values = _agreed(summary, mesh, device)
+    if not same_kinds:
+        raise ConfigError(
+            f"All ranks shard the same model with the same optimizer. Found {len(values)} tensors here, and others "
+            "in number, name, shape or dtype elsewhere. Build model and optimizer alike on all ranks."
+        )
+    if not same_values:
+        equal = _agreed(digests, mesh, device)
+        different = [name for name, same in zip(values, equal, strict=True) if not same]
+        shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
+        raise ConfigError(
+            f"All ranks start from the same values, of which each keeps a part. Found {len(different)} tensors that "
+            f"differ: {shown}. Seed all ranks alike, or pass sync_module_states=True to start from those of rank 0."
+        )
+
+
+@final
+class BuffersOfFirstRank:
+    """Gives all ranks the buffers of the first before each forward pass, as DistributedDataParallel does.
+
+    Only buffers that checkpoints hold, such as the running means of batch normalisation: others are recomputed alike.
+
+    Args:
+        model: The model.
+        mesh: The mesh in force.
+    """
+
+    def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
+        self._mesh = mesh
+        if mesh.size("dp") > 1 and persistent_buffers(model):
+            model.register_forward_pre_hook(self._share)
+
+    def _share(self, model: nn.Module, _inputs: Any) -> None:
+        Channel("dp", self._mesh).broadcast(persistent_buffers(model).values())
+
+
+@final
+class ScalarGradients:
+    """Averages the gradients of parameters without dimensions, which can not be cut, over the dp axis.
+
+    Attributes:
+        enabled: Whether a backward pass averages; otherwise gradients accumulate on each rank.
+
+    Args:
+        scalars: The parameters.
+        mesh: The mesh in force.
+    """
+
+    def __init__(self, scalars: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
+        self.enabled = True
+        self._mesh = mesh
+        for scalar in scalars:
+            if scalar.requires_grad and mesh.size("dp") > 1:
+                scalar.register_post_accumulate_grad_hook(self._average)
+
+    def _average(self, scalar: torch.Tensor) -> None:
+        if self.enabled and scalar.grad is not None:
+            scalar.grad = Channel("dp", self._mesh).all_reduce(scalar.grad) / self._mesh.size("dp")
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Find the buffers that checkpoints hold.
+
+    Args:
+        model: The model.
+
+    Returns:
+        Each once, by name.
+    """
+    return {
+        f"{path}.{name}" if path else name: buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set  # noqa: SLF001 (torch tells it nowhere else)
+    }
+
+
+def _agreed(digests: list[int], mesh: ParallelMesh, device: torch.device) -> list[bool]:
+    """Tell which digests are the same on all ranks: those whose largest is their smallest."""
+    own = torch.tensor(digests, dtype=torch.int64, device=device)
+    largest, smallest = all_reduce_over(torch.stack([own, ~own]), [mesh.group("dp")], "max")
+    return (largest == ~smallest).tolist()
+
+
+def _digest_of(tensor: torch.Tensor) -> int:
+    return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _digest(content: Any) -> int:
+    return xxhash.xxh3_64_intdigest(content) - 2**63

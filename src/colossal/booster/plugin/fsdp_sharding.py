@@ -1,0 +1,154 @@
+"""A model whose parameters FSDP2 has cut, in place, and an optimizer that updates the parts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal.booster.plugin.fsdp_model import check_model, find_ignored, unit_dtypes
+from colossal.booster.plugin.fsdp_optimizer import check_optimizer, state_by_name, swap_parameters
+from colossal.booster.plugin.fsdp_options import ShardingOptions
+from colossal.booster.plugin.fsdp_replicas import (
+    BuffersOfFirstRank,
+    ScalarGradients,
+    check_equal_start,
+    persistent_buffers,
+)
+from colossal.booster.plugin.fsdp_units import find_units
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel
+from colossal.errors import ConfigError
+
+
+@final
+class Sharding:
+    """Cuts one model and its optimizer, and knows afterwards what to do with gradients that were not reduced.
+
+    Args:
+        options: What the user said.
+        mesh: The mesh in force.
+    """
+
+    def __init__(self, options: ShardingOptions, mesh: ParallelMesh) -> None:
+        self._options = options
+        self._mesh = mesh
+        self._shard_mesh = options.mesh_for(mesh)
+        self._modules: list[Any] = []
+        self._scalar_gradients = ScalarGradients((), mesh)
+        self._holding = False
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Cut the parameters of a model, and those in its optimizer, in place.
+
+        Args:
+            model: On its device.
+            optimizer: Of the model's parameters.
+
+        Raises:
+            ConfigError: The ranks start from different values, or the model and the options contradict each other.
+            UnsupportedError: The model or the optimizer can not be sharded.
+
+        Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
+        count; otherwise all_reduce, dp, 32 bytes.
+        """
+        check_model(model)
+        ignored = find_ignored(model, self._options.ignored_modules)
+        whole = dict(model.named_parameters())
+        scalars = {parameter for parameter in whole.values() if not parameter.dim()}
+        if optimizer is not None:
+            check_optimizer(optimizer, scalars)
+        self._start_alike(model, optimizer, whole)
+        units = find_units(model, self._options.auto_wrap_policy, set(self._options.ignored_modules))
+        unit_dtypes([*units, model], ignored | scalars)
+        self._cut([*units, model], ignored | scalars)
+        self._scalar_gradients = ScalarGradients(scalars, self._mesh)
+        BuffersOfFirstRank(model, self._mesh)
+        model.register_forward_hook(self._forget_gathered)
+        if optimizer is not None:
+            parts = dict(model.named_parameters(remove_duplicate=False))
+            swap_parameters(optimizer, {parameter: parts[name] for name, parameter in whole.items()})
+            optimizer.register_step_pre_hook(self._before_step)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate whole gradients on each rank instead of reducing them to their parts."""
+        before = self._scalar_gradients.enabled
+        self._reduce(False)
+        try:
+            yield
+        finally:
+            self._holding = True
+            self._reduce(before)
+
+    def discard(self) -> None:
+        """Throw away the gradients that `no_sync` accumulated."""
+        if self._holding:
+            for parameter in self._with_whole_gradient():
+                parameter.unsharded_accumulated_grad = None
+                parameter.unsharded_param.grad = None
+            self._holding = False
+
+    def _start_alike(self, model: nn.Module, optimizer: Optimizer | None, whole: dict[str, nn.Parameter]) -> None:
+        state = {}
+        if optimizer is not None:
+            state = state_by_name(optimizer, {parameter: name for name, parameter in whole.items()})
+        if self._options.broadcast_first:
+            Channel("dp", self._mesh).broadcast([*whole.values(), *model.buffers(), *state.values()])
+        else:
+            check_equal_start({**whole, **persistent_buffers(model), **state}, self._mesh)
+
+    def _cut(self, modules: list[nn.Module], kept_whole: set[nn.Parameter]) -> None:
+        """Hand the modules to FSDP2, inner ones first."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        casts = self._options.casts
+        for module in modules:
+            policy = MixedPrecisionPolicy() if casts is None else casts.unit
+            if casts is not None and module is modules[-1]:
+                policy = casts.root
+            fully_shard(
+                module,
+                mesh=self._shard_mesh,
+                reshard_after_forward=self._options.reshard_after_forward,
+                mp_policy=policy,
+                offload_policy=CPUOffloadPolicy() if self._options.offload else OffloadPolicy(),
+                ignored_params=kept_whole,
+            )
+        self._modules = modules
+
+    def _reduce(self, enabled: bool) -> None:
+        self._modules[-1].set_requires_gradient_sync(enabled)
+        self._scalar_gradients.enabled = enabled
+
+    def _forget_gathered(self, *_forward: Any) -> None:
+        """Free what a forward pass without a backward pass would leave behind, to be stale after the next step."""
+        if not torch.is_grad_enabled():
+            self._reshard()
+
+    def _before_step(self, *_step: Any) -> None:
+        if self._holding and next(self._with_whole_gradient(), None) is not None:
+            raise ConfigError(
+                "A step needs gradients that are averaged over the ranks. Found some that were accumulated inside of "
+                "no_sync and not averaged since. Run the last backward pass before a step outside of no_sync, or call "
+                "zero_grad() to drop them."
+            )
+        self._holding = False
+        self._reshard()
+
+    def _reshard(self) -> None:
+        if not self._options.reshard_after_forward:
+            for module in self._modules:
+                module.reshard()
+
+    def _with_whole_gradient(self) -> Iterator[Any]:
+        """Find what torch holds for a parameter whose gradient is not reduced yet; it has no public name."""
+        for module in self._modules:
+            state = module._get_fsdp_state()  # noqa: SLF001
+            groups = getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001
+            for held in (parameter for group in groups for parameter in group.fsdp_params):
+                gathered = getattr(held, "_unsharded_param", None)
+                if gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None):
+                    yield held
