@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from colossal.checkpoint_io import CheckpointIO
+from colossal.checkpoint_io import CheckpointIO, Steps
 from colossal.interface import OptimizerWrapper
 
 
@@ -26,6 +26,81 @@ class CheckpointVerbs:
     """
 
     checkpoint_io: CheckpointIO
+
+    def save(
+        self,
+        checkpoint: str | Path,
+        model: nn.Module,
+        optimizer: OptimizerWrapper | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        step: int = 0,
+        keep: int = 2,
+        use_async: bool = False,
+    ) -> None:
+        """Save all that a run needs to go on: model, optimizer, schedule, generators of random numbers, and the step.
+
+        The state of each step is a directory of its own, ``step-00000100``, that appears in one moment when all of it
+        is on the disk. A process that is killed at any time leaves the earlier ones as they were.
+
+        Args:
+            checkpoint: The directory of all states; it is created.
+            model: The boosted model.
+            optimizer: The boosted optimizer.
+            lr_scheduler: Its schedule.
+            step: How many steps have been taken.
+            keep: How many states stay, this one included; the oldest are deleted.
+            use_async: Return as soon as the state is copied to host memory, as in `save_model`.
+
+        Raises:
+            CheckpointError: Something can not be written, or an earlier asynchronous save failed; on all ranks alike.
+            ConfigError: `step` is negative, or `keep` below 1.
+
+        Communication: as in `save_model`, for each of the parts.
+        """
+        Steps(checkpoint, self.checkpoint_io).save(model, optimizer, lr_scheduler, step, keep, use_async)
+
+    def load(
+        self,
+        checkpoint: str | Path,
+        model: nn.Module,
+        optimizer: OptimizerWrapper | None = None,
+        lr_scheduler: LRScheduler | None = None,
+        step: int | None = None,
+    ) -> int:
+        """Load what `save` wrote, under any plugin and any number of ranks.
+
+        With as many ranks as before, the generators of random numbers go on where they were. Ranks that are new begin
+        streams of their own.
+
+        Args:
+            checkpoint: The directory of all states.
+            model: The model, boosted or not.
+            optimizer: The boosted optimizer.
+            lr_scheduler: Its schedule.
+            step: Which state; the latest by default.
+
+        Returns:
+            How many steps had been taken.
+
+        Raises:
+            CheckpointError: There is no such state, or it is damaged, or of another program; on all ranks alike.
+
+        Communication: as in `load_model`, for each of the parts.
+        """
+        return Steps(checkpoint, self.checkpoint_io).load(model, optimizer, lr_scheduler, step)
+
+    def latest_step(self, checkpoint: str | Path) -> int | None:
+        """Tell from where a run can go on.
+
+        Args:
+            checkpoint: The directory of all states.
+
+        Returns:
+            The latest step whose state is there; None if there is none, so that the run begins from the start.
+
+        Communication: all_gather_object, the world, a few bytes; none without a plugin.
+        """
+        return Steps(checkpoint, self.checkpoint_io).latest
 
     def save_model(
         self,

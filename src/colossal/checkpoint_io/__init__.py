@@ -2,6 +2,7 @@
 
 from colossal.checkpoint_io.api import CheckpointIO, GeneralCheckpointIO
 from colossal.checkpoint_io.index_file import CheckpointIndexFile
+from colossal.checkpoint_io.steps import Steps
 from colossal.checkpoint_io.writers import Alone, OneForAll, Writers
 
-__all__ = ["Alone", "CheckpointIO", "CheckpointIndexFile", "GeneralCheckpointIO", "OneForAll", "Writers"]
+__all__ = ["Alone", "CheckpointIO", "CheckpointIndexFile", "GeneralCheckpointIO", "OneForAll", "Steps", "Writers"]

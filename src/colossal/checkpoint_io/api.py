@@ -1,6 +1,5 @@
 """Saving and loading models, optimizers and learning rate schedulers."""
 
-import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from colossal.checkpoint_io.background import Background
 from colossal.checkpoint_io.destination import Destination, OneFile, Shards
 from colossal.checkpoint_io.entries import MIB, Entry, plan_files
 from colossal.checkpoint_io.model_config import model_config_files
@@ -19,8 +17,8 @@ from colossal.checkpoint_io.naming import MODEL, OLD_OPTIMIZER, OPTIMIZER, listi
 from colossal.checkpoint_io.optimizer_state import OptimizerState
 from colossal.checkpoint_io.optimizer_tree import optimizer_tree
 from colossal.checkpoint_io.plain import assemble, dismantle
-from colossal.checkpoint_io.save import SafeSave, Save, TorchSave, carry_out
-from colossal.checkpoint_io.snapshot import Arenas
+from colossal.checkpoint_io.save import SafeSave, Save, TorchSave
+from colossal.checkpoint_io.saver import Saver
 from colossal.checkpoint_io.source import Source
 from colossal.checkpoint_io.writers import Alone, Writers
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
@@ -57,8 +55,7 @@ class CheckpointIO:
 
     def __init__(self, writers: Writers | None = None) -> None:
         self._writers = writers or Alone()
-        self._aside: Writers | None = None
-        self._background, self._arenas = Background(), Arenas()
+        self._saver = Saver(self._writers)
 
     def save_model(
         self,
@@ -118,7 +115,7 @@ class CheckpointIO:
                 return OneFile(path)
             return Shards(path, kinds[use_safetensors], list(kinds.values()), configs)
 
-        self._save(build, destination, use_async)
+        self._saver.save(build, destination, use_async)
 
     def load_model(
         self,
@@ -149,7 +146,7 @@ class CheckpointIO:
         Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         _check_threads(num_threads)
-        self._begin(self._background.drain)
+        self._saver.settle()
         state = self._writers.read(lambda: ModelState(unwrap_model(model), self._writers.rank))
         with self._open(Path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
             self._writers.read(lambda: state.check(source.items, strict, checkpoint))
@@ -197,7 +194,7 @@ class CheckpointIO:
             files = [*plan_files(entries, size_per_shard * MIB), []] if shard else [entries]
             return SafeSave(files, save_id, self._writers.rank, plain)
 
-        self._save(build, lambda: Shards(path, names, rivals, groups=True) if shard else OneFile(path), use_async)
+        self._saver.save(build, lambda: Shards(path, names, rivals, groups=True) if shard else OneFile(path), use_async)
 
     def load_optimizer(
         self,
@@ -225,7 +222,7 @@ class CheckpointIO:
         Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         _check_threads(num_threads)
-        self._begin(self._background.drain)
+        self._saver.settle()
         state = OptimizerState(optimizer, self._writers.rank)
         with self._open(Path(checkpoint), _OPTIMIZER_KINDS, low_cpu_mem_mode) as source:
             restore = self._writers.read(lambda: state.prepare(optimizer_tree(source), checkpoint))
@@ -288,7 +285,7 @@ class CheckpointIO:
             entries = [Entry.of([name], tensor, self._writers.ranks) for name, tensor in tensors.items()]
             return SafeSave([entries], save_id, self._writers.rank, plain)
 
-        self._save(build, lambda: OneFile(Path(checkpoint)), use_async)
+        self._saver.save(build, lambda: OneFile(Path(checkpoint)), use_async)
 
     def load_plain(self, checkpoint: str | Path) -> Any:
         """Load what `save_plain` wrote, or a dict that PyTorch saved.
@@ -304,7 +301,7 @@ class CheckpointIO:
 
         Communication: for `OneForAll` twice all_gather_object, the group, a few bytes; for `Alone` none.
         """
-        self._begin(self._background.drain)
+        self._saver.settle()
         with self._open(Path(checkpoint), (), low_cpu_mem_mode=False) as source:
             return self._writers.read(partial(_read_plain, source))
 
@@ -316,38 +313,31 @@ class CheckpointIO:
 
         Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
         """
-        self._begin(self._background.drain)
+        self._saver.settle()
 
-    def _save(self, build: Callable[[str], Save], destination: Callable[[], Destination], use_async: bool) -> None:
-        save_id = self._begin(self._background.check)
-        save, where = self._agree(lambda: build(save_id)), destination()
-        if not use_async:
-            carry_out(save, self._writers, where)
-            return
-        self._background.make_room()
-        self._aside = self._aside or self._writers.aside()
-        give_back = save.copy(self._writers, self._arenas)
-        self._background.submit(partial(_write_aside, save, self._aside, where, give_back))
+    def after(self, job: Callable[[], None], use_async: bool = False) -> None:
+        """Do something on the first rank once everything saved so far is on the disk, such as deleting what is old.
 
-    def _agree(self, build: Callable[[], Save]) -> Save:
-        """Build the save on every rank, and raise on all of them if they would save different states."""
-        built: list[Save] = []
-        prints = self._writers.gather(lambda: built.append(build()) or built[0].fingerprint)
-        if len(set(prints)) > 1:
-            raise CheckpointError(
-                "All ranks must save the same names, shapes and dtypes. Found that rank "
-                f"{self._writers.ranks[next(i for i, each in enumerate(prints) if each != prints[0])]} has others than "
-                f"rank {self._writers.ranks[0]}. Build the same model and optimizer on all of them."
-            )
-        return built[0]
+        Args:
+            job: Takes a moment only.
+            use_async: Return before it is done, as in `save_model`.
 
-    def _begin(self, look: Callable[[], None]) -> str:
-        """Raise the failures of earlier saves, on all ranks together; return an identifier that all agree on."""
-        try:
-            return self._writers.gather(lambda: look() or secrets.token_hex(8))[0]
-        except Exception:
-            self._background.forget()
-            raise
+        Raises:
+            CheckpointError: It failed, or an earlier asynchronous save did.
+
+        Communication: for `OneForAll` twice all_gather_object, the group, a few bytes; for `Alone` none.
+
+        Example:
+            >>> from colossal.checkpoint_io import CheckpointIO
+            >>> CheckpointIO().after(lambda: print("all is on the disk"))
+            all is on the disk
+        """
+        self._saver.after(job, use_async)
+
+    @property
+    def writers(self) -> Writers:
+        """Which ranks share a checkpoint."""
+        return self._writers
 
     def _open(self, path: Path, kinds: Any, low_cpu_mem_mode: bool) -> Source:
         return self._writers.read(lambda: Source.find(path, kinds, low_cpu_mem_mode))
@@ -355,13 +345,6 @@ class CheckpointIO:
 
 GeneralCheckpointIO = CheckpointIO
 """`CheckpointIO` under the name that a process on its own knows it by."""
-
-
-def _write_aside(save: Save, writers: Writers, destination: Destination, give_back: Callable[[], None]) -> None:
-    try:
-        carry_out(save, writers, destination)
-    finally:
-        give_back()
 
 
 def _refuse_parts(gather_dtensor: bool) -> None:

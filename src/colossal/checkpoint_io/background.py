@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import final
 
-_MAX_PENDING = 2  # as a model and its optimizer: a third save waits, so that copies do not fill the memory
+_MAX_LARGE = 2  # as a model and its optimizer: a third save waits, so that copies do not fill the memory
 
 
 @final
@@ -24,22 +24,30 @@ class Background:
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._pending: deque[Future[None]] = deque()
+        self._large: list[Future[None]] = []
         _UNFINISHED.add(self)
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], None], large: bool = False) -> None:
         """Start a save as soon as those before it are done.
 
         Args:
             job: Writes the checkpoint.
+            large: It holds much memory until it is done.
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="colossal-checkpoint")
         self._pending.append(self._pool.submit(job))
+        self._large.extend([self._pending[-1]] if large else [])
 
-    def make_room(self) -> None:
-        """Wait until few enough saves are unfinished for another copy to be held in memory."""
-        unfinished = [future for future in self._pending if not future.done()]
-        wait(unfinished[: max(0, len(unfinished) + 1 - _MAX_PENDING)])
+    def make_room(self, large: bool) -> None:
+        """Wait until few enough large saves are unfinished for another copy to be held in memory.
+
+        Args:
+            large: Whether the next save is large itself; a small one does not wait.
+        """
+        self._large = [future for future in self._large if not future.done()]
+        if large:
+            wait(self._large[: max(0, len(self._large) + 1 - _MAX_LARGE)])
 
     def check(self) -> None:
         """Raise the error of a save that has failed, if there is one; forget those that succeeded.

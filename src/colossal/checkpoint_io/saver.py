@@ -1,0 +1,108 @@
+"""When a save is carried out: at once, or in the background; and who hears of its errors."""
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import final
+
+from colossal.checkpoint_io.background import Background
+from colossal.checkpoint_io.destination import Destination
+from colossal.checkpoint_io.save import Save, carry_out
+from colossal.checkpoint_io.snapshot import Arenas
+from colossal.checkpoint_io.writers import Writers
+from colossal.errors import CheckpointError
+
+_LARGE_BYTES = 1 << 20  # a copy that counts when too many wait
+
+
+@final
+class Saver:
+    """Carries out saves in the order in which they were asked for.
+
+    Args:
+        writers: Which ranks share a checkpoint.
+    """
+
+    def __init__(self, writers: Writers) -> None:
+        self._writers = writers
+        self._aside: Writers | None = None
+        self._background, self._arenas = Background(), Arenas()
+
+    def save(self, build: Callable[[str], Save], destination: Callable[[], Destination], use_async: bool) -> None:
+        """Save something.
+
+        Args:
+            build: Makes the save, given an identifier that all ranks agree on.
+            destination: Makes the place where it goes.
+            use_async: Return as soon as the state is copied.
+
+        Raises:
+            CheckpointError: It failed, or an earlier asynchronous save did.
+        """
+        save_id = self._begin(self._background.check)
+        save, where = self._agree(lambda: build(save_id)), destination()
+        if not use_async:
+            self._begin(self._background.drain)
+            carry_out(save, self._writers, where)
+            return
+        large = save.total_size > _LARGE_BYTES
+        self._background.make_room(large)
+        give_back = save.copy(self._writers, self._arenas)
+        self._background.submit(partial(_carry_out_aside, save, self._beside(), where, give_back), large)
+
+    def after(self, job: Callable[[], None], use_async: bool) -> None:
+        """Do something on the first rank once everything saved so far is on the disk.
+
+        Args:
+            job: Takes a moment only.
+            use_async: Return before it is done.
+
+        Raises:
+            CheckpointError: It failed, or an earlier asynchronous save did.
+        """
+        if use_async:
+            self._begin(self._background.check)
+            self._background.submit(partial(self._beside().write, job))
+        else:
+            self.settle()
+            self._writers.write(job)
+
+    def settle(self) -> None:
+        """Wait until everything that was saved is on the disk.
+
+        Raises:
+            CheckpointError: An asynchronous save failed since the last call.
+        """
+        self._begin(self._background.drain)
+
+    def _begin(self, look: Callable[[], None]) -> str:
+        """Raise the failures of earlier saves, on all ranks together; return an identifier that all agree on."""
+        try:
+            return self._writers.gather(lambda: look() or secrets.token_hex(8))[0]
+        except Exception:
+            self._background.forget()
+            raise
+
+    def _agree(self, build: Callable[[], Save]) -> Save:
+        """Build the save on every rank, and raise on all of them if they would save different states."""
+        built: list[Save] = []
+        prints = self._writers.gather(lambda: built.append(build()) or built[0].fingerprint)
+        if len(set(prints)) > 1:
+            raise CheckpointError(
+                "All ranks must save the same names, shapes and dtypes. Found that rank "
+                f"{self._writers.ranks[next(i for i, each in enumerate(prints) if each != prints[0])]} has others than "
+                f"rank {self._writers.ranks[0]}. Build the same model and optimizer on all of them."
+            )
+        return built[0]
+
+    def _beside(self) -> Writers:
+        """Return the writers of the background, which all ranks make together when they are first needed."""
+        self._aside = self._aside or self._writers.aside()
+        return self._aside
+
+
+def _carry_out_aside(save: Save, writers: Writers, destination: Destination, give_back: Callable[[], None]) -> None:
+    try:
+        carry_out(save, writers, destination)
+    finally:
+        give_back()
