@@ -7,7 +7,7 @@ from typing import final
 
 import click
 
-from colossal import __version__
+from colossal.cli.version import VERSION
 
 
 @final
@@ -47,6 +47,6 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.version_option(VERSION, message="%(prog)s %(version)s")
 def colossal() -> None:
     """Train PyTorch models on one process or many."""

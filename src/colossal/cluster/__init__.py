@@ -9,12 +9,20 @@ from colossal.cluster.launch import (
     launch_from_slurm,
     launch_from_torch,
 )
+from colossal.cluster.link_cost import LINK_OPS, AxisCost, Link, LinkCost, LinkOp, LinkOrigin
+from colossal.cluster.link_timing import measure_link_cost
 from colossal.cluster.mesh import ParallelMesh, current_mesh
 
 __all__ = [
     "AXES",
+    "LINK_OPS",
     "Axis",
+    "AxisCost",
     "DistCoordinator",
+    "Link",
+    "LinkCost",
+    "LinkOp",
+    "LinkOrigin",
     "ParallelMesh",
     "current_mesh",
     "get_default_parser",
@@ -22,4 +30,5 @@ __all__ = [
     "launch_from_openmpi",
     "launch_from_slurm",
     "launch_from_torch",
+    "measure_link_cost",
 ]

@@ -11,6 +11,7 @@ from torch import distributed as dist
 
 from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.leave import leave
+from colossal.cluster.link_cost import link_cost_of_environment
 from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
 from colossal.cluster.rendezvous import Member, find_local_rank, form_world, meet
 from colossal.errors import ConfigError, LaunchError
@@ -230,7 +231,7 @@ def _join(
             f"A process joins one world. Found that it is rank {dist.get_rank()} of {dist.get_world_size()} already. "
             "Launch once, or call torch.distributed.destroy_process_group() in between."
         )
-    seconds = _check_timeout(timeout_seconds)
+    seconds, link_cost = _check_timeout(timeout_seconds), link_cost_of_environment()
     accelerator = get_accelerator()
     backend = _check_backend(backend or accelerator.communication_backend, accelerator)
     if member is None:
@@ -241,7 +242,7 @@ def _join(
     accelerator.set_device(local_rank)
     form_world(backend, store, rank, world_size, seconds)
     _seed_everything(seed, accelerator)
-    mesh = ParallelMesh(local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name)
+    mesh = ParallelMesh(local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost)
     leave_ambient(mesh)
     atexit.unregister(leave)
     atexit.register(leave)

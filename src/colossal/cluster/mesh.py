@@ -4,6 +4,7 @@ import math
 import os
 from contextvars import ContextVar, Token
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, final
 
@@ -11,8 +12,9 @@ import torch
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from colossal.accelerator import get_accelerator
+from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.axes import AXES, Axis
+from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, LinkCost, link_cost_of_environment
 from colossal.errors import MeshError
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -38,6 +40,8 @@ class ParallelMesh:
         local_rank: Index of this process among those of its host; by default that of the ambient mesh, or the
             environment variable ``LOCAL_RANK``.
         timeout_seconds: How long a collective waits for a peer; by default as in the ambient mesh, or 600.
+        link_cost: What it costs to send bytes along the axes, or a file of ``colossal benchmark --collectives``; by
+            default as in the ambient mesh, or the file that the environment variable ``COLOSSAL_LINK_COST`` names.
 
     Attributes:
         world_size: Number of processes.
@@ -46,9 +50,12 @@ class ParallelMesh:
         coordinate: This process's index on each axis, by its name.
         accelerator: The device of this process.
         device_mesh: The same mesh as torch's own functions take it.
+        link_cost: What it costs to send bytes along the axes; None if nobody has measured it.
 
     Raises:
-        MeshError: There is no world yet, or the sizes do not multiply to its size.
+        MeshError: There is no world yet, the sizes do not multiply to its size, or the costs of links are those of
+            another backend or device.
+        ConfigError: The file with the costs of links cannot be read.
 
     Example:
         >>> from colossal.testing import fake_world
@@ -70,6 +77,7 @@ class ParallelMesh:
         device: str | None = None,
         local_rank: int | None = None,
         timeout_seconds: float | None = None,
+        link_cost: LinkCost | str | Path | None = None,
     ) -> None:
         if not dist.is_initialized():
             raise MeshError(
@@ -83,6 +91,7 @@ class ParallelMesh:
         self.local_rank = _first(local_rank, outer and outer.local_rank, _environment_rank(), self.global_rank)
         self.timeout_seconds = _first(timeout_seconds, outer and outer.timeout_seconds, DEFAULT_TIMEOUT_SECONDS)
         self.accelerator = get_accelerator(device)
+        self.link_cost = _find_link_cost(link_cost, outer and outer.link_cost, self.accelerator)
         self._grid = torch.arange(self.world_size).view(*self.shape.values())
         self.coordinate = dict(zip(AXES, (self._grid == self.global_rank).nonzero()[0].tolist(), strict=True))
         self.device_mesh = self._form_groups()
@@ -221,6 +230,23 @@ def _fit_sizes(world_size: int, pp: int, dp: int | None, sp: int, tp: int) -> tu
             f"in a world of {world_size}. Change a size, or start {fitting} processes."
         )
     return pp, given["dp"], sp, tp
+
+
+def _find_link_cost(
+    given: LinkCost | str | Path | None, inherited: LinkCost | None, accelerator: Accelerator
+) -> LinkCost | None:
+    if given is not None:
+        costs = given if isinstance(given, LinkCost) else LinkCost.load(given)
+    else:
+        costs = inherited or link_cost_of_environment()
+    origin, backend = costs and costs.origin, dist.get_backend()
+    if origin and backend != "fake" and (origin.backend, origin.device) != (backend, accelerator.name):
+        raise MeshError(
+            f"The costs of links must be those of the backend in use, {backend} on {accelerator.name}. Found costs of "
+            f"{origin.backend} on {origin.device}, measured on {', '.join(origin.hosts)} at {origin.measured_at}. "
+            f"Measure again with colossal benchmark --collectives, or unset {ENVIRONMENT_VARIABLE}."
+        )
+    return costs
 
 
 def _check_axis(axis: Axis) -> Axis:

@@ -15,9 +15,9 @@ _SEED = 3
 
 
 def _launch(_folder: Path) -> None:
-    import colossal
+    from colossal.cluster import launch_from_torch
 
-    colossal.launch_from_torch(seed=_SEED, verbose=False)
+    launch_from_torch(seed=_SEED, verbose=False)
 
 
 def _collective(_folder: Path) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import final
 
-from colossal import __version__
 from colossal.cli.check.row import Row, Section
+from colossal.cli.version import VERSION
 
 TITLE = "versions"
 PYTHON = "3.11"
@@ -51,7 +51,7 @@ PACKAGES = (
 
 def look() -> Iterator[Row]:
     """Look at Python, the library, and every package of the table."""
-    yield Row(TITLE, "colossal", "ok", __version__, __version__)
+    yield Row(TITLE, "colossal", "ok", VERSION, VERSION)
     yield _python(platform.python_version(), sys.version_info[:2])
     for package in PACKAGES:
         yield _package(package)

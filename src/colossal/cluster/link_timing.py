@@ -1,0 +1,161 @@
+"""How long collectives take along the axes of a mesh, measured."""
+
+import datetime as dt
+import math
+import socket
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import distributed as dist
+
+from colossal.cluster.axes import AXES, Axis
+from colossal.cluster.link_cost import LINK_OPS, AxisCost, LinkCost, LinkOp, LinkOrigin
+from colossal.cluster.link_fit import Timings, fit_axis
+from colossal.cluster.mesh import ParallelMesh, current_mesh
+from colossal.errors import ConfigError, UnsupportedError
+
+DEFAULT_SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
+DEFAULT_SECONDS = 0.25
+_WARM_UP, _LEAST, _MOST = 2, 7, 200
+
+# torch 2.13 renamed these two; 2.11 has only the old names.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+# [Note: what is timed]
+# A sample is a round of as many calls as there are ranks on the axis, one after the other and without a barrier: each
+# collective waits for all ranks anyway. A broadcast does not, so every rank is its root once a round: it cannot send
+# before it has received. In p2p each rank sends to the next and receives from the one before, as in a pipeline. All
+# groups of an axis run at once, as they do in training. Of the samples the median counts, of the ranks the slowest.
+
+
+def measure_link_cost(
+    mesh: ParallelMesh | None = None,
+    ops: Sequence[LinkOp] = LINK_OPS,
+    sizes: Sequence[int] = DEFAULT_SIZES,
+    seconds: float = DEFAULT_SECONDS,
+) -> LinkCost:
+    """Measure the links along every axis of a mesh that has more than one rank.
+
+    Args:
+        mesh: The mesh; the ambient one by default.
+        ops: The operations to measure.
+        sizes: Bytes of the tensors; at least two sizes, or alpha and beta cannot be told apart.
+        seconds: How long to measure one operation with one size, about.
+
+    Returns:
+        The costs, the same on all ranks.
+
+    Raises:
+        ConfigError: An operation is unknown, or a size or the time makes no sense.
+        UnsupportedError: The world is a fake one, or has one rank.
+
+    Communication: every operation, every axis with more than one rank, each of the sizes some ten to two hundred times.
+
+    Example:
+        >>> from colossal.cluster import measure_link_cost
+        >>> from colossal.testing import run_processes
+        >>> costs, same = run_processes(measure_link_cost, 2, ops=["all_reduce"], sizes=[1024, 262144], seconds=0.01)
+        >>> list(costs.axes), costs.axes["dp"].size, costs == same
+        (['dp'], 2, True)
+    """
+    mesh = mesh or current_mesh()
+    _check(mesh, ops, sizes, seconds)
+    axes: dict[Axis, AxisCost] = {
+        axis: _measure_axis(mesh, axis, ops, sizes, seconds) for axis in AXES if mesh.size(axis) > 1
+    }
+    found = [LinkCost(axes, _origin(mesh))]
+    dist.broadcast_object_list(found, src=0, device=mesh.accelerator.get_current_device())
+    return found[0]
+
+
+def _measure_axis(
+    mesh: ParallelMesh, axis: Axis, ops: Sequence[LinkOp], sizes: Sequence[int], seconds: float
+) -> AxisCost:
+    timings: dict[LinkOp, Timings] = {
+        op: [_measure(mesh, axis, op, num_bytes, seconds) for num_bytes in sizes] for op in ops
+    }
+    return fit_axis(mesh.size(axis), timings)
+
+
+def _measure(mesh: ParallelMesh, axis: Axis, op: LinkOp, num_bytes: int, seconds: float) -> tuple[int, float]:
+    """Return the bytes, rounded up to a multiple of what the ranks can share, and the seconds of one call."""
+    size = mesh.size(axis)
+    length = math.ceil(num_bytes / (4 * size)) * size
+    call = _calls(mesh, axis, length)[op]
+
+    def round_seconds() -> float:
+        mesh.accelerator.synchronize()
+        started = time.perf_counter()
+        for root in range(size):
+            call(root)
+        mesh.accelerator.synchronize()
+        return (time.perf_counter() - started) / size
+
+    first = [round_seconds() for _ in range(_WARM_UP)]
+    slowest = _slowest(mesh, first[-1])
+    samples = min(_MOST, max(_LEAST, round(seconds / (slowest * size))))
+    return 4 * length, _slowest(mesh, statistics.median(round_seconds() for _ in range(samples)))
+
+
+def _calls(mesh: ParallelMesh, axis: Axis, length: int) -> Mapping[LinkOp, Callable[[int], object]]:
+    """Each operation on float32 tensors whose whole has `length` elements, see [Note: what is timed]."""
+    group, ranks, here = mesh.group(axis), mesh.ranks(axis), mesh.rank(axis)
+    device = mesh.accelerator.get_current_device()
+    whole, other = torch.zeros(length, device=device), torch.zeros(length, device=device)
+    part = torch.zeros(length // len(ranks), device=device)
+    after, before = ranks[(here + 1) % len(ranks)], ranks[here - 1]
+
+    def shift(_root: int) -> None:
+        sent = dist.P2POp(dist.isend, whole, after, group)
+        received = dist.P2POp(dist.irecv, other, before, group)
+        for work in dist.batch_isend_irecv([sent, received]):
+            work.wait()
+
+    return {
+        "all_reduce": lambda _: dist.all_reduce(whole, group=group),
+        "all_gather": lambda _: _all_gather_single(whole, part, group=group),
+        "reduce_scatter": lambda _: _reduce_scatter_single(part, whole, group=group),
+        "all_to_all": lambda _: dist.all_to_all_single(other, whole, group=group),
+        "broadcast": lambda root: dist.broadcast(whole, ranks[root], group=group),
+        "p2p": shift,
+    }
+
+
+def _slowest(mesh: ParallelMesh, seconds: float) -> float:
+    """The largest of the ranks' numbers, the same on all ranks of the world."""
+    number = torch.tensor(seconds, dtype=torch.float64, device=mesh.accelerator.get_current_device())
+    dist.all_reduce(number, dist.ReduceOp.MAX)
+    return float(number.item())
+
+
+def _origin(mesh: ParallelMesh) -> LinkOrigin:
+    names: list[str] = [""] * mesh.world_size
+    dist.all_gather_object(names, socket.gethostname())
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    hosts = tuple(sorted(set(names)))
+    return LinkOrigin(hosts, dist.get_backend(), mesh.accelerator.name, mesh.world_size, torch.__version__, now)
+
+
+def _check(mesh: ParallelMesh, ops: Sequence[LinkOp], sizes: Sequence[int], seconds: float) -> None:
+    if dist.get_backend() == "fake":
+        raise UnsupportedError(
+            "Links are measured between real processes. Found the backend 'fake', which sends nothing. "
+            "Start the ranks with torchrun, or assume costs: LinkCost({axis: AxisCost(...)})."
+        )
+    if mesh.world_size == 1:
+        raise UnsupportedError(
+            "A link has two ends. Found a world of 1 process. Start at least 2: colossal benchmark --collectives --dp 2"
+        )
+    unknown = [op for op in ops if op not in LINK_OPS]
+    if unknown or not ops:
+        raise ConfigError(
+            f"An operation is one of {', '.join(LINK_OPS)}. Found {unknown or 'none'}. Pass some of these."
+        )
+    if len(set(sizes)) < 2 or min(sizes) < 1 or not seconds > 0:  # noqa: PLR2004 (a line needs two points)
+        raise ConfigError(
+            "Two different sizes or more, each of at least 1 byte, and a time greater than 0 are needed to tell alpha "
+            f"from beta. Found sizes={list(sizes)} and seconds={seconds}. Pass more sizes, or leave them out."
+        )
