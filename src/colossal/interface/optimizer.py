@@ -5,7 +5,8 @@ from typing import Any, final
 
 import torch
 
-from colossal.amp import LossScaler, NoScaler
+from colossal.amp import LossScaler, MasterWeights, NoScaler
+from colossal.errors import UnsupportedError
 from colossal.interface.gradients import clamp, scale, total_norm
 
 
@@ -18,7 +19,9 @@ class OptimizerWrapper:
     Args:
         optim: The optimizer that holds the state and does the update.
         scaler: The loss scaler; none by default.
-        param_names: Name of each parameter in the model; checkpoints store optimizer state under these names.
+        param_names: Name of each parameter in the model; checkpoints store optimizer state under these names. A master
+            has the name of its working parameter.
+        masters: The float32 masters that the optimizer holds in place of half-precision parameters; none by default.
 
     Example:
         >>> import torch
@@ -38,15 +41,18 @@ class OptimizerWrapper:
         optim: torch.optim.Optimizer,
         scaler: LossScaler | None = None,
         param_names: Mapping[torch.nn.Parameter, str] | None = None,
+        masters: MasterWeights | None = None,
     ) -> None:
         self.optim = optim
         self.scaler = scaler or NoScaler()
         self.param_names = dict(param_names or {})
+        self.masters = masters
+        self._name_masters(masters.pairs if masters else {})
         self._on_discard: list[Callable[[], None]] = []
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """All parameters of all groups."""
+        """All parameters of all groups: masters, where there are some."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @property
@@ -75,6 +81,13 @@ class OptimizerWrapper:
             group: ``{"params": [...]}`` with the group's own hyperparameters.
         """
         self.optim.add_param_group(group)
+        if self.masters is not None:
+            self._name_masters(self.masters.adopt(self.param_groups[-1]))
+
+    def _name_masters(self, pairs: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+        for master, working in pairs.items():
+            if working in self.param_names:
+                self.param_names[master] = self.param_names.pop(working)
 
     def when_discarding(self, callback: Callable[[], None]) -> None:
         """Have gradients thrown away that are not in the parameters, such as those that wait to be reduced.
@@ -95,7 +108,8 @@ class OptimizerWrapper:
             retain_graph: Keep the graph for another backward pass.
         """
         inputs = None if inputs is None else list(inputs)
-        torch.autograd.backward(self.scaler.scale(loss), retain_graph=retain_graph, inputs=inputs)
+        with self.scaler.scaling(loss, self.optim) as scaled:
+            torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
 
     def backward_by_grad(
         self,
@@ -123,8 +137,24 @@ class OptimizerWrapper:
 
         Returns:
             What the wrapped optimizer's step returns; None for a step that was dropped.
+
+        Raises:
+            UnsupportedError: There is a closure, and loss scaling or masters.
+
+        Communication: as in `unscale_grad`.
         """
-        return self.scaler.step(self.optim) if closure is None else self.scaler.step(self.optim, closure)
+        if self.masters is None:
+            return self.scaler.step(self.optim) if closure is None else self.scaler.step(self.optim, closure)
+        if closure is not None:
+            raise UnsupportedError(
+                "A step on float32 masters uses gradients that are there already. Found a closure, which would see "
+                "half-precision parameters that do not move. Train in float32 or with mixed_precision='bf16'."
+            )
+        self.masters.pull_grads()
+        result = self.scaler.step(self.optim)
+        if not self.scaler.dropped:
+            self.masters.push_params()
+        return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Throw the gradients away.
@@ -136,6 +166,8 @@ class OptimizerWrapper:
         for callback in self._on_discard:
             callback()
         self.optim.zero_grad(set_to_none)
+        if self.masters is not None:
+            self.masters.zero_grad(set_to_none)
 
     def clip_grad_by_value(self, clip_value: float) -> None:
         """Limit every element of every gradient to ``[-clip_value, clip_value]``.
@@ -204,7 +236,15 @@ class OptimizerWrapper:
         return self.scaler.scale(loss)
 
     def unscale_grad(self) -> None:
-        """Divide the gradients by the loss scale, once for each step however often it is called."""
+        """Divide the gradients by the loss scale, once for each step however often it is called.
+
+        With masters, the gradients of the model's parameters move to theirs first.
+
+        Communication: all_reduce, the axes that shard a parameter, 4 bytes each, if the loss is scaled: an overflow is
+        agreed on.
+        """
+        if self.masters is not None:
+            self.masters.pull_grads()
         self.scaler.unscale(self.optim)
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,6 +3,17 @@
 from colossal.booster.mixed_precision.base import MixedPrecision
 from colossal.booster.mixed_precision.bf16 import BF16MixedPrecision
 from colossal.booster.mixed_precision.factory import mixed_precision_factory
+from colossal.booster.mixed_precision.fp8 import FP8MixedPrecision
+from colossal.booster.mixed_precision.fp16_apex import FP16ApexMixedPrecision
+from colossal.booster.mixed_precision.fp16_naive import FP16NaiveMixedPrecision
 from colossal.booster.mixed_precision.fp16_torch import FP16TorchMixedPrecision
 
-__all__ = ["BF16MixedPrecision", "FP16TorchMixedPrecision", "MixedPrecision", "mixed_precision_factory"]
+__all__ = [
+    "BF16MixedPrecision",
+    "FP8MixedPrecision",
+    "FP16ApexMixedPrecision",
+    "FP16NaiveMixedPrecision",
+    "FP16TorchMixedPrecision",
+    "MixedPrecision",
+    "mixed_precision_factory",
+]

@@ -14,6 +14,8 @@ class MixedPrecision(ABC):
 
     Attributes:
         name: The name by which `Booster` and plugins know the precision, such as ``"fp16"``.
+        accumulates_locally: Whether gradients of several backward passes may be added up before they are reduced over
+            ranks.
 
     Example:
         >>> from colossal.booster.mixed_precision import MixedPrecision
@@ -28,6 +30,7 @@ class MixedPrecision(ABC):
     """
 
     name: ClassVar[str]
+    accumulates_locally: ClassVar[bool] = True
 
     def convert(self, model: nn.Module) -> None:  # noqa: B027 (most precisions leave the model as it is)
         """Change the model itself, in place and under the same names, before a plugin shards or wraps it.

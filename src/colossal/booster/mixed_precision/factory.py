@@ -2,24 +2,32 @@
 
 from colossal.booster.mixed_precision.base import MixedPrecision
 from colossal.booster.mixed_precision.bf16 import BF16MixedPrecision
+from colossal.booster.mixed_precision.fp8 import FP8MixedPrecision
+from colossal.booster.mixed_precision.fp16_apex import FP16ApexMixedPrecision
+from colossal.booster.mixed_precision.fp16_naive import FP16NaiveMixedPrecision
 from colossal.booster.mixed_precision.fp16_torch import FP16TorchMixedPrecision
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 
-_AVAILABLE = {"fp16": FP16TorchMixedPrecision, "bf16": BF16MixedPrecision}
-_NEAREST = {"fp16_apex": "fp16", "fp16_naive": "fp16", "fp8": "bf16"}
+_AVAILABLE: dict[str, type[MixedPrecision]] = {
+    "fp16": FP16TorchMixedPrecision,
+    "fp16_apex": FP16ApexMixedPrecision,
+    "fp16_naive": FP16NaiveMixedPrecision,
+    "bf16": BF16MixedPrecision,
+    "fp8": FP8MixedPrecision,
+}
 
 
 def mixed_precision_factory(name: str) -> MixedPrecision:
     """Make the mixed precision of a name.
 
     Args:
-        name: ``"fp16"`` or ``"bf16"``.
+        name: ``"fp16"``, ``"fp16_apex"``, ``"fp16_naive"``, ``"bf16"`` or ``"fp8"``.
 
     Returns:
         A new object with its defaults.
 
     Raises:
-        UnsupportedError: The name is documented, but not built yet.
+        UnsupportedError: ``"fp16_apex"`` without apex.
         ConfigError: There is no such name.
 
     Example:
@@ -27,11 +35,6 @@ def mixed_precision_factory(name: str) -> MixedPrecision:
         >>> type(mixed_precision_factory("bf16")).__name__
         'BF16MixedPrecision'
     """
-    if name in _NEAREST:
-        raise UnsupportedError(
-            f"Mixed precision is one of {', '.join(_AVAILABLE)}. Found {name!r}, which is not built yet. "
-            f"The nearest that works is {_NEAREST[name]!r}."
-        )
     if name not in _AVAILABLE:
         raise ConfigError(f"Mixed precision is one of {', '.join(_AVAILABLE)}. Found {name!r}. Pass one of them.")
     return _AVAILABLE[name]()

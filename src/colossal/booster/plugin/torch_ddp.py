@@ -12,6 +12,7 @@ from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
 from colossal.checkpoint_io import CheckpointIO, OneForAll
 from colossal.cluster import current_mesh
+from colossal.comm import Channel
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper
 
@@ -83,7 +84,7 @@ class TorchDDPPlugin(Plugin):
     """
 
     supported_devices = ("cpu", "cuda")
-    supported_precisions = ("fp16", "bf16")
+    supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8")
 
     def __init__(
         self,
@@ -126,7 +127,8 @@ class TorchDDPPlugin(Plugin):
             MeshError: There is no world yet.
             ConfigError: The world was launched for another device.
 
-        Communication: broadcast, dp, the model's bytes: all ranks start from the parameters of rank 0.
+        Communication: broadcast, dp, the model's bytes, and those of masters: all ranks start from the parameters of
+        rank 0.
         """
         mesh = current_mesh()
         if device.type != mesh.accelerator.name:
@@ -139,7 +141,11 @@ class TorchDDPPlugin(Plugin):
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted
         ddp = DistributedDataParallel(boosted.model, process_group=mesh.group("dp"), **self._ddp.keywords())
-        return replace(boosted, model=ModelWrapper(ddp), capabilities=Capabilities(no_sync=ddp.no_sync))
+        if boosted.optimizer is not None and boosted.optimizer.masters is not None:
+            Channel("dp", mesh).broadcast(boosted.optimizer.masters.pairs)
+        accumulates = precision is None or precision.accumulates_locally
+        capabilities = Capabilities(no_sync=ddp.no_sync) if accumulates else Capabilities()
+        return replace(boosted, model=ModelWrapper(ddp), capabilities=capabilities)
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Make what reads and writes checkpoints.
