@@ -107,12 +107,6 @@ def test_what_is_not_built_says_so() -> None:
     model, optimizer, *_ = booster.boost(model, optimizer)
     with pytest.raises(UnsupportedError, match="Found no plugin, which does not. Call the model"):
         booster.execute_pipeline(iter([]), model, lambda outputs, _: outputs, optimizer)
-    with pytest.raises(UnsupportedError, match="LoRA needs a plugin that supports it"):
-        booster.enable_lora(nn.Linear(1, 1))
-    with pytest.raises(UnsupportedError, match="Found TorchDDPPlugin"):
-        Booster(plugin=TorchDDPPlugin()).enable_lora(nn.Linear(1, 1))
-    with pytest.raises(UnsupportedError, match="LoRA"):
-        booster.save_lora_as_pretrained(model, "here")
     with pytest.raises(UnsupportedError, match="fp8_communication=True"):
         TorchDDPPlugin(fp8_communication=True)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,12 +17,17 @@ from colossal.accelerator import get_accelerator
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
 from colossal.booster.checks import check_parts, check_plugin
+from colossal.booster.lora import Lora
+from colossal.booster.lora.optimizer import leave_frozen_out
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
 from colossal.checkpoint_io import CheckpointIO
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import OptimizerWrapper
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
 
 
 @final
@@ -106,6 +111,7 @@ class Booster(CheckpointVerbs):
         Communication: that of the plugin's `configure`; none without a plugin.
         """
         parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
+        leave_frozen_out(parts)
         check_parts(parts)
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
         self._boosted[boosted.model] = boosted.optimizer, boosted.capabilities
@@ -186,56 +192,66 @@ class Booster(CheckpointVerbs):
 
     def enable_lora(
         self,
-        model: nn.Module,  # noqa: ARG002 (refused whatever it is, until LoRA is built)
-        pretrained_dir: str | None = None,  # noqa: ARG002
-        lora_config: Any = None,  # noqa: ARG002
-        bnb_quantization_config: Any = None,  # noqa: ARG002
-        quantize: bool = False,  # noqa: ARG002
-    ) -> nn.Module:
-        """Add low-rank adapters to a model; not built yet.
+        model: nn.Module,
+        pretrained_dir: str | Path | None = None,
+        lora_config: "LoraConfig | None" = None,
+        bnb_quantization_config: Any = None,
+        quantize: bool = False,
+    ) -> "PeftModel":
+        """Freeze a model and add low-rank adapters to it, in place; call it before the optimizer is built.
 
         Args:
             model: The model, before it is boosted.
-            pretrained_dir: Adapters to start from.
-            lora_config: A `peft.LoraConfig`.
-            bnb_quantization_config: How to quantise the frozen weights.
-            quantize: Quantise the frozen weights.
+            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
+            lora_config: Which layers get new adapters, and of which rank.
+            bnb_quantization_config: A `transformers.BitsAndBytesConfig`: how to quantise the frozen weights; 4 bits
+                by default.
+            quantize: Quantise the frozen weights, on a GPU, by bitsandbytes.
 
         Returns:
-            The model with its adapters.
+            The model inside of a `peft.PeftModel`: build the optimizer of its parameters, and boost both.
 
         Raises:
-            UnsupportedError: Always, until it is built.
-        """
-        raise self._no_lora()
+            ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
+                `lora_config` names layers that it does not have. The model is as it was then.
+            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks alike.
+            UnsupportedError: The plugin does not support it, peft is not installed, or `quantize` can not be honoured.
 
-    def save_lora_as_pretrained(
-        self,
-        model: nn.Module,  # noqa: ARG002 (refused whatever it is, until LoRA is built)
-        checkpoint: str | Path,  # noqa: ARG002
-        use_safetensors: bool = False,  # noqa: ARG002
-    ) -> None:
-        """Save the low-rank adapters of a model; not built yet.
+        Communication: broadcast, dp, 5 KB: all ranks draw the adapters of the first one; none without a plugin.
+        """
+        device = self._accelerator.get_current_device()
+        return self._lora.enable(model, device, pretrained_dir, lora_config, bnb_quantization_config, quantize)
+
+    def save_lora_as_pretrained(self, model: nn.Module, checkpoint: str | Path, use_safetensors: bool = False) -> None:
+        """Save the low-rank adapters of a model into a directory from which peft loads them on its own.
 
         Args:
-            model: The boosted model.
-            checkpoint: A folder.
-            use_safetensors: Write safetensors instead of torch's own format.
+            model: The model that `enable_lora` returned, boosted or not.
+            checkpoint: The directory; it is created. Adapters that are there already are replaced.
+            use_safetensors: Write safetensors rather than PyTorch's own format.
 
         Raises:
-            UnsupportedError: Always, until it is built.
+            ConfigError: The model has no adapters.
+            CheckpointError: A file can not be written; on all ranks alike.
+            UnsupportedError: The plugin does not support it, or a package is not installed.
+
+        Communication: as in `save_model`, three times.
         """
-        raise self._no_lora()
+        self._lora.save(model, checkpoint, use_safetensors)
 
     @property
     def _plugin_name(self) -> str:
         return "no plugin" if isinstance(self.plugin, SingleProcessPlugin) else type(self.plugin).__name__
 
-    def _no_lora(self) -> UnsupportedError:
-        return UnsupportedError(
-            f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
-            "Train the whole model, or add adapters by peft before boost."
-        )
+    @property
+    def _lora(self) -> Lora:
+        lora = self.plugin.get_lora()
+        if lora is None:
+            raise UnsupportedError(
+                f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
+                "Use TorchDDPPlugin, or train the whole model."
+            )
+        return lora
 
     def _find(self, verb: str, model: nn.Module | None, optimizer: OptimizerWrapper | None) -> Capabilities:
         found = [

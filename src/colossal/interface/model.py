@@ -1,5 +1,6 @@
 """The boosted model."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
@@ -44,13 +45,37 @@ class ModelWrapper(nn.Module):
         with self._forward_context():
             return self.module(*args, **kwargs)
 
-    def unwrap(self) -> nn.Module:
+    def unwrap(self, unwrap_peft: bool = True) -> nn.Module:
         """Return the user's own model, with the parameter names that it was built with.
+
+        Args:
+            unwrap_peft: Of a model with adapters, return the base model that they stand in; otherwise the
+                `peft.PeftModel` that `boost` was given, which can merge them: ``merge_and_unload()``. Checkpoints
+                of such a model carry the names of the `peft.PeftModel`.
 
         Returns:
             The innermost module: neither a `ModelWrapper` nor a `DistributedDataParallel`.
         """
-        module = self.module
+        module: Any = self.module
         while isinstance(module, (ModelWrapper, DistributedDataParallel)):
             module = module.module
-        return module
+        return module.get_base_model() if unwrap_peft and is_peft_model(module) else module
+
+
+def is_peft_model(module: nn.Module) -> bool:
+    """Tell whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        Whether adapters of peft stand in it.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import is_peft_model
+        >>> is_peft_model(torch.nn.Linear(4, 2))
+        False
+    """
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(module, peft.PeftModel)

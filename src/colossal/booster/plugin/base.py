@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from colossal.booster.boosted import Boosted, Parts
+from colossal.booster.lora import Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.sampler import EpochSampler
 from colossal.checkpoint_io import CheckpointIO
@@ -70,6 +71,14 @@ class Plugin(ABC):
         Returns:
             Its index among the replicas that see different data, and their number.
         """
+
+    def get_lora(self) -> Lora | None:
+        """Make what adds low-rank adapters to models and saves them.
+
+        Returns:
+            A new object; None, unless the plugin says otherwise: it can not train adapters.
+        """
+        return None
 
     def prepare_dataloader(
         self,

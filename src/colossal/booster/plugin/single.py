@@ -5,9 +5,10 @@ from typing import final
 import torch
 
 from colossal.booster.boosted import Boosted, Parts
+from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
-from colossal.checkpoint_io import CheckpointIO, GeneralCheckpointIO
+from colossal.checkpoint_io import Alone, CheckpointIO, GeneralCheckpointIO
 
 
 @final
@@ -38,6 +39,10 @@ class SingleProcessPlugin(Plugin):
     def get_checkpoint_io(self) -> CheckpointIO:
         """Return a checkpoint IO whose calling process writes."""
         return GeneralCheckpointIO()
+
+    def get_lora(self) -> Lora:
+        """Return a LoRA whose calling process draws and writes for itself."""
+        return Lora(Alone(), quantizer=BitsAndBytes())
 
     def data_parallel_place(self) -> tuple[int, int]:
         """Return 0 and 1: this process sees all data."""

@@ -8,6 +8,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from colossal.booster.boosted import Boosted, Capabilities, Parts
+from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
 from colossal.checkpoint_io import CheckpointIO, OneForAll
@@ -154,6 +155,17 @@ class TorchDDPPlugin(Plugin):
             A checkpoint IO in which rank 0 writes for all, and all learn how it went.
         """
         return CheckpointIO(OneForAll())
+
+    def get_lora(self) -> Lora:
+        """Make what adds low-rank adapters to models and saves them.
+
+        Returns:
+            A LoRA whose adapters begin alike on all data-parallel ranks, and that rank 0 writes.
+
+        Raises:
+            ConfigError: There is no world yet.
+        """
+        return Lora(OneForAll(), axis="dp", quantizer=BitsAndBytes())
 
     def data_parallel_place(self) -> tuple[int, int]:
         """Tell which part of the data this rank sees.

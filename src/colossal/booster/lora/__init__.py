@@ -1,0 +1,6 @@
+"""Low-rank adapters over peft: few trainable parameters beside frozen weights."""
+
+from colossal.booster.lora.lora import Lora
+from colossal.booster.lora.quantization import BitsAndBytes, Quantizer
+
+__all__ = ["BitsAndBytes", "Lora", "Quantizer"]

@@ -1,0 +1,134 @@
+"""Adapters inside of a model: put in, found again, taken out."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from colossal.errors import ColossalError, ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+
+def require_peft() -> None:
+    """Check that peft can be imported.
+
+    Raises:
+        UnsupportedError: It is not installed.
+    """
+    try:
+        import peft  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError(
+            "LoRA needs the package peft. Found that it is not installed. Run: pip install 'colossal[lora]'"
+        ) from error
+
+
+def inject(model: nn.Module, config: "LoraConfig") -> "PeftModel":
+    """Freeze a model and add adapters to it, in place; the configuration stays as it is.
+
+    Raises:
+        ConfigError: peft refuses, or a name that the configuration lists is none of the model's.
+    """
+    from peft import get_peft_model
+
+    wanted = {option: _listed(getattr(config, option)) for option in ("target_modules", "modules_to_save")}
+    try:
+        adapted: Any = get_peft_model(model, copy.deepcopy(config))
+    except ColossalError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"LoRA needs layers of the model that peft can adapt. Found that peft refuses {type(model).__name__}: "
+            f"{str(error).rstrip('. ')}. Choose target_modules from model.named_modules()."
+        ) from error
+    present = {"target_modules": adapted.targeted_module_names, "modules_to_save": _saved_modules(adapted)}
+    for option, names in wanted.items():
+        if lost := [name for name in names if not any(_matches(each, name) for each in present[option])]:
+            raise ConfigError(
+                f"Every name in {option} stands for a layer of the model. Found {lost}, which no layer of "
+                f"{type(model).__name__} is called. Choose from model.named_modules()."
+            )
+    return adapted
+
+
+def _listed(names: object) -> list[str]:
+    """Return names that must each match; a single string is a pattern, which peft checks by itself."""
+    return sorted(names) if isinstance(names, (list, set, tuple)) else []
+
+
+def _saved_modules(adapted: nn.Module) -> list[str]:
+    from peft.utils import ModulesToSaveWrapper
+
+    return [name for name, module in adapted.named_modules() if isinstance(module, ModulesToSaveWrapper)]
+
+
+def _matches(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+@contextmanager
+def restored_on_error(model: nn.Module) -> Iterator[None]:
+    """Give a model its own layers back, and let them train as before, if the block raises."""
+    modules = dict(model.named_modules())
+    trainable = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        yield
+    except BaseException:
+        for name, module in modules.items():
+            parent, _, leaf = name.rpartition(".")
+            if leaf:
+                setattr(modules[parent], leaf, module)
+        for parameter, requires_grad in trainable.items():
+            parameter.requires_grad_(requires_grad)
+        raise
+
+
+def adapter_tree(adapted: "PeftModel") -> nn.Module:
+    """Return modules whose state is the adapters alone, under the names that peft's files use.
+
+    What is in the tree is in the model: loading into it changes the model, and shards stay shards.
+    """
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(
+        adapted,
+        state_dict=adapted.state_dict(keep_vars=True),
+        adapter_name=_active(adapted),
+        save_embedding_layers=False,
+    )
+    tree = nn.Module()
+    for name, tensor in state.items():
+        path, _, leaf = name.rpartition(".")
+        node = _descend(tree, path.split(".")) if path else tree
+        if isinstance(tensor, nn.Parameter):
+            node.register_parameter(leaf, tensor)
+        else:
+            node.register_buffer(leaf, tensor)
+    return tree
+
+
+def _descend(node: nn.Module, path: list[str]) -> nn.Module:
+    for name in path:
+        if name not in dict(node.named_children()):
+            node.add_module(name, nn.Module())
+        node = node.get_submodule(name)
+    return node
+
+
+def _active(adapted: Any) -> str:
+    """Return the name of the adapter that is trained; `enable_lora` calls its only one "default"."""
+    return adapted.active_adapter
+
+
+def config_of(adapted: "PeftModel") -> "LoraConfig":
+    """Return a copy of the configuration of a model's adapters, as peft saves it."""
+    config: Any = copy.deepcopy(adapted.peft_config[_active(adapted)])
+    config.inference_mode = True
+    if config.task_type is None:
+        base = type(adapted.get_base_model())
+        config.auto_mapping = {"base_model_class": base.__name__, "parent_library": base.__module__}
+    return config

@@ -1,0 +1,170 @@
+"""What a plugin that supports LoRA hands out."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from colossal.booster.lora.adapters import adapter_tree, config_of, inject, require_peft, restored_on_error
+from colossal.booster.lora.draws import draws_of_the_first_rank
+from colossal.booster.lora.files import WEIGHTS, prepare_adapter_directory, publish, read_adapter_config, weights_in
+from colossal.booster.lora.quantization import Quantizer
+from colossal.checkpoint_io import CheckpointIO, Writers
+from colossal.cluster import Axis
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface import ModelWrapper, is_peft_model
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+
+@final
+class Lora:
+    """Adds low-rank adapters to a model, and saves them for peft.
+
+    The frozen weights stay as they are; next to each chosen layer stand two thin matrices that are trained instead.
+    They begin alike on all ranks: every rank draws them from the random generator of the first one.
+
+    Args:
+        writers: Who writes the files and how the ranks agree.
+        axis: The axis of the mesh whose ranks begin alike; None for a process on its own.
+        quantizer: Stores frozen weights in few bits; None where the plugin can not train beside such weights.
+
+    Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, https://arxiv.org/abs/2106.09685.
+
+    Example:
+        >>> import torch
+        >>> from peft import LoraConfig
+        >>> from colossal.booster.lora import Lora
+        >>> from colossal.checkpoint_io import Alone
+        >>> net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 2))
+        >>> model = Lora(Alone()).enable(net, torch.device("cpu"), lora_config=LoraConfig(r=2, target_modules=["0"]))
+        >>> sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)[0]
+        'base_model.model.0.lora_A.default.weight'
+    """
+
+    def __init__(self, writers: Writers, axis: Axis | None = None, quantizer: Quantizer | None = None) -> None:
+        self._writers = writers
+        self._axis: Axis | None = axis
+        self._quantizer = quantizer
+        self._io = CheckpointIO(writers)
+
+    def enable(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        pretrained_dir: str | Path | None = None,
+        lora_config: "LoraConfig | None" = None,
+        bnb_quantization_config: Any = None,
+        quantize: bool = False,
+    ) -> "PeftModel":
+        """Freeze a model and add adapters to it, in place.
+
+        Args:
+            model: The model, before it is boosted.
+            device: Where the model will be trained.
+            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
+            lora_config: Which layers get new adapters, and of which rank.
+            bnb_quantization_config: How to quantise the frozen weights; 4 bits by default.
+            quantize: Quantise the frozen weights.
+
+        Returns:
+            The model inside of a `peft.PeftModel`.
+
+        Raises:
+            ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
+                `lora_config` names layers that it does not have. The model is as it was then.
+            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks alike. The
+                model is as it was then.
+            UnsupportedError: peft is not installed, or the weights can not be quantised here.
+
+        Communication: broadcast, dp, 5 KB: the state of the random generator, and all_gather_object, a few bytes,
+            twice or more: all learn how it went.
+        """
+        require_peft()
+        self._check(model, pretrained_dir, lora_config, bnb_quantization_config, quantize)
+        config = self._writers.read(lambda: self._config(pretrained_dir, lora_config))
+        with restored_on_error(model):
+            if quantize:
+                self._quantize(model, device, bnb_quantization_config)
+            with draws_of_the_first_rank(self._axis, device):
+                adapted = self._writers.read(lambda: inject(model, config))
+            if pretrained_dir is not None:
+                weights = self._writers.read(lambda: weights_in(Path(pretrained_dir)))
+                self._io.load_model(adapter_tree(adapted), weights)
+        return adapted
+
+    def save(self, model: nn.Module, checkpoint: str | Path, use_safetensors: bool = False) -> None:
+        """Write the adapters of a model into a directory that peft loads.
+
+        Args:
+            model: The model, boosted or not.
+            checkpoint: The directory; it is created. Adapters that are there already are replaced.
+            use_safetensors: Write safetensors rather than PyTorch's own format.
+
+        Raises:
+            ConfigError: The model has no adapters.
+            CheckpointError: A file can not be written; on all ranks alike.
+            UnsupportedError: peft is not installed, or safetensors is asked for and not installed.
+
+        Communication: an all_gather of the adapters if they are sharded, and all_gather_object, a few bytes, three
+            times.
+        """
+        require_peft()
+        adapted = _adapted(model)
+        directory = Path(checkpoint)
+        aside = directory / f".{WEIGHTS[use_safetensors]}.aside"
+        self._writers.write(lambda: prepare_adapter_directory(directory))
+        self._io.save_model(adapter_tree(adapted), aside, use_safetensors=use_safetensors)
+        self._writers.write(lambda: publish(directory, aside, config_of(adapted), use_safetensors))
+
+    def _check(
+        self, model: nn.Module, pretrained_dir: object, lora_config: object, bnb_config: object, quantize: bool
+    ) -> None:
+        from peft import LoraConfig
+
+        if isinstance(model, ModelWrapper) or is_peft_model(model):
+            state = "is boosted" if isinstance(model, ModelWrapper) else "has adapters"
+            raise ConfigError(
+                f"enable_lora takes a plain model, before boost. Found one that {state} already. "
+                "Call enable_lora once, on the model that you built, and boost what it returns."
+            )
+        if (pretrained_dir is None) == (lora_config is None):
+            found = "neither" if pretrained_dir is None else "both"
+            raise ConfigError(
+                "enable_lora needs lora_config for new adapters, or pretrained_dir to continue from saved ones. "
+                f"Found {found}. Pass one: saved adapters bring their own configuration."
+            )
+        if lora_config is not None and not isinstance(lora_config, LoraConfig):
+            raise ConfigError(
+                f"lora_config is a peft.LoraConfig. Found {type(lora_config).__name__}. Pass for example "
+                "peft.LoraConfig(r=8, target_modules=['q_proj', 'v_proj'])."
+            )
+        if bnb_config is not None and not quantize:
+            raise ConfigError(
+                "bnb_quantization_config says how to quantise, which quantize=True asks for. Found it with "
+                "quantize=False. Pass quantize=True, or leave the configuration out."
+            )
+
+    def _config(self, pretrained_dir: str | Path | None, lora_config: "LoraConfig | None") -> "LoraConfig":
+        return read_adapter_config(Path(pretrained_dir)) if pretrained_dir is not None else lora_config  # type: ignore[return-value]
+
+    def _quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
+        if self._quantizer is None:
+            raise UnsupportedError(
+                "Quantised weights have to stay whole on each rank. Found quantize=True under a plugin that shards "
+                "them. Pass quantize=False, or use TorchDDPPlugin."
+            )
+        self._quantizer.quantize(model, device, config)
+
+
+def _adapted(model: nn.Module) -> "PeftModel":
+    """Return the `peft.PeftModel` of a model, boosted or not."""
+    adapted: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
+    if not is_peft_model(adapted):
+        raise ConfigError(
+            f"save_lora_as_pretrained needs a model with adapters. Found {type(adapted).__name__} without any. "
+            "Call booster.enable_lora(model, lora_config=...) before boost."
+        )
+    return adapted

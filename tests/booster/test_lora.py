@@ -1,0 +1,218 @@
+"""Adapters on N ranks train like adapters that peft alone trains in one process."""
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from sklearn.datasets import load_digits
+from torch import distributed as dist
+from torch import nn
+
+from colossal.booster import Booster
+from colossal.booster.plugin import TorchDDPPlugin
+from colossal.testing import TOLERANCES, assert_same_on_all_ranks, run_processes
+from colossal.testing.processes import PRELOADED
+
+PRELOADED.extend(["peft", "transformers.models.gpt2.modeling_gpt2"])
+
+GLOBAL_BATCH = 48
+STEPS = 6
+PLUGINS = {"none": lambda: None, "ddp": TorchDDPPlugin}
+PRECISIONS = {None: torch.float32, "bf16": torch.bfloat16}
+
+
+def make_optimizer(parameters: Any, precision: str | None) -> torch.optim.Optimizer:
+    """Adam divides by the size of a gradient, and so makes the rounding of a tiny one as large as a step."""
+    return torch.optim.AdamW(parameters, lr=0.01) if precision is None else torch.optim.SGD(parameters, lr=0.5)
+
+
+class Classifier(nn.Module):
+    """A plain module: nothing that transformers knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(512, 32), nn.Tanh())
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(images.view(-1, 1, 8, 8)))
+
+
+class Reader(nn.Module):
+    """A small GPT-2 that reads an image as a text of 64 characters and says the digit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        config = transformers.GPT2Config(
+            vocab_size=17,
+            n_positions=64,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+        self.gpt = transformers.GPT2Model(config)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.gpt((images * 16).long()).last_hidden_state[:, -1])
+
+
+MODELS = {
+    "plain": (Classifier, {"r": 4, "target_modules": ["0", "3", "head"]}),
+    "gpt2, dora, whole head": (
+        Reader,
+        {
+            "r": 2,
+            "target_modules": ["c_attn", "c_fc"],
+            "modules_to_save": ["head"],
+            "use_dora": True,
+            "fan_in_fan_out": True,
+        },
+    ),
+}
+
+
+def digits(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = load_digits(return_X_y=True)
+    part = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
+    return torch.tensor(images[part], dtype=torch.float32) / 16, torch.tensor(labels[part])
+
+
+def build(name: str) -> tuple[nn.Module, Any]:
+    kind, keywords = MODELS[name]
+    torch.manual_seed(5)
+    model = kind()
+    torch.manual_seed(8)
+    return model, peft.LoraConfig(**keywords)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of all of a tensor, of which this rank may hold a shard only."""
+    tensor = tensor.detach()
+    return getattr(tensor, "full_tensor", tensor.clone)()
+
+
+def by_hand(name: str, precision: str | None) -> dict[str, Any]:
+    """Train adapters in one process by peft and torch alone."""
+    model, config = build(name)
+    model = peft.get_peft_model(model, config)
+    optimizer = make_optimizer(trained(model).values(), precision)
+    losses, gradients = [], []
+    begin = {key: whole(value) for key, value in trained(model).items()}
+    for step in range(STEPS):
+        images, labels = digits(step)
+        with torch.autocast("cpu", PRECISIONS[precision], enabled=precision is not None):
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append({key: value.grad.clone() for key, value in trained(model).items()})
+        optimizer.step()
+        optimizer.zero_grad()
+    end = {key: whole(value) for key, value in trained(model).items()}
+    return {"losses": torch.stack(losses), "gradients": gradients, "begin": begin, "end": end}
+
+
+def by_booster(plugin: str, name: str, precision: str | None) -> dict[str, Any]:
+    """Train the same adapters by a Booster on this rank's part of each batch, from generators that stand apart."""
+    booster = Booster(device="cpu", plugin=PLUGINS[plugin](), mixed_precision=precision)
+    model, config = build(name)
+    if plugin != "none":
+        torch.manual_seed(8 + dist.get_rank())
+    model = booster.enable_lora(model, lora_config=config)
+    frozen = {key: value.clone() for key, value in model.named_parameters() if not value.requires_grad}
+    begin = {key: value.detach().clone() for key, value in trained(model).items()}
+    optimizer = make_optimizer(model.parameters(), precision)
+    model, optimizer, criterion, *_ = booster.boost(model, optimizer, nn.CrossEntropyLoss())
+    adapted = model.unwrap(unwrap_peft=False)
+    assert {id(parameter) for parameter in optimizer.parameters} == {id(value) for value in trained(adapted).values()}
+    rank, size = booster.plugin.data_parallel_place()
+    losses, gradients = [], []
+    for step in range(STEPS):
+        images, labels = (part.chunk(size)[rank] for part in digits(step))
+        loss = criterion(model(images), labels)
+        booster.backward(loss, optimizer)
+        losses.append(loss.detach())
+        gradients.append({key: whole(value.grad) for key, value in trained(adapted).items()})
+        optimizer.step()
+        optimizer.zero_grad()
+    now = {key: whole(value) for key, value in adapted.named_parameters()}
+    for value in now.values():
+        if size > 1:
+            assert_same_on_all_ranks(value)
+    assert all(torch.equal(now[key], value) for key, value in frozen.items()), "a frozen weight moved"
+    end = {key: now[key] for key in begin}
+    return {"losses": torch.stack(losses), "gradients": gradients, "begin": begin, "end": end}
+
+
+def train_all(plugin: str) -> dict[tuple[str, str | None], dict[str, Any]]:
+    return {(name, precision): by_booster(plugin, name, precision) for name in MODELS for precision in PRECISIONS}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[tuple[str, str | None], dict[str, Any]]:
+    return {(name, precision): by_hand(name, precision) for name in MODELS for precision in PRECISIONS}
+
+
+@pytest.mark.parametrize(
+    ("plugin", "size"), [("none", 1), *((plugin, n) for plugin in PLUGINS if plugin != "none" for n in (1, 2, 4))]
+)
+def test_adapters_train_as_by_hand(plugin, size, expected) -> None:
+    ranks = run_processes(train_all, size, plugin, timeout_seconds=300)
+    for case, wanted in expected.items():
+        compare([rank[case] for rank in ranks], wanted, TOLERANCES[PRECISIONS[case[1]]], f"{case}, {size} ranks")
+
+
+def compare(ranks: list[dict[str, Any]], wanted: dict[str, Any], tolerance: Any, name: str) -> None:
+    def close(actual: torch.Tensor, value: torch.Tensor, what: str) -> None:
+        torch.testing.assert_close(
+            actual, value, rtol=tolerance.rtol, atol=tolerance.atol, msg=lambda text: f"{name}: {what}: {text}"
+        )
+
+    close(torch.stack([rank["losses"] for rank in ranks]).mean(0), wanted["losses"], "losses")
+    for rank in ranks:
+        assert rank["begin"].keys() == wanted["begin"].keys()
+        assert all(torch.equal(rank["begin"][key], value) for key, value in wanted["begin"].items()), f"{name}: begin"
+        for step, gradients in enumerate(wanted["gradients"]):
+            for key, value in gradients.items():
+                close(rank["gradients"][step][key], value, f"gradient of {key} in step {step}")
+        for key, value in wanted["end"].items():
+            close(rank["end"][key], value, key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_learn(name, expected) -> None:
+    run = expected[name, None]
+    assert run["losses"][-1] < run["losses"][0] - 0.02
+    moved = [not torch.equal(run["begin"][key], run["end"][key]) for key in run["end"]]
+    assert all(moved)
+
+
+def adapters_of_seeds(share: bool) -> tuple[dict[str, torch.Tensor], float]:
+    """Draw adapters from a seed of this rank's own; return them, and what the generator draws next."""
+    model, config = build("plain")
+    torch.manual_seed(100 + dist.get_rank())
+    model = Booster(device="cpu", plugin=TorchDDPPlugin() if share else None).enable_lora(model, lora_config=config)
+    return {key: value.detach() for key, value in trained(model).items()}, torch.rand(()).item()
+
+
+def test_all_ranks_draw_what_the_first_one_draws_and_keep_their_own_generators() -> None:
+    (first, _), (apart, _) = run_processes(adapters_of_seeds, 2, share=False)
+    assert not all(torch.equal(first[key], apart[key]) for key in first), "seeds make no difference here"
+    (zero, after_zero), (one, after_one) = run_processes(adapters_of_seeds, 2, share=True)
+    assert all(torch.equal(first[key], zero[key]) and torch.equal(first[key], one[key]) for key in first)
+    model, config = build("plain")
+    torch.manual_seed(100)
+    peft.get_peft_model(model, config)
+    assert after_zero == torch.rand(()).item(), "the first rank goes on as peft alone would"
+    assert after_one == torch.rand((), generator=torch.Generator().manual_seed(101)).item()
