@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import TorchDDPPlugin
+from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
 from colossal.testing import TOLERANCES, assert_same_on_all_ranks, run_processes
 from colossal.testing.processes import PRELOADED
 
@@ -19,7 +19,7 @@ PRELOADED.extend(["peft", "transformers.models.gpt2.modeling_gpt2"])
 
 GLOBAL_BATCH = 48
 STEPS = 6
-PLUGINS = {"none": lambda: None, "ddp": TorchDDPPlugin}
+PLUGINS = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin}
 PRECISIONS = {None: torch.float32, "bf16": torch.bfloat16}
 
 

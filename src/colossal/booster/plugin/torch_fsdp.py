@@ -10,6 +10,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from colossal.booster.boosted import Boosted, Capabilities, Parts
+from colossal.booster.lora import Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
 from colossal.booster.plugin.device import check_device
@@ -153,6 +154,17 @@ class TorchFSDPPlugin(Plugin):
             A checkpoint IO in which rank 0 writes for all, and all learn how it went.
         """
         return CheckpointIO(OneForAll())
+
+    def get_lora(self) -> Lora:
+        """Make what adds low-rank adapters to models and saves them.
+
+        Returns:
+            A LoRA whose adapters begin alike on all data-parallel ranks. Frozen weights in few bits can not be cut.
+
+        Raises:
+            ConfigError: There is no world yet.
+        """
+        return Lora(OneForAll(), axis="dp")
 
     def data_parallel_place(self) -> tuple[int, int]:
         """Tell which part of the data this rank sees.
