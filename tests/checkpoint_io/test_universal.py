@@ -1,0 +1,161 @@
+"""What one plugin and world saved, every other loads, and the run goes on as if nothing had happened."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import distributed as dist
+from torch import nn
+
+from colossal.booster import Booster
+from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
+from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
+from colossal.tensor import whole_of
+from colossal.testing import TOLERANCES, run_processes
+
+PLUGINS: dict[str, Any] = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin}
+RUNS = [("none", 1), *((kind, size) for kind in ("ddp", "fsdp") for size in (1, 2, 4))]
+BEFORE, AFTER, GLOBAL_BATCH = 3, 3, 16
+HALVES = ["fp16", "fp16_naive", "bf16"]
+
+
+class Net(nn.Module):
+    """A tie, a frozen layer, a buffer, and sizes that no number of ranks divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed = nn.Linear(64, 33)
+        self.body = nn.ModuleList([nn.Linear(33, 33), nn.LayerNorm(33)])
+        self.tied = nn.Linear(33, 33)
+        self.tied.weight = self.body[0].weight
+        self.frozen = nn.Linear(33, 33).requires_grad_(False)
+        self.head = nn.Linear(33, 10)
+        self.register_buffer("scale", torch.full((3,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.embed(x))
+        for layer in (*self.body, self.tied, self.frozen):
+            hidden = hidden + torch.tanh(layer(hidden))
+        return self.head(hidden) * self.scale[0]
+
+
+def start(kind: str, precision: str | None = None) -> tuple[Booster, tuple[Any, ...]]:
+    booster = Booster(device="cpu", plugin=PLUGINS[kind](), mixed_precision=precision)
+    model = Net()
+    decayed = [p for name, p in model.named_parameters() if p.requires_grad and name.endswith("weight")]
+    others = [p for name, p in model.named_parameters() if p.requires_grad and not name.endswith("weight")]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.02}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01)
+    schedule = CosineAnnealingWarmupLR(optimizer, total_steps=BEFORE + AFTER, warmup_steps=2)
+    return booster, booster.boost(model, optimizer, nn.CrossEntropyLoss(), None, schedule)
+
+
+def train(booster: Booster, boosted: tuple[Any, ...], first: int, steps: int) -> None:
+    model, optimizer, criterion, _, schedule = boosted
+    images, labels = load_digits(return_X_y=True)
+    rank, size = booster.plugin.data_parallel_place()
+    for step in range(first, first + steps):
+        rows = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
+        inputs = torch.tensor(images[rows], dtype=torch.float32)[rank::size] / 16
+        booster.backward(criterion(model(inputs), torch.tensor(labels[rows])[rank::size]), optimizer)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+
+def parameters(model: Any) -> dict[str, torch.Tensor]:
+    return {name: whole_of(value).detach().clone().float() for name, value in model.unwrap().state_dict().items()}
+
+
+def save(kind: str, root: str, precision: str | None = None, use_async: bool = False) -> dict[str, torch.Tensor]:
+    """Train, save, train on; return where the uninterrupted run got to."""
+    booster, boosted = start(kind, precision)
+    train(booster, boosted, 0, BEFORE)
+    booster.save(Path(root, f"{kind}-{dist.get_world_size()}"), *boosted[:2], boosted[4], BEFORE, use_async=use_async)
+    train(booster, boosted, BEFORE, AFTER)
+    booster.checkpoint_io.synchronize()
+    return parameters(boosted[0])
+
+
+def load_all(kind: str, root: str, saved: list[str], precision: str | None = None) -> dict[str, Any]:
+    """Go on from each of the checkpoints; return where each run got to."""
+    reached = {}
+    for name in saved:
+        booster, boosted = start(kind, precision)
+        for parameter in boosted[0].parameters():
+            torch.nn.init.constant_(parameter, 3.0)
+        assert booster.latest_step(Path(root, name)) == BEFORE
+        first = booster.load(Path(root, name), *boosted[:2], boosted[4])
+        train(booster, boosted, first, AFTER)
+        reached[name] = parameters(boosted[0])
+    return reached
+
+
+def assert_equal(reached: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    assert reached.keys() == expected.keys()
+    t = TOLERANCES[dtype]
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            reached[name], value, rtol=t.rtol, atol=t.atol, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize("use_async", [False, True], ids=["waiting", "async"])
+def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> None:
+    uninterrupted = {
+        f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path), use_async=use_async)[0] for kind, size in RUNS
+    }
+    start_values = dict(Net().named_parameters())
+    moved = {
+        name: (value - start_values[name]).abs().max()
+        for name, value in uninterrupted["none-1"].items()
+        if name in start_values and start_values[name].requires_grad
+    }
+    assert min(moved.values()) > 1e-3, "a run that does not move proves nothing"
+    for kind, size in RUNS[:1] + RUNS[2:] if use_async else RUNS:
+        for rank in run_processes(load_all, size, kind, str(tmp_path), list(uninterrupted)):
+            for name, reached in rank.items():
+                assert_equal(reached, uninterrupted["none-1"], torch.float32)
+                assert_equal(reached, uninterrupted[name], torch.float32)
+
+
+@pytest.mark.parametrize("precision", HALVES)
+def test_half_precision_goes_on_too(tmp_path: Path, precision: str) -> None:
+    kinds = [run for run in RUNS if run[0] != "fsdp" or precision != "fp16_naive"]
+    kinds = [run for run in kinds if run[1] < 4]
+    uninterrupted = {
+        f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path), precision)[0] for kind, size in kinds
+    }
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    for kind, size in kinds:
+        reached = run_processes(load_all, size, kind, str(tmp_path), list(uninterrupted), precision)[0]
+        for name, values in reached.items():
+            assert_equal(values, uninterrupted[name], dtype)
+        own = f"{kind}-{size}"
+        assert all(torch.equal(reached[own][name], value) for name, value in uninterrupted[own].items())
+
+
+def resume_with_dropout(root: str, resumed: bool) -> list[float]:
+    """Draw random numbers before and after a checkpoint; return those after it."""
+    booster, boosted = start("ddp")
+    torch.manual_seed(dist.get_rank() + 1)
+    torch.rand(3)
+    if resumed:
+        torch.manual_seed(0)
+        booster.load(root, *boosted[:2], boosted[4])
+    else:
+        booster.save(root, *boosted[:2], boosted[4], step=1)
+    return torch.rand(3).tolist()
+
+
+def test_random_numbers_go_on(tmp_path: Path) -> None:
+    first = run_processes(resume_with_dropout, 2, str(tmp_path), resumed=False)
+    assert first[0] != first[1]
+    assert run_processes(resume_with_dropout, 2, str(tmp_path), resumed=True) == first
+    more = run_processes(resume_with_dropout, 4, str(tmp_path), resumed=True)
+    assert more[:2] == first
+    assert len({tuple(each) for each in more}) == 4
+    assert run_processes(resume_with_dropout, 4, str(tmp_path), resumed=True) == more
