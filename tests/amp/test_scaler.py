@@ -1,9 +1,7 @@
 """The loss scale: its rule, its agreement with torch's, and what it does to gradients."""
 
 import copy
-import logging
 import math
-import re
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from torch import nn
 from colossal.amp import DynamicScaler, ScalerConfig
 from colossal.amp.naive_amp import ConstantGradScaler, DynamicGradScaler
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
-from colossal.logging import get_dist_logger
 from colossal.testing import run_processes, run_threads
 
 OVERFLOWS = st.lists(st.booleans(), max_size=40)
@@ -173,17 +170,12 @@ def test_a_rule_that_cannot_work_is_refused(options) -> None:
         ScalerConfig(**options)
 
 
-def test_changes_are_logged_if_wanted(caplog) -> None:
-    logger = logging.getLogger(get_dist_logger().name)
-    logger.addHandler(caplog.handler)
-    try:
-        trajectory(DynamicGradScaler(8.0, growth_interval=1, hysteresis=1, verbose=True), [True, False])
-        trajectory(DynamicGradScaler(8.0, hysteresis=1), [True])
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert [re.sub(r"^\[rank 0\] ", "", record.getMessage()) for record in caplog.records] == [
-        "a gradient overflowed: loss scale 8 -> 4",
-        "1 steps without an overflow: loss scale 4 -> 8",
+def test_changes_are_logged_if_wanted(logged) -> None:
+    trajectory(DynamicGradScaler(8.0, growth_interval=1, hysteresis=1, verbose=True), [True, False])
+    trajectory(DynamicGradScaler(8.0, hysteresis=1), [True])
+    assert logged() == [
+        "[rank 0] a gradient overflowed: loss scale 8 -> 4",
+        "[rank 0] 1 steps without an overflow: loss scale 4 -> 8",
     ]
 
 

@@ -68,7 +68,8 @@ def quantise(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     """
     low, high = torch.aminmax(tensor)
     largest = torch.maximum(-low, high).float()
-    exponent = torch.frexp(largest / torch.finfo(dtype).max).exponent.clamp(min=_MIN_EXPONENT)
+    mantissa, exponent = torch.frexp(largest / torch.finfo(dtype).max)
+    exponent = (exponent - (mantissa == 0.5).int()).clamp(min=_MIN_EXPONENT)  # noqa: PLR2004 (a power of two already)
     scale = torch.ldexp(torch.ones_like(largest), exponent)
     scale = torch.where(largest.isfinite(), scale, torch.nan)
     wide = tensor.float() if tensor.dtype == torch.float16 else tensor  # float16 can not hold every scale
