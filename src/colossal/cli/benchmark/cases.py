@@ -1,0 +1,139 @@
+"""What ``colossal benchmark`` measures: a table to which every kind of parallelism adds its cases."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from colossal.cli.benchmark.settings import Settings
+
+if TYPE_CHECKING:
+    import torch
+
+Step = Callable[[], object]
+_GROWTH = 4
+"""How much wider the middle of a block is, as in a transformer."""
+
+
+@final
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        name: What is computed.
+        parallelism: How it is divided: ``"none"`` or ``"data"``.
+        size: Number of ranks.
+        batch_per_rank: Samples on each rank.
+        flops: Floating-point operations of a step, on all ranks together.
+        prepare: Builds what is measured on this rank, and returns one step of it.
+    """
+
+    name: str
+    parallelism: str
+    size: int
+    batch_per_rank: int
+    flops: float
+    prepare: Callable[[Settings, int], Step]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of all ranks together."""
+        return self.size * self.batch_per_rank
+
+
+def _products(settings: Settings) -> Iterator[Case]:
+    flops = 2.0 * settings.batch_size * settings.seq_len * _GROWTH * settings.hidden_dim**2
+    yield Case("matrix product", "none", 1, settings.batch_size, flops, _prepare_product)
+
+
+def _single_steps(settings: Settings) -> Iterator[Case]:
+    yield Case(
+        "training step", "none", 1, settings.batch_size, _step_flops(settings, settings.batch_size), _prepare_step
+    )
+
+
+def _data_parallel_steps(settings: Settings) -> Iterator[Case]:
+    """The same batch divided among the ranks, then as large a batch on each rank."""
+    for size in _sizes(settings):
+        shares = [settings.batch_size // size] if settings.batch_size % size == 0 else []
+        for share in [*shares, settings.batch_size]:
+            yield Case("training step", "data", size, share, _step_flops(settings, size * share), _prepare_step)
+
+
+FAMILIES: tuple[Callable[[Settings], Iterator[Case]], ...] = (_products, _single_steps, _data_parallel_steps)
+"""Each makes the cases of one kind."""
+
+
+def cases_of(settings: Settings) -> list[Case]:
+    """List the cases of a benchmark, in the order of the table.
+
+    Args:
+        settings: What was asked for.
+
+    Returns:
+        The cases; the same on all ranks.
+    """
+    return [case for family in FAMILIES for case in family(settings)]
+
+
+def _sizes(settings: Settings) -> list[int]:
+    """The numbers of ranks that divide the largest one, from 2."""
+    return [size for size in range(2, settings.ranks + 1) if settings.ranks % size == 0]
+
+
+def _step_flops(settings: Settings, batch_size: int) -> float:
+    """Forward, and twice as much backward: the gradients of the input and of the weight."""
+    block = 2 * 2 * _GROWTH * settings.hidden_dim**2
+    return 3.0 * batch_size * settings.seq_len * settings.layers * block
+
+
+def _prepare_product(settings: Settings, batch_size: int) -> Step:
+    import torch
+
+    left = _random(settings, batch_size * settings.seq_len, settings.hidden_dim)
+    right = _random(settings, settings.hidden_dim, _GROWTH * settings.hidden_dim)
+    return lambda: torch.mm(left, right)
+
+
+def _prepare_step(settings: Settings, batch_size: int) -> Step:
+    """A training step through the Booster; with one rank no plugin, with more data parallelism."""
+    import torch
+
+    from colossal.booster import Booster
+    from colossal.booster.plugin import TorchDDPPlugin
+    from colossal.cluster import current_mesh
+
+    mesh = current_mesh()
+    booster = Booster(plugin=TorchDDPPlugin() if mesh.world_size > 1 else None)
+    net = _mlp(settings)
+    sgd = torch.optim.SGD(net.parameters(), lr=1e-6)
+    model, optimizer, criterion, _, _ = booster.boost(net, sgd, torch.nn.MSELoss())
+    assert optimizer
+    assert criterion
+    inputs, targets = (_random(settings, batch_size, settings.seq_len, settings.hidden_dim) for _ in range(2))
+
+    def step() -> None:
+        booster.backward(criterion(model(inputs), targets), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _mlp(settings: Settings) -> "torch.nn.Module":
+    import torch
+
+    width, middle = settings.hidden_dim, _GROWTH * settings.hidden_dim
+    blocks = [
+        torch.nn.Sequential(torch.nn.Linear(width, middle), torch.nn.GELU(), torch.nn.Linear(middle, width))
+        for _ in range(settings.layers)
+    ]
+    return torch.nn.Sequential(*blocks).to(getattr(torch, settings.dtype))
+
+
+def _random(settings: Settings, *shape: int) -> "torch.Tensor":
+    import torch
+
+    from colossal.accelerator import get_current_device
+
+    return torch.randn(*shape, device=get_current_device(), dtype=getattr(torch, settings.dtype))

@@ -1,0 +1,124 @@
+"""How long the cases of a benchmark take, on the ranks of a world that exists."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any, final
+
+from colossal.cli.benchmark.cases import Case, Step, cases_of
+from colossal.cli.benchmark.settings import LinkSettings, Settings
+
+_MEBI = 2**20
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """One measured case.
+
+    Attributes:
+        case: What was computed.
+        parallelism: How it was divided.
+        ranks: Number of ranks.
+        batch_per_rank: Samples on each rank.
+        seconds: One step, the median; the slowest rank counts.
+        samples_per_second: Of all ranks together.
+        tflops: Floating-point operations in a second, of all ranks together, in 10^12.
+        memory_bytes: The most that a rank held.
+    """
+
+    case: str
+    parallelism: str
+    ranks: int
+    batch_per_rank: int
+    seconds: float
+    samples_per_second: float
+    tflops: float
+    memory_bytes: int
+
+
+def measure_cases(settings: Settings, world_size: int) -> list[Result]:
+    """Measure every case that is made for this number of ranks.
+
+    Args:
+        settings: What was asked for.
+        world_size: Number of ranks of the world.
+
+    Returns:
+        The results, the same on all ranks.
+    """
+    return [_measure(settings, case) for case in cases_of(settings) if case.size == world_size]
+
+
+def measure_links(settings: LinkSettings) -> None:
+    """Measure the links of a mesh, and let rank 0 write the file.
+
+    Args:
+        settings: What was asked for.
+    """
+    from colossal.cluster import ParallelMesh, measure_link_cost
+
+    mesh = ParallelMesh(**settings.shape)  # type: ignore[arg-type]
+    costs = measure_link_cost(mesh, **settings.arguments())
+    if mesh.global_rank == 0:
+        costs.save(settings.output)
+
+
+def _measure(settings: Settings, case: Case) -> Result:
+    import torch
+
+    from colossal import comm
+    from colossal.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    accelerator.empty_cache()
+    accelerator.reset_peak_memory_stats()
+    step = case.prepare(settings, case.batch_per_rank)
+    for _ in range(settings.warmup_steps):
+        step()
+    own = statistics.median(_seconds(step) for _ in range(settings.profile_steps))
+    facts = torch.tensor([[own, accelerator.max_memory_allocated()]], dtype=torch.float64)
+    everyones = comm.gather(facts.to(accelerator.get_current_device()), "dp", dim=0)
+    seconds, memory = everyones.max(dim=0).values.tolist()
+    return Result(
+        case.name,
+        case.parallelism,
+        case.size,
+        case.batch_per_rank,
+        seconds,
+        case.batch_size / seconds,
+        case.flops / seconds / 1e12,
+        int(memory),
+    )
+
+
+def _seconds(step: Step) -> float:
+    from colossal.accelerator import get_accelerator
+
+    get_accelerator().synchronize()
+    started = time.perf_counter()
+    step()
+    get_accelerator().synchronize()
+    return time.perf_counter() - started
+
+
+def speedup_of(result: Result, results: list[Result]) -> float | None:
+    """How many times as many samples a second as one rank computes; None where no such case was measured."""
+    alone = [one for one in results if one.case == result.case and one.parallelism == "none"]
+    return result.samples_per_second / alone[0].samples_per_second if alone else None
+
+
+def columns_of(result: Result, results: list[Result]) -> dict[str, Any]:
+    """A result as the table shows it."""
+    speedup = speedup_of(result, results)
+    return {
+        "case": result.case,
+        "parallelism": result.parallelism,
+        "ranks": str(result.ranks),
+        "batch/rank": str(result.batch_per_rank),
+        "ms/step": f"{1000 * result.seconds:.2f}",
+        "samples/s": f"{result.samples_per_second:.1f}",
+        "TFLOP/s": f"{result.tflops:.3f}",
+        "speed-up": "" if speedup is None else f"{speedup:.2f}",
+        "MiB/rank": f"{result.memory_bytes / _MEBI:.0f}",
+    }
