@@ -8,6 +8,23 @@ from torch import nn
 from colossal.errors import ConfigError, UnsupportedError
 
 
+def check_values(model: nn.Module) -> None:
+    """Refuse models whose parameters are mere shapes.
+
+    Args:
+        model: As the user built it.
+
+    Raises:
+        ConfigError: A parameter or a buffer has no values.
+    """
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if empty := [name for name, tensor in tensors if tensor.is_meta]:
+        raise ConfigError(
+            f"TorchFSDPPlugin shards parameters that have values. Found {empty[0]} on the meta device. "
+            "Build the model on a real device; with sync_module_states=True only the values of rank 0 count."
+        )
+
+
 def check_model(model: nn.Module) -> None:
     """Refuse models that FSDP2 would fail on later, or train wrongly.
 
@@ -15,7 +32,7 @@ def check_model(model: nn.Module) -> None:
         model: As the user built it.
 
     Raises:
-        ConfigError: It is sharded already, or its parameters have no values.
+        ConfigError: It is sharded already.
         UnsupportedError: It computes sparse gradients.
     """
     from torch.distributed.fsdp import FSDPModule
@@ -27,11 +44,6 @@ def check_model(model: nn.Module) -> None:
         raise ConfigError(
             "TorchFSDPPlugin cuts the parameters of a plain model in place, once. Found a model that is sharded "
             "already. Build a new one, and load a checkpoint into it."
-        )
-    if empty := [name for name, tensor in model.named_parameters() if tensor.is_meta]:
-        raise ConfigError(
-            f"TorchFSDPPlugin shards parameters that have values. Found {empty[0]} on the meta device. "
-            "Build the model on a real device; with sync_module_states=True only the values of rank 0 count."
         )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:

@@ -11,6 +11,7 @@ from colossal.booster.boosted import Boosted, Capabilities, Parts
 from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
+from colossal.booster.plugin.device import check_device
 from colossal.checkpoint_io import CheckpointIO, OneForAll
 from colossal.cluster import current_mesh
 from colossal.comm import Channel
@@ -132,12 +133,7 @@ class TorchDDPPlugin(Plugin):
         rank 0.
         """
         mesh = current_mesh()
-        if device.type != mesh.accelerator.name:
-            raise ConfigError(
-                "The processes exchange gradients on the device that they were launched for, "
-                f"{mesh.accelerator.name!r}. Found a model for {device.type!r}. Leave the device of the Booster out, "
-                f"or launch with COLOSSAL_DEVICE={device.type}."
-            )
+        check_device(device, mesh)
         boosted = place(parts, device, precision)
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted

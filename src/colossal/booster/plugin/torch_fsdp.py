@@ -14,6 +14,7 @@ from colossal.booster.lora import Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
 from colossal.booster.plugin.device import check_device
+from colossal.booster.plugin.fsdp_model import check_values
 from colossal.booster.plugin.fsdp_options import read_options, refuse_meaningless
 from colossal.booster.plugin.fsdp_sharding import Sharding
 from colossal.checkpoint_io import CheckpointIO, OneForAll
@@ -86,7 +87,7 @@ class TorchFSDPPlugin(Plugin):
     """
 
     supported_devices = ("cpu", "cuda")
-    supported_precisions = ("fp16", "bf16")
+    supported_precisions = ("fp16", "bf16", "fp8")
 
     def __init__(
         self,
@@ -141,6 +142,7 @@ class TorchFSDPPlugin(Plugin):
                 f"Booster(mixed_precision={precision.name!r}) and TorchFSDPPlugin(mixed_precision=...). "
                 "Leave out one of them."
             )
+        check_values(parts.model)
         sharding = Sharding(self._options, mesh)
         boosted = place(parts, device, precision, sharding.apply)
         if boosted.optimizer is not None:
