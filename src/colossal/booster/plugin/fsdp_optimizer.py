@@ -41,6 +41,7 @@ def check_optimizer(optimizer: Optimizer, scalars: set[nn.Parameter]) -> None:
                 f"{_NOT_ON_SHARDS[kind.__name__]}. Take one that works by element, such as torch.optim.AdamW, or "
                 "TorchDDPPlugin."
             )
+    _check_fused(optimizer)
     for group in optimizer.param_groups:
         fast = next((name for name in ("fused", "foreach") if group.get(name)), None)
         if fast and scalars & set(group["params"]) and not scalars >= set(group["params"]):
@@ -55,6 +56,14 @@ def check_optimizer(optimizer: Optimizer, scalars: set[nn.Parameter]) -> None:
                 f"{name!r} of shape {tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}. "
                 "Boost a new optimizer."
             )
+
+
+def _check_fused(optimizer: Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Adam) and any(group.get("fused") for group in optimizer.param_groups):
+        raise UnsupportedError(
+            "The fused kernels of torch.optim.Adam and AdamW know shards. Found fused=True in "
+            f"{type(optimizer).__name__}, whose kernel does not. Leave fused out, or pass foreach=True."
+        )
 
 
 def state_by_name(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, torch.Tensor]:

@@ -61,6 +61,8 @@ class Sharding:
         if optimizer is not None:
             check_optimizer(optimizer, scalars)
         self._start_alike(model, optimizer, whole)
+        for parameter in whole.values():
+            parameter.data = parameter.data.contiguous()  # FSDP2 cuts rows; channels_last has none
         units = find_units(model, self._options.auto_wrap_policy, set(self._options.ignored_modules))
         unit_dtypes([*units, model], ignored | scalars)
         self._cut([*units, model], ignored | scalars)
