@@ -14,6 +14,7 @@ from colossal.cluster.leave import leave
 from colossal.cluster.link_cost import link_cost_of_environment
 from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
 from colossal.cluster.rendezvous import Member, find_local_rank, form_world, meet
+from colossal.cluster.schedulers import openmpi_host, openmpi_port, slurm_host, slurm_port
 from colossal.errors import ConfigError, LaunchError
 from colossal.logging import get_dist_logger
 
@@ -110,8 +111,8 @@ def launch_from_torch(
 
 
 def launch_from_slurm(
-    host: str,
-    port: int,
+    host: str | None = None,
+    port: int | None = None,
     backend: str | None = None,
     seed: int = DEFAULT_SEED,
     verbose: bool = True,
@@ -120,8 +121,8 @@ def launch_from_slurm(
     """Join the world of the processes that `srun` started.
 
     Args:
-        host: Name of the first node of the job.
-        port: A free port on that node.
+        host: Name of the node of rank 0; by default the first one of ``SLURM_STEP_NODELIST``.
+        port: A free port on that node; by default one that is derived from the numbers of job and step.
         backend: As in `launch`.
         seed: As in `launch`.
         verbose: As in `launch`.
@@ -131,30 +132,32 @@ def launch_from_slurm(
         The ambient mesh, with all processes on its dp axis.
 
     Raises:
-        LaunchError: SLURM_PROCID, SLURM_NPROCS or SLURM_LOCALID is not set, or as in `launch`.
+        LaunchError: SLURM_PROCID, SLURM_NPROCS or SLURM_LOCALID is not set, the list of nodes is needed and missing,
+            or as in `launch`.
 
     Communication: as in `launch`.
 
     Example:
-        >>> import os, socket
+        >>> import os
         >>> from unittest import mock
         >>> from colossal.cluster import DistCoordinator, launch_from_slurm
-        >>> with socket.create_server(("localhost", 0)) as server:
-        ...     port = server.getsockname()[1]  # a free one
-        >>> with mock.patch.dict(os.environ, SLURM_PROCID="0", SLURM_NPROCS="1", SLURM_LOCALID="0"):  # as srun does
-        ...     launch_from_slurm("localhost", port, verbose=False)
+        >>> own = dict(SLURM_PROCID="0", SLURM_NPROCS="1", SLURM_LOCALID="0")  # as srun does
+        >>> job = dict(SLURM_JOB_ID=str(os.getpid()), SLURM_STEP_ID="0", SLURM_STEP_NODELIST="localhost")
+        >>> with mock.patch.dict(os.environ, own | job):
+        ...     launch_from_slurm(verbose=False)
         ParallelMesh(pp=1, dp=1, sp=1, tp=1)
         >>> DistCoordinator().destroy()
     """
     names = ("SLURM_PROCID", "SLURM_NPROCS", "SLURM_LOCALID")
-    rank, world_size, local_rank = _read_numbers(names, "srun python train.py --host <first node> --port 29500")
-    member = Member(rank, world_size, host, port, local_rank)
+    rank, world_size, local_rank = _read_numbers(names, "srun python train.py")
+    meeting = (slurm_host() if host is None else host), (slurm_port() if port is None else port)
+    member = Member(rank, world_size, *meeting, local_rank)
     return _join(member, backend, seed, verbose, timeout_seconds)
 
 
 def launch_from_openmpi(
-    host: str,
-    port: int,
+    host: str | None = None,
+    port: int | None = None,
     backend: str | None = None,
     seed: int = DEFAULT_SEED,
     verbose: bool = True,
@@ -163,8 +166,8 @@ def launch_from_openmpi(
     """Join the world of the processes that Open MPI's `mpirun` started.
 
     Args:
-        host: Name of the host of rank 0.
-        port: A free port on that host.
+        host: Name of the host of rank 0; by default this host, if all processes are on it.
+        port: A free port on that host; by default one that is derived from the name of the job.
         backend: As in `launch`.
         seed: As in `launch`.
         verbose: As in `launch`.
@@ -174,25 +177,26 @@ def launch_from_openmpi(
         The ambient mesh, with all processes on its dp axis.
 
     Raises:
-        LaunchError: A variable ``OMPI_COMM_WORLD_*`` is not set, or as in `launch`.
+        LaunchError: A variable ``OMPI_COMM_WORLD_*`` is not set, no host is passed and there are several, or as in
+            `launch`.
 
     Communication: as in `launch`.
 
     Example:
-        >>> import os, socket
+        >>> import os
         >>> from unittest import mock
         >>> from colossal.cluster import DistCoordinator, launch_from_openmpi
-        >>> with socket.create_server(("localhost", 0)) as server:
-        ...     port = server.getsockname()[1]  # a free one
-        >>> names = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"
-        >>> with mock.patch.dict(os.environ, dict(zip(names, "010"))):  # as mpirun does
-        ...     launch_from_openmpi("localhost", port, verbose=False)
+        >>> world = {"RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
+        >>> variables = {f"OMPI_COMM_WORLD_{name}": value for name, value in world.items()}  # as mpirun does
+        >>> with mock.patch.dict(os.environ, variables, PMIX_NAMESPACE=str(os.getpid())):
+        ...     launch_from_openmpi(verbose=False)
         ParallelMesh(pp=1, dp=1, sp=1, tp=1)
         >>> DistCoordinator().destroy()
     """
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
-    rank, world_size, local_rank = _read_numbers(names, "mpirun -np 2 python train.py --host <host> --port 29500")
-    member = Member(rank, world_size, host, port, local_rank)
+    rank, world_size, local_rank = _read_numbers(names, "mpirun -np 2 python train.py")
+    meeting = (openmpi_host() if host is None else host), (openmpi_port() if port is None else port)
+    member = Member(rank, world_size, *meeting, local_rank)
     return _join(member, backend, seed, verbose, timeout_seconds)
 
 
