@@ -6,6 +6,7 @@ from torch import distributed as dist
 from torch import nn
 
 import colossal
+from colossal.amp import FP8Linear, fp8
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin
 from colossal.testing import assert_close, run_processes
@@ -40,11 +41,31 @@ def train_on_a_gpu(precision: str | None) -> str:
     if precision is None:
         assert_close(losses, expected)
     else:
-        torch.testing.assert_close(losses, expected, rtol=0.02, atol=0.02)
+        error = 0.06 if precision == "fp8" else 0.02
+        torch.testing.assert_close(losses, expected, rtol=error, atol=error)
     return dist.get_backend()
 
 
-@pytest.mark.parametrize("precision", [None, "bf16", "fp16"])
+@pytest.mark.parametrize("precision", [None, "bf16", "fp16", "fp16_naive", "fp8"])
 def test_a_gpu_trains_like_plain_torch_over_nccl(precision) -> None:
     environment = {"COLOSSAL_DEVICE": "cuda"}
     assert run_processes(train_on_a_gpu, 1, precision, form=False, environment=environment) == ["nccl"]
+
+
+@pytest.mark.parametrize("rows", [5, 16, 200])
+def test_float8_units_compute_what_their_emulation_computes(rows, monkeypatch) -> None:
+    if not fp8.has_float8(torch.device("cuda")):
+        pytest.skip("needs a GPU of compute capability 8.9 or above")
+    torch.manual_seed(0)
+    linear = FP8Linear(64, 32).cuda()
+    inputs = torch.randn(rows, 64, device="cuda", requires_grad=True)
+    results = []
+    for units in (True, False):
+        monkeypatch.setattr(fp8, "has_float8", lambda _, units=units: units)
+        with torch.autocast("cuda", torch.bfloat16):
+            output = linear(inputs)
+        output.backward(torch.linspace(-1, 1, rows * 32, device="cuda").view(rows, 32).bfloat16())
+        results.append((output.detach(), inputs.grad, linear.weight.grad, linear.bias.grad))
+        inputs.grad = linear.weight.grad = linear.bias.grad = None
+    for own, emulated in zip(*results, strict=True):
+        torch.testing.assert_close(own, emulated, rtol=2**-7, atol=2**-7)

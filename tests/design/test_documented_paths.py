@@ -17,9 +17,13 @@ DOCUMENTED = {
         "launch_from_torch",
     ),
     "colossal.accelerator": ("get_accelerator",),
+    "colossal.amp.naive_amp": ("ConstantGradScaler", "DynamicGradScaler"),
     "colossal.booster": ("Booster",),
     "colossal.booster.mixed_precision": (
         "BF16MixedPrecision",
+        "FP8MixedPrecision",
+        "FP16ApexMixedPrecision",
+        "FP16NaiveMixedPrecision",
         "FP16TorchMixedPrecision",
         "MixedPrecision",
         "mixed_precision_factory",

@@ -61,7 +61,7 @@ class FP8MixedPrecision(AutocastMixedPrecision):
         }
         fitting = [linear for linear in linears.values() if fits(linear)]
         others = [
-            f"{name} ({linear.in_features} x {linear.out_features})"
+            f"{name or 'itself'} ({linear.in_features} x {linear.out_features})"
             for name, linear in linears.items()
             if not fits(linear)
         ]

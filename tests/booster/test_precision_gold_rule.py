@@ -1,0 +1,282 @@
+"""Same seed, same data, half precision: N ranks equal one rank, and no precision trains to something else.
+
+`test_gold_rule.py` holds what parallelism alone must not change. Here the gradients are those that the optimizer sees:
+of float32 masters where there are some.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from colossal.booster import Booster
+from colossal.booster.mixed_precision import FP16NaiveMixedPrecision, FP16TorchMixedPrecision
+from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
+from colossal.logging import get_dist_logger
+from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
+from colossal.testing import TOLERANCES, assert_same_on_all_ranks, run_processes
+
+GLOBAL_BATCH, STEPS, LR = 48, 12, 0.5
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a training run does besides a plain step."""
+
+    precision: Callable[[], Any]
+    accumulate: int = 1
+    max_norm: float | None = None
+    clip_value: float | None = None
+
+
+class Net(nn.Module):
+    """A convolution, normalisations, a layer that is used twice, a frozen one, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.group_norm = nn.GroupNorm(2, 4)
+        self.first = nn.Linear(256, 32)
+        self.norm = nn.LayerNorm(32)
+        self.shared = nn.Linear(32, 32)
+        self.again = nn.Linear(32, 32)
+        self.again.weight = self.shared.weight
+        self.frozen = nn.Linear(32, 32).requires_grad_(requires_grad=False)
+        self.head = nn.Linear(32, 10)
+        self.register_buffer("offset", torch.linspace(-0.1, 0.1, 32))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.group_norm(self.conv(images)))
+        x = torch.tanh(self.norm(self.first(x.flatten(1)))) + self.offset
+        x = torch.tanh(self.again(torch.tanh(self.shared(x))))
+        return self.head(self.frozen(x))
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
+    torch.manual_seed(11)
+    get_dist_logger().set_level("WARNING")
+    images, labels = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels))
+    model = Net()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trained if parameter.dim() > 1], "weight_decay": 0.01},
+        {"params": [parameter for parameter in trained if parameter.dim() <= 1], "lr": LR / 2},
+    ]
+    return model, torch.optim.SGD(groups, lr=LR, momentum=0.5), data
+
+
+def train(recipe: Recipe, world_size: int, parallel: bool) -> dict[str, Any]:
+    """Train for a few steps on this rank's part of the digits and return what must not depend on the world."""
+    booster = Booster(device="cpu", plugin=TorchDDPPlugin() if parallel else None, mixed_precision=recipe.precision())
+    model, optimizer, data = parts()
+    schedule = CosineAnnealingWarmupLR(optimizer, total_steps=STEPS, warmup_steps=2)
+    batch = GLOBAL_BATCH // world_size // recipe.accumulate
+    loader = booster.plugin.prepare_dataloader(data, batch, shuffle=True, drop_last=True)
+    model, optimizer, criterion, loader, schedule = booster.boost(
+        model, optimizer, nn.CrossEntropyLoss(), loader, schedule
+    )
+    batches, losses, gradients, norms = iter(loader), [], [], []
+    for _ in range(STEPS):
+        losses.append(step(booster, model, optimizer, criterion, batches, recipe.accumulate))
+        norms.append(optimizer.get_grad_norm())
+        if recipe.max_norm is not None:
+            norms.append(optimizer.clip_grad_by_norm(recipe.max_norm).item())
+        if recipe.clip_value is not None:
+            optimizer.clip_grad_by_value(recipe.clip_value)
+        gradients.append([parameter.grad.clone() for parameter in optimizer.parameters])
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    if parallel:
+        for parameter in [*model.parameters(), *optimizer.parameters]:
+            assert_same_on_all_ranks(parameter.detach())
+    return {
+        "losses": torch.stack(losses),
+        "gradients": gradients,
+        "norms": torch.tensor(norms),
+        "masters": [parameter.detach().clone() for parameter in optimizer.parameters],
+        "model": {name: parameter.detach().clone() for name, parameter in model.unwrap().named_parameters()},
+        "scale": optimizer.scaler.scale_value,
+    }
+
+
+def step(booster, model, optimizer, criterion, batches, accumulate: int) -> torch.Tensor:
+    total = torch.zeros(())
+    for micro in range(accumulate):
+        images, labels = next(batches)
+        if micro < accumulate - 1:
+            with booster.no_sync(model):
+                loss = criterion(model(images), labels) / accumulate
+                booster.backward(loss, optimizer)
+        else:
+            loss = criterion(model(images), labels) / accumulate
+            booster.backward(loss, optimizer)
+        total += loss.detach()
+    return total
+
+
+def naive() -> FP16NaiveMixedPrecision:
+    return FP16NaiveMixedPrecision(initial_scale=2.0**8, growth_interval=5)
+
+
+# In fp8 a rank's part of the batch rounds like the whole batch; what is left are roundings that flip.
+RECIPES = {
+    "fp16_naive": (Recipe(naive), torch.float16),
+    "fp16_naive, accumulation": (Recipe(naive, accumulate=2), torch.float16),
+    "fp16_naive, both clips": (Recipe(naive, max_norm=0.5, clip_value=0.05), torch.float16),
+    "fp16_naive, all": (Recipe(naive, accumulate=3, max_norm=0.5, clip_value=0.1), torch.float16),
+    "fp8": (Recipe(lambda: "fp8", max_norm=0.5), torch.bfloat16),
+    "fp8, accumulation, clip": (Recipe(lambda: "fp8", accumulate=2, max_norm=0.5, clip_value=0.1), torch.bfloat16),
+    "fp16, accumulation, clip": (
+        Recipe(lambda: FP16TorchMixedPrecision(init_scale=2.0**8, growth_interval=5), accumulate=2, max_norm=0.5),
+        torch.float16,
+    ),
+}
+
+
+def train_all(parallel: bool) -> dict[str, dict[str, Any]]:
+    return {name: train(recipe, dist.get_world_size(), parallel) for name, (recipe, _) in RECIPES.items()}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, Any]]:
+    return run_processes(train_all, 1, parallel=False, timeout_seconds=300)[0]
+
+
+@pytest.fixture(scope="module")
+def worlds() -> dict[int, list[dict[str, dict[str, Any]]]]:
+    return {size: run_processes(train_all, size, parallel=True, timeout_seconds=300) for size in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("name", RECIPES)
+def test_any_number_of_ranks_trains_like_one(name, size, alone, worlds) -> None:
+    compare([rank[name] for rank in worlds[size]], alone[name], RECIPES[name][1], f"{name}, {size} ranks")
+
+
+def compare(ranks: list[dict[str, Any]], alone: dict[str, Any], dtype: torch.dtype, name: str) -> None:
+    tolerance = TOLERANCES[dtype]
+
+    def close(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+        torch.testing.assert_close(
+            actual, expected, rtol=tolerance.rtol, atol=tolerance.atol, msg=lambda text: f"{name}: {what}: {text}"
+        )
+
+    close(torch.stack([rank["losses"] for rank in ranks]).mean(0), alone["losses"], "losses")
+    for rank in ranks:
+        for step_, (own, expected) in enumerate(zip(rank["gradients"], alone["gradients"], strict=True)):
+            for index, (actual, wanted) in enumerate(zip(own, expected, strict=True)):
+                close(actual, wanted, f"gradient {index} of step {step_}")
+        close(rank["norms"], alone["norms"], "norms before clipping")
+        for index, (actual, wanted) in enumerate(zip(rank["masters"], alone["masters"], strict=True)):
+            assert actual.dtype == torch.float32
+            close(actual, wanted, f"parameter {index} of the optimizer")
+        assert rank["model"].keys() == alone["model"].keys()
+        for key, expected in alone["model"].items():
+            close(rank["model"][key], expected, key)
+        assert rank["scale"] == alone["scale"]
+
+
+def test_a_missing_reduction_would_be_seen(alone) -> None:
+    ranks = run_processes(train_all, 2, parallel=False, timeout_seconds=300)
+    for name, (_, dtype) in RECIPES.items():
+        with pytest.raises(AssertionError, match=re.escape(name)):
+            compare([rank[name] for rank in ranks], alone[name], dtype, name)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_loss_moves_by_several_tolerances_and_the_scale_grows(name, alone) -> None:
+    losses, tolerance = alone[name]["losses"], TOLERANCES[RECIPES[name][1]]
+    assert losses[0] - losses[-1] > 4 * (tolerance.atol + tolerance.rtol * losses.max())
+    assert alone[name]["scale"] == (1.0 if name.startswith("fp8") else 2.0 ** (8 + STEPS // 5))
+
+
+# ------------------------------------------------------------------------------------------ overflows and beginnings
+
+
+def overflow_on_one_rank(precision: str, bad_rank: int) -> list[tuple[bool, float]]:
+    booster = Booster(device="cpu", plugin=TorchDDPPlugin(), mixed_precision=precision)
+    model, optimizer, data = parts()
+    model, optimizer, criterion, *_ = booster.boost(model, optimizer, nn.CrossEntropyLoss())
+    seen = []
+    for number in range(6):
+        images, labels = data[number * 8 : (number + 1) * 8]
+        loss = criterion(model(images), labels)
+        if number in {1, 2, 4} and dist.get_rank() == bad_rank:
+            loss = loss * torch.inf
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        booster.backward(loss, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        moved = any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+        assert moved != optimizer.scaler.dropped
+        for parameter in [*model.parameters(), *optimizer.parameters]:
+            assert_same_on_all_ranks(parameter.detach())
+            assert parameter.isfinite().all()
+        seen.append((optimizer.scaler.dropped, optimizer.scaler.scale_value))
+    return seen
+
+
+@pytest.mark.parametrize("bad_rank", [0, 1])
+@pytest.mark.parametrize(("precision", "hysteresis"), [("fp16", 1), ("fp16_naive", 2)])
+def test_an_overflow_on_one_rank_drops_the_step_on_all(precision, hysteresis, bad_rank) -> None:
+    scale, expected, overflows = 2.0**16, [], 0
+    for number in range(6):
+        overflows += number in {1, 2, 4}
+        scale /= 2 if number in {1, 2, 4} and overflows >= hysteresis else 1
+        expected.append((number in {1, 2, 4}, scale))
+    assert run_processes(overflow_on_one_rank, 2, precision, bad_rank) == [expected] * 2
+
+
+def begin_apart() -> list[torch.Tensor]:
+    booster = Booster(device="cpu", plugin=TorchDDPPlugin(), mixed_precision="fp16_naive")
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(8, 2)
+    first = model.weight.detach().clone()
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=2.0**-12))
+    for _ in range(3):
+        booster.backward(model(torch.ones(4, 8)).mean(), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    for parameter in [*model.parameters(), *optimizer.parameters]:
+        assert_same_on_all_ranks(parameter.detach())
+    return [first, optimizer.parameters[0].detach()]
+
+
+def test_all_ranks_begin_with_the_masters_of_the_first() -> None:
+    (first, trained), (other, _) = run_processes(begin_apart, 2)
+    assert not torch.equal(first, other)
+    torch.testing.assert_close(trained, first - 3 * 2.0**-13, rtol=0, atol=1e-7)  # nothing is rounded to float16
+
+
+def overflow_in_one_shard() -> list[tuple[bool, float]]:
+    booster = Booster(device="cpu", plugin=TorchFSDPPlugin(), mixed_precision="fp16")
+    model, optimizer, data = parts()
+    model, optimizer, criterion, *_ = booster.boost(model, optimizer, nn.CrossEntropyLoss())
+    seen = []
+    for number in range(3):
+        images, labels = data[number * 8 : (number + 1) * 8]
+        before = [parameter.to_local().clone() for parameter in optimizer.parameters]
+        booster.backward(criterion(model(images), labels), optimizer)
+        if number == 1 and dist.get_rank() == 1:
+            optimizer.parameters[0].grad.to_local().view(-1)[0] = torch.inf
+        optimizer.step()
+        optimizer.zero_grad()
+        after = [parameter.to_local() for parameter in optimizer.parameters]
+        moved = any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+        assert moved != optimizer.scaler.dropped
+        seen.append((optimizer.scaler.dropped, optimizer.scaler.scale_value))
+    return seen
+
+
+def test_an_overflow_in_the_shard_of_one_rank_drops_the_step_on_all() -> None:
+    expected = [(False, 2.0**16), (True, 2.0**15), (False, 2.0**15)]
+    assert run_processes(overflow_in_one_shard, 2) == [expected] * 2
