@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchFSDPPlugin
+from colossal.booster.plugin.fsdp_options import read_options
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.testing import fake_world, run_processes
@@ -447,3 +448,11 @@ def rounded(policy: Any) -> bool:
 def test_gradients_travel_in_the_dtype_that_is_asked_for(kind, reduce_dtype) -> None:
     policy = kind(param_dtype=BF16, reduce_dtype=reduce_dtype)
     assert run_processes(rounded, 2, policy) == [reduce_dtype is None] * 2
+
+
+def test_offloaded_parameters_take_the_precision_of_the_plugin() -> None:
+    options = read_options(None, None, True, None, None, None, False)
+    with pytest.raises(
+        UnsupportedError, match=r"mixed_precision='bf16'\. Pass TorchFSDPPlugin\(cpu_offload=True, mixed"
+    ):
+        options.check_precision("bf16")

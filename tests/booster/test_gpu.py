@@ -8,7 +8,7 @@ from torch import nn
 import colossal
 from colossal.amp import FP8Linear, fp8
 from colossal.booster import Booster
-from colossal.booster.plugin import TorchDDPPlugin
+from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.testing import assert_close, run_processes
 
 pytestmark = pytest.mark.gpu
@@ -33,10 +33,10 @@ def losses_of(booster: Booster | None, device: str) -> torch.Tensor:
     return torch.stack(losses)
 
 
-def train_on_a_gpu(precision: str | None) -> str:
+def train_on_a_gpu(plugin: Plugin, precision: str | None) -> str:
     torch.backends.cuda.matmul.allow_tf32 = False
     colossal.launch_from_torch(verbose=False)
-    losses = losses_of(Booster(plugin=TorchDDPPlugin(), mixed_precision=precision), "cuda")
+    losses = losses_of(Booster(plugin=plugin, mixed_precision=precision), "cuda")
     expected = losses_of(None, "cuda")
     if precision is None:
         assert_close(losses, expected)
@@ -46,10 +46,24 @@ def train_on_a_gpu(precision: str | None) -> str:
     return dist.get_backend()
 
 
-@pytest.mark.parametrize("precision", [None, "bf16", "fp16", "fp16_naive", "fp8"])
-def test_a_gpu_trains_like_plain_torch_over_nccl(precision) -> None:
+CASES = [
+    (plugin, precision)
+    for plugin in (TorchDDPPlugin(), TorchFSDPPlugin())
+    for precision in (None, *plugin.supported_precisions)
+    if precision != "fp16_apex"
+]
+
+
+@pytest.mark.parametrize(("plugin", "precision"), CASES)
+def test_a_gpu_trains_like_plain_torch_over_nccl(plugin, precision) -> None:
     environment = {"COLOSSAL_DEVICE": "cuda"}
-    assert run_processes(train_on_a_gpu, 1, precision, form=False, environment=environment) == ["nccl"]
+    assert run_processes(train_on_a_gpu, 1, plugin, precision, form=False, environment=environment) == ["nccl"]
+
+
+def test_parameters_that_are_offloaded_train_alike() -> None:
+    plugin = TorchFSDPPlugin(cpu_offload=True)
+    environment = {"COLOSSAL_DEVICE": "cuda"}
+    assert run_processes(train_on_a_gpu, 1, plugin, None, form=False, environment=environment) == ["nccl"]
 
 
 @pytest.mark.parametrize("rows", [5, 16, 200])

@@ -86,6 +86,28 @@ class ShardingOptions:
                 "parameters are there already. Leave cpu_offload out."
             )
 
+    def check_precision(self, name: str) -> None:
+        """Refuse a precision of the Booster beside what this plugin does.
+
+        Args:
+            name: Of the precision.
+
+        Raises:
+            ConfigError: The plugin has a precision of its own.
+            UnsupportedError: Parameters are offloaded.
+        """
+        if self.casts is not None:
+            raise ConfigError(
+                "One of the Booster and the plugin chooses the precision. Found "
+                f"Booster(mixed_precision={name!r}) and TorchFSDPPlugin(mixed_precision=...). Leave out one of them."
+            )
+        if self.offload:
+            raise UnsupportedError(
+                "A precision of the Booster works where the parameters are. Found cpu_offload, which keeps them away "
+                f"from the GPU, and mixed_precision={name!r}. Pass TorchFSDPPlugin(cpu_offload=True, "
+                "mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16))."
+            )
+
 
 def read_options(
     process_group: Any,

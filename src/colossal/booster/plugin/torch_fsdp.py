@@ -19,7 +19,6 @@ from colossal.booster.plugin.fsdp_options import read_options, refuse_meaningles
 from colossal.booster.plugin.fsdp_sharding import Sharding
 from colossal.checkpoint_io import CheckpointIO, OneForAll
 from colossal.cluster import current_mesh
-from colossal.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed import fsdp
@@ -50,7 +49,8 @@ class TorchFSDPPlugin(Plugin):
         sharding_strategy: A member of `torch.distributed.fsdp.ShardingStrategy`, or its name. ``FULL_SHARD``, the
             default, frees gathered parameters after a unit's forward pass; ``SHARD_GRAD_OP`` keeps them for the
             backward pass; ``HYBRID_SHARD`` and ``_HYBRID_SHARD_ZERO2`` do the same inside of each replica.
-        cpu_offload: True or `CPUOffload(offload_params=True)`: keep the parts in the memory of the GPU's host.
+        cpu_offload: True or `CPUOffload(offload_params=True)`: keep the parts in the memory of the GPU's host. Not
+            together with a precision of the Booster.
         auto_wrap_policy: What makes a module a unit: one of `torch.distributed.fsdp.wrap`'s policies. By default the
             blocks that a transformers model names, or else the entries of the outermost `ModuleList` objects.
         backward_prefetch: ``BackwardPrefetch.BACKWARD_PRE`` or None: what FSDP2 does.
@@ -136,12 +136,8 @@ class TorchFSDPPlugin(Plugin):
         mesh = current_mesh()
         check_device(device, mesh)
         self._options.check_device(device)
-        if precision is not None and self._options.casts is not None:
-            raise ConfigError(
-                "One of the Booster and the plugin chooses the precision. Found "
-                f"Booster(mixed_precision={precision.name!r}) and TorchFSDPPlugin(mixed_precision=...). "
-                "Leave out one of them."
-            )
+        if precision is not None:
+            self._options.check_precision(precision.name)
         check_values(parts.model)
         sharding = Sharding(self._options, mesh)
         boosted = place(parts, device, precision, sharding.apply)
