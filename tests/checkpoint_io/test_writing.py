@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -22,12 +22,12 @@ def fail_at(save: Callable[..., None], call: int) -> Callable[..., None]:
     """Return `save` that writes half a file and fails at its n-th call."""
     calls: list[object] = []
 
-    def failing(content: Any, path: Path) -> None:
-        calls.append(path)
+    def failing(content: Any, file: IO[bytes]) -> None:
+        calls.append(file)
         if len(calls) == call:
-            path.write_bytes(b"half")
+            file.write(b"half")
             raise OSError(28, "No space left on device")
-        save(content, path)
+        save(content, file)
 
     return failing
 
@@ -50,8 +50,8 @@ def test_a_failed_save_leaves_the_earlier_one_whole(
 
 
 def test_an_interrupted_save_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_content: Any, path: Path) -> None:
-        path.write_bytes(b"half")
+    def interrupt(_content: Any, file: IO[bytes]) -> None:
+        file.write(b"half")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch, "save", interrupt)

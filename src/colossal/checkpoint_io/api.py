@@ -315,12 +315,13 @@ class CheckpointIO:
         """
         self._saver.settle()
 
-    def after(self, job: Callable[[], None], use_async: bool = False) -> None:
+    def after(self, job: Callable[[], None], use_async: bool = False, always: bool = False) -> None:
         """Do something on the first rank once everything saved so far is on the disk, such as deleting what is old.
 
         Args:
             job: Takes a moment only.
-            use_async: Return before it is done, as in `save_model`.
+            use_async: Return before it is done, as in `save_model`. It is left out if one of the saves fails.
+            always: Do it even if one of them fails.
 
         Raises:
             CheckpointError: It failed, or an earlier asynchronous save did.
@@ -332,7 +333,7 @@ class CheckpointIO:
             >>> CheckpointIO().after(lambda: print("all is on the disk"))
             all is on the disk
         """
-        self._saver.after(job, use_async)
+        self._saver.after(job, use_async, always)
 
     @property
     def writers(self) -> Writers:

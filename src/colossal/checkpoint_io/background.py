@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import os
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -25,19 +24,31 @@ class Background:
         self._pool: ThreadPoolExecutor | None = None
         self._pending: deque[Future[None]] = deque()
         self._large: list[Future[None]] = []
-        _UNFINISHED.add(self)
+        self._failed = False
 
-    def submit(self, job: Callable[[], None], large: bool = False) -> None:
+    def submit(self, job: Callable[[], None], large: bool = False, always: bool = False) -> None:
         """Start a save as soon as those before it are done.
 
         Args:
-            job: Writes the checkpoint.
+            job: Writes the checkpoint. It is left out if one before it failed, whose error nobody has heard yet: what
+                builds on a failed save must not be put in place.
             large: It holds much memory until it is done.
+            always: Carry it out whatever happened before.
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="colossal-checkpoint")
-        self._pending.append(self._pool.submit(job))
+        self._pending.append(self._pool.submit(self._run, job, always))
+        _UNFINISHED.add(self)
         self._large.extend([self._pending[-1]] if large else [])
+
+    def _run(self, job: Callable[[], None], always: bool) -> None:
+        if self._failed and not always:
+            return
+        try:
+            job()
+        except BaseException:
+            self._failed = True
+            raise
 
     def make_room(self, large: bool) -> None:
         """Wait until few enough large saves are unfinished for another copy to be held in memory.
@@ -73,6 +84,8 @@ class Background:
             self.check()
         finally:
             self._pending.clear()
+            self._failed = False
+            _UNFINISHED.discard(self)
             if self._pool is not None:
                 self._pool.shutdown()
                 self._pool = None
@@ -83,7 +96,7 @@ class Background:
             self.drain()
 
 
-_UNFINISHED: weakref.WeakSet[Background] = weakref.WeakSet()
+_UNFINISHED: set[Background] = set()
 
 
 @atexit.register

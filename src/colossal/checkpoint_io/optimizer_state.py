@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, final
 
@@ -11,6 +10,7 @@ from torch.optim import Optimizer
 
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
+from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.plain import dismantle
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
@@ -150,12 +150,7 @@ class OptimizerState:
             item, target = each
             item.read(layout_of(target, (self._rank,)).region(self._rank), local_of(target))
 
-        if threads == 1:
-            for each in reads:
-                read(each)
-            return
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(read, reads))
+        in_threads(read, reads, threads)
 
     def _saved_ids(self, groups: list[dict[str, Any]]) -> dict[ParamId, ParamId]:
         """Return, for each parameter, the id under which it was saved: its name if that is there, else its position."""

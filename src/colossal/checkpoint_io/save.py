@@ -4,7 +4,6 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, final
 
@@ -14,12 +13,14 @@ from colossal.checkpoint_io.blocks import bytes_of, digest_of, write_block
 from colossal.checkpoint_io.destination import Destination
 from colossal.checkpoint_io.entries import Entry, Share, deal_out
 from colossal.checkpoint_io.header import Header
+from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.snapshot import Arena, Arenas
-from colossal.checkpoint_io.staging import sync
+from colossal.checkpoint_io.staging import cannot_write, sync
 from colossal.checkpoint_io.torch_file import write_torch
 from colossal.checkpoint_io.writers import Writers
-from colossal.errors import CheckpointError
 from colossal.tensor import Region
+
+_THREADS = 2  # one hashes while the other one writes
 
 Digests = list[tuple[int, str, Region, str]]
 
@@ -132,8 +133,7 @@ class SafeSave(Save):
     def _write_blocks(self, paths: Sequence[Path]) -> Digests:
         descriptors = [os.open(path, os.O_WRONLY) for path in paths]
         try:
-            with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
-                digests = list(pool.map(lambda each: self._write_block(descriptors, *each), self._work()))
+            digests = in_threads(lambda each: self._write_block(descriptors, *each), self._work(), _THREADS)
             for number in sorted({share.file for share in self._own}):
                 os.fsync(descriptors[number])
         finally:
@@ -181,8 +181,8 @@ class TorchSave(Save):
 
     @property
     def sizes(self) -> list[int]:
-        """Nothing is known before the files are written."""
-        return [0] * len(self.files)
+        """Size of the tensors of each file in bytes: a little less than that of the file."""
+        return [sum(entry.num_bytes for entry in entries) for entries in self.files]
 
     @property
     def names(self) -> list[list[Any]]:
@@ -208,10 +208,7 @@ class TorchSave(Save):
         try:
             write_torch(path, self._finish(content))
         except OSError as error:
-            raise CheckpointError(
-                f"Saving a checkpoint must write {path}. Found {type(error).__name__}: {error}. "
-                "Check the free space and the permissions of the directory."
-            ) from error
+            raise cannot_write(path, error) from error
         sync(path)
 
     def _gather(self, entries: Sequence[Entry], writers: Writers) -> dict[str, Any]:

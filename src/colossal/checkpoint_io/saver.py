@@ -48,21 +48,23 @@ class Saver:
         large = save.total_size > _LARGE_BYTES
         self._background.make_room(large)
         give_back = save.copy(self._writers, self._arenas)
-        self._background.submit(partial(_carry_out_aside, save, self._beside(), where, give_back), large)
+        self._background.submit(partial(carry_out, save, self._beside(), where), large)
+        self._background.submit(give_back, always=True)
 
-    def after(self, job: Callable[[], None], use_async: bool) -> None:
+    def after(self, job: Callable[[], None], use_async: bool, always: bool) -> None:
         """Do something on the first rank once everything saved so far is on the disk.
 
         Args:
             job: Takes a moment only.
             use_async: Return before it is done.
+            always: Do it even if an earlier asynchronous save failed.
 
         Raises:
             CheckpointError: It failed, or an earlier asynchronous save did.
         """
         if use_async:
             self._begin(self._background.check)
-            self._background.submit(partial(self._beside().write, job))
+            self._background.submit(partial(self._beside().write, job), always=always)
         else:
             self.settle()
             self._writers.write(job)
@@ -99,10 +101,3 @@ class Saver:
         """Return the writers of the background, which all ranks make together when they are first needed."""
         self._aside = self._aside or self._writers.aside()
         return self._aside
-
-
-def _carry_out_aside(save: Save, writers: Writers, destination: Destination, give_back: Callable[[], None]) -> None:
-    try:
-        carry_out(save, writers, destination)
-    finally:
-        give_back()

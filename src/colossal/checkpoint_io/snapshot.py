@@ -5,10 +5,11 @@ import mmap
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import final
 
 import torch
+
+from colossal.checkpoint_io.parallel import in_threads
 
 _ALIGN = 64
 _HUGE_PAGE = 1 << 21
@@ -108,13 +109,9 @@ def _copy_on_host(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for at in range(0, source.nbytes, _PIECE_BYTES):
             length = min(_PIECE_BYTES, source.nbytes - at)
             pieces.append((target.data_ptr() + at, source.data_ptr() + at, length))
-    threads = min(_MAX_THREADS, os.cpu_count() or 1, len(pieces))
-    if threads < 2:  # noqa: PLR2004
-        _move(pieces)
-        return
-    share = -(-len(pieces) // threads)
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(_move, [pieces[at : at + share] for at in range(0, len(pieces), share)]))
+    threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    share = max(1, -(-len(pieces) // threads))
+    in_threads(_move, [pieces[at : at + share] for at in range(0, len(pieces), share)], threads)
 
 
 def _move(pieces: Sequence[tuple[int, int, int]]) -> None:

@@ -1,7 +1,6 @@
 """The files of a checkpoint as a source of tensors: which there are, and a part of any of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from colossal.checkpoint_io.blocks import SafeFile
 from colossal.checkpoint_io.index_file import CheckpointIndexFile
 from colossal.checkpoint_io.naming import FileNames, find_checkpoint, listing
+from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.torch_file import read_torch
 from colossal.errors import CheckpointError
 from colossal.tensor import Region
@@ -120,12 +120,7 @@ class Source:
             CheckpointError: What `action` raised first.
         """
         parts = [{name: self.items[name] for name in names} for names in self.files.values()]
-        if num_threads == 1:
-            for part in parts:
-                action(part)
-            return
-        with ThreadPoolExecutor(num_threads) as pool:
-            list(pool.map(action, parts))
+        in_threads(action, parts, num_threads)
 
     def _add(self, path: Path, promised: set[str]) -> None:
         items = self._open(path)

@@ -69,7 +69,7 @@ class Staging:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise _cannot_write(target, error) from error
+            raise cannot_write(target, error) from error
         return temporary
 
     def add(self, target: Path, write: Callable[[Path], object]) -> None:
@@ -91,7 +91,7 @@ class Staging:
         except ColossalError:
             raise
         except Exception as error:
-            raise _cannot_write(target, error) from error
+            raise cannot_write(target, error) from error
 
     def commit(self) -> None:
         """Move every file to its final path, in the order in which they were added.
@@ -185,7 +185,8 @@ def _escape(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
-def _cannot_write(target: Path, error: Exception) -> CheckpointError:
+def cannot_write(target: Path, error: Exception) -> CheckpointError:
+    """Return the error of a file that cannot be written."""
     return CheckpointError(
         f"Saving a checkpoint must write {target}. Found {type(error).__name__}: {error}. "
         "Check the free space and the permissions of the directory, and that the state holds plain data."

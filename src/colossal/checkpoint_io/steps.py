@@ -75,9 +75,19 @@ class Steps:
                 f"A step is at least 0, and at least 1 state is kept. Found step={step}, keep={keep}. "
                 "Count steps from 0; the default is keep=2."
             )
-        aside = self._root / f".step-{step:08d}.tmp"
+        clear = partial(_clear_aside, self._root)
+        self._io.after(clear, use_async)
+        try:
+            aside = self._root / f".step-{step:08d}.tmp"
+            self._save(aside, step, model, optimizer, lr_scheduler, use_async)
+            self._io.after(partial(_commit, self._root, aside, step, keep), use_async)
+        finally:
+            self._io.after(clear, use_async, always=True)
+
+    def _save(
+        self, aside: Path, step: int, model: nn.Module, optimizer: Any, lr_scheduler: Any, use_async: bool
+    ) -> None:
         io = self._io
-        io.after(partial(_clear_aside, self._root), use_async)
         io.save_model(model, aside / _MODEL, shard=True, use_safetensors=True, use_async=use_async)
         if optimizer is not None:
             io.save_optimizer(optimizer, aside / _OPTIMIZER, shard=True, use_async=use_async)
@@ -86,7 +96,6 @@ class Steps:
         randoms = io.writers.gather(random_state)
         progress = {"step": step, "world_size": len(io.writers.ranks), "random": randoms}
         io.save_plain(lambda: progress, aside / _PROGRESS, use_async)
-        io.after(partial(_commit, self._root, aside, step, keep), use_async)
 
     def load(
         self,

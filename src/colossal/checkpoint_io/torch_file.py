@@ -3,7 +3,7 @@
 import copy
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self, cast, final
 
 import torch
 
@@ -36,17 +36,57 @@ def write_torch(path: Path, content: dict[Any, Any]) -> None:
 
     Raises:
         CheckpointError: The content holds something else, such as a function.
+        OSError: The file cannot be written, for want of room for example.
     """
+    output = _Output(path)
     try:
-        torch.save(compact(content), path)
+        with output:
+            torch.save(compact(content), cast("IO[bytes]", output))
         torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except Exception as error:
+        if output.error is not None:
+            raise output.error from error
         raise CheckpointError(
             "A checkpoint can hold tensors and plain data: numbers, strings, lists and dicts of them. Found state that "
             f"could not be written and read back: {_first_line(error)}. Keep functions and objects out of the state."
         ) from error
+
+
+@final
+class _Output:
+    """A file that remembers why it could not be written, which `torch.save` does not tell.
+
+    Args:
+        path: The file; what it holds already is overwritten from its beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.error: OSError | None = None
+        self._file = path.open("r+b" if path.exists() else "wb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._file.truncate()  # what was reserved and not needed
+        finally:
+            self._file.close()
+
+    def write(self, content: Any) -> int:
+        """Write bytes."""
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        """Hand what was written over to the system."""
+        self._file.flush()
 
 
 def read_torch(path: Path, *, mmap: bool, verify: bool = True) -> dict[Any, Any]:
