@@ -3,22 +3,22 @@
 import datetime as dt
 import math
 import socket
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import final
 
 import torch
 from torch import distributed as dist
 
 from colossal.cluster.axes import AXES, Axis
 from colossal.cluster.link_cost import LINK_OPS, AxisCost, LinkCost, LinkOp, LinkOrigin
-from colossal.cluster.link_fit import Timings, fit_axis
+from colossal.cluster.link_fit import Timings, fit_axis, typical
 from colossal.cluster.mesh import ParallelMesh, current_mesh
 from colossal.errors import ConfigError, UnsupportedError
 
 DEFAULT_SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
 DEFAULT_SECONDS = 0.25
-_WARM_UP, _LEAST, _MOST = 2, 7, 200
+_PASSES, _WARM_UP, _LEAST, _MOST = 4, 2, 2, 50
 
 # torch 2.13 renamed these two; 2.11 has only the old names.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -28,7 +28,8 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 # A sample is a round of as many calls as there are ranks on the axis, one after the other and without a barrier: each
 # collective waits for all ranks anyway. A broadcast does not, so every rank is its root once a round: it cannot send
 # before it has received. In p2p each rank sends to the next and receives from the one before, as in a pipeline. All
-# groups of an axis run at once, as they do in training. Of the samples the median counts, of the ranks the slowest.
+# groups of an axis run at once, as they do in training. Everything is measured in a few passes, so that what else
+# happens on the machine meanwhile does not fall on one size alone.
 
 
 def measure_link_cost(
@@ -52,7 +53,7 @@ def measure_link_cost(
         ConfigError: An operation is unknown, or a size or the time makes no sense.
         UnsupportedError: The world is a fake one, or has one rank.
 
-    Communication: every operation, every axis with more than one rank, each of the sizes some ten to two hundred times.
+    Communication: every operation and size some ten to two hundred rounds, every axis with more than one rank.
 
     Example:
         >>> from colossal.cluster import measure_link_cost
@@ -71,33 +72,48 @@ def measure_link_cost(
     return found[0]
 
 
+@final
+class _Probe:
+    """One operation with one size on one axis, and the samples of it."""
+
+    def __init__(self, mesh: ParallelMesh, axis: Axis, op: LinkOp, num_bytes: int) -> None:
+        self.mesh, self.size = mesh, mesh.size(axis)
+        self.length = math.ceil(num_bytes / (4 * self.size)) * self.size  # a multiple of what the ranks can share
+        self.call = _calls(mesh, axis, self.length)[op]
+        self.samples: list[float] = []
+
+    def warm_up(self, seconds: float) -> int:
+        """Return how many samples to take in a pass: the same on all ranks."""
+        first = [self._round() for _ in range(_WARM_UP)]
+        slowest = _slowest(self.mesh, first[-1])
+        return min(_MOST, max(_LEAST, round(seconds / (_PASSES * slowest * self.size))))
+
+    def sample(self, count: int) -> None:
+        self.samples += [self._round() for _ in range(count)]
+
+    def result(self) -> tuple[int, float]:
+        """Return the bytes, and the seconds of one call on the slowest rank."""
+        return 4 * self.length, _slowest(self.mesh, typical(self.samples))
+
+    def _round(self) -> float:
+        self.mesh.accelerator.synchronize()
+        started = time.perf_counter()
+        for root in range(self.size):
+            self.call(root)
+        self.mesh.accelerator.synchronize()
+        return (time.perf_counter() - started) / self.size
+
+
 def _measure_axis(
     mesh: ParallelMesh, axis: Axis, ops: Sequence[LinkOp], sizes: Sequence[int], seconds: float
 ) -> AxisCost:
-    timings: dict[LinkOp, Timings] = {
-        op: [_measure(mesh, axis, op, num_bytes, seconds) for num_bytes in sizes] for op in ops
-    }
+    probes: dict[LinkOp, list[_Probe]] = {op: [_Probe(mesh, axis, op, num_bytes) for num_bytes in sizes] for op in ops}
+    counts = [(probe, probe.warm_up(seconds)) for same_op in probes.values() for probe in same_op]
+    for _ in range(_PASSES):
+        for probe, count in counts:
+            probe.sample(count)
+    timings: dict[LinkOp, Timings] = {op: [probe.result() for probe in same_op] for op, same_op in probes.items()}
     return fit_axis(mesh.size(axis), timings)
-
-
-def _measure(mesh: ParallelMesh, axis: Axis, op: LinkOp, num_bytes: int, seconds: float) -> tuple[int, float]:
-    """Return the bytes, rounded up to a multiple of what the ranks can share, and the seconds of one call."""
-    size = mesh.size(axis)
-    length = math.ceil(num_bytes / (4 * size)) * size
-    call = _calls(mesh, axis, length)[op]
-
-    def round_seconds() -> float:
-        mesh.accelerator.synchronize()
-        started = time.perf_counter()
-        for root in range(size):
-            call(root)
-        mesh.accelerator.synchronize()
-        return (time.perf_counter() - started) / size
-
-    first = [round_seconds() for _ in range(_WARM_UP)]
-    slowest = _slowest(mesh, first[-1])
-    samples = min(_MOST, max(_LEAST, round(seconds / (slowest * size))))
-    return 4 * length, _slowest(mesh, statistics.median(round_seconds() for _ in range(samples)))
 
 
 def _calls(mesh: ParallelMesh, axis: Axis, length: int) -> Mapping[LinkOp, Callable[[int], object]]:
