@@ -9,6 +9,7 @@ from typing import final
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from colossal.cluster.attempt import enter_attempt
 from colossal.errors import LaunchError
 
 
@@ -55,7 +56,7 @@ def meet(member: Member, seconds: float) -> dist.Store:
     try:
         if _serves_torchrun(member):
             store, _, _ = next(rendezvous("env://", member.rank, member.world_size, timeout=timeout))
-            return store
+            return enter_attempt(store, member.rank, member.world_size, seconds)
         return dist.TCPStore(member.host, member.port, member.world_size, member.rank == 0, timeout, multi_tenant=True)
     except dist.DistError as error:
         raise LaunchError(_explain(member, seconds, str(error))) from error

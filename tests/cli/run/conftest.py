@@ -73,9 +73,14 @@ class Machine:
         """Its end of the cable, at the switch."""
         return f"port{self.number}"
 
-    @property
-    def network(self) -> str:
-        return os.readlink(f"/proc/{self.process.pid}/ns/net")
+    def all_processes(self) -> dict[int, str]:
+        """Everything that runs in its network, by number."""
+        found, network = {}, Path(f"/proc/{self.process.pid}/ns/net").readlink()
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):
+                if (entry / "ns/net").readlink() == network:
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
 
     @property
     def first(self) -> int:
@@ -85,14 +90,10 @@ class Machine:
 
     def processes(self) -> dict[int, str]:
         """What runs there besides its SSH server, by number."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError, ValueError):
-                if os.readlink(entry / "ns/net") == self.network:
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found[int(entry.name)] = command
         own = {self.process.pid, self.first}
-        return {pid: text for pid, text in found.items() if pid not in own and "sshd" not in text and text}
+        return {
+            pid: text for pid, text in self.all_processes().items() if pid not in own and text and "sshd" not in text
+        }
 
     def wait_until_empty(self, seconds: float = 20.0) -> dict[int, str]:
         """Return what still runs there when nothing should any more."""
@@ -147,10 +148,12 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=restore_interrupt,
+            preexec_fn=restore_interrupt,  # noqa: PLW1509 (it takes no lock)
         )
 
-    def run(self, *words: str, folder: Path, at: str = "head", env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    def run(
+        self, *words: str, folder: Path, at: str = "head", env: dict[str, str] | None = None
+    ) -> tuple[int, str, str]:
         """Run it to its end; return exit code, output and errors."""
         process = self.start(*words, folder=folder, at=at, env=env)
         try:
@@ -181,7 +184,9 @@ def make_machine(stack: ExitStack, name: str, number: int, folder: Path) -> Mach
 
 def connect(cluster: Cluster, machine: Machine) -> None:
     """Lay a cable from the switch to the machine."""
-    cluster.switch("ip", "link", "add", machine.port, "type", "veth", "peer", "name", "eth0", "netns", str(machine.first))
+    cluster.switch(
+        "ip", "link", "add", machine.port, "type", "veth", "peer", "name", "eth0", "netns", str(machine.first)
+    )
     cluster.switch("ip", "link", "set", machine.port, "master", "br0", "up")
     enter = ["nsenter", f"--target={machine.first}", "--net", "ip"]
     subprocess.run([*enter, "address", "add", f"{machine.address}/24", "dev", "eth0"], check=True)

@@ -41,7 +41,8 @@ def main(name: str, hosts: str, config: str = "") -> None:
         while not answers(22):
             assert time.monotonic() < deadline, "sshd does not answer"
             time.sleep(0.05)
-    print("ready", flush=True)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     sys.stdin.read()
 
 

@@ -9,7 +9,7 @@ from typing import final
 
 _RANK = re.compile(r"\[rank(\d+)\]: (.*)")
 _TORCHRUN_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic/.*failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
-_TORCHRUN = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ torch/distributed/")
+_TORCH_ITSELF = re.compile(r"[EWI]\d{4} [\d:.]+ \d+ torch/distributed/|\[W\d{4} [\d:.]+ ")
 _TABLE_RANK = re.compile(r"\s+rank\s+: (\d+) \(local_rank: \d+\)")
 _TABLE_EXIT = re.compile(r"\s+exitcode\s+: (-\d+) .*\((SIG\w+)\)")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -64,7 +64,7 @@ class Evidence:
             self._killed.append((self._rank, match[2], time.monotonic()))
         if _TORCHRUN_FAILED.match(line):
             self._over = True  # what follows is torchrun's own report, or another attempt
-        if not self._over and not _TORCHRUN.match(line):
+        if not self._over and not _TORCH_ITSELF.match(line):
             self._tail.append(line)
 
     def _add_of_rank(self, rank: int, line: str) -> None:

@@ -9,7 +9,8 @@ output: a letter, a length, and so many bytes.
 them. Therefore the supervisor makes itself the parent of every orphan below it (a subreaper): whatever the job starts
 stays below it in the tree of processes until it is dead. The supervisor ends that tree when the job ends, when it is
 told to, when its standard input closes (the launcher or its connection died), and when nothing has come for too long
-(the network died). Should the supervisor itself be killed, the kernel sends SIGTERM to torchrun, which ends its ranks.
+(the network died). Should the supervisor itself be killed, its guard, a process above it that does nothing else, kills
+what was below it; should the guard be killed, the supervisor ends the job.
 """
 
 import ctypes
@@ -81,7 +82,7 @@ class Watch:
         return self._said or (KILL if time.monotonic() - self._last > self._timeout else b"")
 
 
-def serve(source: IO[bytes], sink: IO[bytes]) -> None:
+def serve(source: IO[bytes], sink: IO[bytes], libc: Any) -> None:
     """Carry out one order, from its first line to the last frame."""
     order = json.loads(source.readline())
     sink.write(MAGIC)
@@ -90,10 +91,6 @@ def serve(source: IO[bytes], sink: IO[bytes]) -> None:
     if refusal:
         reporter.write(REFUSED, refusal.encode())
         return
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_IGN)
-    libc = ctypes.CDLL(None)
-    libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     job = _start(order, libc)
     reporter.write(STARTED)
     pumps = [
@@ -239,7 +236,29 @@ def _signal(pids: "list[int]", number: int) -> None:
             continue
 
 
-if __name__ == "__main__":
-    serve(sys.stdin.buffer, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+def guard(supervisor: int) -> None:
+    """Stay above the supervisor until it has ended, then kill what is left."""
+    signal.signal(signal.SIGTERM, lambda *_: _signal([supervisor], signal.SIGTERM))
+    while _reap(supervisor) is None:
+        time.sleep(_TICK_SECONDS)
+    _kill_rest(supervisor, 0)
+
+
+def main() -> None:
+    """Part into guard and supervisor."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    supervisor = os.fork()
+    if supervisor:
+        guard(supervisor)
+    else:
+        libc.prctl(_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a fork does not inherit it
+        serve(sys.stdin.buffer, sys.stdout.buffer, libc)
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
