@@ -173,6 +173,7 @@ def _fail_on_one_rank(folder: str) -> str:
 def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     texts = run_processes(_fail_on_one_rank, 3, str(tmp_path))
     assert all("Input/output error" in text and "rank 1" in text for text in texts)
+    assert all(text.count("This happened on rank") == 1 for text in texts)
     assert not (tmp_path / "model").exists()
     assert not list(tmp_path.glob(".*.tmp"))
 

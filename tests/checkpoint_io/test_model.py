@@ -155,8 +155,11 @@ def test_strict_loading_lists_everything_and_changes_nothing(tmp_path: Path) -> 
     assert "b.weight (file [2, 3], model [2, 4])" in message
     assert "1 missing from the file: c.weight" in message
     assert "1 unexpected in the file: b.bias" in message
+    assert "strict=False" not in message, "it would not help with the shape"
     with pytest.raises(CheckpointError, match="another shape"):
         IO.load_model(model, tmp_path, strict=False)
+    with pytest.raises(CheckpointError, match="or pass strict=False to load the names that agree"):
+        IO.load_model(nn.ModuleDict({"a": nn.Linear(2, 2)}), tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 

@@ -122,12 +122,13 @@ class ModelState:
                 names[0] for names in self._ties if not any(name in items for name in names)
             ]
             problems["unexpected in the file"] = [name for name in items if name not in self._state]
+        only_names = not (problems["with another shape"] or problems["with another kind of numbers"])
         found = [f"{len(names)} {what}: {listing(names)}" for what, names in problems.items() if names]
         if found:
             raise CheckpointError(
                 f"Loading needs a checkpoint of the same model. Found in {source} {'; '.join(found)}. "
                 "Nothing was loaded. Build the model with the configuration that was saved"
-                + (", or pass strict=False to load the names that agree." if strict else ".")
+                + (", or pass strict=False to load the names that agree." if only_names else ".")
             )
 
     def fill(self, items: Mapping[str, Item]) -> None:

@@ -66,6 +66,8 @@ class Writers(ABC):
 
         Raises:
             CheckpointError: `job` failed on at least one rank; the first such rank's error, raised on all.
+
+        Communication: that of `gather`.
         """
         kept: list[T] = []
         self.gather(lambda: kept.append(job()))
@@ -79,6 +81,8 @@ class Writers(ABC):
 
         Raises:
             CheckpointError: `job` failed.
+
+        Communication: that of `gather`.
         """
         self.gather(job if self.leads else _nothing)
 
@@ -199,7 +203,8 @@ class OneForAll(Writers):
         for failure, _ in outcomes:
             if failure is not None:
                 kind, text, rank = failure
-                raise kind(f"{text} (This happened on rank {rank}.)") from error
+                where = "" if "(This happened on rank" in text else f" (This happened on rank {rank}.)"
+                raise kind(f"{text}{where}") from error
         return [each for _, each in outcomes]
 
 
