@@ -174,6 +174,8 @@ class OptimizerWrapper:
 
         Args:
             clip_value: The largest magnitude that is left.
+
+        Communication: as in `unscale_grad`.
         """
         self.unscale_grad()
         clamp(self._grads, clip_value)
@@ -195,7 +197,8 @@ class OptimizerWrapper:
             RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
             UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
 
-        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients.
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients. Before that, as
+        in `unscale_grad`.
         """
         self.unscale_grad()
         norm = total_norm(self._grads, norm_type)
@@ -219,7 +222,8 @@ class OptimizerWrapper:
         Raises:
             UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
 
-        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients.
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients. Before that, as
+        in `unscale_grad`.
         """
         self.unscale_grad()
         return total_norm(self._grads, norm_type).item()
