@@ -19,6 +19,7 @@ from colossal.cli.check.rank import STEPS
 from colossal.cli.check.row import Report, Row, Section
 from colossal.cli.check.show import show, verdict
 from colossal.cli.check.versions import Package
+from colossal.cluster import AxisCost, Link, LinkCost
 
 ROOT = Path(__file__).parents[3]
 SOURCE = Path(colossal.__file__).parents[1]
@@ -204,6 +205,18 @@ def test_a_host_without_an_address_is_a_note(monkeypatch) -> None:
     row = communication._host_name()
     assert row.status == "note"
     assert "/etc/hosts" in row.advice
+
+
+def test_a_file_of_link_costs_that_no_mesh_can_read_is_a_problem(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("COLOSSAL_LINK_COST", raising=False)
+    assert communication._link_cost().status == "ok"
+    path = tmp_path / "links.json"
+    monkeypatch.setenv("COLOSSAL_LINK_COST", str(path))
+    row = communication._link_cost()
+    assert row.status == "problem"
+    assert "links.json: No such file" in row.found
+    LinkCost({"tp": AxisCost(4, Link(1e-5, 1e-9))}).save(path)
+    assert (communication._link_cost().status, communication._link_cost().found) == ("ok", "tp 4, assumed")
 
 
 def test_a_kernel_that_does_not_run_falls_back_and_says_why() -> None:

@@ -49,6 +49,9 @@ def command(context: click.Context, /, collectives: bool, **chosen: Any) -> None
     (batch_size, seq_len, hidden_dim). With --collectives: what a message costs along each axis of a mesh, alpha and
     beta, in a file that the mesh reads. Starts its ranks by itself, or runs in those that torchrun has started:
     torchrun --nproc_per_node=4 -m colossal.cli benchmark.
+
+    With --json it prints an object with the keys version, settings and rows; with --collectives one with the keys
+    version, output, axes and origin. Times are in seconds.
     """
     _refuse(context, _CASES_ONLY if collectives else _LINKS_ONLY, collectives=collectives)
     (_links if collectives else _cases)(chosen)

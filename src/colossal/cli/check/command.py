@@ -32,6 +32,10 @@ def command(installation: bool, as_json: bool, timeout_seconds: float) -> None: 
     Looks at versions, devices, communication, kernels and limits, and lets two processes train a step and compare it
     with a single process. Ends with 0 if the machine is usable, with 1 if there is a problem; each problem says what
     to do about it.
+
+    With --json it prints an object with the keys version, usable and rows. Each row has a section and a name, a status
+    (ok; note: usable, but worth knowing; problem; skipped), found for people, value for programs, and advice or null.
+    New keys and rows may come; version changes if one changes its meaning or goes.
     """
     report = Report(tuple(_rows(timeout_seconds)))
     if as_json:

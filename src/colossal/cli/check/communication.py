@@ -22,6 +22,7 @@ def look() -> Iterator[Row]:
     for name in _NEEDED_FOR:
         yield _backend(name, built=dist.is_backend_available(name), device=device)
     yield _host_name()
+    yield _link_cost()
 
 
 def _device() -> str:
@@ -60,6 +61,22 @@ def _host_name() -> Row:
         advice = "Add it to /etc/hosts, or set GLOO_SOCKET_IFNAME to the interface that leads to the other nodes."
         return Row(TITLE, "host name", "note", f"{name}, which has no address; gloo uses the loopback", name, advice)
     return Row(TITLE, "host name", "ok", f"{name} is {', '.join(sorted(map(str, addresses)))}", name)
+
+
+def _link_cost() -> Row:
+    from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, link_cost_of_environment
+    from colossal.errors import ConfigError
+
+    try:
+        costs = link_cost_of_environment()
+    except ConfigError as error:
+        advice = f"Unset {ENVIRONMENT_VARIABLE}, or let it name another file: no mesh can be made with this one."
+        return Row(TITLE, "cost of links", "problem", str(error), None, advice)
+    if costs is None:
+        return Row(TITLE, "cost of links", "ok", "not measured; colossal benchmark --collectives would")
+    axes = ", ".join(f"{axis} {cost.size}" for axis, cost in costs.axes.items())
+    where = f"{costs.origin.backend} on {', '.join(costs.origin.hosts)}" if costs.origin else "assumed"
+    return Row(TITLE, "cost of links", "ok", f"{axes}, {where}", sorted(costs.axes))
 
 
 SECTION = Section(TITLE, look)

@@ -30,7 +30,7 @@ class Kernel:
             found = self.trial()
         except Exception as error:  # noqa: BLE001 (whatever keeps it from running makes the fallback run)
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            found, advice = f"falls back: {self.fallback}", f"Results are the same, only slower. The reason: {reason}"
+            found, advice = f"falls back: {self.fallback}", f"It works, only slower. The reason: {reason}"
             return Row(TITLE, self.name, "note", found, False, advice)
         return Row(TITLE, self.name, "ok", found, True)
 

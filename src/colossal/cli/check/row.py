@@ -21,7 +21,7 @@ class Row:
         name: What was looked at; unique in its section.
         status: How it is.
         found: What was found, for people.
-        value: The same for programs: a number, a text, a truth value or None.
+        value: The same for programs: a number, a text, a truth value, a list of texts or None.
         advice: What to do about it; None if it is fine.
     """
 
