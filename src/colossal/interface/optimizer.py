@@ -197,7 +197,7 @@ class OptimizerWrapper:
             RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
             UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
 
-        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients. Before that, as
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients. Before, as
         in `unscale_grad`.
         """
         self.unscale_grad()
@@ -222,7 +222,7 @@ class OptimizerWrapper:
         Raises:
             UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
 
-        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients. Before that, as
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients. Before, as
         in `unscale_grad`.
         """
         self.unscale_grad()
