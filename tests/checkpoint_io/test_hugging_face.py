@@ -1,5 +1,6 @@
 """A directory that save_model wrote is one that transformers loads, and the other way round."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIO
+from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO
 from colossal.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers")
@@ -71,3 +72,15 @@ def test_a_model_around_a_tied_one_comes_back(tmp_path: Path, safe: bool) -> Non
     IO.save_model(saved, tmp_path / "model", use_safetensors=safe)
     IO.load_model(fresh, tmp_path / "model")
     assert torch.equal(fresh["lm"](IDS).logits, saved["lm"](IDS).logits)
+
+
+def test_distributed_checkpoint_of_torch_reads_what_was_saved(tmp_path: Path) -> None:
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    model, fresh = gpt2(), gpt2(1)
+    IO.save_model(model, tmp_path, shard=True, use_safetensors=True, size_per_shard=1 / 64)
+    names = CheckpointIndexFile.from_file(tmp_path / "model.safetensors.index.json").get_all_param_names()
+    state = {name: fresh.state_dict()[name] for name in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one process, which saves and loads alone
+        dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path)))
+    assert torch.equal(fresh(IDS).logits, model(IDS).logits)

@@ -138,6 +138,18 @@ def test_half_precision_goes_on_too(tmp_path: Path, precision: str) -> None:
         assert all(torch.equal(reached[own][name], value) for name, value in uninterrupted[own].items())
 
 
+@pytest.mark.parametrize("use_safetensors", [False, True])
+def test_masters_hear_of_a_model_that_is_loaded_alone(tmp_path: Path, use_safetensors: bool) -> None:
+    saved, booster = nn.Linear(33, 10).half(), Booster(device="cpu", mixed_precision="fp16_naive")
+    booster.save_model(saved, tmp_path / "model", use_safetensors=use_safetensors)
+    model = nn.Linear(33, 10)
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    booster.load_model(model, tmp_path / "model")
+    booster.backward(model(torch.zeros(2, 33)).sum() * 0, optimizer)
+    optimizer.step()
+    assert torch.equal(model.unwrap().weight, saved.weight)
+
+
 def resume_with_dropout(root: str, resumed: bool) -> list[float]:
     """Draw random numbers before and after a checkpoint; return those after it."""
     booster, boosted = start("ddp")

@@ -1,5 +1,6 @@
 """Files appear whole or not at all, and all ranks agree on what happened."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -157,3 +158,43 @@ def test_a_checkpoint_can_be_read_by_whoever_may_read_other_files(use_safetensor
     (tmp_path / "other").touch()
     CheckpointIO().save_model(nn.Linear(1, 1), tmp_path / "model", use_safetensors=use_safetensors)
     assert (tmp_path / "model").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def _count_exchanges(folder: str) -> dict[str, int]:
+    """Count the collectives of each verb."""
+    exchange, calls = dist.all_gather_object, []
+    dist.all_gather_object = lambda *args, **kwargs: (calls.append(1), exchange(*args, **kwargs))
+    io, model = CheckpointIO(OneForAll()), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    verbs: dict[str, Callable[[], object]] = {
+        "save_model": lambda: io.save_model(model, Path(folder, "model"), shard=True, use_safetensors=True),
+        "load_model": lambda: io.load_model(model, Path(folder, "model")),
+        "save_optimizer": lambda: io.save_optimizer(optimizer, Path(folder, "optimizer")),
+        "load_optimizer": lambda: io.load_optimizer(optimizer, Path(folder, "optimizer")),
+        "save_lr_scheduler": lambda: io.save_lr_scheduler(schedule, Path(folder, "schedule")),
+        "load_lr_scheduler": lambda: io.load_lr_scheduler(schedule, Path(folder, "schedule")),
+        "save_plain": lambda: io.save_plain(dict, Path(folder, "plain")),
+        "load_plain": lambda: io.load_plain(Path(folder, "plain")),
+        "synchronize": io.synchronize,
+        "after": lambda: io.after(lambda: None),
+    }
+    counts = {}
+    for name, verb in verbs.items():
+        calls.clear()
+        verb()
+        counts[name] = len(calls)
+    return counts
+
+
+def test_the_documented_number_of_exchanges_is_the_real_one(tmp_path: Path) -> None:
+    words = {"one": 1, "twice": 2, "three times": 3, "four times": 4, "five times": 5, "six times": 6}
+    for counts in run_processes(_count_exchanges, 2, str(tmp_path)):
+        for verb, count in counts.items():
+            said = re.search(r"Communication: for `OneForAll` (\w+( times)?) all_gather_object", _doc(verb))
+            assert said is not None, verb
+            assert words[said[1]] == count, verb
+
+
+def _doc(verb: str) -> str:
+    return getattr(CheckpointIO, verb).__doc__ or ""

@@ -119,17 +119,20 @@ class CheckpointVerbs:
             model: The boosted model.
             checkpoint: A file, or with `shard` a folder.
             shard: Write several files and an index, in the format of Hugging Face.
-            gather_dtensor: Write whole tensors.
+            gather_dtensor: Write whole tensors; must be True. No rank holds them: each writes its own part.
             prefix: Put in front of the files' names, with `shard`.
             size_per_shard: Largest size of a file in MB, with `shard`.
-            use_safetensors: Write safetensors instead of torch's own format.
-            use_async: Return before the files are written.
+            use_safetensors: Write safetensors, in which all ranks share the work, instead of torch's own format.
+            use_async: Return as soon as the state is copied to host memory; the files are written while training goes
+                on. An error is raised by the next call, or makes the program fail when it ends.
 
         Raises:
-            CheckpointError: The checkpoint can not be written; on all ranks alike.
-            UnsupportedError: An option is not built yet.
+            CheckpointError: The checkpoint can not be written, or an earlier asynchronous save failed; on all ranks
+                alike.
+            UnsupportedError: Not `gather_dtensor`.
 
-        Communication: all_gather_object, the world, a few bytes: all learn how it went; none without a plugin.
+        Communication: all_gather_object, the world, a few bytes, six times: all learn how it went. None without a
+        plugin.
         """
         self.checkpoint_io.save_model(
             model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
@@ -149,7 +152,7 @@ class CheckpointVerbs:
             model: The model, boosted or not.
             checkpoint: A file or a folder.
             strict: Names in the checkpoint and in the model must be the same.
-            low_cpu_mem_mode: Hold at most one shard in memory besides the model.
+            low_cpu_mem_mode: Map files of torch's own format; safetensors are always read to where they belong.
             num_threads: Number of threads that read shards.
 
         Returns:
@@ -158,7 +161,7 @@ class CheckpointVerbs:
         Raises:
             CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
 
-        Communication: as in `save_model`, three times; every rank reads the files by itself.
+        Communication: as in `save_model`, five times; every rank reads its own part of the files.
         """
         return self.checkpoint_io.load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
 
@@ -178,14 +181,15 @@ class CheckpointVerbs:
             optimizer: The boosted optimizer.
             checkpoint: A file, or with `shard` a folder.
             shard: Write several files and an index.
-            gather_dtensor: Write whole tensors.
+            gather_dtensor: Write whole tensors; must be True. No rank holds them: each writes its own part.
             prefix: Put in front of the files' names, with `shard`.
             size_per_shard: Largest size of a file in MB, with `shard`.
-            use_async: Return before the files are written.
+            use_async: Return as soon as the state is copied to host memory, as in `save_model`.
 
         Raises:
-            CheckpointError: The checkpoint can not be written; on all ranks alike.
-            UnsupportedError: An option is not built yet.
+            CheckpointError: The checkpoint can not be written, or an earlier asynchronous save failed; on all ranks
+                alike.
+            UnsupportedError: Not `gather_dtensor`.
 
         Communication: as in `save_model`.
         """
@@ -205,7 +209,7 @@ class CheckpointVerbs:
         Args:
             optimizer: The boosted optimizer.
             checkpoint: A file or a folder.
-            low_cpu_mem_mode: Hold at most one shard in memory besides the state.
+            low_cpu_mem_mode: Map files of torch's own format; safetensors are always read to where they belong.
             num_threads: Number of threads that read shards.
 
         Raises:

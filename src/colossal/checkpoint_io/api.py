@@ -91,8 +91,8 @@ class CheckpointIO:
             ConfigError: `prefix` or `size_per_shard` makes no sense.
             UnsupportedError: Not `gather_dtensor`.
 
-        Communication: for `OneForAll` all_gather_object, the group, a few bytes, four times for safetensors; PyTorch's
-            format gathers DTensors. For `Alone` none.
+        Communication: for `OneForAll` six times all_gather_object, the group, a few bytes; besides, PyTorch's format
+        gathers DTensors. For `Alone` none.
         """
         _refuse_parts(gather_dtensor)
         user_model, path = unwrap_model(model), Path(checkpoint)
@@ -143,7 +143,7 @@ class CheckpointIO:
                 the message says that bytes did not fit their digest.
             ConfigError: `num_threads` is less than 1.
 
-        Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` five times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         _check_threads(num_threads)
         self._saver.settle()
@@ -151,9 +151,6 @@ class CheckpointIO:
         with self._open(Path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
             self._writers.read(lambda: state.check(source.items, strict, checkpoint))
             self._writers.read(lambda: source.each_file(state.fill, num_threads))
-        refresh = getattr(model, "update_master_params", None)
-        if refresh is not None:
-            refresh()
         return model
 
     def save_optimizer(
@@ -183,7 +180,7 @@ class CheckpointIO:
             ConfigError: `prefix` or `size_per_shard` makes no sense.
             UnsupportedError: Not `gather_dtensor`.
 
-        Communication: for `OneForAll` four times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` six times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         _refuse_parts(gather_dtensor)
         path, names = Path(checkpoint), OPTIMIZER.with_prefix(prefix)
@@ -219,7 +216,7 @@ class CheckpointIO:
                 the message says that bytes did not fit their digest.
             ConfigError: `num_threads` is less than 1.
 
-        Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` four times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         _check_threads(num_threads)
         self._saver.settle()
@@ -238,7 +235,7 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file cannot be written, or the state is not plain data.
 
-        Communication: for `OneForAll` four times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` six times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         self.save_plain(lambda: lr_scheduler.state_dict(), checkpoint)  # noqa: PLW0108 - looked up where ranks agree
 
@@ -252,7 +249,7 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file is missing, damaged, or of another kind of scheduler.
 
-        Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` five times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         state = self.load_plain(checkpoint)
         self._writers.read(partial(_check_scheduler, lr_scheduler, state, checkpoint))
@@ -269,7 +266,7 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file cannot be written, or the state is not plain data.
 
-        Communication: for `OneForAll` four times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` six times all_gather_object, the group, a few bytes; for `Alone` none.
 
         Example:
             >>> import tempfile
@@ -299,7 +296,7 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file is missing or damaged.
 
-        Communication: for `OneForAll` twice all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
         """
         self._saver.settle()
         with self._open(Path(checkpoint), (), low_cpu_mem_mode=False) as source:

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.nn.parallel import DistributedDataParallel
 
 from colossal.checkpoint_io.entries import Entry
@@ -162,8 +163,12 @@ class ModelState:
             ) from error
 
     def _fill_tensor(self, value: torch.Tensor, item: Item) -> None:
+        local = local_of(value).detach()
         with torch.no_grad():
-            item.read(layout_of(value, (self._rank,)).region(self._rank), local_of(value).detach())
+            item.read(layout_of(value, (self._rank,)).region(self._rank), local)
+        increment_version(
+            local
+        )  # bytes were read past torch's knowledge, and masters in full precision must hear of it
 
 
 def shape_of(value: object) -> torch.Size | None:

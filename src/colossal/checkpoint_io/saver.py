@@ -39,10 +39,9 @@ class Saver:
         Raises:
             CheckpointError: It failed, or an earlier asynchronous save did.
         """
-        save_id = self._begin(self._background.check)
+        save_id = self._begin(self._background.check if use_async else self._background.drain)
         save, where = self._agree(lambda: build(save_id)), destination()
         if not use_async:
-            self._begin(self._background.drain)
             carry_out(save, self._writers, where)
             return
         large = save.total_size > _LARGE_BYTES
