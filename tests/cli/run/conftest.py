@@ -10,6 +10,7 @@ Nothing leaves them, and they vanish with the process that made them: the first 
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -257,3 +258,10 @@ def program(tmp_path) -> Callable[[str], Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

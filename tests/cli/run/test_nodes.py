@@ -9,10 +9,11 @@ from torch.nn.functional import mse_loss
 
 HELLO = """
 import os, sys
-sys.stderr.write("err from " + os.environ["GROUP_RANK"] + "\\n")
+os.write(2, ("err from " + os.environ["GROUP_RANK"] + "\\n").encode())
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 place = " ".join(os.environ[name] for name in names)
-print(place, os.uname().nodename, sys.argv[1:], os.environ.get("NCCL_DEBUG"), os.environ.get("MINE"), flush=True)
+line = [place, os.uname().nodename, sys.argv[1:], os.environ.get("NCCL_DEBUG"), os.environ.get("MINE")]
+os.write(1, (" ".join(map(str, line)) + "\\n").encode())  # in one piece, unlike print
 """
 
 

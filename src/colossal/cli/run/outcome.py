@@ -36,20 +36,17 @@ class NodeEnd:
         return 128 - self.status if self.status < 0 else self.status
 
     @property
+    def place(self) -> str:
+        """The node, by name and number."""
+        return f"{self.name} (node {self.node})"
+
+    @property
     def sentence(self) -> str:
         """What happened to the node."""
-        place = f"{self.name} (node {self.node})"
-        how = f"was ended by {signal.Signals(-self.status).name}" if self.status < 0 else _failed(self.status)
-        return {
-            Ending.DONE: f"{place} had finished",
-            Ending.FAILED: f"{place} {how}",
-            Ending.LOST: f"{place} was lost",
-            Ending.ENDED: f"{place} was ended",
-        }[self.ending]
-
-
-def _failed(status: int) -> str:
-    return f"failed with exit code {status}"
+        code = f"failed with exit code {self.status}"
+        how = f"was ended by {signal.Signals(-self.status).name}" if self.status < 0 else code
+        what = {Ending.DONE: "had finished", Ending.FAILED: how, Ending.LOST: "was lost", Ending.ENDED: "was ended"}
+        return f"{self.place} {what[self.ending]}"
 
 
 def lost(node: int, name: str, reason: str) -> NodeEnd:
@@ -76,7 +73,8 @@ def report(ends: list[NodeEnd], interrupted: str | None = None) -> str:
         lines = [f"{interrupted} ended the job on all nodes."]
         others = [end for end in ends if end.ending is Ending.LOST]
     elif guilty is not None:
-        lines = [f"{guilty.sentence}, and so the job was ended on all nodes.", *_detail(guilty.cause)]
+        what = f"{guilty.place} failed" if guilty.ending is Ending.ENDED else guilty.sentence
+        lines = [f"{what}, and so the job was ended on all nodes.", *_detail(guilty.cause)]
         others = [end for end in ends if end is not guilty and end.ending is not Ending.DONE]
     else:
         lines, others = [], []

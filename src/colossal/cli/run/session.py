@@ -95,7 +95,8 @@ class Session:
         """Close the connection; the supervisor sees its standard input end."""
         transport = self._connection.transport
         if transport is not None and transport.sock is not None:
-            transport.sock.settimeout(_CLOSE_SECONDS)
+            with suppress(OSError):  # the socket is closed already
+                transport.sock.settimeout(_CLOSE_SECONDS)
         with suppress(Exception):
             self._connection.close()
 
