@@ -12,10 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
+from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
 from colossal.interface import ModelWrapper
 from colossal.tensor import layout_of, local_of
+
+_THREADS = 2  # one hashes while the other one waits for the disk
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
@@ -146,12 +149,14 @@ class ModelState:
         """
         own = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
         others: OrderedDict[str, Any] = OrderedDict()
+        direct: list[tuple[torch.Tensor, Item]] = []
         for name, item in items.items():
             value = self._state.get(name)
             if item.shape is not None and isinstance(value, torch.Tensor) and id(value) in own:
-                self._fill_tensor(value, item)
+                direct.append((value, item))
             elif name in self._state:
                 others[name] = item.value if item.shape is None else item.whole()
+        in_threads(self._fill_tensor, direct, _THREADS)
         others._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         try:
             if others:
@@ -162,13 +167,13 @@ class ModelState:
                 "Build the model with the configuration that was saved."
             ) from error
 
-    def _fill_tensor(self, value: torch.Tensor, item: Item) -> None:
+    def _fill_tensor(self, pair: tuple[torch.Tensor, Item]) -> None:
+        value, item = pair
         local = local_of(value).detach()
         with torch.no_grad():
             item.read(layout_of(value, (self._rank,)).region(self._rank), local)
-        increment_version(
-            local
-        )  # bytes were read past torch's knowledge, and masters in full precision must hear of it
+        # Bytes were read past torch's knowledge, and masters in full precision must hear of it.
+        increment_version(local)
 
 
 def shape_of(value: object) -> torch.Size | None:
