@@ -149,7 +149,7 @@ class TorchFSDPPlugin(Plugin):
         """Make what reads and writes checkpoints.
 
         Returns:
-            A checkpoint IO in which rank 0 writes for all, and all learn how it went.
+            A checkpoint IO in which each rank writes and reads its part, and all learn how it went.
         """
         return CheckpointIO(OneForAll())
 
