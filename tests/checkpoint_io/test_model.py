@@ -213,6 +213,9 @@ def test_a_damaged_file_is_named_and_never_executed(
         IO.load_model(Net(), path, low_cpu_mem_mode=mapped)
     assert str(path) in str(caught.value)
     assert "executed" not in capsys.readouterr().out
+    if what == "harmful":
+        assert "Unsupported global: GLOBAL print was not an allowed global" in str(caught.value)
+        assert "Please use" not in str(caught.value), "torch's advice is to trust the file"
 
 
 @pytest.mark.parametrize(

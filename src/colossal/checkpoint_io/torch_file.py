@@ -143,4 +143,6 @@ def _is_part(value: object) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    """Return what went wrong, without torch's advice to trust the file."""
+    text = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
+    return f"{type(error).__name__}: {text.strip().partition(chr(10))[0].partition('. Please use')[0]}"
