@@ -73,6 +73,9 @@ def want_the_interpreter() -> tuple[bool, bool]:
     busy = before != leaving._sleeps(leaving._read(task))
     stop.set()
     thread.join()
+    deadline = time.monotonic() + 10
+    while leaving._read(task) and time.monotonic() < deadline:  # the kernel forgets a thread a little after its end
+        time.sleep(0.01)
     return busy, leaving._read(task) == ""
 
 

@@ -81,7 +81,7 @@ def train_alone() -> list[float]:
 
 def train_under_srun() -> tuple[object, ...]:
     os.environ.update(srun_variables(int(os.environ["TEST_RANK"]), os.environ["TEST_JOB"]))
-    colossal.launch_from_slurm(verbose=False, timeout_seconds=60)
+    colossal.launch_from_slurm(verbose=False, timeout_seconds=100)
     return train()
 
 
@@ -163,7 +163,7 @@ import colossal
 from test_schedulers import train
 words = sys.argv[2:]
 meeting = {"host": words[0], "port": int(words[1])} if words else {}
-mesh = colossal.launch_from_openmpi(verbose=False, timeout_seconds=60, **meeting)
+mesh = colossal.launch_from_openmpi(verbose=False, timeout_seconds=100, **meeting)
 pathlib.Path(sys.argv[1], str(mesh.global_rank)).write_text(json.dumps(train()))
 """
 
@@ -188,7 +188,7 @@ def test_processes_of_mpirun_train_like_one(count, told, tmp_path) -> None:
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "COLOSSAL_DEVICE": "cpu"}
     meeting = ["127.0.0.1", free_port()] if told else []
     command = mpirun(count, sys.executable, str(tmp_path / "program.py"), str(tmp_path), *meeting)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     (alone,) = run_processes(train_alone, 1, form=False)
     for rank in range(count):
@@ -201,12 +201,12 @@ def test_a_process_that_fails_ends_the_job_of_mpirun(tmp_path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import colossal, os, sys\nimport torch.distributed as dist\n"
-        "mesh = colossal.launch_from_openmpi(verbose=False, timeout_seconds=60)\n"
+        "mesh = colossal.launch_from_openmpi(verbose=False, timeout_seconds=100)\n"
         "if mesh.global_rank == 1:\n    os._exit(9)\n"
         "dist.barrier()\n",
         encoding="utf-8",
     )
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "COLOSSAL_DEVICE": "cpu"}
     command = mpirun(2, sys.executable, str(program))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode != 0

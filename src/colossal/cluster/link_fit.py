@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from colossal.cluster.link_cost import AxisCost, Link, LinkOp, steps_of
 
@@ -58,7 +57,7 @@ def fit_link(points: Iterable[tuple[float, float, float]], timings: Timings = ()
     return Link(float(alpha), float(beta), float(np.median(deviations[best])), tuple(timings))
 
 
-def _candidates(design: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+def _candidates(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Every (alpha, beta) that meets two points, or one point with the other number 0."""
     first, second = np.triu_indices(len(seconds), 1)
     determinants = design[first, 0] * design[second, 1] - design[second, 0] * design[first, 1]

@@ -25,7 +25,7 @@ def run(*words: str, folder: Path, launcher: tuple[str, ...] = ("-m",)) -> subpr
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     program = [sys.executable, *launcher, "colossal.cli", "benchmark", *words]
     return subprocess.run(
-        program, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=200
+        program, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=500
     )
 
 

@@ -31,7 +31,7 @@ def check(*words: str, path: Path | None = None, **variables: str) -> subprocess
     folders = [str(folder) for folder in (path, SOURCE) if folder]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)} | variables
     program = [sys.executable, "-m", "colossal.cli", "check", *words]
-    return subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    return subprocess.run(program, env=environment, capture_output=True, text=True, check=False, timeout=500)
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dict[str, object]]:
