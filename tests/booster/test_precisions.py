@@ -99,6 +99,65 @@ def test_a_name_stands_for_an_object_of_that_name(precision) -> None:
     assert made.name == precision
 
 
+# ------------------------------------------------------------------------------------------ checkpoints
+
+
+def run(booster: Booster, model: ModelWrapper, optimizer: OptimizerWrapper, steps: int) -> list[float]:
+    losses = []
+    for step in range(steps):
+        inputs = torch.linspace(-1, 1, 8 * 16).view(8, 16).roll(step, 0)
+        loss = (model(inputs).float() ** 2).mean() / 100  # no overflow at the first scale
+        booster.backward(loss, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def boosted(precision: str | None, seed: int) -> tuple[Booster, ModelWrapper, OptimizerWrapper]:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 16))
+    booster = Booster(device="cpu", mixed_precision=precision)
+    model, optimizer, *_ = booster.boost(net, torch.optim.AdamW(net.parameters(), lr=1e-3))
+    return booster, model, optimizer
+
+
+@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(precision, shard, tmp_path) -> None:
+    booster, model, optimizer = boosted(precision, 0)
+    run(booster, model, optimizer, 5)
+    optimizer.scaler.load_state_dict(optimizer.scaler.state_dict() and optimizer.scaler.state_dict() | {"scale": 512.0})
+    booster.save_model(model, tmp_path / "model", shard=shard)
+    booster.save_optimizer(optimizer, tmp_path / "optimizer", shard=shard)
+    again, twin, twin_optimizer = boosted(precision, 1)
+    again.load_model(twin, tmp_path / "model")
+    again.load_optimizer(twin_optimizer, tmp_path / "optimizer")
+    assert twin_optimizer.scaler.state_dict() == optimizer.scaler.state_dict()
+    assert run(again, twin, twin_optimizer, 5) == run(booster, model, optimizer, 5)
+    for own, other in zip(twin_optimizer.parameters, optimizer.parameters, strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("target", [None, *PRECISIONS])
+@pytest.mark.parametrize("source", [None, "fp16", "fp16_naive"])
+def test_a_run_may_go_on_in_another_precision(source, target, tmp_path) -> None:
+    booster, model, optimizer = boosted(source, 0)
+    run(booster, model, optimizer, 5)
+    booster.save_model(model, tmp_path / "model")
+    booster.save_optimizer(optimizer, tmp_path / "optimizer")
+    again, twin, twin_optimizer = boosted(target, 1)
+    again.load_model(twin, tmp_path / "model")
+    again.load_optimizer(twin_optimizer, tmp_path / "optimizer")
+    for own, other in zip(twin_optimizer.parameters, optimizer.parameters, strict=True):
+        torch.testing.assert_close(own, other, rtol=2**-11, atol=2**-24)  # the model was saved in float16 at the worst
+    for own, other in zip(model.unwrap().parameters(), twin.unwrap().parameters(), strict=True):
+        torch.testing.assert_close(other.float(), own.float(), rtol=2**-10, atol=2**-24)
+    expected, actual = run(booster, model, optimizer, 3), run(again, twin, twin_optimizer, 3)
+    rtol = 0.3 if target == "fp8" else 0.05  # a small loss: outputs that nearly cancel, with 3 bits of fraction
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=rtol, atol=0)
+
+
 # ------------------------------------------------------------------------------------------ fp16_naive
 
 

@@ -167,15 +167,13 @@ class DynamicScaler(LossScaler):
         """
         if self._overflow is None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            found = self._unscale_local(parameters)
-            groups = [group for parameter in parameters for group in shard_groups(parameter)]
-            self._overflow = all_reduce_over(found, dict.fromkeys([*groups, *self._groups]), "max")
+            groups = dict.fromkeys(group for parameter in parameters for group in shard_groups(parameter))
+            found = self._unscale_local(parameters).to(_meeting_place(parameters) if groups else self._device_type)
+            self._overflow = all_reduce_over(found, groups | dict.fromkeys(self._groups), "max")
 
     def _unscale_local(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
         """Divide the local parts of the gradients, and return 1 if one of them was infinite or NaN, else 0."""
-        # Shards that are offloaded to the CPU belong to ranks that meet on the GPU.
-        meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
-        found = torch.zeros((), device=next((mesh.device_type for mesh in meshes if mesh), self._device_type))
+        found = torch.zeros((), device=self._device_type)
         by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
         for grad in _local_grads(parameters):
             by_device[grad.device].append(grad)
@@ -292,6 +290,12 @@ class DynamicScaler(LossScaler):
             ) from error
         self._scale, self._rule = scale, rule
         self._good_steps, self._overflows = counters
+
+
+def _meeting_place(parameters: list[torch.nn.Parameter]) -> str:
+    """Where ranks that hold shards communicate: for shards that are offloaded to the CPU this is the GPU."""
+    meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
+    return next(mesh.device_type for mesh in meshes if mesh is not None)
 
 
 def _local_grads(parameters: list[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
