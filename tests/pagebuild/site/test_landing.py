@@ -9,7 +9,7 @@ import pytest
 
 from colossal.booster import plugin as home
 from colossal.booster.boosted import Parts
-from colossal.booster.plugin import Plugin, TorchDDPPlugin
+from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError
 from pagebuild.site.badges import Results
@@ -45,7 +45,7 @@ def cells(matrix: dict, key: str) -> dict[str, str]:
 
 
 def test_the_library_and_the_chooser_know_the_same_plugins() -> None:
-    assert offered_plugins() == ("TorchDDPPlugin",)
+    assert offered_plugins() == ("TorchDDPPlugin", "TorchFSDPPlugin")
     check_choices(offered_plugins())
     with pytest.raises(BrokenInputError, match=r"plugins\.py:1: the library has the plugin NewPlugin: say when"):
         check_choices(("TorchDDPPlugin", "NewPlugin"))
@@ -68,17 +68,18 @@ def test_every_plugin_is_recommended_to_somebody() -> None:
 
 
 def test_a_working_row_says_what_the_library_says() -> None:
-    (row,) = [choice.row() for choice in CHOICES if choice.name == "TorchDDPPlugin"]
-    assert row["state"] == "works"
-    assert row["code"] == "Booster(plugin=TorchDDPPlugin())"
-    assert row["object"] == "colossal.booster.plugin.TorchDDPPlugin"
-    assert row["devices"] == list(TorchDDPPlugin.supported_devices)
-    assert row["precisions"] == list(TorchDDPPlugin.supported_precisions)
-    assert set(row["text"]) == LANGUAGES
+    for plugin in (TorchDDPPlugin, TorchFSDPPlugin):
+        (row,) = [choice.row() for choice in CHOICES if choice.name == plugin.__name__]
+        assert row["state"] == "works"
+        assert row["code"] == f"Booster(plugin={plugin.__name__}())"
+        assert row["object"] == f"colossal.booster.plugin.{plugin.__name__}"
+        assert row["devices"] == list(plugin.supported_devices)
+        assert row["precisions"] == list(plugin.supported_precisions)
+        assert set(row["text"]) == LANGUAGES
 
 
 def test_what_is_not_built_is_planned_and_promises_nothing() -> None:
-    rows = [choice.row() for choice in CHOICES if choice.name not in {"", "TorchDDPPlugin"}]
+    rows = [choice.row() for choice in CHOICES if choice.name not in {"", *offered_plugins()}]
     assert rows
     for row in rows:
         empty = {"state": "planned", "object": None, "page": None, "devices": [], "precisions": []}
@@ -111,13 +112,14 @@ class Lazy(Plugin):
 
 
 def test_cells_are_what_happened(matrix) -> None:
-    assert [column["key"] for column in matrix["columns"]] == ["single", "ddp"]
+    assert [column["key"] for column in matrix["columns"]] == ["single", "ddp", "fsdp"]
     assert [row["key"] for row in matrix["rows"]] == [feature.key for feature in FEATURES]
-    for key in ("fp16", "bf16", "accumulation", "clip_norm", "clip_value", "whole", "sharded", "safetensors", "resume"):
-        assert cells(matrix, key) == {"single": "yes", "ddp": "yes"}, key
-    assert cells(matrix, "pipeline") == {"single": "no", "ddp": "no"}
-    for key in ("fp8", "lora", "async"):
-        assert cells(matrix, key) == {"single": "planned", "ddp": "planned"}, key
+    everywhere = {"fp16", "bf16", "fp8", "accumulation", "clip_norm", "clip_value", "lora"}
+    everywhere |= {"whole", "sharded", "safetensors", "resume", "async"}
+    for key in everywhere:
+        assert cells(matrix, key) == {"single": "yes", "ddp": "yes", "fsdp": "yes"}, key
+    assert cells(matrix, "fp16_naive") == {"single": "yes", "ddp": "yes", "fsdp": "no"}
+    assert cells(matrix, "pipeline") == {"single": "no", "ddp": "no", "fsdp": "no"}
 
 
 def test_a_device_counts_when_a_page_has_run_on_it(matrix) -> None:
@@ -125,8 +127,8 @@ def test_a_device_counts_when_a_page_has_run_on_it(matrix) -> None:
     assert row["cells"]["ddp"]["state"] == "partial"
     assert set(row["cells"]["ddp"]["note"]) == LANGUAGES
     proved = feature_matrix(lambda device: device == "cuda")
-    assert cells(proved, "cuda") == {"single": "yes", "ddp": "yes"}
-    assert cells(proved, "cpu") == {"single": "partial", "ddp": "partial"}
+    assert cells(proved, "cuda") == {"single": "yes", "ddp": "yes", "fsdp": "yes"}
+    assert cells(proved, "cpu") == {"single": "partial", "ddp": "partial", "fsdp": "partial"}
 
 
 def test_a_refusal_is_a_no_and_any_other_error_is_raised() -> None:
@@ -148,8 +150,8 @@ def test_a_plugin_that_cannot_be_tried_is_an_error(monkeypatch) -> None:
 
 
 def test_the_librarys_table_of_precisions_is_held_against_what_happens(monkeypatch) -> None:
-    monkeypatch.setattr(TorchDDPPlugin, "supported_precisions", ("fp16", "bf16", "fp8"))
-    with pytest.raises(AssertionError, match=r"TorchDDPPlugin\.supported_precisions is wrong about fp8: planned"):
+    monkeypatch.setattr(features, "attempt", lambda _: "no")
+    with pytest.raises(AssertionError, match=r"supported_precisions is wrong about fp16: no"):
         feature_matrix(never)
 
 
@@ -192,7 +194,7 @@ def test_pages_come_in_the_order_of_the_sidebar(docs) -> None:
 
 def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
     monkeypatch.setattr("pagebuild.site.landing.data.PAGE", "basics/lesson")
-    with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_api, which is no page"):
+    with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_plugins, which is no page"):
         landing(docs.root, current_edition(docs.root), docs.knowledge())
 
 

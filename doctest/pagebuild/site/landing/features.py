@@ -46,6 +46,14 @@ def _pipeline(bench: Bench) -> None:
     bench.booster.execute_pipeline(iter([]), bench.model, lambda outputs, _: outputs.sum(), bench.optimizer)
 
 
+def _adapt(bench: Bench) -> None:
+    import torch
+    from peft import LoraConfig
+
+    layers = torch.nn.Sequential(torch.nn.Linear(16, 16))
+    bench.booster.enable_lora(layers, lora_config=LoraConfig(target_modules=["0"]))
+
+
 def _save(bench: Bench, place: str, files: str, **options: Any) -> None:
     """Saves the model, loads it, and sees that the files are there."""
     bench.booster.save_model(bench.model, bench.folder / place, **options)
@@ -72,13 +80,14 @@ FEATURES = (
     Feature("cpu", "devices"),
     Feature("cuda", "devices"),
     Feature("fp16", "precision", _PRECISION_PAGE),
+    Feature("fp16_naive", "precision", _PRECISION_PAGE),
     Feature("bf16", "precision", _PRECISION_PAGE),
-    Feature("fp8", "precision"),
+    Feature("fp8", "precision", _PRECISION_PAGE),
     Feature("accumulation", "training", "features/gradient_accumulation_with_booster", _accumulate),
     Feature("clip_norm", "training", _CLIPPING_PAGE, partial(_clip, by="norm")),
     Feature("clip_value", "training", _CLIPPING_PAGE, partial(_clip, by="value")),
     Feature("pipeline", "training", "", _pipeline),
-    Feature("lora", "training", "", lambda bench: bench.booster.enable_lora(bench.model)),
+    Feature("lora", "training", "features/lora", _adapt),
     Feature("whole", "checkpoints", _SAVING_PAGE, partial(_save, place="a.pt", files="a.pt")),
     Feature("sharded", "checkpoints", _SAVING_PAGE, partial(_save, place="a", files="pytorch_model*.json", shard=True)),
     Feature("safetensors", "checkpoints", _SAVING_PAGE, _save_safetensors),

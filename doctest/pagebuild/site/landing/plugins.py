@@ -74,9 +74,9 @@ _ANY_GOAL = QUESTIONS["goal"]
 
 CHOICES = (
     Choice("single", "", "basics/booster_api", ("one",), ("all",), _ANY_GOAL),
-    Choice("ddp", "TorchDDPPlugin", "basics/booster_api", ("many",), ("all",), ("simple", "speed")),
+    Choice("ddp", "TorchDDPPlugin", "basics/booster_plugins", ("many",), ("all",), ("simple", "speed")),
     Choice("zero", "LowLevelZeroPlugin", "", ("many",), ("all", "states"), ("speed", "memory")),
-    Choice("fsdp", "TorchFSDPPlugin", "", ("many",), ("states", "none"), ("simple",)),
+    Choice("fsdp", "TorchFSDPPlugin", "basics/booster_plugins", ("many",), ("states", "none"), ("simple",)),
     Choice("hybrid", "HybridParallelPlugin", "", ("many",), ("none",), ("speed",)),
     Choice("gemini", "GeminiPlugin", "", ("one", "many"), ("states", "none"), _ANY_GOAL),
 )

@@ -1,5 +1,6 @@
 """What a plugin can do, found out by doing it: a small training in a world of one process."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ _PROMISES = (" yet", "for now")
 
 @dataclass(frozen=True)
 class Bench:
-    """A boosted training program of one layer, which can make steps and write files.
+    """A boosted training program of two layers, which can make steps and write files.
 
     Attributes:
         make_plugin: Makes the plugin that is tried; None for a Booster without one.
@@ -37,7 +38,7 @@ class Bench:
         from colossal.booster import Booster
 
         plugin = self.make_plugin() if self.make_plugin else None
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 1))
         booster = Booster("cpu", self.precision, plugin)
         boosted, optimizer, *_ = booster.boost(model, torch.optim.Adam(model.parameters()))
         for name, value in {"booster": booster, "model": boosted, "optimizer": optimizer}.items():
@@ -47,7 +48,7 @@ class Bench:
         """A forward and a backward pass."""
         import torch
 
-        self.booster.backward(self.model(torch.ones(2, 4)).float().sum(), self.optimizer)
+        self.booster.backward(self.model(torch.ones(2, 16)).float().sum(), self.optimizer)
 
     def step(self) -> None:
         """A whole step."""
@@ -86,6 +87,7 @@ def world_of_one() -> Iterator[Path]:
             yield Path(folder)
     finally:
         leave_ambient(None)
+        gc.collect()  # sharded models hold the group's connections, in cycles
         dist.destroy_process_group()
         os.environ.pop("COLOSSAL_DEVICE")
         os.environ.update({} if before is None else {"COLOSSAL_DEVICE": before})
