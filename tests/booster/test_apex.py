@@ -167,6 +167,24 @@ def test_a_model_alone_and_a_state() -> None:
     assert (other.scale_value, other.state_dict()["_growth_tracker"]) == (32.0, 3)
 
 
+def begin_apart() -> torch.Tensor:
+    sys.path.insert(0, STAND_IN)
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(4, 1)
+    booster = Booster(device="cpu", plugin=TorchDDPPlugin(), mixed_precision=FP16ApexMixedPrecision(opt_level="O2"))
+    _, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for parameter in [*model.parameters(), *optimizer.parameters]:
+        assert_same_on_all_ranks(parameter.detach())
+    return optimizer.parameters[0].detach()
+
+
+def test_all_ranks_begin_with_the_masters_of_the_first() -> None:
+    torch.manual_seed(0)
+    expected = nn.Linear(4, 1).weight.detach()
+    for masters in run_processes(begin_apart, 2):
+        assert torch.equal(masters, expected)
+
+
 def accumulate(parallel: bool, level: str) -> list[torch.Tensor]:
     sys.path.insert(0, STAND_IN)
     booster, model, optimizer = boost(TorchDDPPlugin() if parallel else None, opt_level=level)

@@ -36,7 +36,8 @@ class Booster(CheckpointVerbs):
 
     Args:
         device: ``"cpu"`` or ``"cuda"``; by default the device of this process.
-        mixed_precision: What runs in half precision: ``"fp16"``, ``"bf16"`` or an object; nothing by default.
+        mixed_precision: What runs in fewer bits: ``"fp16"``, ``"fp16_naive"``, ``"bf16"``, ``"fp8"``,
+            ``"fp16_apex"`` or an object; nothing by default.
         plugin: The recipe of parallelism; by default this process trains alone.
 
     Raises:

@@ -138,8 +138,9 @@ class TorchDDPPlugin(Plugin):
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted
         ddp = DistributedDataParallel(boosted.model, process_group=mesh.group("dp"), **self._ddp.keywords())
-        if boosted.optimizer is not None and boosted.optimizer.masters is not None:
-            Channel("dp", mesh).broadcast(boosted.optimizer.masters.pairs)
+        in_model = set(boosted.model.parameters())
+        masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
+        Channel("dp", mesh).broadcast(masters)
         accumulates = precision is None or precision.accumulates_locally
         capabilities = Capabilities(no_sync=ddp.no_sync) if accumulates else Capabilities()
         return replace(boosted, model=ModelWrapper(ddp), capabilities=capabilities)
