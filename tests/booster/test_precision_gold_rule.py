@@ -6,7 +6,7 @@ of float32 masters where there are some.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.testing import TOLERANCES, assert_same_on_all_ranks, run_processes
 
 GLOBAL_BATCH, STEPS, LR = 48, 12, 0.5
+PLUGINS = {"DDP": TorchDDPPlugin, "FSDP": TorchFSDPPlugin}
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Recipe:
     accumulate: int = 1
     max_norm: float | None = None
     clip_value: float | None = None
+    plugins: tuple[str, ...] = ("DDP",)
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Net(nn.Module):
@@ -73,9 +76,11 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
     return model, torch.optim.SGD(groups, lr=LR, momentum=0.5), data
 
 
-def train(recipe: Recipe, world_size: int, parallel: bool) -> dict[str, Any]:
+def train(recipe: Recipe, world_size: int, plugin: str | None) -> dict[str, Any]:
     """Train for a few steps on this rank's part of the digits and return what must not depend on the world."""
-    booster = Booster(device="cpu", plugin=TorchDDPPlugin() if parallel else None, mixed_precision=recipe.precision())
+    booster = Booster(
+        device="cpu", plugin=plugin and PLUGINS[plugin](**recipe.options), mixed_precision=recipe.precision()
+    )
     model, optimizer, data = parts()
     schedule = CosineAnnealingWarmupLR(optimizer, total_steps=STEPS, warmup_steps=2)
     batch = GLOBAL_BATCH // world_size // recipe.accumulate
@@ -91,19 +96,19 @@ def train(recipe: Recipe, world_size: int, parallel: bool) -> dict[str, Any]:
             norms.append(optimizer.clip_grad_by_norm(recipe.max_norm).item())
         if recipe.clip_value is not None:
             optimizer.clip_grad_by_value(recipe.clip_value)
-        gradients.append([parameter.grad.clone() for parameter in optimizer.parameters])
+        gradients.append([whole(parameter.grad) for parameter in optimizer.parameters])
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-    if parallel:
+    if plugin:
         for parameter in [*model.parameters(), *optimizer.parameters]:
-            assert_same_on_all_ranks(parameter.detach())
+            assert_same_on_all_ranks(whole(parameter))
     return {
         "losses": torch.stack(losses),
         "gradients": gradients,
         "norms": torch.tensor(norms),
-        "masters": [parameter.detach().clone() for parameter in optimizer.parameters],
-        "model": {name: parameter.detach().clone() for name, parameter in model.unwrap().named_parameters()},
+        "masters": [whole(parameter) for parameter in optimizer.parameters],
+        "model": {name: whole(parameter) for name, parameter in model.unwrap().named_parameters()},
         "scale": optimizer.scaler.scale_value,
     }
 
@@ -123,6 +128,11 @@ def step(booster, model, optimizer, criterion, batches, accumulate: int) -> torc
     return total
 
 
+def whole(tensor: Any) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+
+
 def naive() -> FP16NaiveMixedPrecision:
     return FP16NaiveMixedPrecision(initial_scale=2.0**8, growth_interval=5)
 
@@ -133,33 +143,52 @@ RECIPES = {
     "fp16_naive, accumulation": (Recipe(naive, accumulate=2), torch.float16),
     "fp16_naive, both clips": (Recipe(naive, max_norm=0.5, clip_value=0.05), torch.float16),
     "fp16_naive, all": (Recipe(naive, accumulate=3, max_norm=0.5, clip_value=0.1), torch.float16),
-    "fp8": (Recipe(lambda: "fp8", max_norm=0.5), torch.bfloat16),
-    "fp8, accumulation, clip": (Recipe(lambda: "fp8", accumulate=2, max_norm=0.5, clip_value=0.1), torch.bfloat16),
+    "fp16_naive, bucket views": (
+        Recipe(naive, accumulate=2, options={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.01}),
+        torch.float16,
+    ),
+    "fp8": (Recipe(lambda: "fp8", max_norm=0.5, plugins=("DDP", "FSDP")), torch.bfloat16),
+    "fp8, accumulation, clip": (
+        Recipe(lambda: "fp8", accumulate=2, max_norm=0.5, clip_value=0.1, plugins=("DDP", "FSDP")),
+        torch.bfloat16,
+    ),
     "fp16, accumulation, clip": (
-        Recipe(lambda: FP16TorchMixedPrecision(init_scale=2.0**8, growth_interval=5), accumulate=2, max_norm=0.5),
+        Recipe(lambda: FP16TorchMixedPrecision(init_scale=2.0**8, growth_interval=5), 2, 0.5, plugins=("DDP", "FSDP")),
         torch.float16,
     ),
 }
 
 
-def train_all(parallel: bool) -> dict[str, dict[str, Any]]:
-    return {name: train(recipe, dist.get_world_size(), parallel) for name, (recipe, _) in RECIPES.items()}
+def train_all(plugin: str | None) -> dict[str, dict[str, Any]]:
+    return {
+        name: train(recipe, dist.get_world_size(), plugin)
+        for name, (recipe, _) in RECIPES.items()
+        if plugin is None or plugin in recipe.plugins
+    }
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict[str, Any]]:
-    return run_processes(train_all, 1, parallel=False, timeout_seconds=300)[0]
+    return run_processes(train_all, 1, None, timeout_seconds=300)[0]
 
 
 @pytest.fixture(scope="module")
-def worlds() -> dict[int, list[dict[str, dict[str, Any]]]]:
-    return {size: run_processes(train_all, size, parallel=True, timeout_seconds=300) for size in (1, 2, 4)}
+def worlds() -> dict[tuple[str, int], list[dict[str, dict[str, Any]]]]:
+    return {
+        (plugin, size): run_processes(train_all, size, plugin, timeout_seconds=300)
+        for plugin in PLUGINS
+        for size in (1, 2, 4)
+    }
+
+
+CASES = [(name, plugin) for name, (recipe, _) in RECIPES.items() for plugin in recipe.plugins]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("name", RECIPES)
-def test_any_number_of_ranks_trains_like_one(name, size, alone, worlds) -> None:
-    compare([rank[name] for rank in worlds[size]], alone[name], RECIPES[name][1], f"{name}, {size} ranks")
+@pytest.mark.parametrize(("name", "plugin"), CASES)
+def test_any_number_of_ranks_trains_like_one(name, plugin, size, alone, worlds) -> None:
+    ranks = [rank[name] for rank in worlds[plugin, size]]
+    compare(ranks, alone[name], RECIPES[name][1], f"{name}, {plugin}, {size} ranks")
 
 
 def compare(ranks: list[dict[str, Any]], alone: dict[str, Any], dtype: torch.dtype, name: str) -> None:
@@ -186,7 +215,7 @@ def compare(ranks: list[dict[str, Any]], alone: dict[str, Any], dtype: torch.dty
 
 
 def test_a_missing_reduction_would_be_seen(alone) -> None:
-    ranks = run_processes(train_all, 2, parallel=False, timeout_seconds=300)
+    ranks = run_processes(train_all, 2, None, timeout_seconds=300)
     for name, (_, dtype) in RECIPES.items():
         with pytest.raises(AssertionError, match=re.escape(name)):
             compare([rank[name] for rank in ranks], alone[name], dtype, name)
