@@ -216,3 +216,34 @@ def test_all_ranks_draw_what_the_first_one_draws_and_keep_their_own_generators()
     peft.get_peft_model(model, config)
     assert after_zero == torch.rand(()).item(), "the first rank goes on as peft alone would"
     assert after_one == torch.rand((), generator=torch.Generator().manual_seed(101)).item()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp16_naive", "fp8"])
+def test_adapters_learn_in_every_precision(precision, tmp_path) -> None:
+    booster = Booster(device="cpu", mixed_precision=precision)
+    model, config = build("plain")
+    model = booster.enable_lora(model, lora_config=config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer, criterion, *_ = booster.boost(model, optimizer, nn.CrossEntropyLoss())
+    adapted = model.unwrap(unwrap_peft=False)
+    frozen = {key: value.clone() for key, value in adapted.named_parameters() if not value.requires_grad}
+    assert len(optimizer.parameters) == 6
+    images, labels = digits(0)
+    images = images.half() if precision == "fp16_naive" else images
+    losses = []
+    for _ in range(STEPS):
+        loss = criterion(model(images), labels)
+        booster.backward(loss, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    now = dict(adapted.named_parameters())
+    assert all(torch.equal(now[key], value) for key, value in frozen.items())
+    booster.save_lora_as_pretrained(model, tmp_path, use_safetensors=True)
+    alone = peft.PeftModel.from_pretrained(build("plain")[0], tmp_path)
+    own, theirs = (
+        {key: value for key, value in each.state_dict().items() if "lora_" in key} for each in (adapted, alone)
+    )
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(theirs[key], value.float()) for key, value in own.items())
