@@ -70,7 +70,12 @@ class Session:
 
     def send(self, data: bytes) -> None:
         """Write to the supervisor's standard input."""
-        self._channel.sendall(data)
+        from paramiko import SSHException
+
+        try:
+            self._channel.sendall(data)
+        except (SSHException, EOFError) as error:
+            raise OSError(str(error)) from error
 
     def receive(self, seconds: float | None) -> bytes | None:
         """Read from its standard output."""
