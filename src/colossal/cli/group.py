@@ -7,6 +7,7 @@ from typing import final
 
 import click
 
+from colossal.cli.spelling import SETTINGS
 from colossal.cli.version import VERSION
 
 
@@ -46,7 +47,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, COMMANDS[name].help) for name in self.list_commands(ctx)])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings=SETTINGS)
 @click.version_option(VERSION, message="%(prog)s %(version)s")
 def colossal() -> None:
     """Train PyTorch models on one process or many."""

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from colossal.cli.benchmark.settings import DTYPES, LinkSettings, Settings
+from colossal.cli.spelling import SETTINGS
 
 JSON_VERSION = 1
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
@@ -19,7 +20,7 @@ _COUNT = click.IntRange(min=1)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
-@click.command("benchmark")
+@click.command("benchmark", context_settings=SETTINGS)
 @click.option("-g", "--gpus", "--ranks", "ranks", type=_COUNT, help="Ranks; as many as there are GPUs, or 2 on a CPU.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute; a GPU if there is one.")
 @click.option("-b", "--batch_size", type=_COUNT, default=8, show_default=True, help="Samples in a batch.")

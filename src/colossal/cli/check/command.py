@@ -10,12 +10,13 @@ from colossal.cli.check import communication, devices, kernels, machine, version
 from colossal.cli.check.row import Report, Row, Section
 from colossal.cli.check.selftest import self_tests
 from colossal.cli.check.show import show
+from colossal.cli.spelling import SETTINGS
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _AFTER_VERSIONS = (devices.SECTION, communication.SECTION, kernels.SECTION)
 
 
-@click.command("check")
+@click.command("check", context_settings=SETTINGS)
 @click.option("-i", "--installation", is_flag=True, help="Check the installation, which is what happens in any case.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option(
