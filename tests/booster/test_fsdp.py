@@ -504,6 +504,13 @@ def test_shards_inside_of_replicas_train_like_one_process(strategy) -> None:
             assert_close(found[name], expected, name)
 
 
+def test_a_training_can_be_repeated_bit_for_bit() -> None:
+    first, second = (run_processes(train_hybrid, 4, "HYBRID_SHARD") for _ in range(2))
+    for (norms, values), (same_norms, same_values) in zip(first, second, strict=True):
+        assert norms == same_norms
+        assert all(torch.equal(value, same_values[name]) for name, value in values.items())
+
+
 def train_in_fp8(plugin: Any) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 16))

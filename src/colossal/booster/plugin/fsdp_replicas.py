@@ -1,6 +1,6 @@
 """What is whole on every rank under sharding: the starting values, the buffers, and parameters that are scalars."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, final
 
 import torch
@@ -59,11 +59,12 @@ class BuffersOfFirstRank:
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
         self._mesh = mesh
-        if mesh.size("dp") > 1 and persistent_buffers(model):
+        self._places = list(_persistent(model))
+        if mesh.size("dp") > 1 and self._places:
             model.register_forward_pre_hook(self._share)
 
-    def _share(self, model: nn.Module, _inputs: Any) -> None:
-        Channel("dp", self._mesh).broadcast(persistent_buffers(model).values())
+    def _share(self, *_inputs: Any) -> None:
+        Channel("dp", self._mesh).broadcast(getattr(module, name) for _, module, name in self._places)
 
 
 @final
@@ -99,12 +100,14 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     Returns:
         Each once, by name.
     """
-    return {
-        f"{path}.{name}" if path else name: buffer
-        for path, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set  # noqa: SLF001 (torch tells it nowhere else)
-    }
+    return {f"{path}.{name}".removeprefix("."): getattr(module, name) for path, module, name in _persistent(model)}
+
+
+def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    for path, module in model.named_modules():
+        for name, _ in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001 (torch tells it nowhere else)
+                yield path, module, name
 
 
 def _agreed(digests: list[int], mesh: ParallelMesh, device: torch.device) -> list[bool]:

@@ -52,7 +52,8 @@ class TorchFSDPPlugin(Plugin):
         cpu_offload: True or `CPUOffload(offload_params=True)`: keep the parts in the memory of the GPU's host. Not
             together with a precision of the Booster.
         auto_wrap_policy: What makes a module a unit: one of `torch.distributed.fsdp.wrap`'s policies. By default the
-            blocks that a transformers model names, or else the entries of the outermost `ModuleList` objects.
+            blocks that a transformers model names, or else the entries of the outermost `ModuleList` objects. A unit
+            is gathered when its forward method runs: nothing else may use its parameters.
         backward_prefetch: ``BackwardPrefetch.BACKWARD_PRE`` or None: what FSDP2 does.
         mixed_precision: `torch.distributed.fsdp.MixedPrecisionPolicy`, or FSDP1's `MixedPrecision`: gather parameters
             and reduce gradients in another dtype. Not together with a precision of the Booster.
