@@ -1,5 +1,6 @@
 import io
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -19,25 +20,28 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture(params=[io.StringIO, Terminal])
-def shown(request, monkeypatch) -> io.StringIO:
+STREAMS = pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+
+
+def shown(show: Callable[..., None], what: object, stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", request.param())
-    return sys.stdout  # type: ignore[return-value]
+    monkeypatch.setattr(sys, "stdout", stream())
+    show(what, "the title")
+    return sys.stdout.getvalue()  # type: ignore[attr-defined]
 
 
-def test_every_case_is_a_row(shown) -> None:
-    show_cases(RESULTS, "the title")
-    text = shown.getvalue()
+@STREAMS
+def test_every_case_is_a_row(stream, monkeypatch) -> None:
+    text = shown(show_cases, RESULTS, stream, monkeypatch)
     for word in ("the title", "ms/step", "training step", "data", "2.00", "8000.0", "3.000", "1.00"):
         assert word in text
-    assert ("│" in text) == shown.isatty()
+    assert ("│" in text) == (stream is Terminal)
 
 
-def test_every_operation_is_a_row_and_a_link_without_beta_has_no_bandwidth(shown) -> None:
-    show_links(COSTS, "the title")
-    text = shown.getvalue()
+@STREAMS
+def test_every_operation_is_a_row_and_a_link_without_beta_has_no_bandwidth(stream, monkeypatch) -> None:
+    text = shown(show_links, COSTS, stream, monkeypatch)
     for word in ("the title", "alpha, us", "beta, ns/B", "p2p", "all together", "1.5", "1.0000", "1.00", "25 %"):
         assert word in text
     (row,) = [line for line in text.splitlines() if "p2p" in line]
@@ -45,8 +49,6 @@ def test_every_operation_is_a_row_and_a_link_without_beta_has_no_bandwidth(shown
 
 
 def test_plain_columns_are_aligned(monkeypatch) -> None:
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    show_cases(RESULTS, "the title")
-    lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = shown(show_cases, RESULTS, io.StringIO, monkeypatch).splitlines()
     assert len({len(line) for line in lines[1:]}) == 1
     assert lines[1].index("ms/step") + len("ms/step") == lines[2].index("2.00") + len("2.00")
