@@ -79,8 +79,8 @@ class Lora:
                 model is as it was then.
             UnsupportedError: peft is not installed, or the weights can not be quantised here.
 
-        Communication: broadcast, dp, 5 KB: the state of the random generator, and all_gather_object, a few bytes,
-            twice or more: all learn how it went.
+        Communication: broadcast, dp, 5 KB: the state of the random generator; and all_gather_object, a few bytes, twice
+        or more: all learn how it went.
         """
         require_peft()
         self._check(model, pretrained_dir, lora_config, bnb_quantization_config, quantize)
@@ -108,8 +108,8 @@ class Lora:
             CheckpointError: A file can not be written; on all ranks alike.
             UnsupportedError: peft is not installed, or safetensors is asked for and not installed.
 
-        Communication: an all_gather of the adapters if they are sharded, and all_gather_object, a few bytes, three
-            times.
+        Communication: that of `CheckpointIO.save_model` with the adapters alone, and twice all_gather_object, a few
+        bytes.
         """
         require_peft()
         adapted = _adapted(model)
