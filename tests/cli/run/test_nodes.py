@@ -159,7 +159,7 @@ def test_ranks_on_all_nodes_are_restarted_after_one_was_killed(cluster, program,
 
 def test_names_of_the_ssh_configuration_hold(cluster, program, tmp_path) -> None:
     cluster.ssh_config.write_text(
-        "Host first\n  HostName node1\nHost second\n  HostName node2\n  ProxyJump root@node3\n"
+        "Host first\n  HostName node1\nHost second\n  HostName node2\n  ProxyJump root@node3\nHost *\n"
         + cluster.ssh_config.read_text()
     )
     code, output, errors = cluster.run("--host", "first,second", str(program(HELLO)), folder=tmp_path)

@@ -70,7 +70,7 @@ def test_a_new_key_is_accepted_and_written_down_if_the_configuration_says_so(clu
 def test_a_jump_host_must_be_known_too(cluster, tmp_path) -> None:
     lines = cluster.known_hosts.read_text().splitlines(keepends=True)
     cluster.known_hosts.write_text("".join(line for line in lines if "node3" not in line))
-    cluster.ssh_config.write_text("Host node2\n  ProxyJump root@node3\n" + cluster.ssh_config.read_text())
+    cluster.ssh_config.write_text("Host node2\n  ProxyJump root@node3\nHost *\n" + cluster.ssh_config.read_text())
     errors = fails(cluster, tmp_path, "--host", "node1,node2")
     assert "  node2: root@node2:22 must " in errors
     assert "known_hosts" in errors
@@ -83,6 +83,12 @@ def test_a_key_that_is_not_let_in(cluster, tmp_path) -> None:
     errors = fails(cluster, tmp_path, "--host", "node1,node2")
     assert "  node1: root@node1:22 must let this user in without a password." in errors
     assert "  node2: root@node2:22 must let this user in without a password." in errors
+
+
+def test_a_user_without_any_key(cluster, tmp_path) -> None:
+    cluster.ssh_config.write_text("User root\n")
+    errors = fails(cluster, tmp_path, "--host", "node1,node2")
+    assert "  node1: root@node1:22 must let this user in without a password." in errors
 
 
 def test_a_node_without_the_python(cluster, tmp_path) -> None:

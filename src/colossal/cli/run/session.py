@@ -168,7 +168,7 @@ def _explain_refusal(error: Exception, address: str, name: str) -> str:
             f"{address} must show the key that is known of it. Found another one, {key}: the machine was set up anew, "
             f"or another one answers. If that is right, forget the old key: ssh-keygen -R {name}"
         )
-    if isinstance(error, AuthenticationException):
+    if isinstance(error, AuthenticationException) or "authentication methods" in str(error):
         return (
             f"{address} must let this user in without a password. Found that it does not: {error} "
             f"Try ssh {name}; ssh-copy-id {name} brings your key there."
