@@ -74,7 +74,7 @@ def _resume(bench: Bench) -> None:
 
 _PRECISION_PAGE = "features/mixed_precision_training_with_booster"
 _CLIPPING_PAGE = "features/gradient_clipping_with_booster"
-_SAVING_PAGE = "basics/booster_api"
+_SAVING_PAGE = "basics/booster_checkpoint"
 
 FEATURES = (
     Feature("cpu", "devices"),
@@ -92,7 +92,7 @@ FEATURES = (
     Feature("sharded", "checkpoints", _SAVING_PAGE, partial(_save, place="a", files="pytorch_model*.json", shard=True)),
     Feature("safetensors", "checkpoints", _SAVING_PAGE, _save_safetensors),
     Feature("resume", "checkpoints", _SAVING_PAGE, _resume),
-    Feature("async", "checkpoints", "", partial(_save, place="b.pt", files="b.pt", use_async=True)),
+    Feature("async", "checkpoints", _SAVING_PAGE, partial(_save, place="b.pt", files="b.pt", use_async=True)),
 )
 
 
