@@ -158,6 +158,21 @@ def test_a_run_may_go_on_in_another_precision(source, target, tmp_path) -> None:
     torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=rtol, atol=0)
 
 
+def test_a_model_that_is_loaded_alone_reaches_the_masters(tmp_path) -> None:
+    booster, model, optimizer = boosted(None, 0)
+    booster.save_model(model, tmp_path / "model")
+    again, twin, twin_optimizer = boosted("fp16_naive", 1)
+    again.load_model(twin, tmp_path / "model")
+    for group in twin_optimizer.param_groups:
+        group["lr"] = 0.0
+    run(again, twin, twin_optimizer, 1)
+    assert not twin_optimizer.scaler.dropped
+    for own, other in zip(twin_optimizer.parameters, optimizer.parameters, strict=True):
+        torch.testing.assert_close(own, other, rtol=2**-11, atol=2**-24)
+    for own, master in zip(twin.unwrap().parameters(), twin_optimizer.parameters, strict=True):
+        assert torch.equal(own, master.to(own.dtype))
+
+
 # ------------------------------------------------------------------------------------------ fp16_naive
 
 

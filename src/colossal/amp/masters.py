@@ -116,7 +116,7 @@ class MasterWeights:
         self._versions = {master: _changes(parameter) for master, parameter in self.pairs.items()}
 
     def refresh(self) -> None:
-        """Take the values of the working parameters over into the masters.
+        """Take the values of the working parameters over into the masters: elsewhere called ``update_master_params``.
 
         An element of a master whose rounded value is the working one already is kept: it is more exact. Only values
         that were written past the counter of changes that torch keeps, by ``parameter.data``, need this call.
