@@ -25,6 +25,8 @@ from torch.distributed import checkpoint as dcp
 import colossal
 from colossal.accelerator import get_accelerator
 from colossal.checkpoint_io import Alone, CheckpointIO, OneForAll
+from colossal.cluster import current_mesh
+from colossal.tensor import local_of
 
 TENSORS, ELEMENTS, SHARDS = 100, 1024 * 1024, 4
 CHUNK = 1 << 24
@@ -37,13 +39,13 @@ def build_model() -> nn.Module:
     if dist.is_initialized():
         from torch.distributed.fsdp import fully_shard
 
-        fully_shard(model, mesh=colossal.cluster.current_mesh().device_mesh["dp"])
+        fully_shard(model, mesh=current_mesh().device_mesh["dp"])
     return model
 
 
 def local_bytes(model: nn.Module) -> int:
     """Bytes that this rank holds."""
-    return sum(colossal.tensor.local_of(parameter).nbytes for parameter in model.parameters())
+    return sum(local_of(parameter).nbytes for parameter in model.parameters())
 
 
 class Contenders:
