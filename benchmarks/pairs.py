@@ -50,7 +50,8 @@ def race(by_hand: Step, by_booster: Step, pairs: int, steps: int, what: str = ""
         pairs: How many pairs of turns.
         steps: How many steps in a turn.
         what: Named in the report.
-        rtol: How far the losses may lie apart, where the ways round differently.
+        rtol: How far the losses of the first turns may lie apart, where the ways round differently and so drift apart
+            later; 0 compares all turns.
 
     Raises:
         AssertionError: The losses are not equal.
@@ -63,7 +64,8 @@ def race(by_hand: Step, by_booster: Step, pairs: int, steps: int, what: str = ""
             seconds, losses[name] = _seconds_of(ways[name], steps)
             if pair >= 0:
                 times[name].append(seconds / steps)
-    torch.testing.assert_close(losses["Booster"], losses["by hand"], rtol=rtol, atol=0.0)
+        if pair < 0 or not rtol:
+            torch.testing.assert_close(losses["Booster"], losses["by hand"], rtol=rtol, atol=0.0)
     ratios = [ours / theirs for ours, theirs in zip(times["Booster"], times["by hand"], strict=True)]
     mesh = current_mesh()
     report = [f"{mesh.world_size} ranks, {mesh.accelerator.name}, {pairs} pairs of {steps} steps{what and ', '}{what}"]
