@@ -332,6 +332,14 @@ def test_neither_transformers_nor_safetensors_is_imported() -> None:
         assert not [line for line in lines if re.match(r"\s*(import|from) (transformers|safetensors)", line)]
 
 
+def test_a_dtype_that_safetensors_do_not_know_is_refused(tmp_path: Path) -> None:
+    model = nn.ParameterDict({"wide": torch.zeros(2, dtype=torch.complex128)})
+    with pytest.raises(CheckpointError, match=r"Found wide \(torch.complex128\).*use_safetensors=False"):
+        IO.save_model(model, tmp_path / "model", use_safetensors=True)
+    IO.save_model(model, tmp_path / "model")
+    assert torch.equal(IO.load_model(nn.ParameterDict({"wide": model.wide + 1}), tmp_path / "model").wide, model.wide)
+
+
 def test_the_index_is_json_that_hugging_face_reads(tmp_path: Path) -> None:
     IO.save_model(nn.Linear(2, 2), tmp_path, shard=True, use_safetensors=True)
     assert json.loads((tmp_path / "model.safetensors.index.json").read_text()) == {

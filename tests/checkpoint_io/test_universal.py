@@ -8,6 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
@@ -15,7 +16,14 @@ from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.tensor import whole_of
 from colossal.testing import TOLERANCES, run_processes
 
-PLUGINS: dict[str, Any] = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin}
+
+def hybrid() -> TorchFSDPPlugin:
+    """Two replicas of two shards each."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    return TorchFSDPPlugin(process_group=mesh, sharding_strategy="HYBRID_SHARD")
+
+
+PLUGINS: dict[str, Any] = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin, "hybrid": hybrid}
 RUNS = [("none", 1), *((kind, size) for kind in ("ddp", "fsdp") for size in (1, 2, 4))]
 BEFORE, AFTER, GLOBAL_BATCH = 3, 3, 16
 HALVES = ["fp16", "fp16_naive", "bf16"]
@@ -120,6 +128,14 @@ def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> No
             for name, reached in rank.items():
                 assert_equal(reached, uninterrupted["none-1"], torch.float32)
                 assert_equal(reached, uninterrupted[name], torch.float32)
+
+
+def test_replicas_of_shards_go_on_too(tmp_path: Path) -> None:
+    kinds = [("hybrid", 4), ("fsdp", 2), ("none", 1)]
+    saved = {f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path))[0] for kind, size in kinds}
+    for kind, size in kinds:
+        for reached in run_processes(load_all, size, kind, str(tmp_path), list(saved))[0].values():
+            assert_equal(reached, saved["none-1"], torch.float32)
 
 
 @pytest.mark.parametrize("precision", HALVES)

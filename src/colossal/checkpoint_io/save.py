@@ -12,12 +12,14 @@ import torch
 from colossal.checkpoint_io.blocks import bytes_of, digest_of, write_block
 from colossal.checkpoint_io.destination import Destination
 from colossal.checkpoint_io.entries import Entry, Share, deal_out
-from colossal.checkpoint_io.header import Header
+from colossal.checkpoint_io.header import CODES, Header
+from colossal.checkpoint_io.naming import listing
 from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.snapshot import Arena, Arenas
 from colossal.checkpoint_io.staging import cannot_write, sync
 from colossal.checkpoint_io.torch_file import write_torch
 from colossal.checkpoint_io.writers import Writers
+from colossal.errors import CheckpointError
 from colossal.tensor import Region
 
 _THREADS = 2  # one hashes while the other one writes
@@ -92,6 +94,7 @@ class SafeSave(Save):
 
     def __init__(self, files: Sequence[Sequence[Entry]], save_id: str, rank: int, plain: Any = None) -> None:
         super().__init__(files, save_id)
+        _check_dtypes(files)
         self._shares = deal_out(files, rank)
         self._own = [share for share in self._shares if share.rank == rank]
         self._contents = [share.tensor for share in self._own if share.tensor is not None]
@@ -236,6 +239,18 @@ def carry_out(save: Save, writers: Writers, destination: Destination) -> None:
         writers.write(lambda: destination.commit(save.names, save.total_size, save.save_id))
     finally:
         destination.close()
+
+
+def _check_dtypes(files: Sequence[Sequence[Entry]]) -> None:
+    foreign = [
+        f"{entry.names[0]} ({entry.value.dtype})" for each in files for entry in each if entry.value.dtype not in CODES
+    ]
+    if foreign:
+        raise CheckpointError(
+            f"A safetensors file can hold the dtypes {', '.join(sorted(CODES.values()))}. Found "
+            f"{listing(f'{entry.names[0]} ({entry.value.dtype})' for entry in foreign)}. "
+            "Pass use_safetensors=False for such a model, or cast these tensors."
+        )
 
 
 def _distinct(content: dict[str, Any]) -> list[torch.Tensor]:

@@ -121,9 +121,10 @@ class Steps:
         self._io.synchronize()
         there = self._io.writers.gather(lambda: _steps(self._root))[0]
         if not there or (step is not None and step not in there):
+            wanted = "" if step is None else f" with step {step} among them"
             raise CheckpointError(
-                f"Loading needs a state that was saved. Found steps {listing(there) or 'none'} in {self._root}, and "
-                f"{'none' if step is None else f'not step {step}'} to load. Check the path, or begin from the start."
+                f"Loading needs states that were saved{wanted}. Found {listing(there) or 'none'} in {self._root}. "
+                "Check the path, or begin from the start: latest_step tells whether there is anything to load."
             )
         chosen = there[-1] if step is None else step
         try:
