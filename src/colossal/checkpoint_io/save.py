@@ -242,13 +242,11 @@ def carry_out(save: Save, writers: Writers, destination: Destination) -> None:
 
 
 def _check_dtypes(files: Sequence[Sequence[Entry]]) -> None:
-    foreign = [
-        f"{entry.names[0]} ({entry.value.dtype})" for each in files for entry in each if entry.value.dtype not in CODES
-    ]
+    entries = [entry for each in files for entry in each]
+    foreign = [f"{entry.names[0]} ({entry.value.dtype})" for entry in entries if entry.value.dtype not in CODES]
     if foreign:
         raise CheckpointError(
-            f"A safetensors file can hold the dtypes {', '.join(sorted(CODES.values()))}. Found "
-            f"{listing(f'{entry.names[0]} ({entry.value.dtype})' for entry in foreign)}. "
+            f"A safetensors file can hold the dtypes {', '.join(sorted(CODES.values()))}. Found {listing(foreign)}. "
             "Pass use_safetensors=False for such a model, or cast these tensors."
         )
 
