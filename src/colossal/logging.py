@@ -1,6 +1,7 @@
 """A logger that knows its rank."""
 
 import logging
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, final
@@ -12,6 +13,18 @@ from colossal.errors import ConfigError
 Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 _FORMAT = "%(asctime)s %(name)s %(levelname)s: %(message)s"
+
+
+class _StandardError(logging.StreamHandler[Any]):
+    """Writes to what is standard error when a message comes, not to what was when the logger was made."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        """The standard error of now."""
+        return sys.stderr
 
 
 @final
@@ -38,7 +51,7 @@ class DistributedLogger:
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
         if not self._logger.handlers:
-            handler = logging.StreamHandler()
+            handler = _StandardError()
             handler.setFormatter(logging.Formatter(_FORMAT))
             self._logger.addHandler(handler)
             self._logger.setLevel(logging.INFO)

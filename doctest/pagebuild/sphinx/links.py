@@ -1,8 +1,11 @@
 """Links of the Sphinx site: words in docstrings that are documented objects, and names of other libraries."""
 
+import ast
 import builtins
+import inspect
 from collections.abc import Iterator
 from importlib import import_module
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 from docutils import nodes
@@ -70,7 +73,22 @@ class Linker:
 def named_in(module: str, name: str) -> Any:
     """The object that a name stands for inside a module; None if there is none."""
     head, *rest = name.split(".")
-    return _inside(vars(import_module(module)).get(head), rest)
+    found = import_module(module)
+    if head in vars(found):
+        return _inside(vars(found)[head], rest)
+    elsewhere = _imported_for_types(found).get(head)
+    return imported(".".join([elsewhere, *rest])) if elsewhere else None
+
+
+def _imported_for_types(module: ModuleType) -> dict[str, str]:
+    """The full names behind the names that a module imports for its annotations only."""
+    names: dict[str, str] = {}
+    for block in ast.parse(inspect.getsource(module)).body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            for line in block.body:
+                if isinstance(line, ast.ImportFrom):
+                    names |= {one.asname or one.name: f"{line.module}.{one.name}" for one in line.names}
+    return names
 
 
 def imported(name: str) -> Any:

@@ -26,7 +26,13 @@ class Background:
         self._large: list[Future[None]] = []
         self._failed = False
 
-    def submit(self, job: Callable[[], None], large: bool = False, always: bool = False) -> None:
+    def submit(
+        self,
+        job: Callable[[], None],
+        large: bool = False,
+        always: bool = False,
+        lastly: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start a save as soon as those before it are done.
 
         Args:
@@ -34,21 +40,23 @@ class Background:
                 builds on a failed save must not be put in place.
             large: It holds much memory until it is done.
             always: Carry it out whatever happened before.
+            lastly: Done in the end, whether the job was carried out or not.
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="colossal-checkpoint")
-        self._pending.append(self._pool.submit(self._run, job, always))
+        self._pending.append(self._pool.submit(self._run, job, always, lastly))
         _UNFINISHED.add(self)
         self._large.extend([self._pending[-1]] if large else [])
 
-    def _run(self, job: Callable[[], None], always: bool) -> None:
-        if self._failed and not always:
-            return
+    def _run(self, job: Callable[[], None], always: bool, lastly: Callable[[], None]) -> None:
         try:
-            job()
+            if always or not self._failed:
+                job()
         except BaseException:
             self._failed = True
             raise
+        finally:
+            lastly()
 
     def make_room(self, large: bool) -> None:
         """Wait until few enough large saves are unfinished for another copy to be held in memory.

@@ -47,8 +47,7 @@ class Saver:
         large = save.total_size > _LARGE_BYTES
         self._background.make_room(large)
         give_back = save.copy(self._writers, self._arenas)
-        self._background.submit(partial(carry_out, save, self._beside(), where), large)
-        self._background.submit(give_back, always=True)
+        self._background.submit(partial(carry_out, save, self._beside(), where), large, lastly=give_back)
 
     def after(self, job: Callable[[], None], use_async: bool, always: bool) -> None:
         """Do something on the first rank once everything saved so far is on the disk.

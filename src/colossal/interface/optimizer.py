@@ -52,7 +52,7 @@ class OptimizerWrapper:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """All parameters of all groups: masters, where there are some."""
+        """The parameters of all groups, and masters where there are some."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @property

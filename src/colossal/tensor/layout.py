@@ -128,7 +128,7 @@ class Layout:
 
     @cached_property
     def holders(self) -> dict[Region, tuple[int, ...]]:
-        """The ranks that hold each region that has elements: several where the tensor is replicated."""
+        """The ranks that hold each region with elements, several of them where the tensor is replicated."""
         holders: dict[Region, tuple[int, ...]] = {}
         for rank, region in self.regions.items():
             if region.numel:

@@ -61,7 +61,7 @@ class FP16ApexMixedPrecision(MixedPrecision):
         master_weights: Keep float32 masters.
         loss_scale: A constant scale, or ``"dynamic"``.
         cast_model_outputs: What outputs are cast to.
-        num_losses: 1.
+        num_losses: How many losses there are, which must be 1.
         verbosity: How much apex prints; 0 for nothing.
         min_loss_scale: The scale does not fall below it.
         max_loss_scale: The scale does not grow above it.

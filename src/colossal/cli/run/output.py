@@ -5,7 +5,8 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import final
+from contextlib import suppress
+from typing import TextIO, final
 
 import click
 
@@ -74,4 +75,13 @@ class Printer:
                 stream.flush()
             except OSError:
                 self._broken = True
+                _silence(stream)
                 raise
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what is left in a stream go nowhere, or Python would fail on it at exit, with a status of its own."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
