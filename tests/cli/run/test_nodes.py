@@ -32,7 +32,9 @@ def test_every_node_runs_its_ranks_and_is_named_in_front_of_its_lines(cluster, p
         for node in range(2)
         for local in range(2)
     ]
-    assert own(errors) == ["node1 | err from 0", "node2 | err from 1"]
+    # torchrun itself may have something to say on a busy machine, where one node's agent leaves before the other's.
+    from_ranks = [line for line in own(errors) if "err from" in line]
+    assert from_ranks == ["node1 | err from 0", "node2 | err from 1"]
 
 
 def test_a_hostfile_gives_each_node_its_slots_and_the_master_is_node_0(cluster, program, tmp_path) -> None:
