@@ -32,9 +32,9 @@ def types(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def tests(session: nox.Session) -> None:
-    """All tests; ``nox -s tests -- tests/comm`` runs some."""
+    """All tests, two files at a time; ``nox -s tests -- tests/comm`` runs some, one after the other."""
     install(session, "tests")
-    session.run("pytest", *session.posargs)
+    session.run("pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile", "--durations", "40"]))
 
 
 @nox.session(reuse_venv=True)
