@@ -14,7 +14,7 @@ import pytest
 
 FLOORS = (
     ("errors", "logging", "typing", "_typing"),
-    ("cluster", "accelerator"),
+    ("cluster", "accelerator", "_native"),
     ("comm",),
     ("kernel",),
     ("tensor", "lazy"),

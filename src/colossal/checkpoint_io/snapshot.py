@@ -1,6 +1,5 @@
 """Copies in host memory: what lets training go on while a checkpoint is written."""
 
-import ctypes
 import mmap
 import os
 import threading
@@ -10,6 +9,7 @@ from typing import final
 import torch
 
 from colossal.checkpoint_io.parallel import in_threads
+from colossal.kernel import stream_copy
 
 _ALIGN = 64
 _HUGE_PAGE = 1 << 21
@@ -116,4 +116,4 @@ def _copy_on_host(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 def _move(pieces: Sequence[tuple[int, int, int]]) -> None:
     for target, source, length in pieces:
-        ctypes.memmove(target, source, length)
+        stream_copy(target, source, length)

@@ -62,6 +62,21 @@ def _float8() -> str:
     return f"torch's, on {device.type}"
 
 
+def _stream_copy() -> str:
+    import torch
+
+    from colossal._native import library
+    from colossal.kernel import stream_copy
+
+    library("cpu/copy")
+    source = torch.arange(100_003)
+    target = torch.zeros_like(source)
+    stream_copy(target.data_ptr(), source.data_ptr(), source.nbytes)
+    if not torch.equal(source, target):
+        raise ArithmeticError("a copy differs from its original")
+    return "built, on cpu"
+
+
 def _xxhash() -> str:
     import xxhash
 
@@ -74,9 +89,10 @@ KERNELS = (
     Kernel("fused Adam", "one kernel for each operation of the update", lambda: _adam("fused")),
     Kernel("foreach Adam", "a loop over the parameters", lambda: _adam("foreach")),
     Kernel("float8 matrix product", "the product in a wider type, rounded through float8", _float8),
+    Kernel("streaming copy", "an ordinary copy, for which asynchronous saves block longer", _stream_copy),
     Kernel("xxHash checksums", "none: the package is required", _xxhash),
 )
-"""What the library uses of torch and of its packages today; a kernel of its own adds a line here."""
+"""What the library uses of torch, of its packages, and of its own."""
 
 
 def look() -> Iterator[Row]:

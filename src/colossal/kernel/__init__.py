@@ -1,0 +1,5 @@
+"""Arithmetic and copies where the way they are done matters: fast implementations, and what takes their place."""
+
+from colossal.kernel.copy import stream_copy
+
+__all__ = ["stream_copy"]
