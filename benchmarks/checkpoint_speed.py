@@ -58,6 +58,8 @@ class Contenders:
         self.buffer = memoryview(bytearray(torch.ones(CHUNK, dtype=torch.uint8).numpy().tobytes()))
         self.target = bytearray(CHUNK)
         self.pending: Any = None
+        # The thread that saves for dcp must not meet the barriers of the main thread in one group.
+        self.dcp_group = dist.new_group() if dist.is_initialized() else None
         self.rank = dist.get_rank() if dist.is_initialized() else 0
 
     def path(self, name: str) -> Path:
@@ -124,7 +126,9 @@ class Contenders:
 
     def start_dcp(self) -> None:
         """Begin an asynchronous save by torch.distributed.checkpoint."""
-        self.pending = dcp.async_save({"model": self.model.state_dict()}, checkpoint_id=self.path("dcp"))
+        self.pending = dcp.async_save(
+            {"model": self.model.state_dict()}, checkpoint_id=self.path("dcp"), process_group=self.dcp_group
+        )
 
     def finish_dcp(self) -> None:
         """Wait for it."""
