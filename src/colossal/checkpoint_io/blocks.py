@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Self, final
 
@@ -18,7 +19,8 @@ BLOCK_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 20  # read and hashed before it leaves the cache of the core
 
 
-def cut_blocks(region: Region, itemsize: int) -> list[Region]:
+@lru_cache(4096)
+def cut_blocks(region: Region, itemsize: int) -> tuple[Region, ...]:
     """Cut a region along its first dimension into blocks of at most `BLOCK_BYTES`, where that is possible.
 
     Args:
@@ -29,14 +31,14 @@ def cut_blocks(region: Region, itemsize: int) -> list[Region]:
         The blocks; none for a region without elements.
     """
     if not region.numel:
-        return []
+        return ()
     if not region.shape:
-        return [region]
+        return (region,)
     rows = max(1, BLOCK_BYTES * region.shape[0] // (region.numel * itemsize))
-    return [
+    return tuple(
         Region((region.start[0] + at, *region.start[1:]), (min(rows, region.shape[0] - at), *region.shape[1:]))
         for at in range(0, region.shape[0], rows)
-    ]
+    )
 
 
 def runs_of(region: Region, shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int, int]]:

@@ -49,12 +49,12 @@ class Entry:
                 f"{layout.ranks}, and only ranks {tuple(ranks)} here. Use the booster's own save and load, or "
                 "CheckpointIO(OneForAll())."
             )
-        return cls(tuple(names), value.detach(), layout)
+        return cls(tuple(names), value, layout)
 
     @property
     def num_bytes(self) -> int:
         """Size of the whole tensor."""
-        return Region.whole(self.value.shape).numel * self.value.dtype.itemsize if self.layout else 0
+        return self.value.numel() * self.value.dtype.itemsize if self.layout else 0
 
     @property
     def fingerprint(self) -> str:
@@ -124,11 +124,12 @@ def deal_out(files: Sequence[Sequence[Entry]], own_rank: int) -> list[Share]:
     for number, entries in enumerate(files):
         for entry in entries:
             assert entry.layout is not None, "values that are no tensors have no blocks"
-            local, itemsize = local_of(entry.value), entry.value.dtype.itemsize
+            itemsize = entry.value.dtype.itemsize
+            local = local_of(entry.value).detach() if own_rank in entry.layout.ranks else None
             for region, holders in entry.layout.holders.items():
                 for block in cut_blocks(region, itemsize):
                     rank = min(holders, key=lambda each: (load.get(each, 0), each))
                     load[rank] = load.get(rank, 0) + block.numel * itemsize
-                    part = local[block.inside(region).slices] if rank == own_rank else None
+                    part = local[block.inside(region).slices] if local is not None and rank == own_rank else None
                     shares.append(Share(number, entry.names[0], block, rank, part))
     return shares

@@ -217,7 +217,7 @@ class TorchSave(Save):
     def _gather(self, entries: Sequence[Entry], writers: Writers) -> dict[str, Any]:
         content: dict[str, Any] = {}
         for entry in entries:
-            value = self._whole(entry.value) if entry.layout else entry.value
+            value = self._whole(entry.value).detach() if entry.layout else entry.value
             content.update(dict.fromkeys(entry.names, value) if writers.leads else {})
         return content
 

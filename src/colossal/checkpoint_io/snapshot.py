@@ -109,7 +109,7 @@ def _copy_on_host(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for at in range(0, source.nbytes, _PIECE_BYTES):
             length = min(_PIECE_BYTES, source.nbytes - at)
             pieces.append((target.data_ptr() + at, source.data_ptr() + at, length))
-    threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     share = max(1, -(-len(pieces) // threads))
     in_threads(_move, [pieces[at : at + share] for at in range(0, len(pieces), share)], threads)
 

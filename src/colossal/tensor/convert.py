@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed as dist
@@ -31,15 +33,10 @@ def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout:
         (4, 2)
     """
     if not _is_dtensor(tensor):
-        return Layout(tuple(tensor.shape), tuple(ranks))
+        return _shared(tuple(tensor.shape), tuple(ranks))
     sharded: Any = tensor
-    mesh = sharded.device_mesh.mesh
-    return Layout(
-        tuple(tensor.shape),
-        tuple(mesh.flatten().tolist()),
-        tuple(mesh.shape),
-        tuple(_cut(placement) for placement in sharded.placements),
-    )
+    ranks, grid = _grid_of(sharded.device_mesh)
+    return _shared(tuple(tensor.shape), ranks, grid, tuple(_cut(placement) for placement in sharded.placements))
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,8 +57,9 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not _is_dtensor(tensor):
         return tensor
-    sharded: Any = tensor.detach()
-    return sharded.to_local()
+    sharded: Any = tensor
+    with torch.no_grad():  # which spares an operation of autograd
+        return sharded.to_local()
 
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -118,6 +116,19 @@ def _is_dtensor(tensor: torch.Tensor) -> bool:
     """Tell without importing DTensor, which takes as long as half of torch: nobody has one who did not import it."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+_GRIDS: WeakKeyDictionary[Any, tuple[tuple[int, ...], tuple[int, ...]]] = WeakKeyDictionary()
+
+
+def _grid_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks and the shape of a mesh, which torch computes anew whenever it is asked."""
+    if mesh not in _GRIDS:
+        _GRIDS[mesh] = tuple(mesh.mesh.flatten().tolist()), tuple(mesh.mesh.shape)
+    return _GRIDS[mesh]
+
+
+_shared = lru_cache(4096)(Layout)  # a model has many tensors, and few layouts, each of which computes its regions once
 
 
 def _cut(placement: Any) -> int | None:
