@@ -1,0 +1,56 @@
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+
+from colossal.errors import UnsupportedError
+from colossal.tensor import Layout, layout_of, local_of, shard_groups, whole_of
+from colossal.testing import run_processes
+
+PLACEMENTS = (
+    (Replicate(), Replicate()),
+    (Replicate(), Shard(0)),
+    (Shard(1), Replicate()),
+    (Shard(0), Shard(1)),
+    (Shard(1), Shard(0)),
+    (Shard(1), Shard(1)),
+)
+
+
+def check_bridge() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    rank = torch.distributed.get_rank()
+    whole = torch.arange(35.0).reshape(5, 7)
+    for placements in PLACEMENTS:
+        tensor = torch.nn.Parameter(distribute_tensor(whole.clone(), mesh, placements))
+        layout = layout_of(tensor)
+        local = local_of(tensor)
+        assert not local.requires_grad
+        assert torch.equal(local, whole[layout.region(rank).slices]), placements
+        with torch.no_grad():
+            local += 1
+        assert torch.equal(whole_of(tensor), whole + 1), "the local part shares the memory"
+        cutting = [mesh.get_group(axis) for axis, cut in enumerate(placements) if isinstance(cut, Shard)]
+        assert list(shard_groups(tensor)) == cutting
+        assert layout_of(tensor) is layout_of(torch.nn.Parameter(tensor.detach().clone())), "layouts are shared"
+
+
+def test_layouts_are_those_of_dtensor() -> None:
+    run_processes(check_bridge, 4)
+
+
+def check_refusal() -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    with pytest.raises(UnsupportedError, match=r"Found the placement P.*Redistribute"):
+        layout_of(DTensor.from_local(torch.ones(3), mesh, [Partial()]))
+
+
+def test_a_partial_sum_has_no_layout() -> None:
+    run_processes(check_refusal, 2)
+
+
+def test_a_plain_tensor_is_whole_on_each_rank() -> None:
+    tensor = torch.ones(2, 3, requires_grad=True)
+    assert layout_of(tensor, (4, 5)) == Layout((2, 3), (4, 5))
+    assert local_of(tensor) is tensor
+    assert whole_of(tensor) is tensor
+    assert shard_groups(tensor) == ()
