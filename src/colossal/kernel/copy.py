@@ -19,6 +19,14 @@ def stream_copy(target: int, source: int, num_bytes: int) -> None:
         target: Address of the copy.
         source: Address of the original, which does not overlap with the copy.
         num_bytes: How much is copied.
+
+    Example:
+        >>> import torch
+        >>> from colossal.kernel import stream_copy
+        >>> source, target = torch.arange(4), torch.zeros(4, dtype=torch.long)
+        >>> stream_copy(target.data_ptr(), source.data_ptr(), source.nbytes)
+        >>> target
+        tensor([0, 1, 2, 3])
     """
     _implementation()(target, source, num_bytes)
 
