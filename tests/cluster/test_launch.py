@@ -177,6 +177,25 @@ def test_a_peer_that_never_comes_is_an_error_within_the_timeout(rank) -> None:
     assert time.monotonic() - started < 20
 
 
+def launch_slowly(port: int) -> tuple[float, float]:
+    """Return when this rank was connected, and when it was launched."""
+    connect, connected = dist.init_process_group, []
+
+    def connect_and_dawdle(*args: object, **options: object) -> None:
+        connect(*args, **options)
+        time.sleep(0.5 * dist.get_rank())
+        connected.append(time.monotonic())
+
+    dist.init_process_group = connect_and_dawdle
+    colossal.launch(int(os.environ["TEST_RANK"]), 2, "127.0.0.1", port, verbose=False)
+    return connected[0], time.monotonic()
+
+
+def test_nobody_is_launched_and_may_end_before_all_are_connected() -> None:
+    moments = run_processes(launch_slowly, 2, free_port(), form=False, environment={"TEST_RANK": "{rank}"})
+    assert min(launched for _, launched in moments) >= max(connected for connected, _ in moments)
+
+
 def lose_the_peer(port: int) -> str:
     rank = int(os.environ["TEST_RANK"])
     mesh = colossal.launch(rank, 2, "127.0.0.1", port, verbose=False, timeout_seconds=4)

@@ -13,7 +13,7 @@ from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.leave import leave
 from colossal.cluster.link_cost import link_cost_of_environment
 from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
-from colossal.cluster.rendezvous import Member, find_local_rank, form_world, meet
+from colossal.cluster.rendezvous import Member, find_local_rank, form_world, meet, wait_for_all
 from colossal.cluster.schedulers import openmpi_host, openmpi_port, slurm_host, slurm_port
 from colossal.errors import ConfigError, LaunchError
 from colossal.logging import get_dist_logger
@@ -247,6 +247,7 @@ def _join(
     form_world(backend, store, rank, world_size, seconds)
     _seed_everything(seed, accelerator)
     mesh = ParallelMesh(local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost)
+    wait_for_all(backend, rank, world_size, seconds)
     leave_ambient(mesh)
     atexit.unregister(leave)
     atexit.register(leave)

@@ -2,10 +2,13 @@
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import final
 
+import torch
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
@@ -100,10 +103,27 @@ def form_world(backend: str, store: dist.Store, rank: int, world_size: int, seco
     Raises:
         LaunchError: A process did not connect in time.
     """
-    try:
+    with _connecting(rank, world_size, seconds):
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=seconds)
         )
+
+
+def wait_for_all(backend: str, rank: int, world_size: int, seconds: float) -> None:
+    """Wait until all processes are connected: one with little to do could end, and be missed by the slower ones.
+
+    Raises:
+        LaunchError: A process was not connected in time.
+    """
+    if "gloo" in backend:  # NCCL opens its connections when they are first used
+        with _connecting(rank, world_size, seconds):
+            dist.all_reduce(torch.zeros(()))
+
+
+@contextmanager
+def _connecting(rank: int, world_size: int, seconds: float) -> Iterator[None]:
+    try:
+        yield
     except (dist.DistError, RuntimeError) as error:
         raise LaunchError(
             f"All {world_size} processes must connect to each other within {seconds:g} s. Found that rank {rank} "

@@ -244,6 +244,7 @@ def _call(order: _Order) -> Any:
             world_size=order.size,
             timeout=timedelta(seconds=order.timeout_seconds),
         )
+        dist.barrier()  # a function that does nothing must not end before the others are connected
     return function(*args, **kwargs)
 
 

@@ -37,11 +37,13 @@ import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 subprocess.Popen(["sleep", "600"], start_new_session=True)
-if os.fork() == 0:
+child = os.fork()
+if child == 0:
     os.setsid()
     if os.fork() == 0:
         time.sleep(600)
     os._exit(0)
+os.waitpid(child, 0)  # so that there is a grandchild
 os.write(1, b"up\\n")  # in one piece, unlike print
 time.sleep(600)
 """
