@@ -91,6 +91,17 @@ def test_loads_nothing_from_a_folder_that_others_can_write_to(sources: Path, tmp
     assert list((tmp_path / "temporary" / f"colossal-native-{os.getuid()}").glob("*.so"))
 
 
+def test_a_user_without_a_home_builds_elsewhere(sources: Path, tmp_path: Path, monkeypatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    assert sources.is_dir()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(native.Path, "home", no_home)
+    assert native.library("answer").answer() == 42
+    assert list((tmp_path / "temporary").rglob("*.so"))
+
+
 def test_does_not_follow_a_link_that_stands_for_the_folder(sources: Path, tmp_path: Path) -> None:
     assert sources.is_dir()
     elsewhere = tmp_path / "elsewhere"

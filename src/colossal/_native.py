@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -94,8 +95,9 @@ def _version(compiler: str) -> str:
 
 def _cache() -> Path:
     """Return a folder for libraries that only this user can write to."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    places = (home / "colossal" / "native", Path(tempfile.gettempdir()) / f"colossal-native-{os.getuid()}")
+    places = [Path(tempfile.gettempdir()) / f"colossal-native-{os.getuid()}"]
+    with suppress(RuntimeError):  # a user without a home
+        places.insert(0, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "colossal" / "native")
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True, mode=0o700)
