@@ -59,7 +59,7 @@ class Contenders:
         self.target = bytearray(CHUNK)
         self.pending: Any = None
         # The thread that saves for dcp must not meet the barriers of the main thread in one group.
-        self.dcp_group = dist.new_group() if dist.is_initialized() else None
+        self.dcp_group: Any = dist.new_group() if dist.is_initialized() else None
         self.rank = dist.get_rank() if dist.is_initialized() else 0
 
     def path(self, name: str) -> Path:
