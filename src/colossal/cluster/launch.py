@@ -53,7 +53,8 @@ def launch(
         LaunchError: The numbers contradict each other, the port is taken, or a peer did not come in time.
         ConfigError: This machine lacks the backend or the device.
 
-    Communication: every process contacts the store of rank 0, then opens connections to its peers.
+    Communication: every process contacts the store of rank 0, then opens connections to its peers; with gloo nobody
+    returns before all are connected.
 
     Example:
         >>> import socket
