@@ -16,6 +16,7 @@ from colossal.cli.run.outcome import Ending, NodeEnd, lost
 from colossal.cli.run.output import Lines, Printer
 
 _POLL_SECONDS = 0.5
+_GUARD_SECONDS = 10.0
 
 
 @final
@@ -56,7 +57,16 @@ class Node:
                 end = self._next(printer)
             except OSError as error:
                 tell(error)  # nobody reads our output: go on listening until the node has ended
+        if end.ending is not Ending.LOST:
+            self._wait_for_guard()
         tell(end)
+
+    def _wait_for_guard(self) -> None:
+        """Wait until the link is down, which it is when the supervisor's guard, the last process there, has left."""
+        deadline = time.monotonic() + _GUARD_SECONDS
+        with suppress(OSError):
+            while self.link.receive(_POLL_SECONDS) != b"" and time.monotonic() < deadline:
+                continue
 
     def _next(self, printer: Printer) -> NodeEnd | None:
         """Take in what comes next; return the end if it is that."""
