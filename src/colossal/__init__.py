@@ -6,6 +6,8 @@ The public names below are loaded when they are first used, so that ``import col
 import importlib
 from typing import TYPE_CHECKING
 
+from colossal._registration import register
+
 if TYPE_CHECKING:
     from colossal.booster import Booster
     from colossal.cluster import (
@@ -40,6 +42,9 @@ __all__ = [
     "launch_from_slurm",
     "launch_from_torch",
 ]
+
+
+register()
 
 
 def __getattr__(name: str) -> object:

@@ -64,7 +64,9 @@ def _sources() -> Path:
 
 def _built(source: Path) -> Path:
     compiler = _compiler()
-    key = hashlib.sha256(source.read_bytes())
+    key = hashlib.sha256()
+    for file in (source, *sorted(source.with_suffix("").glob("*.h"))):
+        key.update(file.read_bytes())
     for part in (compiler, _version(compiler), platform.machine(), *_FLAGS):
         key.update(part.encode())
     folder = _cache()

@@ -8,6 +8,7 @@
     ├── MeshError         (ValueError)           sizes and axes that do not fit the world
     ├── PlanError         (ValueError)           a parallel plan that does not fit its model
     ├── ShapeError        (ValueError)           a tensor of the wrong shape, dtype or device
+    ├── CommunicationError (RuntimeError)        a peer that is lost, late, or does something else
     ├── CheckpointError   (RuntimeError)         a file that is missing, damaged or of another model
     └── UnsupportedError  (NotImplementedError)  a valid request that this plugin, model or device cannot honour
 
@@ -38,6 +39,10 @@ class PlanError(ColossalError, ValueError):
 
 class ShapeError(ColossalError, ValueError):
     """A tensor has a shape, dtype or device that an operation cannot take."""
+
+
+class CommunicationError(ColossalError, RuntimeError):
+    """Ranks that should communicate do not: one is lost, late, or calls something else."""
 
 
 class CheckpointError(ColossalError, RuntimeError):

@@ -1,0 +1,65 @@
+// Sleeping until another process writes to a word.
+
+#pragma once
+
+#if !defined(__linux__)
+#error "memory is shared between processes on Linux only"
+#endif
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstdint>
+
+namespace colossal {
+
+inline int64_t now_ns() {
+  timespec at;
+  clock_gettime(CLOCK_MONOTONIC, &at);
+  return at.tv_sec * int64_t{1000000000} + at.tv_nsec;
+}
+
+// Sleep while the word is `seen`, at most so long; may wake up for nothing.
+inline void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, int64_t ns) {
+  const timespec span{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, seen, &span, nullptr, 0);
+}
+
+inline void futex_wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// A handle of another process that does not pass on to the next one of its number; -1 where there are none.
+inline int open_process(int pid) {
+#if defined(SYS_pidfd_open)
+  return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+#else
+  (void)pid;
+  return -1;
+#endif
+}
+
+inline bool process_lives(int handle, int pid) {
+  if (handle >= 0) {
+    pollfd ended{handle, POLLIN, 0};
+    return poll(&ended, 1, 0) == 0;
+  }
+  return kill(pid, 0) == 0 || errno != ESRCH;
+}
+
+}  // namespace colossal

@@ -1,0 +1,69 @@
+"""The backend ``shm`` of torch.distributed: collectives of ranks that share a host, at the speed of its memory.
+
+.. code-block:: text
+
+    segment.py   the memory, and how the ranks find it
+    engine.py    the compiled library: csrc/cpu/shm.cpp
+    fault.py     why a group is broken, in words
+    work.py      what is under way
+    group.py     the process group that torch.distributed sees
+"""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed as dist
+
+from colossal.comm.shm.engine import Engine, functions
+from colossal.comm.shm.group import SharedMemoryGroup
+from colossal.comm.shm.segment import share
+from colossal.errors import UnsupportedError
+
+__all__ = ["SharedMemoryGroup", "create"]
+
+
+def create(options: Any, _: object = None) -> SharedMemoryGroup:
+    """Make a group; torch.distributed calls this for ``backend="shm"``.
+
+    Args:
+        options: torch's: store, rank, size, timeout and global ranks.
+
+    Returns:
+        The group.
+
+    Raises:
+        UnsupportedError: The ranks are on several hosts, the library cannot be built, or there is no memory; on all
+            ranks alike.
+
+    Communication: every rank writes to the store and reads what the others wrote.
+
+    Example:
+        >>> import torch
+        >>> import colossal  # registers the backend
+        >>> from torch import distributed as dist
+        >>> dist.init_process_group("shm", store=dist.HashStore(), rank=0, world_size=1)
+        >>> dist.get_backend()
+        'shm'
+        >>> dist.destroy_process_group()
+    """
+    rank, size = options.group_rank, options.group_size
+    return _create(options.store, rank, size, options.timeout, list(options.global_ranks_in_group) or list(range(size)))
+
+
+def _create(store: dist.Store, rank: int, size: int, timeout: timedelta, ranks: list[int]) -> SharedMemoryGroup:
+    problem, num_bytes = "", 0
+    try:
+        library = functions()
+    except UnsupportedError as error:
+        problem = str(error)
+    else:
+        most = library["max_ranks"]()
+        problem = f"there are {size} ranks, and at most {most} can share memory" if size > most else ""
+        num_bytes = 0 if problem else library["bytes"](size)
+    descriptor, pids = share(dist.PrefixStore("shm/", store), rank, size, num_bytes, problem)
+    try:
+        engine = Engine(descriptor, rank, pids, ranks)
+    finally:
+        os.close(descriptor)
+    return SharedMemoryGroup(store, engine, timeout)

@@ -1,0 +1,126 @@
+"""Memory that the processes of one host share.
+
+It has no name: a process opens it through the entry that another one has in ``/proc``, which the kernel grants to the
+same user only. So there is nothing to guess, nothing that another job could meet, nothing whose size is limited by
+``/dev/shm``, and nothing to clean up: the memory is free when the last process that uses it has ended, however it ends.
+"""
+
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from torch import distributed as dist
+
+from colossal.errors import UnsupportedError
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What one process tells the others: where it runs, where the memory is to be found, and what went wrong."""
+
+    host: str = ""
+    pid: int = 0
+    descriptor: int = -1
+    problem: str = ""
+
+
+def share(store: dist.Store, rank: int, size: int, num_bytes: int, problem: str = "") -> tuple[int, list[int]]:
+    """Get memory that all ranks see, full of zeros.
+
+    Args:
+        store: Where the ranks of this group find each other, and no other group does.
+        rank: This process's rank in the group.
+        size: Number of ranks.
+        num_bytes: How much memory.
+        problem: Why this rank cannot take part, if it already knows.
+
+    Returns:
+        A descriptor of the memory, which the caller closes, and the process identifier of each rank.
+
+    Raises:
+        UnsupportedError: The ranks are on several hosts, or the memory could not be had; on all ranks alike.
+    """
+    descriptor, offer = -1, _Offer(host=_host(), pid=os.getpid(), problem=problem)
+    try:
+        if rank == 0:
+            descriptor, offer = _make(num_bytes, offer)
+            _tell(store, "memory", offer)
+        else:
+            first = _ask(store, "memory")
+            descriptor, offer = _take(first, num_bytes, offer)
+        _tell(store, f"rank{rank}", offer)
+        offers = [_ask(store, f"rank{number}") for number in range(size)]
+        _check(offers)
+    except BaseException:
+        _close(descriptor)
+        raise
+    return descriptor, [offer.pid for offer in offers]
+
+
+def _make(num_bytes: int, offer: _Offer) -> tuple[int, _Offer]:
+    descriptor = -1
+    try:
+        descriptor = os.memfd_create("colossal", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, num_bytes)
+    except (OSError, AttributeError) as error:
+        _close(descriptor)
+        reason = f"{num_bytes >> 20} MB of shared memory could not be had on {sys.platform}: {error}"
+        return -1, _Offer(offer.host, offer.pid, problem=offer.problem or reason)
+    return descriptor, _Offer(offer.host, offer.pid, descriptor, offer.problem)
+
+
+def _take(first: _Offer, num_bytes: int, offer: _Offer) -> tuple[int, _Offer]:
+    if first.problem or offer.problem or first.host != offer.host:
+        return -1, offer
+    path = f"/proc/{first.pid}/fd/{first.descriptor}"
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        found = os.fstat(descriptor).st_size
+        if found != num_bytes:
+            raise OSError(f"it has {found} bytes instead of {num_bytes}: the processes run different versions")
+    except OSError as error:
+        _close(descriptor)
+        return -1, _Offer(offer.host, offer.pid, problem=f"the memory of rank 0 could not be opened: {error}")
+    return descriptor, offer
+
+
+def _check(offers: list[_Offer]) -> None:
+    hosts = {offer.host for offer in offers}
+    if len(hosts) > 1:
+        raise UnsupportedError(
+            f"The backend 'shm' joins processes of one host that see each other. Found {len(hosts)} hosts, or containers "
+            "with process numbers of their own. Use the backend 'gloo'."
+        )
+    problems = [f"on rank {rank}, {offer.problem}" for rank, offer in enumerate(offers) if offer.problem]
+    if problems:
+        raise UnsupportedError(
+            f"The backend 'shm' needs memory that all processes share. Found: {problems[0]}. Use the backend 'gloo'."
+        )
+
+
+def _host() -> str:
+    """Name the kernel that runs, and the set of processes that can be seen: what differs is not one host for us."""
+    try:
+        return f"{_BOOT.read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return f"{os.uname().nodename} {sys.platform}"
+
+
+def _tell(store: dist.Store, key: str, offer: _Offer) -> None:
+    store.set(key, json.dumps(asdict(offer)))
+
+
+def _ask(store: dist.Store, key: str) -> _Offer:
+    return _Offer(**json.loads(store.get(key)))
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        with suppress(OSError):
+            os.close(descriptor)

@@ -1,0 +1,215 @@
+"""Collectives and messages that are under way, as torch.distributed hands them out."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, final
+
+import torch
+from torch.distributed.distributed_c10d import Work
+from torch.futures import Future
+
+from colossal.comm.shm.engine import Engine
+
+_Task = Callable[[], None]
+
+
+class _ShmWork(Work):
+    """What all of them have; `outcome` is the error that ended it, if one did."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self._result = result
+        self._error: BaseException | None = None
+
+    def result(self) -> Any:
+        """Return the tensors."""
+        self.wait()
+        return self._result
+
+    def is_success(self) -> bool:
+        """Tell whether it has ended well."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error that ended it."""
+        return self._error
+
+    def synchronize(self) -> None:
+        """Wait: there is no stream whose order could stand for that."""
+        self.wait()
+
+    def _settle(self, future: "Future[Any]") -> None:
+        if self._error is None:
+            future.set_result(self._result)
+        else:
+            future.set_exception(self._error)  # type: ignore[arg-type]
+
+
+@final
+class Finished(_ShmWork):
+    """A collective that was over when the call returned."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 (torch's signature)
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Tell that it is over."""
+        return True
+
+    def get_future(self) -> "Future[Any]":
+        """Return a future that is done."""
+        future: Future[Any] = Future()
+        self._settle(future)
+        return future
+
+
+@final
+class Pending(_ShmWork):
+    """A task that a worker carries out."""
+
+    def __init__(self, task: _Task, result: Any) -> None:
+        super().__init__(result)
+        self._task: _Task | None = task
+        self._running = threading.Lock()
+        self._running.acquire()
+        self._mutex = threading.Lock()
+        self._is_over = False
+        self._future: Future[Any] | None = None
+
+    def run(self) -> None:
+        """Carry out the task and tell everybody who waits."""
+        try:
+            assert self._task is not None
+            self._task()
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            self._error = error
+        self._task = None  # it holds the tensors
+        with self._mutex:
+            self._is_over = True
+            future = self._future
+        self._running.release()
+        if future is not None:
+            self._settle(future)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it is over, and raise the error that ended it."""
+        seconds = timeout.total_seconds() if timeout else -1.0
+        if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
+            raise RuntimeError(f"The collective must be over within {seconds:g} s. Found that it is not. Wait longer.")
+        self._running.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Tell whether it is over."""
+        return self._is_over
+
+    def get_future(self) -> "Future[Any]":
+        """Return a future that is done when this is over."""
+        with self._mutex:
+            if self._future is not None:
+                return self._future
+            future: Future[Any] = Future()
+            self._future = future
+            is_over = self._is_over
+        if is_over:
+            self._settle(future)
+        return future
+
+
+@final
+class Delivery(_ShmWork):
+    """A message on its way; `hand_over` lets a worker look after it."""
+
+    def __init__(
+        self, engine: Engine, message: int, tensor: torch.Tensor, seconds: float, hand_over: Callable[[Pending], None]
+    ) -> None:
+        super().__init__([tensor])
+        self._engine, self._message, self._seconds, self._hand_over = engine, message, seconds, hand_over
+        self._source, self._is_awaited = -1, False
+
+    def watch(self) -> None:
+        """Let a worker look after it: the message may not fit into the ring, and nobody may wait for it yet."""
+        self._hand_over(Pending(self._look_after, self._result))
+
+    def _look_after(self) -> None:
+        if not self._is_awaited:
+            self._finish()
+
+    def _finish(self, seconds: float | None = None) -> None:
+        try:
+            self._engine.wait(self._message, self._seconds if seconds is None else seconds)
+        except BaseException as error:
+            self._error = error
+            raise
+        self._source = self._engine.source(self._message)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the message has arrived, or was put down for the other rank."""
+        self._is_awaited = True
+        self._finish(timeout.total_seconds() if timeout and timeout.total_seconds() > 0 else None)
+        return True
+
+    def is_completed(self) -> bool:
+        """Tell whether it has arrived, or was put down."""
+        return self._error is not None or self._engine.is_delivered(self._message)
+
+    def get_future(self) -> "Future[Any]":
+        """Return a future that is done when the message has arrived."""
+        errand = Pending(self._finish, self._result)
+        self._hand_over(errand)
+        return errand.get_future()
+
+    def source_rank(self) -> int:
+        """Return the rank, in the group, that the message came from."""
+        return self._source
+
+    def _source_rank(self) -> int:
+        return self._source
+
+    def __del__(self) -> None:
+        """Forget the message; the engine keeps one that nobody waited for, and its tensor."""
+        self._engine.release(self._message, self._result)
+
+
+@final
+class Worker:
+    """A thread that carries out tasks in order; it starts with the first one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: SimpleQueue[Pending | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._mutex = threading.Lock()
+        self._unfinished = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was submitted is over."""
+        return self._unfinished == 0
+
+    def submit(self, work: Pending) -> None:
+        """Carry out a task after all those before."""
+        with self._mutex:
+            self._unfinished += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        self._tasks.put(work)
+
+    def _run(self) -> None:
+        while (work := self._tasks.get()) is not None:
+            work.run()
+            del work  # it may hold the group
+            with self._mutex:
+                self._unfinished -= 1
+
+    def stop(self, seconds: float) -> None:
+        """End the thread after its last task."""
+        self._tasks.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)
