@@ -49,6 +49,22 @@ bool carry_out(Group& g, const Order& order) {
   }
 }
 
+// Map a descriptor to where huge pages can begin, and ask for some.
+char* map_aligned(int descriptor, size_t bytes) {
+  void* room = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (room == MAP_FAILED) return nullptr;
+  char* begin = static_cast<char*>(room);
+  char* base = begin + (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+  if (base != begin) munmap(begin, base - begin);
+  if (base + bytes != begin + bytes + kHugePage) munmap(base + bytes, begin + kHugePage - base);
+  if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, descriptor, 0) == MAP_FAILED) {
+    munmap(base, bytes);
+    return nullptr;
+  }
+  madvise(base, bytes, MADV_HUGEPAGE);
+  return base;
+}
+
 }  // namespace
 
 extern "C" {
@@ -60,10 +76,8 @@ uint32_t colossal_shm_best_isa() { return best_isa(); }
 // Map the memory behind a descriptor, which is all zeros when the first rank comes. Null, with errno, if that fails.
 void* colossal_shm_open(int descriptor, uint32_t rank, uint32_t size, const int* pids, int spins, uint32_t isa) {
   const Layout layout(size);
-  void* base = mmap(nullptr, layout.end, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (base == MAP_FAILED) return nullptr;
-  madvise(base, layout.end, MADV_HUGEPAGE);
-  return new (std::nothrow) Handle(static_cast<char*>(base), rank, size, pids, spins, isa);
+  char* base = map_aligned(descriptor, layout.end);
+  return base ? new (std::nothrow) Handle(base, rank, size, pids, spins, isa) : nullptr;
 }
 
 // Tell the others that this rank takes no part any more, and end the waits of its own threads.

@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../stream.h"
 #include "arithmetic.h"
 #include "group.h"
 
 namespace colossal {
 
 constexpr size_t kDirectBytes = 32 << 10;  // up to here every rank reduces everything, which takes one wait less
+
+constexpr uint64_t kStreamBytes = 4 << 20;
 
 inline size_t chunk_at(uint64_t bytes, uint64_t index, size_t chunk) {
   const uint64_t begin = index * chunk;
@@ -21,6 +24,12 @@ inline uint64_t chunks_of(uint64_t bytes, size_t chunk) { return std::max<uint64
 
 inline void copy(void* to, const void* from, size_t bytes) {
   if (bytes && to != from) std::memcpy(to, from, bytes);
+}
+
+// To the caller's memory. What is larger than the nearer caches would only push itself out of them.
+inline void copy_out(void* to, const void* from, size_t bytes, uint64_t whole) {
+  if (whole >= kStreamBytes) stream_copy(static_cast<char*>(to), static_cast<const char*>(from), bytes);
+  else copy(to, from, bytes);
 }
 
 inline const char* offset(const void* pointer, uint64_t bytes) { return static_cast<const char*>(pointer) + bytes; }
@@ -34,14 +43,15 @@ inline bool barrier(Group& group) { return advance_first(group, 0); }
 inline bool share(Group& g, const void* own, void* const* out, uint64_t bytes, int32_t root) {
   const bool writes = root < 0 || static_cast<uint32_t>(root) == g.rank;
   const uint64_t chunks = chunks_of(bytes, kSlotBytes);
-  if (writes) copy(out[g.rank], own, root < 0 ? bytes : 0);
+  if (root < 0 && out[g.rank] != own) copy_out(out[g.rank], own, bytes, bytes);
   for (uint64_t i = 0; i <= chunks; ++i) {
     if (i < chunks && writes)
       copy(g.slot(g.rank, g.step), offset(own, i * kSlotBytes), chunk_at(bytes, i, kSlotBytes));
     for (uint32_t k = 1; i && k < g.size; ++k) {
       const uint32_t peer = (g.rank + k) % g.size;
       if (root >= 0 && peer != static_cast<uint32_t>(root)) continue;
-      copy(offset(out[peer], (i - 1) * kSlotBytes), g.slot(peer, g.step - 1), chunk_at(bytes, i - 1, kSlotBytes));
+      const size_t part = chunk_at(bytes, i - 1, kSlotBytes);
+      copy_out(offset(out[peer], part ? (i - 1) * kSlotBytes : 0), g.slot(peer, g.step - 1), part, bytes);
     }
     if (i < chunks && !advance_first(g, i)) return false;
   }
@@ -98,7 +108,8 @@ inline bool exchange(Group& g, const Call& call, const void* const* in, void* co
     for (uint32_t k = 1; i && k < g.size; ++k) {
       const uint32_t peer = (g.rank + g.size - k) % g.size;
       const size_t bytes = chunk_at(parts.bytes(peer, g.rank), i - 1, room);
-      copy(offset(out[peer], bytes ? (i - 1) * room : 0), g.slot(peer, g.step - 1) + g.rank * room, bytes);
+      const char* from = g.slot(peer, g.step - 1) + g.rank * room;
+      copy_out(offset(out[peer], bytes ? (i - 1) * room : 0), from, bytes, longest);
     }
     if (i < chunks && !advance_first(g, i + call.is_uneven)) return false;
   }
@@ -140,7 +151,7 @@ inline bool reduce_parts(Group& g, const Reducer& reducer, const void* const* in
     for (uint32_t k = 1; is_shared && i > 1 && k < g.size; ++k) {
       const uint32_t peer = (g.rank + k) % g.size;
       const size_t part = chunk_at(bytes[peer], i - 2, room);
-      copy(offset(out[peer], part ? (i - 2) * room : 0), g.slot(peer, g.step - 1) + peer * room, part);
+      copy_out(offset(out[peer], part ? (i - 2) * room : 0), g.slot(peer, g.step - 1) + peer * room, part, chunks * room * g.size);
     }
     if (i < steps && !advance_first(g, i)) return false;
   }

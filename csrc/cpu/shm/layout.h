@@ -10,7 +10,7 @@ namespace colossal {
 
 constexpr uint32_t kMaxRanks = 64;  // a set of ranks is one word
 constexpr size_t kLine = 64;
-constexpr size_t kPage = 4096;
+constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
 constexpr size_t kSlotBytes = 1 << 20;
 constexpr size_t kMailBytes = 16 << 20, kMinRingBytes = 16 << 10, kMaxRingBytes = 1 << 19;
 
@@ -90,8 +90,8 @@ struct Layout {
     splits = round_up(sizeof(Header) + ranks * sizeof(Member), kPage);
     mails = round_up(splits + 2 * 2 * pairs * sizeof(uint64_t), kPage);
     rings = round_up(mails + pairs * sizeof(Mail), kPage);
-    slots = round_up(rings + pairs * ring_bytes, size_t{2} << 20);  // huge pages begin there
-    end = slots + 2 * ranks * kSlotBytes;
+    slots = round_up(rings + pairs * ring_bytes, kHugePage);
+    end = round_up(slots + 2 * ranks * kSlotBytes, kHugePage);
   }
 };
 

@@ -13,7 +13,14 @@ from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.leave import leave
 from colossal.cluster.link_cost import link_cost_of_environment
 from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
-from colossal.cluster.rendezvous import Member, find_local_rank, form_world, meet, wait_for_all
+from colossal.cluster.rendezvous import (
+    Member,
+    World,
+    find_local_rank,
+    form_world,
+    meet,
+    wait_for_all,
+)
 from colossal.cluster.schedulers import openmpi_host, openmpi_port, slurm_host, slurm_port
 from colossal.errors import ConfigError, LaunchError
 from colossal.logging import get_dist_logger
@@ -39,7 +46,9 @@ def launch(
         world_size: Number of processes.
         host: Name or address of the host of rank 0; IPv6 addresses without brackets.
         port: A free port on that host, the same for all processes.
-        backend: Communication backend, such as ``"gloo"`` or ``"nccl"``; by default gloo on CPUs and NCCL on GPUs.
+        backend: Communication backend, such as ``"gloo"`` or ``"nccl"``. By default that of the environment variable
+            ``COLOSSAL_BACKEND``; else NCCL on GPUs, and on CPUs shared memory (``"shm"``) if all processes are on one
+            host, else gloo.
         local_rank: This process's number among those of its host; found out from the host names by default.
         seed: Seed of Python's, NumPy's and torch's generators, the same on all ranks, so that models start equal.
         verbose: Let rank 0 log the world that was formed.
@@ -53,8 +62,8 @@ def launch(
         LaunchError: The numbers contradict each other, the port is taken, or a peer did not come in time.
         ConfigError: This machine lacks the backend or the device.
 
-    Communication: every process contacts the store of rank 0, then opens connections to its peers; with gloo nobody
-    returns before all are connected.
+    Communication: every process contacts the store of rank 0, then opens connections to its peers, or its memory to
+    them; on CPUs nobody returns before all are connected.
 
     Example:
         >>> import socket
@@ -238,22 +247,26 @@ def _join(
         )
     seconds, link_cost = _check_timeout(timeout_seconds), link_cost_of_environment()
     accelerator = get_accelerator()
-    backend = _check_backend(backend or accelerator.communication_backend, accelerator)
+    wanted = backend or os.environ.get("COLOSSAL_BACKEND")
+    backend = _check_backend(wanted or accelerator.communication_backend, accelerator)
     if member is None:
         store, rank, world_size, local_rank = dist.HashStore(), 0, 1, 0
     else:
         store, rank, world_size = meet(member, seconds), member.rank, member.world_size
         local_rank = find_local_rank(member, store) if member.local_rank is None else member.local_rank
     accelerator.set_device(local_rank)
-    form_world(backend, store, rank, world_size, seconds)
+    world = World(store, rank, world_size, seconds)
+    backend, remark = form_world(world, backend if wanted or accelerator.name != "cpu" else None)
     _seed_everything(seed, accelerator)
     mesh = ParallelMesh(local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost)
-    wait_for_all(backend, rank, world_size, seconds)
+    wait_for_all(backend, world)
     leave_ambient(mesh)
     atexit.unregister(leave)
     atexit.register(leave)
     if verbose:
-        get_dist_logger().info(f"{world_size} process(es), {accelerator.name}, {backend}, seed {seed}", ranks=[0])
+        get_dist_logger().info(
+            f"{world_size} process(es), {accelerator.name}, {backend}, seed {seed}{remark}", ranks=[0]
+        )
     return mesh
 
 
@@ -286,6 +299,12 @@ def _check_backend(backend: str, accelerator: Accelerator) -> str:
             )
     if backend.lower() == "nccl" and accelerator.name == "cpu":
         raise ConfigError("The backend 'nccl' moves tensors of GPUs. Found the device 'cpu'. Use 'gloo'.")
+    if "shm" in backend.lower() and (backend.lower() != "shm" or accelerator.name != "cpu"):
+        raise ConfigError(
+            "The backend 'shm' moves tensors in host memory, and stands alone. Found "
+            f"{backend!r} for the device {accelerator.name!r}. Use {accelerator.communication_backend!r}, or put 'gloo' "
+            "in its place."
+        )
     return backend
 
 

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from colossal.cluster.attempt import enter_attempt
-from colossal.errors import LaunchError
+from colossal.errors import LaunchError, UnsupportedError
 
 
 @final
@@ -97,35 +97,68 @@ def find_local_rank(member: Member, store: dist.Store) -> int:
     return sum(names.get(str(lower)) == own for lower in range(member.rank))
 
 
-def form_world(backend: str, store: dist.Store, rank: int, world_size: int, seconds: float) -> None:
+@dataclass(frozen=True)
+class World:
+    """What every process needs to know to become one world with the others."""
+
+    store: dist.Store
+    rank: int
+    size: int
+    seconds: float
+
+
+def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
     """Open the connections between all processes: the default process group.
+
+    Args:
+        world: The processes.
+        backend: What carries their data; None for the best on CPUs: shared memory, or gloo where there is none.
+
+    Returns:
+        The backend, and a remark about what keeps it from being the faster one.
 
     Raises:
         LaunchError: A process did not connect in time.
+        UnsupportedError: The backend cannot join these processes; on all of them.
     """
-    with _connecting(rank, world_size, seconds):
+    if backend is not None:
+        _open_connections(world, backend)
+        return backend, ""
+    try:
+        _open_connections(world, "shm")
+    except UnsupportedError as error:  # the same on all ranks
+        _open_connections(world, "gloo")
+        return "gloo", f"; {error}"
+    return "shm", ""
+
+
+def _open_connections(world: World, backend: str) -> None:
+    timeout = timedelta(seconds=world.seconds)
+    with _connecting(world):
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=seconds)
+            backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout
         )
 
 
-def wait_for_all(backend: str, rank: int, world_size: int, seconds: float) -> None:
+def wait_for_all(backend: str, world: World) -> None:
     """Wait until all processes are connected: one with little to do could end, and be missed by the slower ones.
 
     Raises:
         LaunchError: A process was not connected in time.
     """
-    if "gloo" in backend:  # NCCL opens its connections when they are first used
-        with _connecting(rank, world_size, seconds):
+    if backend != "nccl":  # which opens its connections when they are first used
+        with _connecting(world):
             dist.all_reduce(torch.zeros(()))
 
 
 @contextmanager
-def _connecting(rank: int, world_size: int, seconds: float) -> Iterator[None]:
+def _connecting(world: World) -> Iterator[None]:
     try:
         yield
+    except UnsupportedError:
+        raise
     except (dist.DistError, RuntimeError) as error:
         raise LaunchError(
-            f"All {world_size} processes must connect to each other within {seconds:g} s. Found that rank {rank} "
-            f"could not: {str(error).splitlines()[0]} Look for the first error among the other ranks."
+            f"All {world.size} processes must connect to each other within {world.seconds:g} s. Found that rank "
+            f"{world.rank} could not: {str(error).splitlines()[0]} Look for the first error among the other ranks."
         ) from error

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import reduce
 from itertools import accumulate
 from multiprocessing import connection
@@ -29,6 +28,8 @@ from typing import Any, final
 
 import torch
 from torch import distributed as dist
+
+from colossal.cluster.rendezvous import World, form_world
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossal.booster", "colossal.testing"]
 """What the fork server imports; building an optimizer imports torch._dynamo. A test suite may add to it."""
@@ -102,7 +103,9 @@ def run_processes(
     timeout_seconds: float = 60.0,
     **kwargs: Any,
 ) -> list[Any]:
-    """Run a function on every rank of a world of processes that talk over gloo, one thread each.
+    """Run a function on every rank of a world of processes on this host's CPU, one thread each.
+
+    They talk through shared memory, or over gloo where that cannot be or ``COLOSSAL_BACKEND`` asks for it.
 
     Args:
         function: A function at the top level of a file, called on every rank.
@@ -237,13 +240,7 @@ def _call(order: _Order) -> Any:
     args, kwargs = pickle.loads(order.arguments)  # noqa: S301 (from our own parent)
     if order.form:
         store = dist.FileStore(str(Path(order.folder, "store")), order.size)
-        dist.init_process_group(
-            "gloo",
-            store=store,
-            rank=order.rank,
-            world_size=order.size,
-            timeout=timedelta(seconds=order.timeout_seconds),
-        )
+        form_world(World(store, order.rank, order.size, order.timeout_seconds), os.environ.get("COLOSSAL_BACKEND"))
         dist.barrier()  # a function that does nothing must not end before the others are connected
     return function(*args, **kwargs)
 

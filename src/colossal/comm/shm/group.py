@@ -20,6 +20,7 @@ _Tensors = Sequence[torch.Tensor]
 _NUMBERS = frozenset(DTYPES)
 _REDUCTIONS = {getattr(dist.ReduceOp, name.upper()): number for number, name in enumerate(REDUCTIONS)}
 _STOP_SECONDS = 1.0
+_ANYBODY = -1
 
 
 @final
@@ -288,22 +289,28 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def send(self, tensors: _Tensors, to: int, tag: int) -> Any:
         """Send a tensor to one rank."""
         (tensor,) = tensors
+        self._check_peer(to)
         dense = self._checked(tensor).contiguous()
         return self._deliver(self._engine.send(to, tag, dense), dense)
 
     def recv(self, tensors: _Tensors, origin: int, tag: int) -> Any:
         """Receive a tensor from one rank."""
         (tensor,) = tensors
+        self._check_peer(origin)
+        return self._receive(tensor, origin, tag)
+
+    def recv_anysource(self, tensors: _Tensors, tag: int) -> Any:
+        """Receive a tensor from whichever rank sends one first."""
+        (tensor,) = tensors
+        return self._receive(tensor, _ANYBODY, tag)
+
+    def _receive(self, tensor: _Tensor, origin: int, tag: int) -> Delivery:
         if not self._checked(tensor).is_contiguous():
             raise UnsupportedError(
                 "A tensor to receive must be contiguous. Found one with strides "
                 f"{tuple(tensor.stride())}. Receive a contiguous one and copy it."
             )
         return self._deliver(self._engine.receive(origin, tag, tensor), tensor, is_received=True)
-
-    def recv_anysource(self, tensors: _Tensors, tag: int) -> Any:
-        """Receive a tensor from whichever rank sends one first."""
-        return self.recv(tensors, -1, tag)
 
     def _deliver(self, message: int, tensor: _Tensor, *, is_received: bool = False) -> Delivery:
         work = Delivery(self._engine, message, tensor, self._seconds, self._messages.submit)
@@ -386,6 +393,13 @@ class SharedMemoryGroup(dist.ProcessGroup):
                 f"{tensor.device}. Make a group with another backend for it: nccl for GPUs, gloo for sparse tensors."
             )
         return tensor
+
+    def _check_peer(self, peer: int) -> None:
+        if not 0 <= peer < self._num_ranks or peer == self._rank:
+            raise UnsupportedError(
+                f"A message goes to another rank of its group, from 0 to {self._num_ranks - 1}. Found {peer} on rank "
+                f"{self._rank}. Name another rank; a rank's own data needs no message."
+            )
 
     def _parts(self, whole: _Tensor, part: _Tensor) -> list[int]:
         begin, length = whole.data_ptr(), part.numel() * part.itemsize
