@@ -31,6 +31,7 @@ struct Order {
 
 bool carry_out(Group& g, const Order& order) {
   const Call& call = order.call;
+  if (call.is_elsewhere) return barrier(g);
   const uint64_t bytes = call.count * order.item;
   const Reducer reducer(g.isa, call.dtype, call.reduction, g.size);
   uint64_t parts[kMaxRanks];
@@ -124,22 +125,16 @@ void* colossal_shm_receive(void* handle, int32_t from, uint32_t tag, uint32_t dt
   return static_cast<Handle*>(handle)->post.receive(from, tag, dtype, data, bytes);
 }
 
-// Whether somebody has to look after what was asked for, because a ring does not hold it.
-int colossal_shm_is_crowded(void* handle) {
-  auto* whole = static_cast<Handle*>(handle);
-  return whole->post.expected_bytes() > whole->group.layout.ring_bytes;
-}
-
+// Move what can be moved, and tell a message's state.
 int colossal_shm_state(void* handle, void* message) {
-  static_cast<Handle*>(handle)->post.poll();
-  return static_cast<Message*>(message)->state.load();
+  return static_cast<Handle*>(handle)->post.look(*static_cast<Message*>(message));
 }
 
 int colossal_shm_wait(void* handle, void* message, int64_t timeout_ns) {
   return static_cast<Handle*>(handle)->post.wait(*static_cast<Message*>(message), now_ns() + timeout_ns);
 }
 
-int32_t colossal_shm_source(void* message) { return static_cast<Message*>(message)->peer; }
+int32_t colossal_shm_source(void* message) { return static_cast<Message*>(message)->peer.load(); }
 
 void colossal_shm_release(void* handle, void* message) {
   static_cast<Handle*>(handle)->post.release(static_cast<Message*>(message));

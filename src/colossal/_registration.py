@@ -6,7 +6,7 @@ torch.distributed, registers the backend when that is done, and goes away.
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -26,7 +26,7 @@ def register() -> None:
 
 def _register(module: Any) -> None:
     backend = getattr(module, "Backend", None)  # a torch without distributed has none
-    if backend is not None and "SHM" not in backend._plugins:
+    if backend is not None and not module.is_backend_available("shm"):
         backend.register_backend("shm", _create, extended_api=True, devices=["cpu"])
 
 
@@ -39,7 +39,7 @@ def _create(options: Any, more: object = None) -> Any:
 class _Finder(MetaPathFinder):
     """Finds one module as everybody else would, and lets its loader register the backend afterwards."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
         if name != _MODULE:
             return None
         sys.meta_path.remove(self)
@@ -56,4 +56,4 @@ def _extend(loader: Loader) -> None:
         execute(module)
         _register(module)
 
-    loader.exec_module = execute_and_register  # type: ignore[method-assign]
+    loader.exec_module = execute_and_register

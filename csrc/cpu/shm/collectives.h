@@ -28,7 +28,7 @@ inline void copy(void* to, const void* from, size_t bytes) {
 
 // To the caller's memory. What is larger than the nearer caches would only push itself out of them.
 inline void copy_out(void* to, const void* from, size_t bytes, uint64_t whole) {
-  if (whole >= kStreamBytes) stream_copy(static_cast<char*>(to), static_cast<const char*>(from), bytes);
+  if (bytes && whole >= kStreamBytes) stream_copy(static_cast<char*>(to), static_cast<const char*>(from), bytes);
   else copy(to, from, bytes);
 }
 
@@ -61,22 +61,25 @@ inline bool share(Group& g, const void* own, void* const* out, uint64_t bytes, i
 // Bytes from one rank to another.
 struct Parts {
   const Call& call;
-  Group& group;
-  uint64_t item;      // bytes of an element
-  uint32_t at_step;   // in which the splits were written
+  const uint64_t* splits;  // this rank's, if they are uneven
+  uint64_t item;           // bytes of an element
+  uint32_t rank, size;
 
+  // One of the two is this rank.
   uint64_t bytes(uint32_t from, uint32_t to) const {
-    if (call.is_uneven) return group.splits(from, at_step)[to];
+    if (call.is_uneven) return from == rank ? splits[to] : splits[size + from];
     if (call.root < 0) return call.count * item;
     const uint32_t fixed = call.kind == kScatter ? from : to;
     return fixed == static_cast<uint32_t>(call.root) ? call.count * item : 0;
   }
 };
 
-inline bool splits_match(Group& g, uint32_t at_step) {
+// Compare what all ranks said in the step before; returns the longest part, or nothing where they contradict each other.
+inline bool compare_splits(Group& g, uint64_t* longest) {
   for (uint32_t from = 0; from < g.size; ++from)
     for (uint32_t to = 0; to < g.size; ++to) {
-      const uint64_t sent = g.splits(from, at_step)[to], expected = g.splits(to, at_step)[g.size + from];
+      const uint64_t sent = g.splits(from, g.step - 1)[to], expected = g.splits(to, g.step - 1)[g.size + from];
+      *longest = std::max(*longest, sent);
       if (sent == expected) continue;
       Detail detail{};
       detail.from = from, detail.to = to, detail.sent_bytes = sent, detail.expected_bytes = expected;
@@ -88,14 +91,12 @@ inline bool splits_match(Group& g, uint32_t at_step) {
 // Every rank has a part for every other one. Splits: what is sent to each rank, then what each one sends here.
 inline bool exchange(Group& g, const Call& call, const void* const* in, void* const* out, const uint64_t* splits,
                      uint64_t item) {
-  const Parts parts{call, g, item, g.step};
+  const Parts parts{call, splits, item, g.rank, g.size};
+  uint64_t longest = call.count * item;
   if (call.is_uneven) {
     std::memcpy(g.splits(g.rank, g.step), splits, 2 * g.size * sizeof(uint64_t));
-    if (!advance_first(g, 0) || !splits_match(g, parts.at_step)) return false;
+    if (!advance_first(g, 0) || !compare_splits(g, &longest)) return false;
   }
-  uint64_t longest = 0;
-  for (uint32_t from = 0; from < g.size; ++from)
-    for (uint32_t to = 0; to < g.size; ++to) longest = std::max(longest, parts.bytes(from, to));
   const size_t room = kSlotBytes / g.size / kLine * kLine;
   const uint64_t chunks = chunks_of(longest, room);
   copy(out[g.rank], in[g.rank], parts.bytes(g.rank, g.rank));

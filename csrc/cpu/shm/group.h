@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 
 #include "futex.h"
 #include "layout.h"
@@ -26,6 +27,7 @@ struct Group {
   int64_t deadline = 0;  // of the collective that runs
   int pids[kMaxRanks], handles[kMaxRanks];
   std::atomic<bool> is_closed{false};
+  std::mutex fault_mutex;  // among this rank's threads
 
   Group(char* base, uint32_t rank, uint32_t size, const int* processes, int spins, uint32_t isa)
       : layout(size), base(base), rank(rank), size(size), isa(isa), spins(spins) {
@@ -66,6 +68,7 @@ struct Group {
     return break_off(kind, detail);
   }
   bool break_off(FaultKind kind, const Detail& detail) {
+    std::lock_guard<std::mutex> lock(fault_mutex);
     if (is_broken()) return false;
     member(rank).detail = detail;
     uint64_t none = 0;
@@ -116,8 +119,8 @@ struct Group {
       if (waits) futex_wait(counter.value, seen, kSliceNs);
       counter.sleepers.fetch_sub(1);
       if (has_posted(peer)) return true;
-      if (is_broken()) return false;
-      if (!still_hopes(peer)) return has_posted(peer) || blame();
+      if (is_broken()) return has_posted(peer);
+      if (!still_hopes(peer) && !blame()) return false;
     }
   }
 
@@ -127,7 +130,8 @@ struct Group {
     return !member(peer).has_left.load() && lives(peer) && now_ns() < deadline;
   }
 
-  // Break off because of those that have not posted: the dead if there are any, else those that left, else all.
+  // Break off because of those that have not posted: the dead if there are any, else those that left, else all. True if
+  // all have posted by now.
   bool blame() {
     uint64_t late = 0, dead = 0, left = 0;
     for (uint32_t peer = 0; peer < size; ++peer) {
@@ -137,6 +141,7 @@ struct Group {
       if (member(peer).has_left.load()) left |= bit;
       else if (!lives(peer)) dead |= bit;
     }
+    if (!late) return true;
     if (dead) return break_off(kDead, dead);
     if (left) return break_off(kLeft, left);
     return break_off(kTimeout, late);

@@ -28,16 +28,16 @@ struct alignas(kLine) Call {
   uint32_t kind, dtype, reduction;
   int32_t root;
   uint64_t count;  // of elements; of those that come from or go to each rank where there is a part for each
-  uint64_t is_uneven;
+  uint32_t is_uneven, is_elsewhere;  // the latter: another library does it once all have agreed
 
   bool equals(const Call& other) const {
     return kind == other.kind && dtype == other.dtype && reduction == other.reduction && root == other.root &&
-           count == other.count && is_uneven == other.is_uneven;
+           count == other.count && is_uneven == other.is_uneven && is_elsewhere == other.is_elsewhere;
   }
 };
 
 enum Kind : uint32_t {
-  kBarrier, kAllReduce, kReduceScatter, kReduce, kAllGather, kBroadcast, kAllToAll, kScatter, kGather, kElsewhere
+  kBarrier, kAllReduce, kReduceScatter, kReduce, kAllGather, kBroadcast, kAllToAll, kScatter, kGather
 };
 
 // Why a group is broken.

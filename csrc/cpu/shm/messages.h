@@ -16,7 +16,7 @@ namespace colossal {
 enum MessageState : int { kPending, kDelivered, kFailed };
 
 struct Message {
-  int32_t peer;  // -1: from anybody
+  std::atomic<int32_t> peer;  // -1: from anybody
   uint32_t tag, dtype;
   char* data;
   uint64_t bytes, moved = 0;
@@ -66,22 +66,23 @@ class Post {
     return message;
   }
 
-  // Bytes that were asked for and have not come; a sender may have to wait if they do not fit into the ring.
-  uint64_t expected_bytes() {
+  void poll() {
     std::lock_guard<std::mutex> lock(mutex_);
-    uint64_t sum = 0;
-    for (const Message* message : incoming_) sum += message->bytes + sizeof(Envelope);
-    return sum;
+    progress();
   }
 
-  int poll() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return progress();
+  // Move what can be moved, and tell a message's state: failed if it will never arrive.
+  int look(Message& message) {
+    poll();
+    const int state = message.state.load();
+    if (state != kPending || hopes(message, INT64_MAX)) return message.state.load();
+    return kFailed;
   }
 
   // Wait until a message is delivered; false if the group is broken, or broken off by this wait.
   bool wait(Message& message, int64_t deadline) {
     Counter& bell = g_.member(g_.rank).bell;
+    int64_t looked = now_ns();
     for (int i = 0; message.state.load() == kPending; ++i) {
       const uint32_t heard = bell.value.load();
       poll();
@@ -94,7 +95,9 @@ class Post {
       bell.sleepers.fetch_add(1);
       if (bell.value.load() == heard) futex_wait(bell.value, heard, Group::kSliceNs);
       bell.sleepers.fetch_sub(1);
-      if (message.state.load() == kPending && bell.value.load() == heard && !hopes(message, deadline)) return false;
+      if (now_ns() - looked < Group::kSliceNs) continue;
+      looked = now_ns();
+      if (!hopes(message, deadline)) return message.state.load() == kDelivered;
     }
     return message.state.load() == kDelivered;
   }
@@ -109,9 +112,11 @@ class Post {
 
  private:
   bool hopes(const Message& message, int64_t deadline) {
+    if (g_.is_broken()) return false;
     uint64_t dead = 0, left = 0, all = 0;
+    const int32_t from = message.peer.load();
     for (uint32_t peer = 0; peer < g_.size; ++peer) {
-      if (peer == g_.rank || (message.peer >= 0 && peer != static_cast<uint32_t>(message.peer))) continue;
+      if (peer == g_.rank || (from >= 0 && peer != static_cast<uint32_t>(from))) continue;
       const uint64_t bit = uint64_t{1} << peer;
       all |= bit;
       if (g_.member(peer).has_left.load()) left |= bit;
@@ -122,7 +127,8 @@ class Post {
       if (message.state.load() != kPending) return true;
       return dead ? g_.break_off(kDead, dead) : g_.break_off(kLeft, left);
     }
-    return now_ns() < deadline ? true : g_.break_off(kTimeout, all);
+    if (now_ns() < deadline || message.state.load() != kPending) return true;
+    return g_.break_off(kTimeout, all);
   }
 
   void forget(Message* message) {
@@ -132,17 +138,14 @@ class Post {
       if (inbox.target == message) inbox.target = nullptr, inbox.is_open = false;  // only where the group is broken
   }
 
-  int progress() {
-    int moved = 0;
+  void progress() {
     has_finished_ = false;
     for (uint32_t peer = 0; peer < g_.size && !g_.is_broken(); ++peer) {
       if (peer == g_.rank) continue;
       const bool sent = push(peer), received = pull(peer);
       if (sent || received) g_.ring_bell(peer);
-      moved += sent + received;
     }
     if (has_finished_) g_.ring_bell(g_.rank);  // another thread may wait for that message
-    return moved;
   }
 
   void finish(Message& message) {
@@ -200,7 +203,7 @@ class Post {
     Inbox& box = inboxes_[peer];
     const uint64_t before = box.position;
     serve(peer);
-    while (box.is_open || open(peer)) {
+    while (!g_.is_broken() && (box.is_open || open(peer))) {
       const uint64_t written = g_.mail(peer, g_.rank).written.load(std::memory_order_acquire);
       const uint64_t part = std::min(written - box.position, box.envelope.bytes - box.moved);
       read(peer, box.position, (box.target ? box.target->data : box.content.data()) + box.moved, part);

@@ -301,9 +301,8 @@ def _check_backend(backend: str, accelerator: Accelerator) -> str:
         raise ConfigError("The backend 'nccl' moves tensors of GPUs. Found the device 'cpu'. Use 'gloo'.")
     if "shm" in backend.lower() and (backend.lower() != "shm" or accelerator.name != "cpu"):
         raise ConfigError(
-            "The backend 'shm' moves tensors in host memory, and stands alone. Found "
-            f"{backend!r} for the device {accelerator.name!r}. Use {accelerator.communication_backend!r}, or put 'gloo' "
-            "in its place."
+            f"The backend 'shm' moves tensors in host memory, and stands alone. Found {backend!r} for the device "
+            f"{accelerator.name!r}. Use {accelerator.communication_backend!r}, or put 'gloo' in its place."
         )
     return backend
 

@@ -135,9 +135,7 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
 def _open_connections(world: World, backend: str) -> None:
     timeout = timedelta(seconds=world.seconds)
     with _connecting(world):
-        dist.init_process_group(
-            backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout
-        )
+        dist.init_process_group(backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 
 def wait_for_all(backend: str, world: World) -> None:

@@ -77,6 +77,22 @@ def _stream_copy() -> str:
     return "built, on cpu"
 
 
+def _collectives() -> str:
+    import torch
+    from torch import distributed as dist
+
+    from colossal.comm.shm import make_engine
+    from colossal.comm.shm.engine import Kind, instruction_set
+
+    engine = make_engine(dist.HashStore(), rank=0, global_ranks=[0])
+    numbers = torch.arange(100_003.0)
+    total = numbers.clone()
+    engine.run(Kind.ALL_REDUCE, total.dtype, total.numel(), (), (total.data_ptr(),), seconds=10.0)
+    if not torch.equal(total, numbers):
+        raise ArithmeticError("the sum over one rank differs from its numbers")
+    return f"built, {instruction_set()}, for the ranks of one host"
+
+
 def _xxhash() -> str:
     import xxhash
 
@@ -90,6 +106,7 @@ KERNELS = (
     Kernel("foreach Adam", "a loop over the parameters", lambda: _adam("foreach")),
     Kernel("float8 matrix product", "the product in a wider type, rounded through float8", _float8),
     Kernel("streaming copy", "an ordinary copy, for which asynchronous saves block longer", _stream_copy),
+    Kernel("shared-memory collectives", "gloo, which takes several times as long", _collectives),
     Kernel("xxHash checksums", "none: the package is required", _xxhash),
 )
 """What the library uses of torch, of its packages, and of its own."""

@@ -17,6 +17,7 @@ _ENDED_BY_US = {"SIGTERM", "SIGINT", "SIGHUP"}
 _LOST_A_PEER = re.compile(
     r"Connection (closed|reset) by (peer|remote)|Broken pipe|remote (process|worker)|Timed out waiting|"
     r"recvValue|failed to recv|Connection refused|DistNetworkError|DistStoreError|Watchdog caught collective|"
+    r"CommunicationError: .*(has ended|has left|did not come)|"
     r"LaunchError: (Rank \d+ must reach|All \d+ processes must)",
 )
 _TAIL_LINES, _RANK_LINES = 60, 200

@@ -10,7 +10,7 @@
 """
 
 import os
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
 from torch import distributed as dist
@@ -20,7 +20,7 @@ from colossal.comm.shm.group import SharedMemoryGroup
 from colossal.comm.shm.segment import share
 from colossal.errors import UnsupportedError
 
-__all__ = ["SharedMemoryGroup", "create"]
+__all__ = ["SharedMemoryGroup", "create", "make_engine"]
 
 
 def create(options: Any, _: object = None) -> SharedMemoryGroup:
@@ -47,12 +47,26 @@ def create(options: Any, _: object = None) -> SharedMemoryGroup:
         'shm'
         >>> dist.destroy_process_group()
     """
-    rank, size = options.group_rank, options.group_size
-    return _create(options.store, rank, size, options.timeout, list(options.global_ranks_in_group) or list(range(size)))
+    rank, store = options.group_rank, options.store
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    return SharedMemoryGroup(store, make_engine(store, rank, ranks), options.timeout)
 
 
-def _create(store: dist.Store, rank: int, size: int, timeout: timedelta, ranks: list[int]) -> SharedMemoryGroup:
-    problem, num_bytes = "", 0
+def make_engine(store: dist.Store, rank: int, global_ranks: Sequence[int]) -> Engine:
+    """Open this rank's end of new shared memory.
+
+    Args:
+        store: Where the ranks of this group find each other, and no other group does.
+        rank: This process's rank in the group.
+        global_ranks: Rank in the world of each rank of the group.
+
+    Returns:
+        The engine.
+
+    Raises:
+        UnsupportedError: As in `create`.
+    """
+    problem, num_bytes, size = "", 0, len(global_ranks)
     try:
         library = functions()
     except UnsupportedError as error:
@@ -63,7 +77,6 @@ def _create(store: dist.Store, rank: int, size: int, timeout: timedelta, ranks: 
         num_bytes = 0 if problem else library["bytes"](size)
     descriptor, pids = share(dist.PrefixStore("shm/", store), rank, size, num_bytes, problem)
     try:
-        engine = Engine(descriptor, rank, pids, ranks)
+        return Engine(descriptor, rank, pids, global_ranks)
     finally:
         os.close(descriptor)
-    return SharedMemoryGroup(store, engine, timeout)

@@ -16,6 +16,9 @@ from colossal.comm.shm.fault import Detail, FaultKind, explain
 REDUCTIONS = ("sum", "avg", "max", "min")
 """What can be done with numbers, by the library's number."""
 
+OTHER_REDUCTIONS = ("product", "band", "bor", "bxor", "premul_sum")
+"""What torch names besides, with the numbers that follow."""
+
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64),
@@ -27,6 +30,7 @@ CODES = {dtype: number for number, dtype in enumerate(_ALL_DTYPES)}
 """A number for each dtype, so that ranks can compare them."""
 
 _SPINS, _CROWDED_SPINS = 2000, 20
+_PENDING, _DELIVERED = 0, 1
 
 
 class Kind(IntEnum):
@@ -41,7 +45,6 @@ class Kind(IntEnum):
     ALL_TO_ALL = 6
     SCATTER = 7
     GATHER = 8
-    ELSEWHERE = 9
 
 
 class _Call(ctypes.Structure):
@@ -51,7 +54,8 @@ class _Call(ctypes.Structure):
         ("reduction", ctypes.c_uint32),
         ("root", ctypes.c_int32),
         ("count", ctypes.c_uint64),
-        ("is_uneven", ctypes.c_uint64),
+        ("is_uneven", ctypes.c_uint32),
+        ("is_elsewhere", ctypes.c_uint32),
         ("unused", ctypes.c_uint64 * 4),
     )
 
@@ -96,7 +100,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "call": (None, (_P, _U, _U, _P)),
     "send": (_P, (_P, _U, _U, _U, _P, _L)),
     "receive": (_P, (_P, ctypes.c_int32, _U, _U, _P, _L)),
-    "is_crowded": (_I, (_P,)),
     "state": (_I, (_P, _P)),
     "wait": (_I, (_P, _P, ctypes.c_int64)),
     "source": (ctypes.c_int32, (_P,)),
@@ -113,6 +116,11 @@ def functions() -> dict[str, Any]:
         function.restype, function.argtypes = result, arguments
         found[name] = function
     return found
+
+
+def instruction_set() -> str:
+    """Name the widest instructions that reductions use on this processor."""
+    return ("portable code", "AVX2", "AVX-512")[functions()["best_isa"]()]
 
 
 @final
@@ -156,12 +164,17 @@ class Engine:
         reduction: int = 0,
         root: int = -1,
         splits: Sequence[int] | None = None,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
-        """Run a collective, addresses in and addresses out; CommunicationError if it, or the group, is broken."""
+        """Run a collective, addresses in and addresses out; CommunicationError if it, or the group, is broken.
+
+        One that is done elsewhere is only agreed upon.
+        """
         order, call = self._order, self._order.call
         with self._turn:
             call.kind, call.dtype, call.reduction, call.root = kind, CODES[dtype], reduction, root
-            call.count, call.is_uneven = count, splits is not None
+            call.count, call.is_uneven, call.is_elsewhere = count, splits is not None, is_elsewhere
             self._inputs[: len(inputs)] = inputs
             self._outputs[: len(outputs)] = outputs
             if splits is not None:
@@ -182,13 +195,9 @@ class Engine:
         code, num_bytes = CODES[tensor.dtype], tensor.numel() * tensor.itemsize
         return int(self._c["receive"](self._handle, origin, tag, code, tensor.data_ptr(), num_bytes))
 
-    def is_crowded(self) -> bool:
-        """Tell whether what was asked for may be more than the senders can put down."""
-        return bool(self._c["is_crowded"](self._handle))
-
-    def is_delivered(self, message: int) -> bool:
-        """Move what can be moved, and tell whether a message has arrived, or was put down."""
-        return bool(self._c["state"](self._handle, message))
+    def is_over(self, message: int) -> bool:
+        """Move what can be moved, and tell whether a message has arrived or was put down; or never will."""
+        return bool(self._c["state"](self._handle, message) != _PENDING)
 
     def wait(self, message: int, seconds: float) -> None:
         """Wait until a message has arrived, or was put down; CommunicationError if that fails."""
@@ -201,7 +210,7 @@ class Engine:
 
     def release(self, message: int, content: object) -> None:
         """Forget a message; one that is under way stays, and its content with it."""
-        if self.is_delivered(message):
+        if self._c["state"](self._handle, message) == _DELIVERED:
             self._c["release"](self._handle, message)
         else:
             self._abandoned.append(content)
@@ -218,7 +227,7 @@ class Engine:
             for rank in range(self.size):
                 call = _Call()
                 self._c["call"](self._handle, rank, detail.parity, ctypes.byref(call))
-                calls.append(_describe(call))
+                calls.append(_describe(call, self._global_ranks))
         ranks = [rank for rank in range(self.size) if detail.ranks >> rank & 1]
         return kind, Detail(
             ranks, calls, detail.origin, detail.target, detail.tag, detail.sent_bytes, detail.expected_bytes,
@@ -230,17 +239,15 @@ def _dtype_name(code: int) -> str:
     return str(_ALL_DTYPES[code]).removeprefix("torch.") if code < len(_ALL_DTYPES) else f"dtype {code}"
 
 
-def _describe(call: _Call) -> str:
+def _describe(call: _Call, global_ranks: Sequence[int]) -> str:
     kind = Kind(call.kind)
     if kind is Kind.BARRIER:
         return "barrier"
-    if kind is Kind.ELSEWHERE:
-        return f"a collective that is left to gloo, of {_dtype_name(call.dtype)}"
     words = [f"{kind.name.lower()} of {call.count} x {_dtype_name(call.dtype)}"]
     if call.is_uneven:
         words = [f"{kind.name.lower()} of uneven parts of {_dtype_name(call.dtype)}"]
     if kind in (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER, Kind.REDUCE):
-        words.append(f"by {REDUCTIONS[call.reduction]}")
+        words.append(f"by {(REDUCTIONS + OTHER_REDUCTIONS)[call.reduction]}")
     if call.root >= 0:
-        words.append(f"with root {call.root}")
+        words.append(f"with root {global_ranks[call.root]}")
     return " ".join(words)

@@ -61,8 +61,8 @@ def explain(
     processes = _join([f"process {pids[rank]}" for rank in detail.ranks])
     origin, target = global_ranks[detail.origin], global_ranks[detail.target]
     texts = {
-        FaultKind.TIMEOUT: f"{what} within {seconds:g} s. Found that {guilty} did not come. Look for what was done there "
-        "instead, or pass a larger timeout to launch.",
+        FaultKind.TIMEOUT: f"{what} within {seconds:g} s. Found that {guilty} did not come. Look for what was done "
+        "there instead, or pass a larger timeout to launch.",
         FaultKind.DEAD: f"{what}. Found that {guilty} ({processes}) has ended. Look for the first error there.",
         FaultKind.LEFT: f"{what}. Found that {guilty} has left the group. Look for an error there, or for a collective "
         "that only some ranks call.",

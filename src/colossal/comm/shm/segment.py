@@ -45,6 +45,8 @@ def share(store: dist.Store, rank: int, size: int, num_bytes: int, problem: str 
     Raises:
         UnsupportedError: The ranks are on several hosts, or the memory could not be had; on all ranks alike.
     """
+    # A group may be made again under a name that it had before: what was said then is still in the store.
+    store = dist.PrefixStore(f"{store.add(f'rounds{rank}', 1)}", store)
     descriptor, offer = -1, _Offer(host=_host(), pid=os.getpid(), problem=problem)
     try:
         if rank == 0:
@@ -78,24 +80,24 @@ def _take(first: _Offer, num_bytes: int, offer: _Offer) -> tuple[int, _Offer]:
     if first.problem or offer.problem or first.host != offer.host:
         return -1, offer
     path = f"/proc/{first.pid}/fd/{first.descriptor}"
-    descriptor = -1
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        found = os.fstat(descriptor).st_size
-        if found != num_bytes:
-            raise OSError(f"it has {found} bytes instead of {num_bytes}: the processes run different versions")
     except OSError as error:
-        _close(descriptor)
         return -1, _Offer(offer.host, offer.pid, problem=f"the memory of rank 0 could not be opened: {error}")
-    return descriptor, offer
+    found = os.fstat(descriptor).st_size
+    if found == num_bytes:
+        return descriptor, offer
+    _close(descriptor)
+    reason = f"the memory of rank 0 has {found} bytes instead of {num_bytes}: the ranks run different versions"
+    return -1, _Offer(offer.host, offer.pid, problem=reason)
 
 
 def _check(offers: list[_Offer]) -> None:
     hosts = {offer.host for offer in offers}
     if len(hosts) > 1:
         raise UnsupportedError(
-            f"The backend 'shm' joins processes of one host that see each other. Found {len(hosts)} hosts, or containers "
-            "with process numbers of their own. Use the backend 'gloo'."
+            f"The backend 'shm' joins processes of one host that see each other. Found {len(hosts)} hosts, or "
+            "containers with process numbers of their own. Use the backend 'gloo'."
         )
     problems = [f"on rank {rank}, {offer.problem}" for rank, offer in enumerate(offers) if offer.problem]
     if problems:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, final
@@ -11,6 +12,7 @@ from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
 from colossal.comm.shm.engine import Engine
+from colossal.errors import CommunicationError
 
 _Task = Callable[[], None]
 
@@ -44,7 +46,7 @@ class _ShmWork(Work):
         if self._error is None:
             future.set_result(self._result)
         else:
-            future.set_exception(self._error)  # type: ignore[arg-type]
+            future.set_exception(self._error)
 
 
 @final
@@ -155,8 +157,12 @@ class Delivery(_ShmWork):
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether it has arrived, or was put down."""
-        return self._error is not None or self._engine.is_delivered(self._message)
+        """Tell whether it has arrived, or was put down; or never will, of which `exception` tells the reason."""
+        if self._error is None and not self._engine.is_over(self._message):
+            return False
+        with suppress(CommunicationError):
+            self._finish()
+        return True
 
     def get_future(self) -> "Future[Any]":
         """Return a future that is done when the message has arrived."""
@@ -172,7 +178,7 @@ class Delivery(_ShmWork):
         return self._source
 
     def __del__(self) -> None:
-        """Forget the message; the engine keeps one that nobody waited for, and its tensor."""
+        """Forget the message; the engine keeps one that is under way, and its tensor."""
         self._engine.release(self._message, self._result)
 
 

@@ -1,0 +1,123 @@
+"""The tensors of a collective: what is required of them, and where their parts lie."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from colossal.errors import ShapeError, UnsupportedError
+
+_Tensor = torch.Tensor
+_Tensors = Sequence[torch.Tensor]
+
+
+def checked(tensor: _Tensor) -> _Tensor:
+    """Return a tensor that can be moved; UnsupportedError for others."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise UnsupportedError(
+            f"The backend 'shm' moves dense tensors in host memory. Found a tensor of {tensor.layout} on "
+            f"{tensor.device}. Make a group with another backend for it: nccl for GPUs, gloo for sparse tensors."
+        )
+    return tensor
+
+
+def check_length(name: str, tensors: _Tensors, size: int) -> None:
+    """Check that there is a tensor for each rank."""
+    if len(tensors) != size:
+        raise ShapeError(f"{name} needs a tensor for each of {size} ranks. Found {len(tensors)}. Pass one for each.")
+
+
+def check_parts(name: str, parts: _Tensors, whole: _Tensor, size: int) -> None:
+    """Check that there is a tensor for each rank, of the size and dtype of another one."""
+    check_length(name, parts, size)
+    for part in parts:
+        if part.numel() != whole.numel() or part.dtype != whole.dtype:
+            raise ShapeError(
+                f"{name} needs tensors of one size and dtype. Found {tuple(part.shape)} of {part.dtype} beside "
+                f"{tuple(whole.shape)} of {whole.dtype}. Pad them, or use all_to_all for parts of several sizes."
+            )
+
+
+def check_whole(name: str, whole: _Tensor, part: _Tensor, size: int) -> None:
+    """Check that one tensor has room for another one of each rank."""
+    if whole.numel() != part.numel() * size or whole.dtype != part.dtype:
+        raise ShapeError(
+            f"{name} needs a tensor of {size} times the elements of the other, and of its dtype. Found "
+            f"{tuple(whole.shape)} of {whole.dtype} and {tuple(part.shape)} of {part.dtype}. Make them so."
+        )
+
+
+def split_lengths(tensor: _Tensor, lengths: Sequence[int] | None, size: int) -> list[int]:
+    """Return how many elements belong to each rank, if the first dimension is divided."""
+    rows = tensor.shape[0] if tensor.dim() else 1
+    row = tensor.numel() // rows if rows else 0
+    if not lengths:
+        if rows % size:
+            raise ShapeError(
+                f"all_to_all without lengths needs a first dimension that divides by {size}. Found "
+                f"{tuple(tensor.shape)}. Pass the lengths of the parts."
+            )
+        return [rows // size * row] * size
+    if len(lengths) != size or sum(lengths) != rows or min(lengths) < 0:
+        raise ShapeError(
+            f"all_to_all needs {size} lengths that add up to the first dimension. Found {list(lengths)} for "
+            f"{tuple(tensor.shape)}. Pass one for each rank."
+        )
+    return [length * row for length in lengths]
+
+
+def addresses(tensors: _Tensors) -> list[int]:
+    """Return where tensors lie."""
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def part_addresses(tensor: _Tensor, lengths: Sequence[int]) -> list[int]:
+    """Return where parts of so many elements lie in a dense tensor, one after another."""
+    found, at = [], tensor.data_ptr()
+    for length in lengths:
+        found.append(at)
+        at += length * tensor.itemsize
+    return found
+
+
+@final
+class Written:
+    """Lets others write to a tensor: to itself, or to a dense copy that is copied back at the end.
+
+    Args:
+        tensor: The tensor.
+        clear_of: Tensors that are read meanwhile, and must not overlap with what is written.
+    """
+
+    def __init__(self, tensor: _Tensor, clear_of: _Tensors = ()) -> None:
+        self._tensor = tensor
+        is_free = tensor.is_contiguous() and not any(_overlap(tensor, other) for other in clear_of)
+        self._dense = tensor if is_free else tensor.contiguous().clone()
+
+    def __enter__(self) -> _Tensor:
+        return self._dense
+
+    def __exit__(self, *error: object) -> None:
+        if self._dense is not self._tensor and error[0] is None:
+            with torch.no_grad():
+                self._tensor.detach().copy_(self._dense)
+
+
+@final
+class AllWritten:
+    """The same for several tensors."""
+
+    def __init__(self, tensors: _Tensors) -> None:
+        self._all = [Written(tensor) for tensor in tensors]
+
+    def __enter__(self) -> list[_Tensor]:
+        return [one.__enter__() for one in self._all]
+
+    def __exit__(self, *error: object) -> None:
+        for one in self._all:
+            one.__exit__(*error)
+
+
+def _overlap(one: _Tensor, other: _Tensor) -> bool:
+    begin, end = one.data_ptr(), one.data_ptr() + one.numel() * one.itemsize
+    return begin < other.data_ptr() + other.numel() * other.itemsize and other.data_ptr() < end
