@@ -126,9 +126,11 @@ void* colossal_shm_receive(void* handle, int32_t from, uint32_t tag, uint32_t dt
 }
 
 // Move what can be moved, and tell a message's state.
-int colossal_shm_state(void* handle, void* message) {
+int colossal_shm_look(void* handle, void* message) {
   return static_cast<Handle*>(handle)->post.look(*static_cast<Message*>(message));
 }
+
+int colossal_shm_state(void* message) { return static_cast<Message*>(message)->state.load(); }
 
 int colossal_shm_wait(void* handle, void* message, int64_t timeout_ns) {
   return static_cast<Handle*>(handle)->post.wait(*static_cast<Message*>(message), now_ns() + timeout_ns);

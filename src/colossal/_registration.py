@@ -26,7 +26,7 @@ def register() -> None:
 
 def _register(module: Any) -> None:
     backend = getattr(module, "Backend", None)  # a torch without distributed has none
-    if backend is not None and not module.is_backend_available("shm"):
+    if backend is not None and "shm" not in backend.backend_list:
         backend.register_backend("shm", _create, extended_api=True, devices=["cpu"])
 
 

@@ -35,7 +35,7 @@ def leave_twice() -> tuple[bool, bool, int]:
 
 
 def test_leaving_dissolves_the_world() -> None:
-    for initialized, ambient, workers in run_processes(leave_twice, 2):
+    for initialized, ambient, workers in run_processes(leave_twice, 2, environment={"COLOSSAL_BACKEND": "gloo"}):
         assert not initialized
         assert not ambient
         assert workers

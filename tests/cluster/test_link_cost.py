@@ -264,8 +264,8 @@ def mesh_error(costs: LinkCost) -> str:
 
 def test_costs_of_another_backend_are_refused() -> None:
     gpus = LinkCost(COSTS.axes, LinkOrigin(("node7",), "nccl", "cuda", 4, "2.13.0", "2026-01-01T00:00:00+00:00"))
-    (found,) = set(run_processes(mesh_error, 2, gpus))
-    assert "those of the backend in use, shm on cpu. Found costs of nccl on cuda, measured on node7" in found
-    assert set(run_processes(mesh_error, 2, COSTS)) == {""}
+    (found,) = set(run_processes(mesh_error, 2, gpus, environment={"COLOSSAL_BACKEND": "gloo"}))
+    assert "those of the backend in use, gloo on cpu. Found costs of nccl on cuda, measured on node7" in found
+    assert set(run_processes(mesh_error, 2, COSTS, environment={"COLOSSAL_BACKEND": "gloo"})) == {""}
     with fake_world(2):  # plans for a cluster are made on a laptop
         assert ParallelMesh(link_cost=gpus).link_cost is gpus

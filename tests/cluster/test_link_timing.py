@@ -21,7 +21,7 @@ def test_every_axis_with_ranks_is_measured_and_all_ranks_agree(size, shape) -> N
     expected = {axis: ranks for axis, ranks in ({"dp": dp} | shape).items() if ranks > 1}
     assert {axis: cost.size for axis, cost in costs.axes.items()} == expected
     assert costs.origin
-    assert (costs.origin.backend, costs.origin.device, costs.origin.world_size) == ("gloo", "cpu", size)
+    assert (costs.origin.backend, costs.origin.device, costs.origin.world_size) == ("shm", "cpu", size)
     for axis, cost in costs.axes.items():
         assert set(cost.ops) == set(LINK_OPS)
         for op, link in cost.ops.items():

@@ -19,6 +19,7 @@ enum Reduction : uint32_t { kSum, kAvg, kMax, kMin };
 #define COLOSSAL_INLINE inline __attribute__((always_inline))
 
 constexpr size_t kBlock = 512;  // elements that are reduced at a time; their sums stay in the nearest cache
+constexpr size_t kLevels = 8;   // of sums of sums, for 64 ranks
 
 struct BFloat16 { uint16_t bits; };
 struct Float16 { uint16_t bits; };
@@ -188,23 +189,28 @@ struct Reducer {
 
  private:
   void reduce_block(void* to, const void* const* sources, size_t at, size_t count) const {
-    alignas(64) char sum[kBlock * 8], next[kBlock * 8];
+    alignas(64) char rooms[kLevels][kBlock * 8];
     const bool ends_elsewhere = arithmetic.narrow || reduction == kAvg || size == 1;
-    const auto combine = arithmetic.combine[reduction];
-    const void* left = source(sources[0], at, sum, count);
-    for (uint32_t rank = 1; rank < size; ++rank) {
-      void* result = rank + 1 == size && !ends_elsewhere ? to : sum;
-      combine(result, left, source(sources[rank], at, next, count), count);
-      left = result;
-    }
+    const void* left = reduce_ranks(0, size, ends_elsewhere ? rooms[0] : to, rooms, sources, at, count);
     if (!ends_elsewhere) return;
     if (reduction == kAvg) {
-      void* result = arithmetic.narrow ? sum : to;
+      void* result = arithmetic.narrow ? rooms[0] : to;
       arithmetic.divide(result, left, size, count);
       left = result;
     }
     if (arithmetic.narrow) arithmetic.narrow(to, static_cast<const float*>(left), count);
     else if (left != to) std::memmove(to, left, count * arithmetic.item);
+  }
+
+  // Halves first: n summands are rounded log2(n) times instead of n-1. Each level has a room of its own.
+  const void* reduce_ranks(uint32_t begin, uint32_t end, void* to, char (*rooms)[kBlock * 8],
+                           const void* const* sources, size_t at, size_t count) const {
+    if (end - begin == 1) return source(sources[begin], at, rooms[0], count);
+    const uint32_t middle = begin + (end - begin + 1) / 2;
+    const void* left = reduce_ranks(begin, middle, rooms[0], rooms, sources, at, count);
+    const void* right = reduce_ranks(middle, end, rooms[1], rooms + 1, sources, at, count);
+    arithmetic.combine[reduction](to, left, right, count);
+    return to;
   }
 
   const void* source(const void* from, size_t at, char* room, size_t count) const {

@@ -120,7 +120,8 @@ struct Group {
       counter.sleepers.fetch_sub(1);
       if (has_posted(peer)) return true;
       if (is_broken()) return has_posted(peer);
-      if (!still_hopes(peer) && !blame()) return false;
+      if (!still_hopes(peer) && !has_posted(peer) && !blame()) return false;
+      if (has_posted(peer)) return true;
     }
   }
 

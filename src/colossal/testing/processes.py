@@ -103,9 +103,7 @@ def run_processes(
     timeout_seconds: float = 60.0,
     **kwargs: Any,
 ) -> list[Any]:
-    """Run a function on every rank of a world of processes on this host's CPU, one thread each.
-
-    They talk through shared memory, or over gloo where that cannot be or ``COLOSSAL_BACKEND`` asks for it.
+    """Run a function on every rank of a world of processes on this host's CPU, joined as by `launch`, one thread each.
 
     Args:
         function: A function at the top level of a file, called on every rank.
@@ -117,7 +115,7 @@ def run_processes(
         **kwargs: Passed to the function; pickled.
 
     Returns:
-        What the function returned, by rank; pickled.
+        What it returned, by rank; pickled.
 
     Raises:
         WorldError: The function raised on a rank, a process died, or the ranks took too long.

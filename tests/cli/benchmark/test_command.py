@@ -66,7 +66,7 @@ def test_links_of_two_ranks_are_written_to_a_file_that_a_mesh_reads(tmp_path) ->
     assert set(costs.axes["dp"].ops) == set(LINK_OPS)
     assert f"export COLOSSAL_LINK_COST={tmp_path / 'link_cost.json'}" in done.stdout
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("gloo on cpu, 2 ranks, ")
+    assert lines[0].startswith("shm on cpu, 2 ranks, ")
     assert [line.split()[2] for line in lines[2:9]] == [*LINK_OPS, "all"]
 
     program = "import colossal\nprint(colossal.launch_from_torch(verbose=False).link_cost.axes['dp'].size)"

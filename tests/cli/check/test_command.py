@@ -89,7 +89,7 @@ def test_a_torch_that_cannot_be_imported_is_a_problem(tmp_path) -> None:
 
 
 def test_an_interface_that_is_not_there_fails_in_the_backend_too() -> None:
-    done = check("--json", GLOO_SOCKET_IFNAME="nosuch0")
+    done = check("--json", GLOO_SOCKET_IFNAME="nosuch0", COLOSSAL_BACKEND="gloo")
     assert done.returncode == 1
     rows = rows_of(done)
     assert rows["communication", "host name"]["found"] == "GLOO_SOCKET_IFNAME names no interface: nosuch0"

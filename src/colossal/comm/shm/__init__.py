@@ -49,7 +49,7 @@ def create(options: Any, _: object = None) -> SharedMemoryGroup:
     """
     rank, store = options.group_rank, options.store
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return SharedMemoryGroup(store, make_engine(store, rank, ranks), options.timeout)
+    return SharedMemoryGroup(store, make_engine(store, rank, ranks), options.timeout, options.group_id)
 
 
 def make_engine(store: dist.Store, rank: int, global_ranks: Sequence[int]) -> Engine:

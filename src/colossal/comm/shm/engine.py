@@ -100,7 +100,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "call": (None, (_P, _U, _U, _P)),
     "send": (_P, (_P, _U, _U, _U, _P, _L)),
     "receive": (_P, (_P, ctypes.c_int32, _U, _U, _P, _L)),
-    "state": (_I, (_P, _P)),
+    "look": (_I, (_P, _P)),
+    "state": (_I, (_P,)),
     "wait": (_I, (_P, _P, ctypes.c_int64)),
     "source": (ctypes.c_int32, (_P,)),
     "release": (None, (_P, _P)),
@@ -197,7 +198,7 @@ class Engine:
 
     def is_over(self, message: int) -> bool:
         """Move what can be moved, and tell whether a message has arrived or was put down; or never will."""
-        return bool(self._c["state"](self._handle, message) != _PENDING)
+        return bool(self._c["look"](self._handle, message) != _PENDING)
 
     def wait(self, message: int, seconds: float) -> None:
         """Wait until a message has arrived, or was put down; CommunicationError if that fails."""
@@ -210,7 +211,7 @@ class Engine:
 
     def release(self, message: int, content: object) -> None:
         """Forget a message; one that is under way stays, and its content with it."""
-        if self._c["state"](self._handle, message) == _DELIVERED:
+        if self._c["state"](message) == _DELIVERED:
             self._c["release"](self._handle, message)
         else:
             self._abandoned.append(content)

@@ -1,6 +1,6 @@
 """Why a group of ranks is broken, in words."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -56,35 +56,55 @@ def explain(
     Returns:
         The error to raise.
     """
-    what = "A message needs both its ranks" if collective is None else "A collective needs all ranks of its group"
+    needed = "A message needs both its ranks" if collective is None else "A collective needs all ranks of its group"
+    found = _found(kind, detail, global_ranks, pids)
+    if kind is FaultKind.MISMATCH:
+        needed = "All ranks of a group must call the same collective with the same sizes and dtype"
+    elif kind in (FaultKind.SPLITS, FaultKind.MESSAGE):
+        needed = "What a rank sends must be what the other expects"
+    elif kind is FaultKind.TIMEOUT:
+        needed += f" within {seconds:g} s"
+    return CommunicationError(f"{needed}. Found that {found}. {_ADVICE[kind]}")
+
+
+_ADVICE = {
+    FaultKind.NONE: "Look for the first error.",
+    FaultKind.TIMEOUT: "Look for what was done there instead, or pass a larger timeout to launch.",
+    FaultKind.DEAD: "Look for the first error there.",
+    FaultKind.LEFT: "Look for an error there, or for a collective that only some ranks call.",
+    FaultKind.MISMATCH: "Look for a branch or a shape that depends on the rank.",
+    FaultKind.SPLITS: "Exchange the sizes first.",
+    FaultKind.MESSAGE: "Send and receive tensors of one shape and dtype.",
+    FaultKind.CLOSED: "Communicate before destroy_process_group().",
+}
+
+
+def _found(kind: FaultKind, detail: Detail, global_ranks: Sequence[int], pids: Sequence[int]) -> str:
     guilty = _join([f"rank {global_ranks[rank]}" for rank in detail.ranks])
-    processes = _join([f"process {pids[rank]}" for rank in detail.ranks])
     origin, target = global_ranks[detail.origin], global_ranks[detail.target]
-    texts = {
-        FaultKind.TIMEOUT: f"{what} within {seconds:g} s. Found that {guilty} did not come. Look for what was done "
-        "there instead, or pass a larger timeout to launch.",
-        FaultKind.DEAD: f"{what}. Found that {guilty} ({processes}) has ended. Look for the first error there.",
-        FaultKind.LEFT: f"{what}. Found that {guilty} has left the group. Look for an error there, or for a collective "
-        "that only some ranks call.",
-        FaultKind.MISMATCH: "All ranks of a group must call the same collective with the same sizes and dtype. Found "
-        f"{_by_call(detail.calls, global_ranks)}. Look for a branch or a shape that depends on the rank.",
-        FaultKind.SPLITS: "What a rank sends must be what the other expects. Found that rank "
-        f"{origin} sends {detail.sent_bytes} bytes to rank {target}, which expects {detail.expected_bytes}. "
-        "Exchange the sizes first.",
-        FaultKind.MESSAGE: "What a rank sends must be what the other expects. Found that rank "
-        f"{origin} sent {detail.sent_bytes} bytes of {detail.sent_dtype} with tag {detail.tag} to rank {target}, which "
-        f"expects {detail.expected_bytes} bytes of {detail.expected_dtype}. Send and receive tensors of one shape and "
-        "dtype.",
-        FaultKind.CLOSED: f"{what}. Found that this rank has left it. Communicate before destroy_process_group().",
+    texts: dict[FaultKind, Callable[[], str]] = {
+        FaultKind.NONE: lambda: "it is broken",
+        FaultKind.TIMEOUT: lambda: f"{guilty} did not come",
+        FaultKind.DEAD: lambda: f"{guilty} ({_join([f'process {pids[rank]}' for rank in detail.ranks])}) has ended",
+        FaultKind.LEFT: lambda: f"{guilty} has left the group",
+        FaultKind.MISMATCH: lambda: _by_call(detail.calls, global_ranks),
+        FaultKind.SPLITS: lambda: (
+            f"rank {origin} sends {detail.sent_bytes} bytes to rank {target}, which expects {detail.expected_bytes}"
+        ),
+        FaultKind.MESSAGE: lambda: (
+            f"rank {origin} sent {detail.sent_bytes} bytes of {detail.sent_dtype} with tag {detail.tag} to rank "
+            f"{target}, which expects {detail.expected_bytes} bytes of {detail.expected_dtype}"
+        ),
+        FaultKind.CLOSED: lambda: "this rank has left it",
     }
-    return CommunicationError(texts.get(kind, f"{what}. Found that it is broken. Look for the first error."))
+    return texts[kind]()
 
 
 def _by_call(calls: Sequence[str], global_ranks: Sequence[int]) -> str:
     ranks: dict[str, list[str]] = {}
     for rank, call in zip(global_ranks, calls, strict=True):
         ranks.setdefault(call, []).append(str(rank))
-    return ", but ".join(f"{call} on rank{'s' * (len(who) > 1)} {_join(who)}" for call, who in ranks.items())
+    return ", but ".join(f"rank{'s' * (len(who) > 1)} {_join(who)} called {call}" for call, who in ranks.items())
 
 
 def _join(words: Sequence[str]) -> str:

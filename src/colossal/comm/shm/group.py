@@ -19,17 +19,17 @@ from colossal.comm.shm.tensors import (
     addresses,
     check_length,
     check_parts,
+    check_peer,
     check_whole,
     checked,
     part_addresses,
     split_lengths,
 )
-from colossal.comm.shm.work import Delivery, Finished, Pending, Worker
+from colossal.comm.shm.work import Delivery, Finished, Pending, Worker, stop
 from colossal.errors import UnsupportedError
 
 _Tensor = torch.Tensor
 _Tensors = Sequence[torch.Tensor]
-_STOP_SECONDS = 1.0
 _ANYBODY = -1
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 _ProcessGroup: Any = dist.ProcessGroup  # whose methods are overloaded in ways that nobody uses
@@ -50,17 +50,16 @@ class SharedMemoryGroup(_ProcessGroup):
         store: Where the ranks of this group find each other.
         engine: This rank's end of the shared memory.
         timeout: How long a wait may take.
+        name: The name under which torch keeps this group.
     """
 
-    def __init__(self, store: dist.Store, engine: Engine, timeout: timedelta) -> None:
+    def __init__(self, store: dist.Store, engine: Engine, timeout: timedelta, name: str = "") -> None:
         super().__init__(engine.rank, engine.size)
-        self._store, self._engine, self._timeout = store, engine, timeout
+        self._store, self._engine, self._timeout, self._name = store, engine, timeout, name
         self._rank, self._num_ranks = engine.rank, engine.size
         self._seconds = timeout.total_seconds()
         self._collectives, self._messages = Worker("shm_collectives"), Worker("shm_messages")
-        self._finalizer = weakref.finalize(self, _dissolve, engine, self._collectives, self._messages)
-
-    # --- what torch asks about a group ---
+        self._finalizer = weakref.finalize(self, stop, engine, self._collectives, self._messages)
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """Return the backend's name."""
@@ -73,7 +72,7 @@ class SharedMemoryGroup(_ProcessGroup):
     @property
     def group_name(self) -> Any:
         """The name under which torch keeps this group."""
-        return c10d._world.pg_names[self]  # noqa: SLF001 (as torch's own do)
+        return self._name
 
     def get_group_store(self) -> dist.Store:
         """Return the store of the group."""
@@ -92,8 +91,6 @@ class SharedMemoryGroup(_ProcessGroup):
                 gloo.shutdown()
 
     abort = shutdown
-
-    # --- reductions ---
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         """Reduce a tensor to all ranks, in place."""
@@ -157,7 +154,7 @@ class SharedMemoryGroup(_ProcessGroup):
         def task() -> None:
             dense = tensor.contiguous()
             with Written(output, clear_of=[dense]) as result:
-                parts = self._equal_parts(dense, result)
+                parts = part_addresses(dense, (result.numel(),) * self._num_ranks)
                 out = (result.data_ptr(),) * self._num_ranks
                 self._run(Kind.REDUCE_SCATTER, result, result.numel(), parts, out, opts, reduction)
 
@@ -168,8 +165,6 @@ class SharedMemoryGroup(_ProcessGroup):
         opts = options(opts, c10d.ReduceScatterOptions)
         pairs = zip(outputs, inputs, strict=True)
         return self._all_of([self.reduce_scatter_single(to, tensor, opts) for to, tensor in pairs], outputs)
-
-    # --- moves ---
 
     def allgather(self, outputs: Sequence[_Tensors], inputs: _Tensors, opts: Any = None) -> Any:
         """Collect every rank's tensor in a list."""
@@ -192,7 +187,14 @@ class SharedMemoryGroup(_ProcessGroup):
         def task() -> None:
             own = tensor.contiguous()
             with Written(output) as whole:
-                self._run(Kind.ALL_GATHER, own, own.numel(), (own.data_ptr(),), self._equal_parts(whole, own), opts)
+                self._run(
+                    Kind.ALL_GATHER,
+                    own,
+                    own.numel(),
+                    (own.data_ptr(),),
+                    part_addresses(whole, (own.numel(),) * self._num_ranks),
+                    opts,
+                )
 
         return self._carry_out(task, opts, [output])
 
@@ -298,19 +300,17 @@ class SharedMemoryGroup(_ProcessGroup):
         opts = options(opts, c10d.BarrierOptions)
         return self._carry_out(lambda: self._run(Kind.BARRIER, _NOTHING, 0, (), (), opts), opts, [])
 
-    # --- messages ---
-
     def send(self, tensors: _Tensors, to: int, tag: int) -> Any:
         """Send a tensor to one rank."""
         (tensor,) = tensors
-        self._check_peer(to)
+        check_peer(to, self._rank, self._num_ranks)
         dense = checked(tensor).contiguous()
         return self._deliver(self._engine.send(to, tag, dense), dense)
 
     def recv(self, tensors: _Tensors, origin: int, tag: int) -> Any:
         """Receive a tensor from one rank."""
         (tensor,) = tensors
-        self._check_peer(origin)
+        check_peer(origin, self._rank, self._num_ranks)
         return self._receive(tensor, origin, tag)
 
     def recv_anysource(self, tensors: _Tensors, tag: int) -> Any:
@@ -331,8 +331,6 @@ class SharedMemoryGroup(_ProcessGroup):
         if not self._engine.is_over(message):
             work.watch()
         return work
-
-    # --- how they are carried out ---
 
     def _carry_out(self, task: Callable[[], None], opts: Any, result: Any) -> Any:
         """Run a task at once if the caller waits and nothing is before it, else in the thread for collectives."""
@@ -395,25 +393,9 @@ class SharedMemoryGroup(_ProcessGroup):
             dist.PrefixStore("gloo/", self._store), self._rank, self._num_ranks, timeout=self._timeout
         )
 
-    def _equal_parts(self, whole: _Tensor, part: _Tensor) -> list[int]:
-        return part_addresses(whole, (part.numel(),) * self._num_ranks)
-
-    def _check_peer(self, peer: int) -> None:
-        if not 0 <= peer < self._num_ranks or peer == self._rank:
-            raise UnsupportedError(
-                f"A message goes to another rank of its group, from 0 to {self._num_ranks - 1}. Found {peer} on rank "
-                f"{self._rank}. Name another rank; a rank's own data needs no message."
-            )
-
     # Names of torch 2.11.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-
-def _dissolve(engine: Engine, *workers: Worker) -> None:
-    engine.leave()
-    for worker in workers:
-        worker.stop(_STOP_SECONDS)

@@ -47,6 +47,15 @@ def check_whole(name: str, whole: _Tensor, part: _Tensor, size: int) -> None:
         )
 
 
+def check_peer(peer: int, rank: int, size: int) -> None:
+    """Check that a message goes to another rank of the group, or comes from one."""
+    if not 0 <= peer < size or peer == rank:
+        raise UnsupportedError(
+            f"A message goes to another rank of its group, from 0 to {size - 1}. Found {peer} on rank {rank}. Name "
+            "another rank; a rank's own data needs no message."
+        )
+
+
 def split_lengths(tensor: _Tensor, lengths: Sequence[int] | None, size: int) -> list[int]:
     """Return how many elements belong to each rank, if the first dimension is divided."""
     rows = tensor.shape[0] if tensor.dim() else 1

@@ -15,6 +15,7 @@ from colossal.comm.shm.engine import Engine
 from colossal.errors import CommunicationError
 
 _Task = Callable[[], None]
+_STOP_SECONDS = 1.0
 
 
 class _ShmWork(Work):
@@ -219,3 +220,10 @@ class Worker:
         self._tasks.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)
+
+
+def stop(engine: Engine, *workers: Worker) -> None:
+    """Leave the group, which ends the waits of its workers, and end them."""
+    engine.leave()
+    for worker in workers:
+        worker.stop(_STOP_SECONDS)
