@@ -213,7 +213,6 @@ def test_the_timeout_reaches_the_collectives() -> None:
     environment = {"TEST_RANK": "{rank}"}
     error, _ = run_processes(lose_the_peer, 2, free_port(), form=False, environment=environment)
     assert "within 4 s. Found that rank 1 did not come." in error
-    assert "4000ms" in error
 
 
 @pytest.mark.parametrize(("seconds", "variable"), [(0, None), (-1.5, None), (None, "soon")])

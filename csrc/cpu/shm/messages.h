@@ -83,15 +83,12 @@ class Post {
   bool wait(Message& message, int64_t deadline) {
     Counter& bell = g_.member(g_.rank).bell;
     int64_t looked = now_ns();
-    for (int i = 0; message.state.load() == kPending; ++i) {
+    while (message.state.load() == kPending) {
       const uint32_t heard = bell.value.load();
       poll();
       if (message.state.load() != kPending) break;
       if (g_.is_broken()) return false;
-      if (i < g_.spins) {
-        pause();
-        continue;
-      }
+      for (int i = 0; i < g_.spins && bell.value.load(std::memory_order_relaxed) == heard; ++i) pause();
       bell.sleepers.fetch_add(1);
       if (bell.value.load() == heard) futex_wait(bell.value, heard, Group::kSliceNs);
       bell.sleepers.fetch_sub(1);
@@ -253,7 +250,7 @@ class Post {
         continue;
       }
       if (!fits(peer, *target, kept->envelope)) return;
-      std::memcpy(target->data, kept->content.data(), kept->content.size());
+      if (!kept->content.empty()) std::memcpy(target->data, kept->content.data(), kept->content.size());
       take(target, peer);
       finish(*target);
       kept = early.erase(kept);

@@ -15,6 +15,8 @@ from torch.distributed.rendezvous import rendezvous
 from colossal.cluster.attempt import enter_attempt
 from colossal.errors import LaunchError, UnsupportedError
 
+_ADVICE = " Use the backend 'gloo'."
+
 
 @final
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
         _open_connections(world, "shm")
     except UnsupportedError as error:  # the same on all ranks
         _open_connections(world, "gloo")
-        return "gloo", f"; {error}"
+        return "gloo", f"; {str(error).removesuffix(_ADVICE)}"
     return "shm", ""
 
 

@@ -22,6 +22,7 @@ from colossal.comm.shm.tensors import (
     check_peer,
     check_whole,
     checked,
+    packed,
     part_addresses,
     split_lengths,
 )
@@ -85,10 +86,8 @@ class SharedMemoryGroup(_ProcessGroup):
     def shutdown(self) -> None:
         """Leave the group: peers that still wait for this rank are told."""
         self._finalizer()
-        gloo = self.__dict__.pop("_gloo", None)
-        if gloo is not None:
-            with suppress(AttributeError):  # of torch 2.11
-                gloo.shutdown()
+        with suppress(KeyError, AttributeError):  # it was not needed; torch 2.11 cannot
+            self.__dict__.pop("_gloo").shutdown()
 
     abort = shutdown
 
@@ -136,7 +135,7 @@ class SharedMemoryGroup(_ProcessGroup):
             return self._elsewhere("reduce_scatter", Kind.REDUCE_SCATTER, output, opts, outputs, inputs, opts)
 
         def task() -> None:
-            dense = [part.contiguous() for part in parts]
+            dense = [packed(part) for part in parts]
             with Written(output, clear_of=dense) as result:
                 out = (result.data_ptr(),) * self._num_ranks
                 self._run(Kind.REDUCE_SCATTER, result, result.numel(), addresses(dense), out, opts, reduction)
@@ -152,7 +151,7 @@ class SharedMemoryGroup(_ProcessGroup):
             return self._elsewhere("_reduce_scatter_base", Kind.REDUCE_SCATTER, output, opts, output, tensor, opts)
 
         def task() -> None:
-            dense = tensor.contiguous()
+            dense = packed(tensor)
             with Written(output, clear_of=[dense]) as result:
                 parts = part_addresses(dense, (result.numel(),) * self._num_ranks)
                 out = (result.data_ptr(),) * self._num_ranks
@@ -173,7 +172,7 @@ class SharedMemoryGroup(_ProcessGroup):
         check_parts("all_gather", parts, tensor, self._num_ranks)
 
         def task() -> None:
-            own = tensor.contiguous()
+            own = packed(tensor)
             with AllWritten(parts) as dense:
                 self._run(Kind.ALL_GATHER, own, own.numel(), (own.data_ptr(),), addresses(dense), opts)
 
@@ -185,7 +184,7 @@ class SharedMemoryGroup(_ProcessGroup):
         check_whole("all_gather", output, tensor, self._num_ranks)
 
         def task() -> None:
-            own = tensor.contiguous()
+            own = packed(tensor)
             with Written(output) as whole:
                 self._run(
                     Kind.ALL_GATHER,
@@ -240,7 +239,7 @@ class SharedMemoryGroup(_ProcessGroup):
         is_even = not output_splits and not input_splits
 
         def task() -> None:
-            dense = tensor.contiguous()
+            dense = packed(tensor)
             with Written(output, clear_of=[dense]) as result:
                 count = of[0] if is_even else 0
                 sent, expected = part_addresses(dense, of), part_addresses(result, to)
@@ -256,7 +255,7 @@ class SharedMemoryGroup(_ProcessGroup):
         check_length("all_to_all", inputs, self._num_ranks)
 
         def task() -> None:
-            dense = [tensor.contiguous() for tensor in inputs]
+            dense = [packed(tensor) for tensor in inputs]
             with AllWritten(outputs) as results:
                 splits = [tensor.numel() * tensor.itemsize for tensor in (*dense, *results)]
                 self._run(Kind.ALL_TO_ALL, dense[0], 0, addresses(dense), addresses(results), opts, splits=splits)
@@ -272,7 +271,7 @@ class SharedMemoryGroup(_ProcessGroup):
             check_parts("gather", parts, tensor, self._num_ranks)
 
         def task() -> None:
-            own = tensor.contiguous()
+            own = packed(tensor)
             with AllWritten(parts) as dense:
                 sent = (own.data_ptr(),) * self._num_ranks
                 self._run(Kind.GATHER, own, own.numel(), sent, addresses(dense), opts, root=root)
@@ -288,7 +287,7 @@ class SharedMemoryGroup(_ProcessGroup):
             check_parts("scatter", parts, output, self._num_ranks)
 
         def task() -> None:
-            dense = [part.contiguous() for part in parts]
+            dense = [packed(part) for part in parts]
             with Written(output) as result:
                 out = (result.data_ptr(),) * self._num_ranks
                 self._run(Kind.SCATTER, result, result.numel(), addresses(dense), out, opts, root=root)
@@ -304,7 +303,7 @@ class SharedMemoryGroup(_ProcessGroup):
         """Send a tensor to one rank."""
         (tensor,) = tensors
         check_peer(to, self._rank, self._num_ranks)
-        dense = checked(tensor).contiguous()
+        dense = packed(tensor)
         return self._deliver(self._engine.send(to, tag, dense), dense)
 
     def recv(self, tensors: _Tensors, origin: int, tag: int) -> Any:

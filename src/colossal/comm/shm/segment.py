@@ -99,7 +99,7 @@ def _check(offers: list[_Offer]) -> None:
             f"The backend 'shm' joins processes of one host that see each other. Found {len(hosts)} hosts, or "
             "containers with process numbers of their own. Use the backend 'gloo'."
         )
-    problems = [f"on rank {rank}, {offer.problem}" for rank, offer in enumerate(offers) if offer.problem]
+    problems = [f"on rank {rank}, {offer.problem.rstrip('.')}" for rank, offer in enumerate(offers) if offer.problem]
     if problems:
         raise UnsupportedError(
             f"The backend 'shm' needs memory that all processes share. Found: {problems[0]}. Use the backend 'gloo'."

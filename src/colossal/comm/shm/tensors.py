@@ -21,6 +21,11 @@ def checked(tensor: _Tensor) -> _Tensor:
     return tensor
 
 
+def packed(tensor: _Tensor) -> _Tensor:
+    """Return a tensor whose elements lie one after another: itself, or a copy."""
+    return checked(tensor).contiguous()
+
+
 def check_length(name: str, tensors: _Tensors, size: int) -> None:
     """Check that there is a tensor for each rank."""
     if len(tensors) != size:
@@ -99,7 +104,7 @@ class Written:
     """
 
     def __init__(self, tensor: _Tensor, clear_of: _Tensors = ()) -> None:
-        self._tensor = tensor
+        self._tensor = checked(tensor)
         is_free = tensor.is_contiguous() and not any(_overlap(tensor, other) for other in clear_of)
         self._dense = tensor if is_free else tensor.contiguous().clone()
 

@@ -1,6 +1,7 @@
 """Collectives and messages that are under way, as torch.distributed hands them out."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -15,7 +16,7 @@ from colossal.comm.shm.engine import Engine
 from colossal.errors import CommunicationError
 
 _Task = Callable[[], None]
-_STOP_SECONDS = 1.0
+_STOP_SECONDS, _LOOK_SECONDS = 1.0, 0.002
 
 
 class _ShmWork(Work):
@@ -79,11 +80,11 @@ class Pending(_ShmWork):
         self._running = threading.Lock()
         self._running.acquire()
         self._mutex = threading.Lock()
-        self._is_over = False
+        self._is_over = self._is_promised = False
         self._future: Future[Any] | None = None
 
     def run(self) -> None:
-        """Carry out the task and tell everybody who waits."""
+        """Carry out the task and let go who waits; then `settle`."""
         try:
             assert self._task is not None
             self._task()
@@ -91,11 +92,19 @@ class Pending(_ShmWork):
             self._error = error
         self._task = None  # it holds the tensors
         with self._mutex:
-            self._is_over = True
-            future = self._future
+            self._is_over, self._is_promised = True, self._future is not None
         self._running.release()
-        if future is not None:
-            self._settle(future)
+
+    @property
+    def has_future(self) -> bool:
+        """Whether somebody asked for a future."""
+        return self._future is not None
+
+    def settle(self) -> None:
+        """Tell the future, if somebody asked for one before this was over, and run its callbacks here."""
+        if self._is_promised:
+            assert self._future is not None
+            self._settle(self._future)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it is over, and raise the error that ended it."""
@@ -140,8 +149,9 @@ class Delivery(_ShmWork):
         self._hand_over(Pending(self._look_after, self._result))
 
     def _look_after(self) -> None:
-        if not self._is_awaited:
-            self._finish()
+        """Move what can be moved until the message is over, or somebody waits and does that faster."""
+        while not self._is_awaited and not self._engine.is_over(self._message):
+            time.sleep(_LOOK_SECONDS)
 
     def _finish(self, seconds: float | None = None) -> None:
         try:
@@ -185,14 +195,18 @@ class Delivery(_ShmWork):
 
 @final
 class Worker:
-    """A thread that carries out tasks in order; it starts with the first one."""
+    """Carries out tasks in order, in a thread that starts with the first one.
+
+    Futures are settled after that, which runs the callbacks of whoever asked for them. A callback may submit another
+    task and wait for it, so another thread takes over the tasks meanwhile.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._tasks: SimpleQueue[Pending | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._mutex = threading.Lock()
-        self._unfinished = 0
+        self._threads: list[threading.Thread] = []
+        self._mutex, self._baton = threading.Lock(), threading.Lock()
+        self._unfinished = self._free = 0
 
     @property
     def is_idle(self) -> bool:
@@ -203,23 +217,40 @@ class Worker:
         """Carry out a task after all those before."""
         with self._mutex:
             self._unfinished += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if not self._threads:
+                self._start_thread()
         self._tasks.put(work)
 
+    def _start_thread(self) -> None:
+        self._free += 1
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
     def _run(self) -> None:
-        while (work := self._tasks.get()) is not None:
-            work.run()
+        while True:
+            with self._baton:
+                work = self._tasks.get()
+                if work is None:
+                    self._tasks.put(None)  # for the other threads
+                    return
+                work.run()
+                with self._mutex:
+                    self._unfinished -= 1
+                    self._free -= 1
+                    if not self._free and work.has_future:
+                        self._start_thread()
+            work.settle()
             del work  # it may hold the group
             with self._mutex:
-                self._unfinished -= 1
+                self._free += 1
 
     def stop(self, seconds: float) -> None:
-        """End the thread after its last task."""
+        """End the threads after the last task."""
         self._tasks.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(seconds)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(seconds)
 
 
 def stop(engine: Engine, *workers: Worker) -> None:
