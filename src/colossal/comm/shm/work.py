@@ -206,7 +206,7 @@ class Worker:
         self._tasks: SimpleQueue[Pending | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._mutex, self._baton = threading.Lock(), threading.Lock()
-        self._unfinished = self._free = 0
+        self._unfinished, self._free, self._is_stopped = 0, 0, False
 
     @property
     def is_idle(self) -> bool:
@@ -216,10 +216,14 @@ class Worker:
     def submit(self, work: Pending) -> None:
         """Carry out a task after all those before."""
         with self._mutex:
-            self._unfinished += 1
-            if not self._threads:
-                self._start_thread()
-        self._tasks.put(work)
+            if not self._is_stopped:
+                self._unfinished += 1
+                if not self._threads:
+                    self._start_thread()
+                self._tasks.put(work)
+                return
+        work.run()  # which says that this rank has left the group
+        work.settle()
 
     def _start_thread(self) -> None:
         self._free += 1
@@ -247,7 +251,9 @@ class Worker:
 
     def stop(self, seconds: float) -> None:
         """End the threads after the last task."""
-        self._tasks.put(None)
+        with self._mutex:
+            self._is_stopped = True
+            self._tasks.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(seconds)
