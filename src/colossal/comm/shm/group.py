@@ -97,7 +97,7 @@ class SharedMemoryGroup(_ProcessGroup):
         (tensor,) = tensors
         reduction = own_reduction(opts, tensor)
         if reduction is None:
-            return self._elsewhere("allreduce", Kind.ALL_REDUCE, tensor, opts, tensors, opts)
+            return self._elsewhere(Kind.ALL_REDUCE, tensor, opts, lambda gloo, flat: gloo.allreduce([flat], opts))
 
         def task() -> None:
             with Written(tensor) as dense:
@@ -116,7 +116,7 @@ class SharedMemoryGroup(_ProcessGroup):
         (tensor,) = tensors
         reduction, root = own_reduction(opts, tensor), opts.rootRank
         if reduction is None:
-            return self._elsewhere("reduce", Kind.REDUCE, tensor, opts, tensors, opts)
+            return self._elsewhere(Kind.REDUCE, tensor, opts, lambda gloo, flat: gloo.reduce([flat], opts))
 
         def task() -> None:
             with Written(tensor) as dense:
@@ -132,7 +132,10 @@ class SharedMemoryGroup(_ProcessGroup):
         check_parts("reduce_scatter", parts, output, self._num_ranks)
         reduction = own_reduction(opts, output)
         if reduction is None:
-            return self._elsewhere("reduce_scatter", Kind.REDUCE_SCATTER, output, opts, outputs, inputs, opts)
+            flat_parts = [packed(part).view(-1) for part in parts]
+            return self._elsewhere(
+                Kind.REDUCE_SCATTER, output, opts, lambda gloo, flat: gloo.reduce_scatter([flat], [flat_parts], opts)
+            )
 
         def task() -> None:
             dense = [packed(part) for part in parts]
@@ -144,20 +147,8 @@ class SharedMemoryGroup(_ProcessGroup):
 
     def reduce_scatter_single(self, output: _Tensor, tensor: _Tensor, opts: Any = None) -> Any:
         """Reduce equal parts of a tensor, one for each rank, to that rank."""
-        opts = options(opts, c10d.ReduceScatterOptions)
         check_whole("reduce_scatter", tensor, output, self._num_ranks)
-        reduction = own_reduction(opts, output)
-        if reduction is None:
-            return self._elsewhere("_reduce_scatter_base", Kind.REDUCE_SCATTER, output, opts, output, tensor, opts)
-
-        def task() -> None:
-            dense = packed(tensor)
-            with Written(output, clear_of=[dense]) as result:
-                parts = part_addresses(dense, (result.numel(),) * self._num_ranks)
-                out = (result.data_ptr(),) * self._num_ranks
-                self._run(Kind.REDUCE_SCATTER, result, result.numel(), parts, out, opts, reduction)
-
-        return self._carry_out(task, opts, [output])
+        return self.reduce_scatter([output], [packed(tensor).view(self._num_ranks, output.numel()).unbind()], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
         """Reduce equal parts of several tensors."""
@@ -376,13 +367,17 @@ class SharedMemoryGroup(_ProcessGroup):
             kind, dtype, count, inputs, outputs, seconds, reduction, root, splits, is_elsewhere=is_elsewhere
         )
 
-    def _elsewhere(self, name: str, kind: Kind, tensor: _Tensor, opts: Any, *arguments: Any) -> Any:
-        """Leave a collective to gloo, once all ranks have said that they will."""
+    def _elsewhere(self, kind: Kind, tensor: _Tensor, opts: Any, call: Callable[[Any, _Tensor], Any]) -> Any:
+        """Leave a collective to gloo, which takes no strides, once all ranks have said that they will."""
 
         def task() -> None:
             number, root = reduction_number(opts), getattr(opts, "rootRank", -1)
             self._run(kind, tensor, tensor.numel(), (), (), opts, number, root, is_elsewhere=True)
-            getattr(self._gloo, name)(*arguments).wait()
+            if tensor.layout is not torch.strided:
+                call(self._gloo, tensor).wait()
+                return
+            with Written(tensor) as dense:
+                call(self._gloo, dense.view(-1)).wait()
 
         return self._carry_out(task, opts, [tensor])
 
