@@ -3,10 +3,10 @@
 All ranks draw one program from one seed; what a rank puts in is drawn from the seed, the number of the collective and
 the rank, so that every rank knows what all others put in.
 
-Moves, reductions of whole numbers, maxima, minima and products equal gloo's. Sums and means of floating numbers are
-compared twice: bit by bit with the sum of the first and the second half of the ranks, half precision in single, which
-also makes all ranks equal; and with gloo's, which adds in another order. Each of two orders of n summands is off by at
-most (n - 1) * eps / 2 * sum |x|, plus what a last rounding to the dtype, and one of a mean, adds.
+Moves, reductions of whole numbers, maxima and minima equal gloo's; products do but for the rounding of n factors. Sums
+and means of floating numbers are compared twice: bit by bit with the sum of the first and the second half of the ranks,
+half precision in single, which also makes all ranks equal; and with gloo's, which adds in another order. Each of two
+orders of n summands is off by at most (n - 1) * eps / 2 * sum |x|, plus what a last rounding, and one of a mean, adds.
 """
 
 from collections.abc import Callable
@@ -212,7 +212,9 @@ def play_collective(case: Case, ours: dist.ProcessGroup, gloo: dist.ProcessGroup
             if case.is_rounded():
                 check_sum(case, dense, other, ours)
             else:
-                assert torch.equal(dense, other.to(dense.dtype)), (dense, other)
+                is_product = case.op == "PRODUCT" and case.name in REDUCTIONS and case.dtype.is_floating_point
+                rtol = ours.size() * torch.finfo(case.dtype).eps if is_product else 0.0
+                torch.testing.assert_close(dense, other.to(dense.dtype), rtol=rtol, atol=rtol * 1e-3)
 
     return Waiting(case, [work] if case.is_async else [], check)
 
@@ -264,13 +266,10 @@ def play_objects(case: Case, group: dist.ProcessGroup, _: object) -> "Waiting":
 def play_messages(case: Case, group: dist.ProcessGroup, _: object) -> "Waiting":
     """Some messages between random ranks: those of one tag keep their order, all others are begun in any."""
     shared, own, rank = numbers(case.number), numbers(case.number * 64 + group.rank()), group.rank()
-    messages = []
-    for part in range(shared.randrange(1, 9)):
-        source, target = shared.sample(range(group.size()), 2)
-        messages.append((source, target, 8 * case.number + shared.randrange(3), part))
     begun: list[tuple[Callable[..., Any], torch.Tensor, int, int]] = []
     awaited: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for source, target, tag, part in messages:
+    for part in range(shared.randrange(1, 9)):
+        (source, target), tag = shared.sample(range(group.size()), 2), 8 * case.number + shared.randrange(3)
         values = case.draw(source, part)
         if rank == source:
             begun.append((dist.isend, values, dist.get_global_rank(group, target), tag))
@@ -394,7 +393,7 @@ def finish(waiting: list[Waiting], rng: Random, rest: int) -> None:
             raise AssertionError(f"{each.case}") from error
 
 
-@pytest.mark.parametrize(("size", "seed"), [(2, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize(("size", "seed"), [(2, 1), (2, 234), (3, 2), (3, 250), (4, 3), (4, 203)])
 def test_random_programs_do_what_they_do_on_gloo(size, seed) -> None:
     taken_part = run_processes(play, size, seed, 80)
     assert min(taken_part) >= 20
