@@ -2,11 +2,14 @@
 
 .. code-block:: text
 
-    segment.py   the memory, and how the ranks find it
-    engine.py    the compiled library: csrc/cpu/shm.cpp
-    fault.py     why a group is broken, in words
-    work.py      what is under way
-    group.py     the process group that torch.distributed sees
+    segment.py    the memory, and how the ranks find it
+    engine.py     the compiled library: csrc/cpu/shm.cpp
+    fault.py      why a group is broken, in words
+    work.py       what is under way
+    caretaker.py who looks after messages for which nobody waits
+    tensors.py    what is required of tensors, and where their parts lie
+    options.py    what a caller asks for
+    group.py      the process group that torch.distributed sees
 """
 
 import os

@@ -11,6 +11,7 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from colossal.comm.shm.caretaker import Caretaker
 from colossal.comm.shm.engine import Engine, Kind
 from colossal.comm.shm.options import as_list, options, own_reduction, reduction_number
 from colossal.comm.shm.tensors import (
@@ -60,7 +61,8 @@ class SharedMemoryGroup(_ProcessGroup):
         self._rank, self._num_ranks = engine.rank, engine.size
         self._seconds = timeout.total_seconds()
         self._collectives, self._messages = Worker("shm_collectives"), Worker("shm_messages")
-        self._finalizer = weakref.finalize(self, stop, engine, self._collectives, self._messages)
+        self._caretaker = Caretaker("shm_caretaker")
+        self._finalizer = weakref.finalize(self, stop, engine, self._collectives, self._messages, self._caretaker)
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """Return the backend's name."""
@@ -319,7 +321,7 @@ class SharedMemoryGroup(_ProcessGroup):
     def _deliver(self, message: int, tensor: _Tensor) -> Delivery:
         work = Delivery(self._engine, message, tensor, self._seconds, self._messages.submit)
         if not self._engine.is_over(message):
-            work.watch()
+            self._caretaker.watch(work)
         return work
 
     def _carry_out(self, task: Callable[[], None], opts: Any, result: Any) -> Any:

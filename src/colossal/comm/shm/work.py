@@ -1,7 +1,6 @@
 """Collectives and messages that are under way, as torch.distributed hands them out."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -12,11 +11,12 @@ import torch
 from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
+from colossal.comm.shm.caretaker import Caretaker
 from colossal.comm.shm.engine import Engine
 from colossal.errors import CommunicationError
 
 _Task = Callable[[], None]
-_STOP_SECONDS, _LOOK_SECONDS = 1.0, 0.002
+_STOP_SECONDS = 1.0
 
 
 class _ShmWork(Work):
@@ -135,7 +135,7 @@ class Pending(_ShmWork):
 
 @final
 class Delivery(_ShmWork):
-    """A message on its way; `hand_over` lets a worker look after it."""
+    """A message on its way; `hand_over` lets a worker wait for it."""
 
     def __init__(
         self, engine: Engine, message: int, tensor: torch.Tensor, seconds: float, hand_over: Callable[[Pending], None]
@@ -144,14 +144,9 @@ class Delivery(_ShmWork):
         self._engine, self._message, self._seconds, self._hand_over = engine, message, seconds, hand_over
         self._source, self._is_awaited = -1, False
 
-    def watch(self) -> None:
-        """Let a worker look after it: the message may not fit into the ring, and nobody may wait for it yet."""
-        self._hand_over(Pending(self._look_after, self._result))
-
-    def _look_after(self) -> None:
-        """Move what can be moved until the message is over, or somebody waits and does that faster."""
-        while not self._is_awaited and not self._engine.is_over(self._message):
-            time.sleep(_LOOK_SECONDS)
+    def needs_care(self) -> bool:
+        """Move what can be moved, and tell whether the message is under way while nobody waits for it."""
+        return not self._is_awaited and not self._engine.is_over(self._message)
 
     def _finish(self, seconds: float | None = None) -> None:
         try:
@@ -259,7 +254,7 @@ class Worker:
                 thread.join(seconds)
 
 
-def stop(engine: Engine, *workers: Worker) -> None:
+def stop(engine: Engine, *workers: Worker | Caretaker) -> None:
     """Leave the group, which ends the waits of its workers, and end them."""
     engine.leave()
     for worker in workers:
