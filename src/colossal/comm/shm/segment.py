@@ -57,7 +57,7 @@ def share(store: dist.Store, rank: int, size: int, num_bytes: int, problem: str 
             descriptor, offer = _take(first, num_bytes, offer)
         _tell(store, f"rank{rank}", offer)
         offers = [_ask(store, f"rank{number}") for number in range(size)]
-        _check(offers)
+        _refuse_problems(store, rank, offers)
     except BaseException:
         _close(descriptor)
         raise
@@ -92,18 +92,29 @@ def _take(first: _Offer, num_bytes: int, offer: _Offer) -> tuple[int, _Offer]:
     return -1, _Offer(offer.host, offer.pid, problem=reason)
 
 
-def _check(offers: list[_Offer]) -> None:
+def _problem(offers: list[_Offer]) -> str:
+    """Say why these ranks cannot share memory; nothing if they can."""
     hosts = {offer.host for offer in offers}
     if len(hosts) > 1:
-        raise UnsupportedError(
+        return (
             f"The backend 'shm' joins processes of one host that see each other. Found {len(hosts)} hosts, or "
             "containers with process numbers of their own. Use the backend 'gloo'."
         )
     problems = [f"on rank {rank}, {offer.problem.rstrip('.')}" for rank, offer in enumerate(offers) if offer.problem]
     if problems:
-        raise UnsupportedError(
-            f"The backend 'shm' needs memory that all processes share. Found: {problems[0]}. Use the backend 'gloo'."
-        )
+        return f"The backend 'shm' needs memory that all processes share. Found: {problems[0]}. Use the backend 'gloo'."
+    return ""
+
+
+def _refuse_problems(store: dist.Store, rank: int, offers: list[_Offer]) -> None:
+    """Raise for a problem; all ranks learn of it before rank 0, who may keep the store, ends because of it."""
+    problem = _problem(offers)
+    if not problem:
+        return
+    store.set(f"read{rank}", "")
+    for number in range(len(offers)) if rank == 0 else ():
+        store.get(f"read{number}")
+    raise UnsupportedError(problem)
 
 
 def _host() -> str:
