@@ -23,8 +23,6 @@ from colossal.comm.shm.group import SharedMemoryGroup
 from colossal.comm.shm.segment import share
 from colossal.errors import UnsupportedError
 
-__all__ = ["SharedMemoryGroup", "create", "make_engine"]
-
 
 def create(options: Any, _: object = None) -> SharedMemoryGroup:
     """Make a group; torch.distributed calls this for ``backend="shm"``.
