@@ -44,6 +44,16 @@ inline void pause() {
 #endif
 }
 
+// Look again and again for a moment. The one that is waited for may be on this very core, so the moment is short; to
+// yield the core in between would be faster on an idle machine, and cost a time slice on one with other work.
+template <class Done> bool spin(int times, Done done) {
+  for (int i = 0; i < times; ++i) {
+    if (done()) return true;
+    pause();
+  }
+  return done();
+}
+
 // A handle of another process that does not pass on to the next one of its number; -1 where there are none.
 inline int open_process(int pid) {
 #if defined(SYS_pidfd_open)

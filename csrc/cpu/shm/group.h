@@ -107,10 +107,7 @@ struct Group {
   }
 
   bool wait_for_post(uint32_t peer) {
-    for (int i = 0; i < spins; ++i) {
-      if (has_posted(peer)) return true;
-      pause();
-    }
+    if (spin(spins, [&] { return has_posted(peer); })) return true;
     Counter& counter = member(peer).posted;
     while (true) {
       counter.sleepers.fetch_add(1);

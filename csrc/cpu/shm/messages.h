@@ -88,7 +88,7 @@ class Post {
       poll();
       if (message.state.load() != kPending) break;
       if (g_.is_broken()) return false;
-      for (int i = 0; i < g_.spins && bell.value.load(std::memory_order_relaxed) == heard; ++i) pause();
+      if (spin(g_.spins, [&] { return bell.value.load() != heard; })) continue;
       bell.sleepers.fetch_add(1);
       if (bell.value.load() == heard) futex_wait(bell.value, heard, Group::kSliceNs);
       bell.sleepers.fetch_sub(1);

@@ -29,7 +29,7 @@ _ALL_DTYPES = (*DTYPES, *sorted({v for v in vars(torch).values() if isinstance(v
 CODES = {dtype: number for number, dtype in enumerate(_ALL_DTYPES)}
 """A number for each dtype, so that ranks can compare them."""
 
-_SPINS, _CROWDED_SPINS = 2000, 20
+_SPINS, _CROWDED_SPINS = 300, 20  # of some 50 ns, with a core for each rank and without
 _PENDING, _DELIVERED = 0, 1
 
 
