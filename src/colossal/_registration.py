@@ -31,7 +31,7 @@ def _register(module: Any) -> None:
 
 
 def _create(options: Any, more: object = None) -> Any:
-    from colossal.comm.shm import create
+    from colossal.comm._shm import create
 
     return create(options, more)
 

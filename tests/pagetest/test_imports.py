@@ -145,7 +145,7 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
 )
 def test_the_graph_has_the_files_that_python_loads(code) -> None:
     """Besides those of the backend that `import colossal` registers, and loads when it is first used."""
-    registered = "\nimport sys, colossal.comm.shm"
+    registered = "\nimport sys, colossal.comm._shm"
     listing = "\nprint(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'colossal'))"
     done = subprocess.run(
         [sys.executable, "-c", code + registered + listing], capture_output=True, text=True, check=True

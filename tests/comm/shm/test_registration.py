@@ -68,7 +68,7 @@ assert "colossal.comm" not in sys.modules
 PARTS_FIRST = """
 import sys
 import colossal.booster
-import colossal.comm.shm
+import colossal.comm._shm
 """
 
 

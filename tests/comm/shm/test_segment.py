@@ -17,7 +17,7 @@ from torch import distributed as dist
 import colossal
 from colossal import _native
 from colossal.cluster.rendezvous import World, form_world
-from colossal.comm.shm import engine, segment
+from colossal.comm._shm import engine, segment
 from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
 from colossal.testing import run_processes

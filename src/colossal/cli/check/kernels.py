@@ -81,8 +81,8 @@ def _collectives() -> str:
     import torch
     from torch import distributed as dist
 
-    from colossal.comm.shm import make_engine
-    from colossal.comm.shm.engine import Kind, instruction_set
+    from colossal.comm._shm import make_engine
+    from colossal.comm._shm.engine import Kind, instruction_set
 
     engine = make_engine(dist.HashStore(), rank=0, global_ranks=[0])
     numbers = torch.arange(100_003.0)

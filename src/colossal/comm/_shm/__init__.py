@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import distributed as dist
 
-from colossal.comm.shm.engine import Engine, functions
-from colossal.comm.shm.group import SharedMemoryGroup
-from colossal.comm.shm.segment import share
+from colossal.comm._shm.engine import Engine, functions
+from colossal.comm._shm.group import SharedMemoryGroup
+from colossal.comm._shm.segment import share
 from colossal.errors import UnsupportedError
 
 

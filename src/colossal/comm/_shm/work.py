@@ -11,8 +11,8 @@ import torch
 from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
-from colossal.comm.shm.caretaker import Caretaker
-from colossal.comm.shm.engine import Engine
+from colossal.comm._shm.caretaker import Caretaker
+from colossal.comm._shm.engine import Engine
 from colossal.errors import CommunicationError
 
 _Task = Callable[[], None]

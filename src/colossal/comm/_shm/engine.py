@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 
 from colossal._native import library
-from colossal.comm.shm.fault import Detail, FaultKind, explain
+from colossal.comm._shm.fault import Detail, FaultKind, explain
 
 REDUCTIONS = ("sum", "avg", "max", "min")
 """What can be done with numbers, by the library's number."""

@@ -11,10 +11,10 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from colossal.comm.shm.caretaker import Caretaker
-from colossal.comm.shm.engine import Engine, Kind
-from colossal.comm.shm.options import as_list, options, own_reduction, reduction_number
-from colossal.comm.shm.tensors import (
+from colossal.comm._shm.caretaker import Caretaker
+from colossal.comm._shm.engine import Engine, Kind
+from colossal.comm._shm.options import as_list, options, own_reduction, reduction_number
+from colossal.comm._shm.tensors import (
     AllWritten,
     Written,
     addresses,
@@ -27,7 +27,7 @@ from colossal.comm.shm.tensors import (
     part_addresses,
     split_lengths,
 )
-from colossal.comm.shm.work import Delivery, Finished, Pending, Worker, stop
+from colossal.comm._shm.work import Delivery, Finished, Pending, Worker, stop
 from colossal.errors import UnsupportedError
 
 _Tensor = torch.Tensor

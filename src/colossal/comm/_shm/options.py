@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from colossal.comm.shm.engine import DTYPES, OTHER_REDUCTIONS, REDUCTIONS
+from colossal.comm._shm.engine import DTYPES, OTHER_REDUCTIONS, REDUCTIONS
 
 _NUMBERS = frozenset(DTYPES)
 _MEAN = REDUCTIONS.index("avg")
