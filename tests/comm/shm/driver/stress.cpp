@@ -22,7 +22,7 @@ std::map<std::string, int64_t> settings{
     {"faults", 1},      // runs with one?
     {"trouble", -1},    // which; by chance if negative
     {"kind", -1},       // of all collectives; by chance if negative
-    {"seconds", 120},   // after which somebody hangs
+    {"seconds", 120},   // of one seed, after which somebody hangs
     {"mutant", 0}, {"slot", 0}, {"direct", 0}, {"ring", 0}, {"stream", 0}, {"slice", 0},
 };
 
@@ -35,6 +35,11 @@ extern "C" void give_up(int) {
   _exit(write(2, text, sizeof text - 1) < 0 ? 4 : 3);
 }
 
+[[noreturn]] void refuse(const char* argument) {
+  std::fprintf(stderr, "%s means nothing here\n", argument);
+  _exit(64);
+}
+
 void apply_settings() {
 #if defined(COLOSSAL_EDITED)
   colossal_mutant = static_cast<int>(settings["mutant"]);
@@ -45,7 +50,7 @@ void apply_settings() {
   if (settings["slice"]) Group::kSliceNs = settings["slice"];
 #else
   for (const char* name : {"mutant", "slot", "direct", "ring", "stream", "slice"})
-    check(!settings[name], "the shipped headers know nothing of this");
+    if (settings[name]) refuse(name);
 #endif
 }
 
@@ -119,16 +124,16 @@ int main(int count, char** arguments) {
   for (int i = 1; i < count; ++i) {
     const std::string argument = arguments[i];
     const size_t at = argument.find('=');
-    check(at != std::string::npos && settings.count(argument.substr(0, at)), "what is that argument?");
+    if (at == std::string::npos || !settings.count(argument.substr(0, at))) refuse(arguments[i]);
     settings[argument.substr(0, at)] = std::atoll(argument.c_str() + at + 1);
   }
   apply_settings();
   std::signal(SIGALRM, give_up);
-  alarm(static_cast<unsigned>(settings["seconds"]));
   const auto size = static_cast<uint32_t>(settings["ranks"]);
   for (int64_t i = 0; i < settings["seeds"]; ++i) {
     const auto seed = static_cast<uint64_t>(settings["seed"] + i);
     seed_of_now = seed;
+    alarm(static_cast<unsigned>(settings["seconds"]));
     if (settings["work"]) Day(size, seed).run();
     if (settings["faults"])
       Incident(size, seed, static_cast<uint64_t>(settings["limit"]), static_cast<uint32_t>(settings["trouble"])).run();
