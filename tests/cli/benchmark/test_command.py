@@ -140,6 +140,7 @@ def test_the_ranks_of_a_launcher_are_not_others(monkeypatch) -> None:
 
 
 def test_what_a_rank_dies_of_is_told(monkeypatch) -> None:
+    monkeypatch.setenv("COLOSSAL_BACKEND", "gloo")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
     done = CliRunner().invoke(command, [*SMALL, "--ranks", "2"])
     assert done.exit_code == 1

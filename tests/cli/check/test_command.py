@@ -230,7 +230,7 @@ def test_a_kernel_that_does_not_run_falls_back_and_says_why() -> None:
 
 def test_on_a_cpu_float8_falls_back_and_the_optimizers_do_not() -> None:
     rows = {row.name: row.value for row in kernels.SECTION.rows()}
-    expected = {"fused Adam", "foreach Adam", "streaming copy", "xxHash checksums"}
+    expected = {"fused Adam", "foreach Adam", "streaming copy", "shared-memory collectives", "xxHash checksums"}
     assert rows == dict.fromkeys(expected, True) | {"float8 matrix product": False}
 
 
