@@ -44,11 +44,26 @@ class _ShmWork(Work):
         """Wait: there is no stream whose order could stand for that."""
         self.wait()
 
-    def _settle(self, future: "Future[Any]") -> None:
-        if self._error is None:
-            future.set_result(self._result)
-        else:
-            future.set_exception(self._error)
+    def _outcome(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class _Promise:
+    """A future of torch, and the way to keep it.
+
+    `Future.set_exception` marks a future as done, with the exception as its value, and only Python would raise it. DDP,
+    which waits in C++, would take that for tensors. A callback that raises is an error for both.
+    """
+
+    def __init__(self, outcome: Callable[[], Any]) -> None:
+        self._kept: Future[None] = Future()
+        self.future: Future[Any] = self._kept.then(lambda _: outcome())
+
+    def keep(self) -> None:
+        """End the future, with what `outcome` returns or raises now, and run its callbacks here."""
+        self._kept.set_result(None)
 
 
 @final
@@ -66,7 +81,7 @@ class Finished(_ShmWork):
     def get_future(self) -> "Future[Any]":
         """Return a future that is done."""
         future: Future[Any] = Future()
-        self._settle(future)
+        future.set_result(self._result)
         return future
 
 
@@ -81,7 +96,7 @@ class Pending(_ShmWork):
         self._running.acquire()
         self._mutex = threading.Lock()
         self._is_over = self._is_promised = False
-        self._future: Future[Any] | None = None
+        self._promise: _Promise | None = None
 
     def run(self) -> None:
         """Carry out the task and let go who waits; then `settle`."""
@@ -92,19 +107,19 @@ class Pending(_ShmWork):
             self._error = error
         self._task = None  # it holds the tensors
         with self._mutex:
-            self._is_over, self._is_promised = True, self._future is not None
+            self._is_over, self._is_promised = True, self._promise is not None
         self._running.release()
 
     @property
     def has_future(self) -> bool:
         """Whether somebody asked for a future."""
-        return self._future is not None
+        return self._promise is not None
 
     def settle(self) -> None:
         """Tell the future, if somebody asked for one before this was over, and run its callbacks here."""
         if self._is_promised:
-            assert self._future is not None
-            self._settle(self._future)
+            assert self._promise is not None
+            self._promise.keep()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it is over, and raise the error that ended it."""
@@ -123,14 +138,13 @@ class Pending(_ShmWork):
     def get_future(self) -> "Future[Any]":
         """Return a future that is done when this is over."""
         with self._mutex:
-            if self._future is not None:
-                return self._future
-            future: Future[Any] = Future()
-            self._future = future
+            if self._promise is not None:
+                return self._promise.future
+            self._promise = _Promise(self._outcome)
             is_over = self._is_over
         if is_over:
-            self._settle(future)
-        return future
+            self._promise.keep()
+        return self._promise.future
 
 
 @final
