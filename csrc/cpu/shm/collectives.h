@@ -42,16 +42,17 @@ inline bool barrier(Group& group) { return advance_first(group, 0); }
 // Every rank reads what the root, or without a root each rank, wrote to its slot.
 inline bool share(Group& g, const void* own, void* const* out, uint64_t bytes, int32_t root) {
   const bool writes = root < 0 || static_cast<uint32_t>(root) == g.rank;
-  const uint64_t chunks = chunks_of(bytes, kSlotBytes);
+  const size_t room = g.layout.slot_bytes;
+  const uint64_t chunks = chunks_of(bytes, room);
   if (root < 0 && out[g.rank] != own) copy_out(out[g.rank], own, bytes, bytes);
   for (uint64_t i = 0; i <= chunks; ++i) {
     if (i < chunks && writes)
-      copy(g.slot(g.rank, g.step), offset(own, i * kSlotBytes), chunk_at(bytes, i, kSlotBytes));
+      copy(g.slot(g.rank, g.step), offset(own, i * room), chunk_at(bytes, i, room));
     for (uint32_t k = 1; i && k < g.size; ++k) {
       const uint32_t peer = (g.rank + k) % g.size;
       if (root >= 0 && peer != static_cast<uint32_t>(root)) continue;
-      const size_t part = chunk_at(bytes, i - 1, kSlotBytes);
-      copy_out(offset(out[peer], part ? (i - 1) * kSlotBytes : 0), g.slot(peer, g.step - 1), part, bytes);
+      const size_t part = chunk_at(bytes, i - 1, room);
+      copy_out(offset(out[peer], part ? (i - 1) * room : 0), g.slot(peer, g.step - 1), part, bytes);
     }
     if (i < chunks && !advance_first(g, i)) return false;
   }
@@ -97,7 +98,7 @@ inline bool exchange(Group& g, const Call& call, const void* const* in, void* co
     std::memcpy(g.splits(g.rank, g.step), splits, 2 * g.size * sizeof(uint64_t));
     if (!advance_first(g, 0) || !compare_splits(g, &longest)) return false;
   }
-  const size_t room = kSlotBytes / g.size / kLine * kLine;
+  const size_t room = g.layout.slot_bytes / g.size / kLine * kLine;
   const uint64_t chunks = chunks_of(longest, room);
   copy(out[g.rank], in[g.rank], parts.bytes(g.rank, g.rank));
   for (uint64_t i = 0; i <= chunks; ++i) {
@@ -131,7 +132,7 @@ inline bool reduce_directly(Group& g, const Reducer& reducer, const void* in, vo
 // to its slot, from which the others take it.
 inline bool reduce_parts(Group& g, const Reducer& reducer, const void* const* in, void* const* out,
                          const uint64_t* bytes, bool is_shared) {
-  const size_t room = kSlotBytes / g.size / kLine * kLine;
+  const size_t room = g.layout.slot_bytes / g.size / kLine * kLine;
   uint64_t chunks = 1;
   for (uint32_t peer = 0; peer < g.size; ++peer) chunks = std::max(chunks, chunks_of(bytes[peer], room));
   const uint64_t steps = chunks + is_shared;

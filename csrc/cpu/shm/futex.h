@@ -8,6 +8,7 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -36,6 +37,8 @@ inline void futex_wake(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+inline uint32_t this_core() { return static_cast<uint32_t>(sched_getcpu()); }
+
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -44,8 +47,8 @@ inline void pause() {
 #endif
 }
 
-// Look again and again for a moment. The one that is waited for may be on this very core, so the moment is short; to
-// yield the core in between would be faster on an idle machine, and cost a time slice on one with other work.
+// Look again and again for a moment. To yield the core in between would be faster on an idle machine, and cost a time
+// slice on one with other work.
 template <class Done> bool spin(int times, Done done) {
   for (int i = 0; i < times; ++i) {
     if (done()) return true;

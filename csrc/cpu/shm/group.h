@@ -45,7 +45,7 @@ struct Group {
   Header& header() { return *reinterpret_cast<Header*>(base); }
   Member& member(uint32_t peer) { return reinterpret_cast<Member*>(base + sizeof(Header))[peer]; }
   char* slot(uint32_t peer, uint32_t at_step) {
-    return base + layout.slots + ((at_step & 1) * size_t{size} + peer) * kSlotBytes;
+    return base + layout.slots + ((at_step & 1) * size_t{size} + peer) * layout.slot_bytes;
   }
   // How much a rank sends to each other one, and expects from it, where the parts differ.
   uint64_t* splits(uint32_t peer, uint32_t at_step) {
@@ -84,6 +84,7 @@ struct Group {
   }
 
   void ring_bell(uint32_t peer) {
+    member(peer).bell.raised_from(this_core());
     member(peer).bell.value.fetch_add(1);
     wake(member(peer).bell);
   }
@@ -99,6 +100,7 @@ struct Group {
   // Finish this step and wait until all have; false if the group is broken.
   bool advance() {
     Counter& own = member(rank).posted;
+    own.raised_from(this_core());
     own.value.store(++step);
     wake(own);
     for (uint32_t peer = 0; peer < size; ++peer)
@@ -107,8 +109,8 @@ struct Group {
   }
 
   bool wait_for_post(uint32_t peer) {
-    if (spin(spins, [&] { return has_posted(peer); })) return true;
     Counter& counter = member(peer).posted;
+    if (spin(counter.is_raised_here(this_core()) ? 0 : spins, [&] { return has_posted(peer); })) return true;
     while (true) {
       counter.sleepers.fetch_add(1);
       const uint32_t seen = counter.value.load();

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -11,16 +12,21 @@ namespace colossal {
 constexpr uint32_t kMaxRanks = 64;  // a set of ranks is one word
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
-constexpr size_t kSlotBytes = 1 << 20;
+constexpr size_t kSlotBytes = 1 << 20, kPartBytes = 256 << 10;  // at most, of a slot and its part for one rank
 constexpr size_t kMailBytes = 16 << 20, kMinRingBytes = 16 << 10, kMaxRingBytes = 1 << 19;
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free,
               "processes that share memory share no locks");
 
-// A number that one rank raises and others wait for.
+// A number that one rank raises and others wait for. Who raises it from the very core that waits gets no further before
+// the other sleeps, so spinning is in vain; hence the core.
 struct alignas(kLine) Counter {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> core;
+
+  void raised_from(uint32_t here) { core.store(here, std::memory_order_relaxed); }
+  bool is_raised_here(uint32_t here) const { return core.load(std::memory_order_relaxed) == here; }
 };
 
 // What a rank says it is about to do.
@@ -81,17 +87,18 @@ inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to *
 // Where things are.
 struct Layout {
   uint32_t size;
-  size_t ring_bytes, splits, mails, rings, slots, end;
+  size_t ring_bytes, slot_bytes, splits, mails, rings, slots, end;
 
   explicit Layout(uint32_t ranks) : size(ranks) {
     const size_t pairs = size_t{ranks} * ranks;
     ring_bytes = kMaxRingBytes;
     while (ring_bytes > kMinRingBytes && ring_bytes * pairs > kMailBytes) ring_bytes /= 2;
+    slot_bytes = std::min(kSlotBytes, ranks * kPartBytes);
     splits = round_up(sizeof(Header) + ranks * sizeof(Member), kPage);
     mails = round_up(splits + 2 * 2 * pairs * sizeof(uint64_t), kPage);
     rings = round_up(mails + pairs * sizeof(Mail), kPage);
     slots = round_up(rings + pairs * ring_bytes, kHugePage);
-    end = round_up(slots + 2 * ranks * kSlotBytes, kHugePage);
+    end = round_up(slots + 2 * ranks * slot_bytes, kHugePage);
   }
 };
 

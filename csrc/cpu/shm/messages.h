@@ -88,7 +88,7 @@ class Post {
       poll();
       if (message.state.load() != kPending) break;
       if (g_.is_broken()) return false;
-      if (spin(g_.spins, [&] { return bell.value.load() != heard; })) continue;
+      if (spin(bell.is_raised_here(this_core()) ? 0 : g_.spins, [&] { return bell.value.load() != heard; })) continue;
       bell.sleepers.fetch_add(1);
       if (bell.value.load() == heard) futex_wait(bell.value, heard, Group::kSliceNs);
       bell.sleepers.fetch_sub(1);

@@ -29,7 +29,7 @@ _ALL_DTYPES = (*DTYPES, *sorted({v for v in vars(torch).values() if isinstance(v
 CODES = {dtype: number for number, dtype in enumerate(_ALL_DTYPES)}
 """A number for each dtype, so that ranks can compare them."""
 
-_SPINS, _CROWDED_SPINS = 300, 20  # of some 50 ns, with a core for each rank and without
+_SPINS, _CROWDED_SPINS = 1000, 20  # of some 50 ns, with a core for each rank and without
 _PENDING, _DELIVERED = 0, 1
 
 
@@ -144,7 +144,7 @@ class Engine:
         self._inputs, self._outputs = (_P * self.size)(), (_P * self.size)()
         self._splits = (_L * (2 * self.size))()
         self._order = _Order(inputs=ctypes.addressof(self._inputs), outputs=ctypes.addressof(self._outputs))
-        self._address = ctypes.addressof(self._order)
+        self._call, self._address = self._order.call, ctypes.addressof(self._order)
         self._turn = threading.Lock()
         self._abandoned: list[object] = []
 
@@ -172,7 +172,7 @@ class Engine:
 
         One that is done elsewhere is only agreed upon.
         """
-        order, call = self._order, self._order.call
+        order, call = self._order, self._call
         with self._turn:
             call.kind, call.dtype, call.reduction, call.root = kind, CODES[dtype], reduction, root
             call.count, call.is_uneven, call.is_elsewhere = count, splits is not None, is_elsewhere

@@ -149,8 +149,20 @@ class SharedMemoryGroup(_ProcessGroup):
 
     def reduce_scatter_single(self, output: _Tensor, tensor: _Tensor, opts: Any = None) -> Any:
         """Reduce equal parts of a tensor, one for each rank, to that rank."""
+        opts = options(opts, c10d.ReduceScatterOptions)
         check_whole("reduce_scatter", tensor, output, self._num_ranks)
-        return self.reduce_scatter([output], [packed(tensor).view(self._num_ranks, output.numel()).unbind()], opts)
+        reduction, count = own_reduction(opts, output), output.numel()
+        if reduction is None:
+            return self.reduce_scatter([output], [packed(tensor).view(self._num_ranks, count).unbind()], opts)
+
+        def task() -> None:
+            dense = packed(tensor)
+            with Written(output, clear_of=(dense,)) as result:
+                parts = part_addresses(dense, (count,) * self._num_ranks)
+                out = (result.data_ptr(),) * self._num_ranks
+                self._run(Kind.REDUCE_SCATTER, result, count, parts, out, opts, reduction)
+
+        return self._carry_out(task, opts, [output])
 
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
         """Reduce equal parts of several tensors."""
@@ -364,9 +376,8 @@ class SharedMemoryGroup(_ProcessGroup):
     ) -> None:
         given = opts.timeout.total_seconds()
         seconds = given if given > 0 else self._seconds
-        dtype = tensor.dtype if is_elsewhere else checked(tensor).dtype
         self._engine.run(
-            kind, dtype, count, inputs, outputs, seconds, reduction, root, splits, is_elsewhere=is_elsewhere
+            kind, tensor.dtype, count, inputs, outputs, seconds, reduction, root, splits, is_elsewhere=is_elsewhere
         )
 
     def _elsewhere(self, kind: Kind, tensor: _Tensor, opts: Any, call: Callable[[Any, _Tensor], Any]) -> Any:

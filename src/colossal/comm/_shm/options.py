@@ -9,7 +9,7 @@ from torch import distributed as dist
 from colossal.comm._shm.engine import DTYPES, OTHER_REDUCTIONS, REDUCTIONS
 
 _NUMBERS = frozenset(DTYPES)
-_MEAN = REDUCTIONS.index("avg")
+_SUM, _MEAN = REDUCTIONS.index("sum"), REDUCTIONS.index("avg")
 _REDUCTIONS = {getattr(dist.ReduceOp, name.upper()): n for n, name in enumerate(REDUCTIONS + OTHER_REDUCTIONS)}
 
 
@@ -31,12 +31,13 @@ def as_list(tensors: Any) -> list[torch.Tensor]:
 
 def reduction_number(given: Any) -> int:
     """Return the number of a reduction, by which ranks compare theirs."""
-    return _REDUCTIONS[given.reduceOp.op]
+    reduction = given.reduceOp
+    return _SUM if reduction == dist.ReduceOp.SUM else _REDUCTIONS[reduction.op]  # a lookup costs as much as a call
 
 
 def own_reduction(given: Any, tensor: torch.Tensor) -> int | None:
     """Return the number of a reduction that the library can do; None for what is left to gloo."""
     number = reduction_number(given)
-    is_mean_of_whole_numbers = number == _MEAN and not tensor.is_floating_point()
-    is_ours = tensor.dtype in _NUMBERS and tensor.layout is torch.strided and not is_mean_of_whole_numbers
-    return number if is_ours and number < len(REDUCTIONS) else None
+    if number >= len(REDUCTIONS) or tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided:
+        return None
+    return None if number == _MEAN and not tensor.is_floating_point() else number

@@ -13,7 +13,7 @@ _Tensors = Sequence[torch.Tensor]
 
 def checked(tensor: _Tensor) -> _Tensor:
     """Return a tensor that can be moved; UnsupportedError for others."""
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise UnsupportedError(
             f"The backend 'shm' moves dense tensors in host memory. Found a tensor of {tensor.layout} on "
             f"{tensor.device}. Make a group with another backend for it: nccl for GPUs, gloo for sparse tensors."
@@ -104,9 +104,9 @@ class Written:
     """
 
     def __init__(self, tensor: _Tensor, clear_of: _Tensors = ()) -> None:
-        self._tensor = checked(tensor)
-        is_free = tensor.is_contiguous() and not any(_overlap(tensor, other) for other in clear_of)
-        self._dense = tensor if is_free else tensor.contiguous().clone()
+        self._tensor = self._dense = checked(tensor)
+        if not tensor.is_contiguous() or (clear_of and any(_overlap(tensor, other) for other in clear_of)):
+            self._dense = tensor.contiguous().clone()
 
     def __enter__(self) -> _Tensor:
         return self._dense

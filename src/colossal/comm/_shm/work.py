@@ -20,12 +20,13 @@ _STOP_SECONDS = 1.0
 
 
 class _ShmWork(Work):
-    """What all of them have; `outcome` is the error that ended it, if one did."""
+    """What all of them have: a result, or the error that ended them."""
+
+    _error: BaseException | None = None
 
     def __init__(self, result: Any) -> None:
-        super().__init__()
+        Work.__init__(self)
         self._result = result
-        self._error: BaseException | None = None
 
     def result(self) -> Any:
         """Return the tensors."""

@@ -27,9 +27,9 @@ struct Step {
 
 // Often at an edge: of a line, of what is reduced at once, of a part of a slot, of slots.
 uint64_t random_count(Random& random, uint32_t size, uint64_t item, uint64_t limit) {
-  const uint64_t room = kSlotBytes / size / kLine * kLine;
+  const uint64_t slot = Layout(size).slot_bytes, room = slot / size / kLine * kLine;
   const uint64_t edges[] = {0,          kLine,          kLine * size, kDirectBytes,   room,
-                            room * 2,   room * size,    kSlotBytes,   kSlotBytes * 2, room * size * 2};
+                            room * 2,   room * size,    slot,         slot * 2,       room * size * 2};
   const uint64_t choice = random.below(4);
   uint64_t count = choice == 0 ? random.below(40) : random.below(limit) / item;
   if (choice > 1) {

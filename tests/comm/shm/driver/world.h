@@ -120,7 +120,7 @@ struct World {
                               {at.splits + 4 * pairs * sizeof(uint64_t), at.mails},
                               {at.mails + pairs * sizeof(Mail), at.rings},
                               {at.rings + pairs * at.ring_bytes, at.slots},
-                              {at.slots + 2 * size * kSlotBytes, at.end}};
+                              {at.slots + 2 * size * at.slot_bytes, at.end}};
     for (auto& gap : gaps) {
       if (is_on) ASAN_POISON_MEMORY_REGION(base + gap[0], gap[1] - gap[0]);
       else ASAN_UNPOISON_MEMORY_REGION(base + gap[0], gap[1] - gap[0]);
