@@ -141,9 +141,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         def task() -> None:
             dense = [packed(part) for part in parts]
-            with Written(output, clear_of=dense) as result:
-                out = (result.data_ptr(),) * self._num_ranks
-                self._run(Kind.REDUCE_SCATTER, result, result.numel(), addresses(dense), out, opts, reduction)
+            self._reduce_to_each(output, dense, addresses(dense), opts, reduction)
 
         return self._carry_out(task, opts, outputs)
 
@@ -157,12 +155,14 @@ class SharedMemoryGroup(_ProcessGroup):
 
         def task() -> None:
             dense = packed(tensor)
-            with Written(output, clear_of=(dense,)) as result:
-                parts = part_addresses(dense, (count,) * self._num_ranks)
-                out = (result.data_ptr(),) * self._num_ranks
-                self._run(Kind.REDUCE_SCATTER, result, count, parts, out, opts, reduction)
+            self._reduce_to_each(output, (dense,), part_addresses(dense, (count,) * self._num_ranks), opts, reduction)
 
         return self._carry_out(task, opts, [output])
+
+    def _reduce_to_each(self, output: _Tensor, read: _Tensors, parts: Sequence[int], opts: Any, reduction: int) -> None:
+        with Written(output, clear_of=read) as result:
+            out = (result.data_ptr(),) * self._num_ranks
+            self._run(Kind.REDUCE_SCATTER, result, result.numel(), parts, out, opts, reduction)
 
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, opts: Any = None) -> Any:
         """Reduce equal parts of several tensors."""
@@ -191,14 +191,8 @@ class SharedMemoryGroup(_ProcessGroup):
         def task() -> None:
             own = packed(tensor)
             with Written(output) as whole:
-                self._run(
-                    Kind.ALL_GATHER,
-                    own,
-                    own.numel(),
-                    (own.data_ptr(),),
-                    part_addresses(whole, (own.numel(),) * self._num_ranks),
-                    opts,
-                )
+                out = part_addresses(whole, (own.numel(),) * self._num_ranks)
+                self._run(Kind.ALL_GATHER, own, own.numel(), (own.data_ptr(),), out, opts)
 
         return self._carry_out(task, opts, [output])
 
@@ -237,10 +231,7 @@ class SharedMemoryGroup(_ProcessGroup):
     ) -> Any:
         """Send parts of a tensor to all ranks, and join what comes from them."""
         opts = options(opts, c10d.AllToAllOptions)
-        to, of = (
-            split_lengths(output, output_splits, self._num_ranks),
-            split_lengths(tensor, input_splits, self._num_ranks),
-        )
+        to, of = (split_lengths(*each, self._num_ranks) for each in ((output, output_splits), (tensor, input_splits)))
         is_even = not output_splits and not input_splits
 
         def task() -> None:
