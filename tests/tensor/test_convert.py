@@ -3,8 +3,8 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
 from colossal.errors import UnsupportedError
-from colossal.tensor import Layout, layout_of, local_of, shard_groups, whole_of
-from colossal.testing import run_processes
+from colossal.tensor import Layout, layout_of, local_of, placements_of, shard_groups, whole_of
+from colossal.testing import fake_world, run_processes
 
 PLACEMENTS = (
     (Replicate(), Replicate()),
@@ -40,12 +40,36 @@ def test_layouts_are_those_of_dtensor() -> None:
 
 def check_refusal() -> None:
     mesh = init_device_mesh("cpu", (2,))
-    with pytest.raises(UnsupportedError, match=r"Found the placement P.*Redistribute"):
-        layout_of(DTensor.from_local(torch.ones(3), mesh, [Partial()]))
+    with pytest.raises(UnsupportedError, match=r"Found the placement P.*max.*Redistribute"):
+        layout_of(DTensor.from_local(torch.ones(3), mesh, [Partial("max")]))
 
 
-def test_a_partial_sum_has_no_layout() -> None:
+def test_a_partial_maximum_has_no_layout() -> None:
     run_processes(check_refusal, 2)
+
+
+@pytest.mark.parametrize("text", ["RR", "S0R", "RS1", "S01R", "RS1P0", "RRP01"])
+def test_a_layout_is_written_as_placements_and_back(text) -> None:
+    layout = Layout.parse(text, (5, 7), grid=(2, 2))
+    with fake_world(4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        local = torch.zeros(layout.local_shape(0))
+        tensor = DTensor.from_local(
+            local, mesh, placements_of(layout), run_check=False, shape=torch.Size((5, 7)), stride=(7, 1)
+        )
+        assert layout_of(tensor) == layout
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        (Layout.parse("S10R", (8, 8), grid=(2, 2)), "S10R"),
+        (Layout.parse("S0R", (8, 8), grid=(2,), groups=[(4, 4), (8,)]), r"groups \(\(4, 4\)"),
+    ],
+)
+def test_what_dtensor_cannot_say_is_refused(layout, words) -> None:
+    with pytest.raises(UnsupportedError, match=words):
+        placements_of(layout)
 
 
 def test_a_plain_tensor_is_whole_on_each_rank() -> None:

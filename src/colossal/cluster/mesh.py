@@ -137,21 +137,25 @@ class ParallelMesh:
         """
         return self.coordinate[_check_axis(axis)]
 
-    def ranks(self, axis: Axis) -> tuple[int, ...]:
-        """List the processes that this one meets along an axis.
+    def ranks(self, *axes: Axis) -> tuple[int, ...]:
+        """List the processes that this one meets along an axis, or along several.
 
         Args:
-            axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+            axes: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``, each once; the last one is counted along first.
 
         Returns:
-            The global ranks that differ from this one in their index along `axis` only, this one included.
+            The global ranks that differ from this one in their index along these axes only, this one included.
 
         Raises:
-            MeshError: There is no such axis.
+            MeshError: There is no such axis, or it is named twice.
         """
-        _check_axis(axis)
-        index = tuple(slice(None) if name == axis else at for name, at in self.coordinate.items())
-        return tuple(self._grid[index].tolist())
+        for axis in axes:
+            _check_axis(axis)
+        if not axes or len(set(axes)) < len(axes):
+            raise MeshError(f"Ranks are listed along axes, each named once. Found {axes}. Name each of them once.")
+        index = tuple(slice(None) if name in axes else at for name, at in self.coordinate.items())
+        order = [name for name in AXES if name in axes]
+        return tuple(self._grid[index].permute([order.index(axis) for axis in axes]).flatten().tolist())
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
         """Find the process group of an axis.

@@ -24,7 +24,8 @@ def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout:
         The layout of the whole tensor.
 
     Raises:
-        UnsupportedError: A DTensor is not cut evenly or replicated, but a partial sum or strided.
+        UnsupportedError: A DTensor is cut in another order than that of its mesh (strided), or holds partial results
+            that are no sums.
 
     Example:
         >>> import torch
@@ -36,7 +37,43 @@ def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout:
         return _shared(tuple(tensor.shape), tuple(ranks))
     sharded: Any = tensor
     ranks, grid = _grid_of(sharded.device_mesh)
-    return _shared(tuple(tensor.shape), ranks, grid, tuple(_cut(placement) for placement in sharded.placements))
+    cuts = [_cut(placement) for placement in sharded.placements]
+    dims = tuple(tuple(axis for axis, cut in enumerate(cuts) if cut == dim) for dim in range(tensor.dim()))
+    partial = tuple(axis for axis, placement in enumerate(sharded.placements) if _is_sum(placement))
+    return _shared(tuple(tensor.shape), ranks, grid, dims, partial)
+
+
+def placements_of(layout: Layout) -> tuple[Any, ...]:
+    """Write a layout as torch's DTensor does.
+
+    Args:
+        layout: The layout.
+
+    Returns:
+        A placement for each axis of its grid: `Shard`, `Replicate` or `Partial`.
+
+    Raises:
+        UnsupportedError: Axes shard one dimension in another order than that of the grid, or pieces are packed into it:
+            DTensor has no word for that.
+
+    Example:
+        >>> from colossal.tensor import Layout, placements_of
+        >>> placements_of(Layout.parse("RS0P1", (4, 4), grid=(2, 2)))
+        (Shard(dim=1), Partial(sum))
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    is_packed = any(axes and len(groups) > 1 for axes, groups in zip(layout.dims, layout.groups, strict=True))
+    if is_packed or any(list(axes) != sorted(axes) for axes in layout.dims):
+        raise UnsupportedError(
+            "DTensor shards a dimension along the axes in the order of its mesh, and as one piece. Found "
+            f"{layout} with the groups {layout.groups}. Convert the tensor to such a layout first."
+        )
+    cuts = {axis: dim for dim, axes in enumerate(layout.dims) for axis in axes}
+    return tuple(
+        Shard(cuts[axis]) if axis in cuts else Partial() if axis in layout.partial else Replicate()
+        for axis in range(len(layout.grid))
+    )
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,9 +171,13 @@ _shared = lru_cache(4096)(Layout)  # a model has many tensors, and few layouts, 
 def _cut(placement: Any) -> int | None:
     if type(placement).__name__ == "Shard":
         return placement.dim
-    if type(placement).__name__ == "Replicate":
+    if type(placement).__name__ == "Replicate" or _is_sum(placement):
         return None
     raise UnsupportedError(
-        f"A layout knows dimensions that are sharded evenly, and replicas. Found the placement {placement}. "
+        f"A layout knows dimensions that are sharded, replicas and partial sums. Found the placement {placement}. "
         "Redistribute the DTensor to Shard or Replicate first."
     )
+
+
+def _is_sum(placement: Any) -> bool:
+    return type(placement).__name__ == "Partial" and placement.reduce_op == "sum"

@@ -1,139 +1,151 @@
 """How one tensor lies on the ranks that hold it."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Self, final
 
-from colossal.errors import PlanError
+from colossal.cluster import Axis, ParallelMesh
+from colossal.errors import MeshError, PlanError
+from colossal.tensor.region import Region
 
+_WORDS = re.compile(r"(?:R|S\d+)")
+_TEXT = re.compile(rf"({_WORDS.pattern}*)(?:P(\d+))?")
 
-@final
-@dataclass(frozen=True, order=True)
-class Region:
-    """A box inside of a tensor.
-
-    Args:
-        start: First index along each dimension.
-        shape: Length along each dimension.
-
-    Example:
-        >>> from colossal.tensor import Region
-        >>> Region((0, 2), (4, 3)).overlap(Region((2, 0), (4, 4)))
-        Region(start=(2, 2), shape=(2, 2))
-    """
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @classmethod
-    def whole(cls, shape: Sequence[int]) -> Self:
-        """Cover a tensor.
-
-        Args:
-            shape: The shape of the tensor.
-
-        Returns:
-            The region of all its elements.
-        """
-        return cls((0,) * len(shape), tuple(shape))
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def slices(self) -> tuple[slice, ...]:
-        """What selects the region from the whole tensor."""
-        return tuple(slice(at, at + length) for at, length in zip(self.start, self.shape, strict=True))
-
-    def overlap(self, other: "Region") -> "Region":
-        """Find what two regions of one tensor share.
-
-        Args:
-            other: The other region.
-
-        Returns:
-            Their common region; without elements if there is none.
-        """
-        start = tuple(map(max, self.start, other.start))
-        ends = (min(a + n, b + m) for a, n, b, m in zip(self.start, self.shape, other.start, other.shape, strict=True))
-        return Region(start, tuple(max(0, end - at) for at, end in zip(start, ends, strict=True)))
-
-    def inside(self, outer: "Region") -> "Region":
-        """Count from the start of another region instead of from that of the tensor.
-
-        Args:
-            outer: A region that contains this one.
-
-        Returns:
-            The same elements, as a region of what `outer` selects.
-        """
-        return Region(tuple(a - b for a, b in zip(self.start, outer.start, strict=True)), self.shape)
+Extent = tuple[int, int]
+"""First index, and length."""
 
 
 @final
 @dataclass(frozen=True)
 class Layout:
-    """Which rank holds which region of a tensor.
+    """Which rank holds which part of a tensor.
 
-    The ranks form a grid. Along each axis of the grid the tensor is either cut along one of its dimensions, as
-    `torch.chunk` cuts, or held whole by all. Two axes that cut one dimension cut it one after the other.
+    The ranks form a grid. Along each axis of the grid the tensor is either sharded along one of its dimensions, as
+    `torch.chunk` cuts, or replicated, or each rank holds a summand of it. Several axes that shard one dimension cut it
+    one after the other, in the order in which they are named.
+
+    It is written as a word for each dimension, ``R`` or ``S`` and the axes that shard it, and at the end ``P`` and the
+    axes along which there are partial sums: ``S0R``, ``RS01``, ``S1RP0``.
 
     Args:
         shape: The shape of the whole tensor.
-        ranks: The global ranks that hold it, in the order in which the grid numbers them.
+        ranks: The global ranks that hold it, in the order in which the grid numbers them; from 0 on by default.
         grid: The size of each axis of the grid; all ranks on one axis by default.
-        cuts: For each axis of the grid the dimension that it cuts, or None; nothing is cut by default.
+        dims: For each dimension of the tensor the axes that shard it, the outermost first; none by default.
+        partial: The axes along which the ranks hold summands.
+        groups: For each dimension the lengths of the pieces that are packed into it, such as query, key and value:
+            each of them is sharded by itself. By default a dimension is one piece.
+        axes: The names of the grid's axes on a `ParallelMesh`, for what has to communicate.
 
     Raises:
-        PlanError: The sizes contradict each other, or there is no such dimension.
+        PlanError: The sizes contradict each other, or an axis is used twice, or does not exist.
 
     Example:
         >>> from colossal.tensor import Layout
-        >>> layout = Layout((5, 3), ranks=(0, 1), cuts=(0,))
+        >>> layout = Layout((5, 3), ranks=(0, 1), dims=((0,), ()))
         >>> layout.region(1)
         Region(start=(3, 0), shape=(2, 3))
-        >>> str(Layout((4, 4), ranks=(0, 1, 2, 3), grid=(2, 2), cuts=(None, 1)))
-        'RS1'
+        >>> print(layout, Layout.parse("RS01", (4, 8), grid=(2, 2)).local_shape(3))
+        S0R (4, 2)
     """
 
     shape: tuple[int, ...]
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
     grid: tuple[int, ...] = ()
-    cuts: tuple[int | None, ...] = ()
+    dims: tuple[tuple[int, ...], ...] = ()
+    partial: tuple[int, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    axes: tuple[Axis, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "grid", self.grid or (len(self.ranks),))
-        object.__setattr__(self, "cuts", self.cuts or (None,) * len(self.grid))
-        fits = math.prod(self.grid) == len(self.ranks) and len(self.cuts) == len(self.grid)
-        if not fits or any(cut is not None and not 0 <= cut < len(self.shape) for cut in self.cuts):
+        grid = self.grid or (len(self.ranks) or 1,)
+        self._set("grid", grid)
+        self._set("ranks", self.ranks or tuple(range(math.prod(grid))))
+        self._set("dims", self.dims or ((),) * len(self.shape))
+        self._set("partial", tuple(sorted(self.partial)))
+        self._set("groups", self.groups or tuple((length,) for length in self.shape))
+        self._check()
+
+    @classmethod
+    def parse(
+        cls,
+        text: str,
+        shape: Sequence[int],
+        grid: Sequence[int] = (),
+        *,
+        groups: Sequence[Sequence[int]] = (),
+        mesh: ParallelMesh | None = None,
+        axes: Sequence[Axis] = (),
+    ) -> Self:
+        """Read a layout as it is written.
+
+        Args:
+            text: Such as ``"S0R"``, ``"RS01"`` or ``"RRP0"``.
+            shape: The shape of the whole tensor.
+            grid: The size of each axis; with a mesh, it comes from there.
+            groups: See the class.
+            mesh: The mesh whose ranks hold the tensor.
+            axes: The axes of the mesh that the numbers mean: the first one is 0.
+
+        Returns:
+            The layout; with a mesh, that of the ranks which this one meets along the axes.
+
+        Raises:
+            PlanError: The text is not such a layout, or does not fit the shape or the grid.
+            MeshError: There is no such axis, or there are axes without a mesh.
+
+        Example:
+            >>> from colossal.tensor import Layout
+            >>> Layout.parse("S0S1", (6, 4), grid=(3, 2)).region(5)
+            Region(start=(4, 2), shape=(2, 2))
+        """
+        match = _TEXT.fullmatch(text)
+        if match is None or len(_WORDS.findall(match[1])) != len(shape):
             raise PlanError(
-                "A layout needs a rank for each place of its grid, and for each axis of it None or a dimension of the "
-                f"tensor. Found {len(self.ranks)} ranks, grid {self.grid}, cuts {self.cuts}, shape {self.shape}. "
-                "Make the product of the grid equal to the number of ranks, and the cuts as many as its axes."
+                "A layout is R or S and axes for each dimension, and P and axes at the end if there are partial sums. "
+                f"Found {text!r} for the shape {tuple(shape)}. Write it as in S0R, RS01 or RRP0."
             )
+        dims = tuple(tuple(map(int, word[1:])) for word in _WORDS.findall(match[1]))
+        partial = tuple(map(int, match[2] or ""))
+        if bool(axes) != (mesh is not None):
+            raise MeshError("Axes are those of a mesh. Found one without the other. Pass mesh= and axes= both.")
+        ranks = () if mesh is None else mesh.ranks(*axes)
+        sizes = tuple(grid) if mesh is None else tuple(mesh.size(axis) for axis in axes)
+        return cls(tuple(shape), ranks, sizes, dims, partial, tuple(map(tuple, groups)), tuple(axes))
 
     def __str__(self) -> str:
-        """For each dimension S and the axes that cut it, or R: as the tutorials write it."""
-        axes = [[axis for axis, cut in enumerate(self.cuts) if cut == dim] for dim in range(len(self.shape))]
-        return "".join("S" + "".join(map(str, each)) if each else "R" for each in axes)
+        """As `parse` reads it."""
+        words = ["S" + "".join(map(str, axes)) if axes else "R" for axes in self.dims]
+        return "".join(words) + ("P" + "".join(map(str, self.partial)) if self.partial else "")
 
     @cached_property
-    def regions(self) -> dict[int, Region]:
-        """The region of each rank."""
-        return {rank: self._cut(place) for place, rank in enumerate(self.ranks)}
+    def places(self) -> dict[int, tuple[int, ...]]:
+        """The coordinate of each rank on the grid."""
+        return dict(zip(self.ranks, product(*map(range, self.grid)), strict=True))
+
+    @cached_property
+    def regions(self) -> dict[int, tuple[Region, ...]]:
+        """What each rank holds: one region, or one for each of the groups that are sharded."""
+        return {rank: self._regions_at(place) for rank, place in self.places.items()}
 
     @cached_property
     def holders(self) -> dict[Region, tuple[int, ...]]:
         """The ranks that hold each region with elements, several of them where the tensor is replicated."""
         holders: dict[Region, tuple[int, ...]] = {}
-        for rank, region in self.regions.items():
-            if region.numel:
-                holders[region] = (*holders.get(region, ()), rank)
+        for rank, regions in self.regions.items():
+            for region in regions:
+                if region.numel:
+                    holders[region] = (*holders.get(region, ()), rank)
         return holders
+
+    @cached_property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The largest local shape: what every rank's part is padded to where all must be of one size."""
+        return tuple(padded_length(self, dim, axes) for dim, axes in enumerate(self.dims))
 
     def region(self, rank: int) -> Region:
         """Find what a rank holds.
@@ -145,23 +157,127 @@ class Layout:
             Its region; without elements where there is too little to cut.
 
         Raises:
+            PlanError: The rank holds no part of the tensor, or several, as its dimension is packed.
+        """
+        regions = self.regions_of(rank)
+        if len(regions) > 1:
+            raise PlanError(
+                f"Only a tensor without packed pieces lies in one region. Found {len(regions)} on rank {rank}, of "
+                f"the groups {self.groups}. Ask for regions_of(rank)."
+            )
+        return regions[0]
+
+    def regions_of(self, rank: int) -> tuple[Region, ...]:
+        """Find what a rank holds of a tensor whose dimensions may be packed.
+
+        Args:
+            rank: A global rank.
+
+        Returns:
+            Its regions, in the order in which its local tensor has them.
+
+        Raises:
             PlanError: The rank holds no part of the tensor.
         """
-        if rank not in self.regions:
+        self.place_of(rank)
+        return self.regions[rank]
+
+    def place_of(self, rank: int) -> tuple[int, ...]:
+        """Find a rank on the grid.
+
+        Args:
+            rank: A global rank.
+
+        Returns:
+            Its index along each axis.
+
+        Raises:
+            PlanError: The rank holds no part of the tensor.
+        """
+        if rank not in self.places:
             raise PlanError(
                 f"Only ranks {self.ranks} hold parts of this tensor. Found rank {rank}. Ask one of them for its region."
             )
-        return self.regions[rank]
+        return self.places[rank]
 
-    def _cut(self, place: int) -> Region:
-        start, shape = [0] * len(self.shape), list(self.shape)
-        stride = len(self.ranks)
-        for size, dim in zip(self.grid, self.cuts, strict=True):
-            stride //= size
-            index = place // stride % size
-            if dim is not None:
-                chunk = -(-shape[dim] // size)
-                begin = min(index * chunk, shape[dim])
-                start[dim] += begin
-                shape[dim] = min(chunk, shape[dim] - begin)
-        return Region(tuple(start), tuple(shape))
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """Find the shape of what a rank holds.
+
+        Args:
+            rank: A global rank.
+
+        Returns:
+            The shape of its local tensor.
+
+        Raises:
+            PlanError: The rank holds no part of the tensor.
+        """
+        place = self.place_of(rank)
+        return tuple(sum(length for _, length in self.extents(dim, place)) for dim in range(len(self.shape)))
+
+    def extents(self, dim: int, place: Sequence[int]) -> tuple[Extent, ...]:
+        """Find what a place of the grid holds of a dimension.
+
+        Args:
+            dim: A dimension of the tensor.
+            place: An index along each axis of the grid.
+
+        Returns:
+            First index and length: one pair, or one for each of the groups of a dimension that is sharded.
+        """
+        if not self.dims[dim]:
+            return ((0, self.shape[dim]),)
+        found, at = [], 0
+        for length in self.groups[dim]:
+            start, rest = at, length
+            for axis in self.dims[dim]:
+                offset, rest = chunk(rest, self.grid[axis], place[axis])
+                start += offset
+            found.append((start, rest))
+            at += length
+        return tuple(found)
+
+    def _regions_at(self, place: tuple[int, ...]) -> tuple[Region, ...]:
+        boxes = product(*(self.extents(dim, place) for dim in range(len(self.shape))))
+        return tuple(Region(tuple(at for at, _ in box), tuple(length for _, length in box)) for box in boxes)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check(self) -> None:
+        used = [*self.partial, *(axis for axes in self.dims for axis in axes)]
+        problems = {
+            "a rank for each place of its grid": math.prod(self.grid) == len(self.ranks) == len(set(self.ranks)),
+            "the axes of its grid, each of them once": len(set(used)) == len(used)
+            and set(used) <= {*range(len(self.grid))},
+            "axes for each dimension of the tensor": len(self.dims) == len(self.shape),
+            "groups whose lengths add up to those of the dimensions": tuple(map(sum, self.groups)) == self.shape,
+            "a name for each axis, or none": len(self.axes) in (0, len(self.grid)),
+        }
+        for needed, is_met in problems.items():
+            if not is_met:
+                raise PlanError(
+                    f"A layout needs {needed}. Found {len(self.ranks)} ranks {self.ranks}, grid {self.grid}, dims "
+                    f"{self.dims}, partial {self.partial}, groups {self.groups}, axes {self.axes}, shape {self.shape}. "
+                    "Change what does not fit."
+                )
+
+
+def chunk(length: int, size: int, index: int) -> Extent:
+    """Return first index and length of a part of a dimension, as `torch.chunk` cuts it into `size` parts at most."""
+    part = -(-length // size)
+    begin = min(index * part, length)
+    return begin, min(part, length - begin)
+
+
+def padded_length(layout: Layout, dim: int, axes: Sequence[int]) -> int:
+    """Return how long the longest part of a dimension would be, if these axes sharded it."""
+    if not axes:
+        return layout.shape[dim]
+    total = 0
+    for length in layout.groups[dim]:
+        part = length
+        for axis in axes:
+            part = -(-part // layout.grid[axis])
+        total += part
+    return total
