@@ -159,13 +159,13 @@ class Layout:
         Raises:
             PlanError: The rank holds no part of the tensor, or several, as its dimension is packed.
         """
-        regions = self.regions_of(rank)
-        if len(regions) > 1:
+        first, *others = self.regions_of(rank)
+        if others:
             raise PlanError(
-                f"Only a tensor without packed pieces lies in one region. Found {len(regions)} on rank {rank}, of "
+                f"Only a tensor without packed pieces lies in one region. Found {1 + len(others)} on rank {rank}, of "
                 f"the groups {self.groups}. Ask for regions_of(rank)."
             )
-        return regions[0]
+        return first
 
     def regions_of(self, rank: int) -> tuple[Region, ...]:
         """Find what a rank holds of a tensor whose dimensions may be packed.

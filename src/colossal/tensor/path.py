@@ -49,9 +49,9 @@ class LayoutPath:
         >>> source = Layout.parse("S01R", (8, 8), grid=(2, 2))
         >>> print(plan_relayout(source, Layout.parse("RS0", (8, 8), grid=(2, 2)), itemsize=4))
         S01R -> S0R -> RS0
-        all_gather   axis 1         64 bytes
-        all_to_all   axis 0         64 bytes
-        total                      128 bytes
+        all_gather     axis 1           64 bytes
+        all_to_all     axis 0           64 bytes
+        total                          128 bytes
     """
 
     layouts: tuple[Layout, ...]
@@ -74,9 +74,9 @@ class LayoutPath:
         rows = [" -> ".join(str(layout) for layout in self.layouts)]
         for i, step in enumerate(self.steps):
             name = self.layouts[0].axes[step.axis] if self.layouts[0].axes else step.axis
-            rows.append(f"{step.op:<13}axis {name:<4}{self.step_bytes[i]:>10,} bytes" + self._time(i))
+            rows.append(f"{step.op:<15}axis {name:<4}{self.step_bytes[i]:>10,} bytes" + self._time(i))
         total = "" if self.seconds is None else f"{1e6 * self.seconds:>12.1f} us"
-        return "\n".join([*rows, f"{'total':<22}{self.num_bytes:>10,} bytes" + total])
+        return "\n".join([*rows, f"{'total':<24}{self.num_bytes:>10,} bytes" + total])
 
     def _time(self, i: int) -> str:
         return "" if self.step_seconds is None else f"{1e6 * self.step_seconds[i]:>12.1f} us"
@@ -106,6 +106,11 @@ def plan_relayout(source: Layout, target: Layout, itemsize: int, link_cost: Link
         >>> from colossal.tensor import Layout, plan_relayout
         >>> source, target = (Layout.parse(text, (8, 8, 8), grid=(2, 2)) for text in ("S01RR", "RS01R"))
         >>> print(plan_relayout(source, target, itemsize=4))
+        S01RR -> S0RS1 -> RS0S1 -> RS01R
+        all_to_all     axis 1          256 bytes
+        all_to_all     axis 0          256 bytes
+        all_to_all     axis 1          256 bytes
+        total                          768 bytes
     """
     key = source, target, itemsize, id(link_cost)
     found = _PATHS.get(key)
@@ -139,10 +144,10 @@ def greedy_path(source: Layout, target: Layout, itemsize: int) -> LayoutPath:
         >>> source, target = (Layout.parse(text, (8, 8, 8), grid=(2, 2)) for text in ("S01RR", "RS01R"))
         >>> print(greedy_path(source, target, itemsize=4))
         S01RR -> S0RR -> RS0R -> RS01R
-        all_gather   axis 1        512 bytes
-        all_to_all   axis 0        512 bytes
-        shard        axis 1          0 bytes
-        total                    1,024 bytes
+        all_gather     axis 1          512 bytes
+        all_to_all     axis 0          512 bytes
+        shard          axis 1            0 bytes
+        total                        1,024 bytes
     """
     _check_pair(source, target)
     layout, steps = source, []
