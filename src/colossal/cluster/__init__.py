@@ -2,6 +2,7 @@
 
 from colossal.cluster.axes import AXES, Axis
 from colossal.cluster.coordinator import DistCoordinator
+from colossal.cluster.grid import TENSOR_PARALLEL_MODES, TensorParallelMode, grid_of
 from colossal.cluster.launch import (
     get_default_parser,
     launch,
@@ -16,6 +17,7 @@ from colossal.cluster.mesh import ParallelMesh, current_mesh
 __all__ = [
     "AXES",
     "LINK_OPS",
+    "TENSOR_PARALLEL_MODES",
     "Axis",
     "AxisCost",
     "DistCoordinator",
@@ -24,8 +26,10 @@ __all__ = [
     "LinkOp",
     "LinkOrigin",
     "ParallelMesh",
+    "TensorParallelMode",
     "current_mesh",
     "get_default_parser",
+    "grid_of",
     "launch",
     "launch_from_openmpi",
     "launch_from_slurm",

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.axes import AXES, Axis
+from colossal.cluster.grid import TensorParallelMode, grid_of
 from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, LinkCost, link_cost_of_environment
 from colossal.errors import MeshError
 
@@ -36,6 +37,8 @@ class ParallelMesh:
         dp: Number of data-parallel replicas; by default as many as the other axes leave room for.
         sp: Number of ranks that share a sequence.
         tp: Number of ranks that share a tensor.
+        tp_mode: How these are arranged: ``"1d"``, ``"2d"`` (q x q), ``"2.5d"`` (depth x q x q) or ``"3d"`` (q x q x q).
+        tp_depth: The depth of a 2.5D grid.
         device: ``"cpu"`` or ``"cuda"``; the device of this process by default.
         local_rank: Index of this process among those of its host; by default that of the ambient mesh, or the
             environment variable ``LOCAL_RANK``.
@@ -47,14 +50,16 @@ class ParallelMesh:
         world_size: Number of processes.
         global_rank: This process's number among all of them.
         shape: The size of each axis, by its name.
+        grid: The size of each axis of the grid that the tp axis is, by its name; of ``tp`` itself in 1D.
+        tp_mode: How the tp axis is arranged.
         coordinate: This process's index on each axis, by its name.
         accelerator: The device of this process.
         device_mesh: The same mesh as torch's own functions take it.
         link_cost: What it costs to send bytes along the axes; None if nobody has measured it.
 
     Raises:
-        MeshError: There is no world yet, the sizes do not multiply to its size, or the costs of links are those of
-            another backend or device.
+        MeshError: There is no world yet, the sizes do not multiply to its size, the tp axis does not make such a grid,
+            or the costs of links are those of another backend or device.
         ConfigError: The file with the costs of links cannot be read.
 
     Example:
@@ -74,6 +79,8 @@ class ParallelMesh:
         dp: int | None = None,
         sp: int = 1,
         tp: int = 1,
+        tp_mode: TensorParallelMode = "1d",
+        tp_depth: int | None = None,
         device: str | None = None,
         local_rank: int | None = None,
         timeout_seconds: float | None = None,
@@ -88,17 +95,26 @@ class ParallelMesh:
         self.world_size = dist.get_world_size()
         self.global_rank = dist.get_rank()
         self.shape = dict(zip(AXES, _fit_sizes(self.world_size, pp, dp, sp, tp), strict=True))
+        self.tp_mode, self.grid = tp_mode, grid_of(tp, tp_mode, tp_depth)
         self.local_rank = _first(local_rank, outer and outer.local_rank, _environment_rank(), self.global_rank)
         self.timeout_seconds = _first(timeout_seconds, outer and outer.timeout_seconds, DEFAULT_TIMEOUT_SECONDS)
         self.accelerator = get_accelerator(device)
         self.link_cost = _find_link_cost(link_cost, outer and outer.link_cost, self.accelerator)
-        self._grid = torch.arange(self.world_size).view(*self.shape.values())
-        self.coordinate = dict(zip(AXES, (self._grid == self.global_rank).nonzero()[0].tolist(), strict=True))
+        self._ranks = torch.arange(self.world_size).view(*self.shape.values())
+        self.coordinate = dict(zip(AXES, (self._ranks == self.global_rank).nonzero()[0].tolist(), strict=True))
+        sizes = {axis: size for axis, size in self.shape.items() if axis != "tp"} | self.grid
+        self._finest = self._ranks.view(*sizes.values())
+        self._place = dict(zip(sizes, (self._finest == self.global_rank).nonzero()[0].tolist(), strict=True))
+        self._sizes, self._coordinates = {**self.shape, **self.grid}, {**self.coordinate, **self._place}
         self.device_mesh = self._form_groups()
+        self._grid_groups = {axis: self._form_group(axis) for axis in self.grid if axis != "tp"}
         self._tokens: list[Token[ParallelMesh | None]] = []
 
     def __repr__(self) -> str:
-        return f"ParallelMesh({', '.join(f'{axis}={size}' for axis, size in self.shape.items())})"
+        sizes = [f"{axis}={size}" for axis, size in self.shape.items()]
+        grid = [] if self.tp_mode == "1d" else [f"tp_mode={self.tp_mode!r}"]
+        depth = [f"tp_depth={self.grid['depth']}"] if "depth" in self.grid else []
+        return f"ParallelMesh({', '.join(sizes + grid + depth)})"
 
     def __enter__(self) -> Self:
         self._tokens.append(_AMBIENT.set(self))
@@ -113,7 +129,7 @@ class ParallelMesh:
         """Count the ranks along an axis.
 
         Args:
-            axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
 
         Returns:
             Their number, at least 1.
@@ -121,13 +137,13 @@ class ParallelMesh:
         Raises:
             MeshError: There is no such axis.
         """
-        return self.shape[_check_axis(axis)]
+        return self._sizes[self._check_axis(axis)]
 
     def rank(self, axis: Axis) -> int:
         """Find this process's place along an axis.
 
         Args:
-            axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
 
         Returns:
             Its index, from 0.
@@ -135,13 +151,13 @@ class ParallelMesh:
         Raises:
             MeshError: There is no such axis.
         """
-        return self.coordinate[_check_axis(axis)]
+        return self._coordinates[self._check_axis(axis)]
 
     def ranks(self, *axes: Axis) -> tuple[int, ...]:
         """List the processes that this one meets along an axis, or along several.
 
         Args:
-            axes: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``, each once; the last one is counted along first.
+            axes: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"`` or axes of its grid, each once; the last counts first.
 
         Returns:
             The global ranks that differ from this one in their index along these axes only, this one included.
@@ -149,19 +165,18 @@ class ParallelMesh:
         Raises:
             MeshError: There is no such axis, or it is named twice.
         """
-        for axis in axes:
-            _check_axis(axis)
-        if not axes or len(set(axes)) < len(axes):
+        parts = [each for axis in axes for each in (self.grid if self._check_axis(axis) == "tp" else (axis,))]
+        if not parts or len(set(parts)) < len(parts):
             raise MeshError(f"Ranks are listed along axes, each named once. Found {axes}. Name each of them once.")
-        index = tuple(slice(None) if name in axes else at for name, at in self.coordinate.items())
-        order = [name for name in AXES if name in axes]
-        return tuple(self._grid[index].permute([order.index(axis) for axis in axes]).flatten().tolist())
+        index = tuple(slice(None) if name in parts else at for name, at in self._place.items())
+        order = [name for name in self._place if name in parts]
+        return tuple(self._finest[index].permute([order.index(axis) for axis in parts]).flatten().tolist())
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
         """Find the process group of an axis.
 
         Args:
-            axis: ``"pp"``, ``"dp"``, ``"sp"`` or ``"tp"``.
+            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
 
         Returns:
             The group of `ranks(axis)`.
@@ -169,15 +184,23 @@ class ParallelMesh:
         Raises:
             MeshError: There is no such axis.
         """
-        return self.device_mesh.get_group(_check_axis(axis))
+        if self._check_axis(axis) in self._grid_groups:
+            return self._grid_groups[axis]
+        return self.device_mesh.get_group(axis)
+
+    def _check_axis(self, axis: Axis) -> Axis:
+        if axis not in self._sizes:
+            names = ", ".join(self._sizes)
+            raise MeshError(f"The axes of this mesh are {names}. Found {axis!r}. Pass one of them.")
+        return axis
 
     def _form_groups(self) -> DeviceMesh:
         return DeviceMesh.from_group(
-            [self._form_group(axis) for axis in AXES], self.accelerator.name, mesh=self._grid, mesh_dim_names=AXES
+            [self._form_group(axis) for axis in AXES], self.accelerator.name, mesh=self._ranks, mesh_dim_names=AXES
         )
 
     def _form_group(self, axis: Axis) -> dist.ProcessGroup:
-        if self.shape[axis] == self.world_size and dist.group.WORLD is not None:
+        if self.size(axis) == self.world_size and dist.group.WORLD is not None:
             return dist.group.WORLD
         timeout = timedelta(seconds=self.timeout_seconds)
         group = dist.new_group(list(self.ranks(axis)), timeout=timeout, use_local_synchronization=True)
@@ -251,12 +274,6 @@ def _find_link_cost(
             f"Measure again with colossal benchmark --collectives, or unset {ENVIRONMENT_VARIABLE}."
         )
     return costs
-
-
-def _check_axis(axis: Axis) -> Axis:
-    if axis not in AXES:
-        raise MeshError(f"The axes of a mesh are {', '.join(AXES)}. Found {axis!r}. Pass one of them.")
-    return axis
 
 
 def _environment_rank() -> int | None:

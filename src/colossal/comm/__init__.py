@@ -4,6 +4,7 @@ from colossal.comm.channel import Channel
 from colossal.comm.counter import CommCounter
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
 from colossal.comm.over import all_reduce_over
+from colossal.comm.summa import matmul_3d, summa_ab, summa_abt, summa_atb
 
 __all__ = [
     "Channel",
@@ -11,8 +12,12 @@ __all__ = [
     "all_reduce_over",
     "all_to_all",
     "gather",
+    "matmul_3d",
     "reduce",
     "reduce_scatter",
     "replicate",
     "scatter",
+    "summa_ab",
+    "summa_abt",
+    "summa_atb",
 ]

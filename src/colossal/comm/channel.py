@@ -15,7 +15,7 @@ from colossal.errors import ShapeError
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-_SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1}
+_SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1, "reduce": 1}
 
 _PACK_BYTES = 2**24
 
@@ -175,6 +175,40 @@ class Channel:
             self._count("broadcast", joined)
             for part, values in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
                 part.copy_(values.view(part.shape))
+
+    def start_broadcast(self, tensor: torch.Tensor, source: int) -> dist.Work | None:
+        """Begin to give all ranks the tensor of one of them, in place.
+
+        Args:
+            tensor: Contiguous, of the same shape on all ranks; not to be touched before the work is over.
+            source: The index on the axis of the rank that has it.
+
+        Returns:
+            What to wait for; None if there is nothing to do.
+
+        Communication: broadcast, the axis, the tensor's bytes.
+        """
+        if self.size == 1 or not tensor.numel():
+            return None
+        self._count("broadcast", tensor)
+        return dist.broadcast(tensor, self.mesh.ranks(self.axis)[source], self.group, async_op=True)
+
+    def start_reduce(self, tensor: torch.Tensor, target: int) -> dist.Work | None:
+        """Begin to sum over the axis, for one rank, in place; the others' tensors are used up.
+
+        Args:
+            tensor: Contiguous, of the same shape on all ranks; not to be touched before the work is over.
+            target: The index on the axis of the rank that gets the sum.
+
+        Returns:
+            What to wait for; None if there is nothing to do.
+
+        Communication: reduce, the axis, the tensor's bytes.
+        """
+        if self.size == 1 or not tensor.numel():
+            return None
+        self._count("reduce", tensor)
+        return dist.reduce(tensor, self.mesh.ranks(self.axis)[target], group=self.group, async_op=True)
 
     def split(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """Keep this rank's part along a dimension.

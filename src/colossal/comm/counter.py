@@ -7,7 +7,7 @@ from typing import Literal, Self, final
 
 from colossal.cluster import Axis
 
-Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"]
 
 _ACTIVE: ContextVar[tuple["CommCounter", ...]] = ContextVar("colossal_comm_counters", default=())
 
@@ -53,9 +53,9 @@ class CommCounter:
         _ACTIVE.reset(self._tokens.pop())
 
     def __str__(self) -> str:
-        rows = [f"{'operation':<16}{'axis':<6}{'calls':>8}{'bytes sent':>16}"]
+        rows = [f"{'operation':<16}{'axis':<8}{'calls':>8}{'bytes sent':>16}"]
         for (op, axis), calls in sorted(self.calls.items()):
-            rows.append(f"{op:<16}{axis:<6}{calls:>8}{self.bytes[op, axis]:>16,}")
+            rows.append(f"{op:<16}{axis:<8}{calls:>8}{self.bytes[op, axis]:>16,}")
         return "\n".join(rows)
 
     def add(self, op: Op, axis: Axis, num_bytes: int) -> None:

@@ -1,0 +1,336 @@
+"""Products of matrices that are cut into blocks on a grid of ranks.
+
+2D: rank (i, j) of a grid of q x q holds block (i, j) of each matrix. Each product takes q rounds. In round t one panel
+of blocks is broadcast along the rows or columns of the grid and multiplied:
+
+========  ==============================================  ====================================================
+product   broadcast in round t                            what becomes of the product
+========  ==============================================  ====================================================
+A B       A[i, t] to its row, B[t, j] to its column       it is added to C[i, j]
+A B^T     B[t, j] to its column                           it is summed up over the row, for C[i, t]
+A^T B     A[i, t] to its row                              it is summed up over the column, for C[t, j]
+========  ==============================================  ====================================================
+
+The gradients of each of the three are the other two. The panels of the next round travel while those of this round are
+multiplied, so there are two of each at most, and never a whole matrix.
+
+3D: see `matmul_3d`.
+
+Source: van de Geijn, Watts, "SUMMA: Scalable Universal Matrix Multiplication Algorithm", 1997; Xu et al., "An Efficient
+2D Method for Training Super-Large Deep Learning Models", 2021, https://arxiv.org/abs/2104.05343; Bian et al.,
+"Maximizing Parallelism in Distributed Training for Huge Neural Networks", 2021, https://arxiv.org/abs/2105.14450.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+from torch import distributed as dist
+
+from colossal.cluster import Axis, ParallelMesh, current_mesh
+from colossal.comm.channel import Channel
+from colossal.comm.ops import gather, reduce_scatter
+from colossal.errors import MeshError, ShapeError
+
+_Kind = Literal["ab", "abt", "atb"]
+_Pending = tuple[torch.Tensor, dist.Work | None]
+
+
+def summa_ab(a: torch.Tensor, b: torch.Tensor, inner: int, mesh: ParallelMesh | None = None) -> torch.Tensor:
+    """Multiply A and B on the grid.
+
+    Args:
+        a: This rank's block of A, (m, k).
+        b: This rank's block of B, (k, n).
+        inner: The length of k in the whole matrices, which are cut as `torch.chunk` cuts.
+        mesh: A mesh whose tp axis is a 2D or 2.5D grid; the ambient one by default.
+
+    Returns:
+        This rank's block of A B, (m, n).
+
+    Raises:
+        MeshError: The tp axis is no such grid.
+        ShapeError: The blocks are not those of `inner`.
+
+    Communication: broadcast, col, the row of blocks of A; broadcast, row, the column of blocks of B. Backward those of
+    `summa_abt` and `summa_atb`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import summa_ab
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=4, tp_mode="2d"):
+        ...         return summa_ab(torch.ones(1, 3), torch.ones(3, 1), inner=6).item()
+        >>> run_threads(program, 4)
+        [6.0, 6.0, 6.0, 6.0]
+    """
+    return _multiply("ab", a, b, inner, mesh)
+
+
+def summa_abt(a: torch.Tensor, b: torch.Tensor, outer: int, mesh: ParallelMesh | None = None) -> torch.Tensor:
+    """Multiply A and the transposed B on the grid.
+
+    Args:
+        a: This rank's block of A, (m, k).
+        b: This rank's block of B, (n, k).
+        outer: The length of n in the whole matrices.
+        mesh: A mesh whose tp axis is a 2D or 2.5D grid; the ambient one by default.
+
+    Returns:
+        This rank's block of A B^T, (m, n).
+
+    Raises:
+        MeshError: The tp axis is no such grid.
+        ShapeError: The blocks are not those of `outer`.
+
+    Communication: broadcast, row, the column of blocks of B; reduce, col, the row of blocks of the result. Backward
+    those of `summa_ab` and `summa_atb`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import summa_abt
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(1), ParallelMesh(tp=1, tp_mode="2d"):
+        ...     summa_abt(torch.ones(1, 3), torch.ones(2, 3), outer=2).tolist()
+        [[3.0, 3.0]]
+    """
+    return _multiply("abt", a, b, outer, mesh)
+
+
+def summa_atb(a: torch.Tensor, b: torch.Tensor, outer: int, mesh: ParallelMesh | None = None) -> torch.Tensor:
+    """Multiply the transposed A and B on the grid.
+
+    Args:
+        a: This rank's block of A, (k, m).
+        b: This rank's block of B, (k, n).
+        outer: The length of m in the whole matrices.
+        mesh: A mesh whose tp axis is a 2D or 2.5D grid; the ambient one by default.
+
+    Returns:
+        This rank's block of A^T B, (m, n).
+
+    Raises:
+        MeshError: The tp axis is no such grid.
+        ShapeError: The blocks are not those of `outer`.
+
+    Communication: broadcast, col, the row of blocks of A; reduce, row, the column of blocks of the result. Backward
+    those of `summa_abt` and `summa_ab`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import summa_atb
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(1), ParallelMesh(tp=1, tp_mode="2d"):
+        ...     summa_atb(torch.ones(3, 1), torch.ones(3, 2), outer=1).tolist()
+        [[3.0, 3.0]]
+    """
+    return _multiply("atb", a, b, outer, mesh)
+
+
+def matmul_3d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    input_axis: Axis = "input",
+    output_axis: Axis = "output",
+    mesh: ParallelMesh | None = None,
+) -> torch.Tensor:
+    """Multiply X and W on a 3D grid.
+
+    Rank (i, j, l) on the axes weight, input, output holds the rows of X that i and then j cut and the columns that l
+    cuts, and of W the rows that l cuts and the columns that j and then i cut. X is gathered along j and W along i, the
+    product is summed up along l. The result has its rows cut by i and then l and its columns by j: the next product
+    takes it with the two axes swapped.
+
+    Args:
+        x: This rank's block of X, (m / q^2, k / q).
+        weight: This rank's block of W, (k / q, n / q^2).
+        input_axis: The axis along which X is gathered.
+        output_axis: The axis along which the product is summed up.
+        mesh: A mesh whose tp axis is a 3D grid; the ambient one by default.
+
+    Returns:
+        This rank's block of X W, (m / q^2, n / q).
+
+    Raises:
+        MeshError: The tp axis is no such grid.
+        ShapeError: The rows of the product do not divide by q.
+
+    Communication: all_gather, input_axis, X's bytes times q; all_gather, weight, W's bytes times q; reduce_scatter,
+    output_axis, the result's bytes times q. Backward the same three, each the other way.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import matmul_3d
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=8, tp_mode="3d"):
+        ...         return matmul_3d(torch.ones(1, 2), torch.ones(2, 1)).tolist()
+        >>> run_threads(program, 8)[0]
+        [[4.0, 4.0]]
+    """
+    mesh = mesh or current_mesh()
+    if mesh.tp_mode != "3d":
+        raise MeshError(
+            f"This product needs a 3D grid of ranks. Found {mesh}. Make it with ParallelMesh(tp=..., tp_mode='3d')."
+        )
+    rows = gather(x, input_axis, 0, mesh, partial_grad=True)
+    columns = gather(weight, "weight", 1, mesh, partial_grad=True)
+    return reduce_scatter(rows @ columns, output_axis, 0, mesh)
+
+
+class _Grid:
+    """The two axes of the grid, and how long a dimension is that is cut along them."""
+
+    def __init__(self, mesh: ParallelMesh, length: int) -> None:
+        if mesh.tp_mode not in ("2d", "2.5d"):
+            raise MeshError(
+                f"SUMMA needs a 2D or 2.5D grid of ranks. Found {mesh}. "
+                "Make it with ParallelMesh(tp=..., tp_mode='2d'), or '2.5d' and tp_depth."
+            )
+        self.row, self.col, self.size = Channel("row", mesh), Channel("col", mesh), mesh.size("row")
+        self._length, self._part = length, -(-length // self.size)
+
+    def part(self, index: int) -> int:
+        """Return the length of a part of the dimension."""
+        return max(0, min(self._part, self._length - index * self._part))
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, kind: _Kind, grid: _Grid) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.kind, ctx.grid = kind, grid
+        return _PRODUCTS[kind](a.contiguous(), b.contiguous(), grid)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        operands = {"a": a, "b": b, "c": grads[0]}
+        results = [
+            _Product.apply(operands[left], operands[right], kind, ctx.grid) if needed else None
+            for needed, (kind, left, right) in zip(ctx.needs_input_grad, _GRADIENTS[ctx.kind], strict=False)
+        ]
+        return *results, None, None
+
+
+_GRADIENTS: dict[_Kind, tuple[tuple[_Kind, str, str], tuple[_Kind, str, str]]] = {
+    "ab": (("abt", "c", "b"), ("atb", "a", "c")),
+    "abt": (("ab", "c", "b"), ("atb", "c", "a")),
+    "atb": (("abt", "b", "c"), ("ab", "a", "c")),
+}
+"""The gradients of both operands, by the gradient c of the product."""
+
+
+def _multiply(kind: _Kind, a: torch.Tensor, b: torch.Tensor, length: int, mesh: ParallelMesh | None) -> torch.Tensor:
+    grid = _Grid(mesh or current_mesh(), length)
+    _check_blocks(kind, a, b, grid)
+    return cast(torch.Tensor, _Product.apply(a, b, kind, grid))
+
+
+def _check_blocks(kind: _Kind, a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> None:
+    along_row, along_col = grid.part(grid.row.rank), grid.part(grid.col.rank)
+    needed = {
+        "ab": (a.shape[-1] == along_col, b.shape[0] == along_row),
+        "abt": (b.shape[0] == along_row, a.shape[-1] == b.shape[-1]),
+        "atb": (a.shape[-1] == along_col, a.shape[0] == b.shape[0]),
+    }[kind]
+    if a.dim() != 2 or b.dim() != 2 or not all(needed):  # noqa: PLR2004 (matrices)
+        raise ShapeError(
+            f"Blocks of matrices must fit each other, and the whole length. On row {grid.row.rank}, column "
+            f"{grid.col.rank} of the grid, a part of it has {along_row} and {along_col} of its elements. Found "
+            f"{tuple(a.shape)} and {tuple(b.shape)} for {kind}. Cut both as torch.chunk does."
+        )
+
+
+def _rounds(size: int, start: Callable[[int], list[_Pending]], use: Callable[..., None]) -> None:
+    """Call `use` with the turn and the panels of each round; those of the next one are on their way meanwhile."""
+    ahead = start(0)
+    for turn in range(size):
+        panels, ahead = ahead, start(turn + 1) if turn + 1 < size else []
+        use(turn, *map(_arrived, panels))
+        del panels  # before those after the next are made
+
+
+def _panel(block: torch.Tensor, shape: tuple[int, int], channel: Channel, source: int) -> _Pending:
+    panel = block if channel.rank == source else block.new_empty(shape)
+    return panel, channel.start_broadcast(panel, source)
+
+
+def _arrived(pending: _Pending) -> torch.Tensor:
+    tensor, work = pending
+    if work is not None:
+        work.wait()
+    return tensor
+
+
+class _Sums:
+    """Sums each round's product up for the rank whose turn it is, while the next one is computed."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._pending: _Pending | None = None
+        self._own: torch.Tensor | None = None
+
+    def add(self, turn: int, product: torch.Tensor) -> None:
+        """Begin to sum up a product."""
+        self._settle()
+        self._pending = product, self._channel.start_reduce(product, turn)
+        if turn == self._channel.rank:
+            self._own = product
+
+    def own(self) -> torch.Tensor:
+        """Return the sum that is for this rank, once all are over."""
+        self._settle()
+        assert self._own is not None
+        return self._own
+
+    def _settle(self) -> None:
+        if self._pending is not None:
+            _arrived(self._pending)
+            self._pending = None
+
+
+def _ab(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
+    result = a.new_zeros(a.shape[0], b.shape[1])
+
+    def start(turn: int) -> list[_Pending]:
+        length = grid.part(turn)
+        return [_panel(a, (a.shape[0], length), grid.col, turn), _panel(b, (length, b.shape[1]), grid.row, turn)]
+
+    def use(_turn: int, left: torch.Tensor, right: torch.Tensor) -> None:
+        result.addmm_(left, right)
+
+    _rounds(grid.size, start, use)
+    return result
+
+
+def _abt(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
+    sums = _Sums(grid.col)
+    _rounds(
+        grid.size,
+        lambda turn: [_panel(b, (grid.part(turn), b.shape[1]), grid.row, turn)],
+        lambda turn, panel: sums.add(turn, a @ panel.mT),
+    )
+    return sums.own()
+
+
+def _atb(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
+    sums = _Sums(grid.row)
+    _rounds(
+        grid.size,
+        lambda turn: [_panel(a, (a.shape[0], grid.part(turn)), grid.col, turn)],
+        lambda turn, panel: sums.add(turn, panel.mT @ b),
+    )
+    return sums.own()
+
+
+_PRODUCTS: dict[_Kind, Callable[[torch.Tensor, torch.Tensor, _Grid], torch.Tensor]] = {
+    "ab": _ab,
+    "abt": _abt,
+    "atb": _atb,
+}
