@@ -7,7 +7,7 @@ followed through annotations: `self.plugin.configure(...)` is a call of every `c
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from pagebuild.api.collective import CONNECTING, is_communication
@@ -37,6 +37,7 @@ class Traffic:
     """
 
     library: Library
+    _asked: set[tuple[str, str]] = field(default_factory=set, init=False)
 
     @cached_property
     def communicating(self) -> frozenset[str]:
@@ -177,8 +178,13 @@ class Traffic:
             ):
                 return self._annotated(module, child.annotation)
         maker = self._scopes.get(f"{owner}.__init__")
-        values = _self_assigned(maker.node, name) if maker else []
-        return _union(self._types(value, maker, self._locals(maker)) for value in values) if maker else frozenset()
+        if maker is None or (owner, name) in self._asked:  # the constructor makes it from itself
+            return frozenset()
+        self._asked.add((owner, name))
+        values = _self_assigned(maker.node, name)
+        types = _union(self._types(value, maker, self._locals(maker)) for value in values)
+        self._asked.discard((owner, name))
+        return types
 
     def _annotated(self, module: str, annotation: ast.expr | None) -> frozenset[str]:
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):

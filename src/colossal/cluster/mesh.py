@@ -157,7 +157,7 @@ class ParallelMesh:
         """List the processes that this one meets along an axis, or along several.
 
         Args:
-            axes: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"`` or axes of its grid, each once; the last counts first.
+            *axes: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"`` or axes of its grid, each once; the last counts first.
 
         Returns:
             The global ranks that differ from this one in their index along these axes only, this one included.

@@ -129,7 +129,7 @@ class Layout:
 
     @cached_property
     def regions(self) -> dict[int, tuple[Region, ...]]:
-        """What each rank holds: one region, or one for each of the groups that are sharded."""
+        """The regions of each rank, one or as many as there are groups in what is sharded."""
         return {rank: self._regions_at(place) for rank, place in self.places.items()}
 
     @cached_property
@@ -144,7 +144,7 @@ class Layout:
 
     @cached_property
     def padded_shape(self) -> tuple[int, ...]:
-        """The largest local shape: what every rank's part is padded to where all must be of one size."""
+        """The largest local shape, to which every rank's part is padded where all must be of one size."""
         return tuple(padded_length(self, dim, axes) for dim, axes in enumerate(self.dims))
 
     def region(self, rank: int) -> Region:

@@ -45,9 +45,12 @@ class LayoutPath:
         step_seconds: Predicted seconds of each step; None if the links were not measured.
 
     Example:
-        >>> from colossal.tensor import Layout, plan_relayout
-        >>> source = Layout.parse("S01R", (8, 8), grid=(2, 2))
-        >>> print(plan_relayout(source, Layout.parse("RS0", (8, 8), grid=(2, 2)), itemsize=4))
+        >>> from colossal.tensor import Layout, LayoutPath, plan_relayout
+        >>> source, target = (Layout.parse(text, (8, 8), grid=(2, 2)) for text in ("S01R", "RS0"))
+        >>> path: LayoutPath = plan_relayout(source, target, itemsize=4)
+        >>> path.num_bytes
+        128
+        >>> print(path)
         S01R -> S0R -> RS0
         all_gather     axis 1           64 bytes
         all_to_all     axis 0           64 bytes

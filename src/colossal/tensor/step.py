@@ -26,12 +26,10 @@ class Step:
         target_dim: The dimension that it shards afterwards, as its innermost one; None if none.
 
     Example:
-        >>> from colossal.tensor import Layout, one_step
-        >>> for step, layout in one_step(Layout.parse("S01RR", (8, 8, 8), grid=(2, 2))):
-        ...     print(step.op, layout)
-        all_gather S0RR
-        all_to_all S0S1R
-        all_to_all S0RS1
+        >>> from colossal.tensor import Layout, Step, one_step
+        >>> step, layout = one_step(Layout.parse("S01RR", (8, 8, 8), grid=(2, 2)))[0]
+        >>> step == Step("all_gather", axis=1, source_dim=0), str(layout)
+        (True, 'S0RR')
     """
 
     op: StepOp
@@ -52,6 +50,11 @@ def one_step(layout: Layout) -> list[tuple[Step, Layout]]:
 
     Example:
         >>> from colossal.tensor import Layout, one_step
+        >>> for step, layout in one_step(Layout.parse("S01RR", (8, 8, 8), grid=(2, 2))):
+        ...     print(step.op, layout)
+        all_gather S0RR
+        all_to_all S0S1R
+        all_to_all S0RS1
         >>> [str(behind) for _, behind in one_step(Layout.parse("RP0", (4,), grid=(2,)))]
         ['R', 'S0']
     """

@@ -33,6 +33,11 @@ TALKING = {
         SENDER + "class Holder:\n    def __init__(self, sender: Sender | None):\n        self.it = sender or Sender()\n"
         "    def go(self): self.it.send()\ndef run(holder: Holder): holder.go()"
     ),
+    "a method of what the constructor makes out of itself": (
+        SENDER + "class Holder:\n    def __init__(self, sender: Sender):\n        parts = self.parts.copy()\n"
+        "        self.it = sender\n        self.parts = parts.copy()\n"
+        "    def go(self): self.it.send()\ndef run(holder: Holder): holder.go()"
+    ),
     "a method of an heir": (
         "class Base:\n    def send(self): ...\nclass Heir(Base):\n    def send(self): dist.barrier()\n"
         "def run(base: Base): base.send()"
