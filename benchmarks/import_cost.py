@@ -25,7 +25,7 @@ def milliseconds(statement: str) -> float:
 
 def main() -> None:
     """Print a line for each import."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Time the imports of the library.")
     parser.add_argument("--turns", type=int, default=11, help="interpreters for each import")
     turns = parser.parse_args().turns
     seen: dict[str, list[float]] = {statement: [] for statement in STATEMENTS}

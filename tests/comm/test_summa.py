@@ -62,40 +62,6 @@ def test_products_and_gradients_equal_those_of_one_process(q, depth) -> None:
     run_processes(check_all, q * q * (depth or 1), q, depth)
 
 
-def check_3d(q: int) -> None:
-    mesh = ParallelMesh(tp=q**3, tp_mode="3d")
-    i, j, k = ((q, mesh.rank(axis)) for axis in ("weight", "input", "output"))
-    x, first, second = (
-        draw(*shape, seed=seed).requires_grad_() for seed, shape in enumerate([(8, 4), (4, 8), (8, 12)])
-    )
-    expected = torch.tanh(x @ first) @ second
-    weights = draw(8, 12, seed=3)
-    wanted = torch.autograd.grad(expected, (x, first, second), weights)
-
-    def rows_of(tensor: torch.Tensor, outer: tuple[int, int], inner: tuple[int, int], dim: int) -> torch.Tensor:
-        return tensor.chunk(q, dim)[outer[1]].chunk(q, dim)[inner[1]]
-
-    def places(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
-        return [
-            rows_of(x, i, j, 0).chunk(q, 1)[k[1]].clone(),
-            rows_of(first.chunk(q, 0)[k[1]], j, i, 1).clone(),
-            rows_of(second.chunk(q, 0)[j[1]], k, i, 1).clone(),
-        ]
-
-    blocks = [block.detach().requires_grad_() for block in places(x, first, second)]
-    hidden = comm.matmul_3d(blocks[0], blocks[1], mesh=mesh)
-    result = comm.matmul_3d(torch.tanh(hidden), blocks[2], "output", "input", mesh=mesh)
-    own = rows_of(expected, i, j, 0).chunk(q, 1)[k[1]]
-    assert_close(result, own.detach())
-    grads = torch.autograd.grad(result, blocks, rows_of(weights, i, j, 0).chunk(q, 1)[k[1]])
-    for grad, whole in zip(grads, places(*wanted), strict=True):
-        assert_close(grad, whole)
-
-
-def test_two_products_in_3d_equal_those_of_one_process() -> None:
-    run_processes(check_3d, 8, 2)
-
-
 # --------------------------------------------------------------------------------------------- what is sent, and held
 
 
@@ -160,10 +126,8 @@ def test_there_are_two_panels_at_most_and_never_a_whole_operand(kind, q) -> None
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with fake_world(4), ParallelMesh(tp=4, tp_mode="2d"):
-        with pytest.raises(ShapeError, match=r"has 3 and 3 of its elements. Found \(2, 2\) and \(3, 2\) for ab"):
-            comm.summa_ab(torch.zeros(2, 2), torch.zeros(3, 2), 6)
-        with pytest.raises(MeshError, match="needs a 3D grid"):
-            comm.matmul_3d(torch.zeros(2, 2), torch.zeros(2, 2))
+    wrong = pytest.raises(ShapeError, match=r"has 3 and 3 of its elements. Found \(2, 2\) and \(3, 2\) for ab")
+    with fake_world(4), ParallelMesh(tp=4, tp_mode="2d"), wrong:
+        comm.summa_ab(torch.zeros(2, 2), torch.zeros(3, 2), 6)
     with fake_world(4), ParallelMesh(tp=4), pytest.raises(MeshError, match="2D or 2.5D grid of ranks"):
         comm.summa_ab(torch.zeros(2, 2), torch.zeros(2, 2), 2)

@@ -12,7 +12,7 @@ from colossal.cluster.launch import (
 )
 from colossal.cluster.link_cost import LINK_OPS, AxisCost, Link, LinkCost, LinkOp, LinkOrigin
 from colossal.cluster.link_timing import measure_link_cost
-from colossal.cluster.mesh import ParallelMesh, current_mesh
+from colossal.cluster.mesh import ParallelMesh, ambient_mesh, current_mesh
 
 __all__ = [
     "AXES",
@@ -27,6 +27,7 @@ __all__ = [
     "LinkOrigin",
     "ParallelMesh",
     "TensorParallelMode",
+    "ambient_mesh",
     "current_mesh",
     "get_default_parser",
     "grid_of",

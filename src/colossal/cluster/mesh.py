@@ -95,7 +95,8 @@ class ParallelMesh:
         self.world_size = dist.get_world_size()
         self.global_rank = dist.get_rank()
         self.shape = dict(zip(AXES, _fit_sizes(self.world_size, pp, dp, sp, tp), strict=True))
-        self.tp_mode, self.grid = tp_mode, grid_of(tp, tp_mode, tp_depth)
+        self.tp_mode: TensorParallelMode = tp_mode
+        self.grid = grid_of(tp, tp_mode, tp_depth)
         self.local_rank = _first(local_rank, outer and outer.local_rank, _environment_rank(), self.global_rank)
         self.timeout_seconds = _first(timeout_seconds, outer and outer.timeout_seconds, DEFAULT_TIMEOUT_SECONDS)
         self.accelerator = get_accelerator(device)
@@ -124,6 +125,10 @@ class ParallelMesh:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _AMBIENT.reset(self._tokens.pop())
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """The processes are not copied with a model that knows them."""
+        return self
 
     def size(self, axis: Axis) -> int:
         """Count the ranks along an axis.
@@ -232,6 +237,22 @@ def current_mesh() -> ParallelMesh:
         mesh = ParallelMesh()
         _AMBIENT.set(mesh)
     return mesh
+
+
+def ambient_mesh() -> ParallelMesh | None:
+    """Look whether a mesh is in force.
+
+    Returns:
+        The ambient mesh, or None; unlike `current_mesh` it makes none.
+
+    Example:
+        >>> from colossal.cluster import ParallelMesh, ambient_mesh
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4), ParallelMesh(tp=2):
+        ...     print(ambient_mesh())
+        ParallelMesh(pp=1, dp=2, sp=1, tp=2)
+    """
+    return _AMBIENT.get()
 
 
 def leave_ambient(mesh: ParallelMesh | None) -> None:

@@ -2,9 +2,10 @@
 
 from colossal.comm.channel import Channel
 from colossal.comm.counter import CommCounter
+from colossal.comm.cube import gather_packed_rows, matmul_3d
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
 from colossal.comm.over import all_reduce_over
-from colossal.comm.summa import matmul_3d, summa_ab, summa_abt, summa_atb
+from colossal.comm.summa import summa_ab, summa_abt, summa_atb
 
 __all__ = [
     "Channel",
@@ -12,6 +13,7 @@ __all__ = [
     "all_reduce_over",
     "all_to_all",
     "gather",
+    "gather_packed_rows",
     "matmul_3d",
     "reduce",
     "reduce_scatter",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import distributed as dist
@@ -16,6 +16,8 @@ _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 _SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1, "reduce": 1}
+
+_REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 _PACK_BYTES = 2**24
 
@@ -68,21 +70,22 @@ class Channel:
         """The process group of the axis."""
         return self.mesh.group(self.axis)
 
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over the axis.
+    def all_reduce(self, tensor: torch.Tensor, op: Literal["sum", "max"] = "sum") -> torch.Tensor:
+        """Combine over the axis.
 
         Args:
             tensor: Any shape, the same on all ranks.
+            op: Add the tensors up, or take the largest of each element.
 
         Returns:
-            The sum, in a new tensor of the same shape.
+            The total, in a new tensor of the same shape.
 
         Communication: all_reduce, the axis, the tensor's bytes.
         """
         if self.size == 1:
             return tensor
         total = tensor.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self.group)
+        dist.all_reduce(total, _REDUCE_OPS[op], self.group)
         self._count("all_reduce", total)
         return total
 
@@ -228,6 +231,22 @@ class Channel:
             return tensor
         return tensor.chunk(self.size, dim)[self.rank].contiguous()
 
+    def lengths(self, length: int) -> list[int]:
+        """Learn how long the ranks' parts of a dimension are.
+
+        Args:
+            length: How long this rank's part is.
+
+        Returns:
+            The lengths, in rank order. A fake group sends nothing: there, all are taken to be alike.
+
+        Communication: all_gather, the axis, 8 bytes for each rank.
+        """
+        if self.size == 1 or dist.get_backend(self.group) == "fake":
+            return [length] * self.size
+        own = torch.tensor([length], device=self.mesh.accelerator.get_current_device())
+        return self.all_gather(own, 0).tolist()
+
     def _check_divides(self, tensor: torch.Tensor, dim: int) -> int:
         dim = _check_dim(tensor, dim)
         if tensor.shape[dim] % self.size:
@@ -242,6 +261,20 @@ class Channel:
         num_bytes = _SHARE_SENT[op] * whole.numel() * whole.element_size() * (self.size - 1) // self.size
         for counter in self.counters:
             counter.add(op, self.axis, num_bytes)
+
+
+def chunk(length: int, size: int, index: int) -> tuple[int, int]:
+    """Return first index and length of a part of a dimension, as `torch.chunk` cuts it into `size` parts at most."""
+    part = -(-length // size)
+    begin = min(index * part, length)
+    return begin, min(part, length - begin)
+
+
+def lengthen(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    """Make a dimension longer, by zeros."""
+    shape = list(tensor.shape)
+    shape[dim] = length - tensor.shape[dim]
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim) if shape[dim] else tensor
 
 
 def _sum_to_parts(part: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:

@@ -14,7 +14,10 @@ reduce_scatter          reduce-scatter        all-gather
 all_to_all              all-to-all            all-to-all the other way
 ======================  ====================  =====================================================================
 
-The backward function of each pair is differentiable in turn. Source: Shoeybi et al., "Megatron-LM", 2019,
+Where a dimension does not divide by the number of ranks, their parts are those that `torch.chunk` cuts, and are padded
+with zeros on their way. The backward function of each pair is differentiable in turn.
+
+Source: Shoeybi et al., "Megatron-LM", 2019,
 https://arxiv.org/abs/1909.08053 (replicate and reduce are its f and g).
 """
 
@@ -24,7 +27,8 @@ from typing import Any
 import torch
 
 from colossal.cluster import Axis, ParallelMesh
-from colossal.comm.channel import Channel
+from colossal.comm.channel import Channel, chunk, lengthen
+from colossal.errors import ShapeError
 
 _Map = Callable[[torch.Tensor], torch.Tensor]
 
@@ -103,7 +107,13 @@ def reduce(tensor: torch.Tensor, axis: Axis, mesh: ParallelMesh | None = None) -
 
 
 def gather(
-    tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None, *, partial_grad: bool = False
+    tensor: torch.Tensor,
+    axis: Axis,
+    dim: int = -1,
+    mesh: ParallelMesh | None = None,
+    *,
+    partial_grad: bool = False,
+    length: int | None = None,
 ) -> torch.Tensor:
     """Join the ranks' tensors along a dimension.
 
@@ -114,12 +124,13 @@ def gather(
         mesh: The mesh; the ambient one by default.
         partial_grad: The ranks compute different things from the whole, so that each holds only a summand of its
             gradient. Leave it False where all ranks compute the same.
+        length: The length of the whole dimension, if it need not divide by the number of ranks.
 
     Returns:
         The whole tensor, on all ranks.
 
     Raises:
-        ShapeError: The tensor has no such dimension.
+        ShapeError: The tensor has no such dimension, or is not this rank's part of that length.
 
     Communication: all_gather, the axis, the result's bytes; backward none, or for a partial gradient reduce_scatter,
     the axis, the result's bytes.
@@ -137,10 +148,16 @@ def gather(
     """
     channel = _channel(axis, mesh)
     back = channel.reduce_scatter if partial_grad else channel.split
+    if length is not None and length % channel.size:
+        _check_part(tensor, dim, length, channel)
+        padded = lengthen(tensor, dim, -(-length // channel.size))
+        return gather(padded, axis, dim, mesh, partial_grad=partial_grad).narrow(dim, 0, length)
     return _apply(tensor, lambda x: channel.all_gather(x, dim), lambda g: back(g, dim))
 
 
-def scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None) -> torch.Tensor:
+def scatter(
+    tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None, *, uneven: bool = False
+) -> torch.Tensor:
     """Keep this rank's part of a tensor that is the same on all ranks.
 
     Args:
@@ -148,12 +165,13 @@ def scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh 
         axis: The axis of the mesh.
         dim: The dimension that is divided among the ranks.
         mesh: The mesh; the ambient one by default.
+        uneven: Whether parts of different lengths will do.
 
     Returns:
         This rank's part.
 
     Raises:
-        ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
+        ShapeError: The tensor has no such dimension, or its length must divide by the size of the axis and does not.
 
     Communication: none forward; backward all_gather, the axis, the tensor's bytes.
 
@@ -169,10 +187,14 @@ def scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh 
         [tensor([0, 1]), tensor([2, 3])]
     """
     channel = _channel(axis, mesh)
+    if uneven and tensor.shape[dim] % channel.size:
+        return _uneven(scatter, tensor, dim, channel)
     return _apply(tensor, lambda x: channel.split(x, dim), lambda g: channel.all_gather(g, dim))
 
 
-def reduce_scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None) -> torch.Tensor:
+def reduce_scatter(
+    tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None, *, uneven: bool = False
+) -> torch.Tensor:
     """Sum the ranks' tensors and keep this rank's part of the sum.
 
     Args:
@@ -180,12 +202,13 @@ def reduce_scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: Parall
         axis: The axis of the mesh.
         dim: The dimension that is divided among the ranks.
         mesh: The mesh; the ambient one by default.
+        uneven: Whether parts of different lengths will do.
 
     Returns:
         This rank's part of the sum.
 
     Raises:
-        ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
+        ShapeError: The tensor has no such dimension, or its length must divide by the size of the axis and does not.
 
     Communication: reduce_scatter, the axis, the tensor's bytes; backward all_gather, the axis, the tensor's bytes.
 
@@ -201,11 +224,19 @@ def reduce_scatter(tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: Parall
         [tensor([0, 2]), tensor([4, 6])]
     """
     channel = _channel(axis, mesh)
+    if uneven and tensor.shape[dim] % channel.size:
+        return _uneven(reduce_scatter, tensor, dim, channel)
     return _apply(tensor, lambda x: channel.reduce_scatter(x, dim), lambda g: channel.all_gather(g, dim))
 
 
 def all_to_all(
-    tensor: torch.Tensor, axis: Axis, split_dim: int, join_dim: int, mesh: ParallelMesh | None = None
+    tensor: torch.Tensor,
+    axis: Axis,
+    split_dim: int,
+    join_dim: int,
+    mesh: ParallelMesh | None = None,
+    *,
+    join_length: int | None = None,
 ) -> torch.Tensor:
     """Divide the tensor along one dimension instead of another.
 
@@ -215,12 +246,14 @@ def all_to_all(
         split_dim: The dimension that is divided among the ranks.
         join_dim: The dimension that was divided, and is whole afterwards.
         mesh: The mesh; the ambient one by default.
+        join_length: The length that it then has, if neither dimension need divide by the number of ranks.
 
     Returns:
         A tensor with `split_dim` shorter and `join_dim` longer by the size of the axis.
 
     Raises:
-        ShapeError: The tensor has no such dimension, or `split_dim` does not divide by the size of the axis.
+        ShapeError: The tensor has no such dimension, or is not this rank's part of that length; or without it,
+            `split_dim` does not divide by the size of the axis.
 
     Communication: all_to_all, the axis, the tensor's bytes; backward all_to_all, the axis, the tensor's bytes.
 
@@ -237,11 +270,35 @@ def all_to_all(
         [[[0], [2]], [[1], [3]]]
     """
     channel = _channel(axis, mesh)
+    whole = tensor.shape[split_dim]
+    if join_length is not None and (join_length % channel.size or whole % channel.size):
+        _check_part(tensor, join_dim, join_length, channel)
+        most = [-(-length // channel.size) for length in (whole, join_length)]
+        padded = lengthen(lengthen(tensor, split_dim, most[0] * channel.size), join_dim, most[1])
+        moved = all_to_all(padded, axis, split_dim, join_dim, mesh)
+        own = chunk(whole, channel.size, channel.rank)[1]
+        return moved.narrow(split_dim, 0, own).narrow(join_dim, 0, join_length)
     return _apply(
         tensor,
         lambda x: channel.all_to_all(x, split_dim, join_dim),
         lambda g: channel.all_to_all(g, join_dim, split_dim),
     )
+
+
+def _uneven(op: Callable[..., torch.Tensor], tensor: torch.Tensor, dim: int, channel: Channel) -> torch.Tensor:
+    """Divide a tensor that is padded to a length that divides, and cut the padding off the part."""
+    length = tensor.shape[dim]
+    padded = lengthen(tensor, dim, -(-length // channel.size) * channel.size)
+    return op(padded, channel.axis, dim, channel.mesh).narrow(dim, 0, chunk(length, channel.size, channel.rank)[1])
+
+
+def _check_part(tensor: torch.Tensor, dim: int, length: int, channel: Channel) -> None:
+    expected = chunk(length, channel.size, channel.rank)[1]
+    if tensor.shape[dim] != expected:
+        raise ShapeError(
+            f"A dimension of {length} that is divided among {channel.size} ranks as torch.chunk divides it has "
+            f"{expected} on rank {channel.rank}. Found dimension {dim} of shape {tuple(tensor.shape)}. Pass that part."
+        )
 
 
 def _channel(axis: Axis, mesh: ParallelMesh | None) -> Channel:

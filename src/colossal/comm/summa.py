@@ -1,6 +1,6 @@
-"""Products of matrices that are cut into blocks on a grid of ranks.
+"""Products of matrices that are cut into blocks on a 2D grid of ranks, or on the layers of a 2.5D one.
 
-2D: rank (i, j) of a grid of q x q holds block (i, j) of each matrix. Each product takes q rounds. In round t one panel
+Rank (i, j) of a grid of q x q holds block (i, j) of each matrix. Each product takes q rounds. In round t one panel
 of blocks is broadcast along the rows or columns of the grid and multiplied:
 
 ========  ==============================================  ====================================================
@@ -14,11 +14,8 @@ A^T B     A[i, t] to its row                              it is summed up over t
 The gradients of each of the three are the other two. The panels of the next round travel while those of this round are
 multiplied, so there are two of each at most, and never a whole matrix.
 
-3D: see `matmul_3d`.
-
 Source: van de Geijn, Watts, "SUMMA: Scalable Universal Matrix Multiplication Algorithm", 1997; Xu et al., "An Efficient
-2D Method for Training Super-Large Deep Learning Models", 2021, https://arxiv.org/abs/2104.05343; Bian et al.,
-"Maximizing Parallelism in Distributed Training for Huge Neural Networks", 2021, https://arxiv.org/abs/2105.14450.
+2D Method for Training Super-Large Deep Learning Models", 2021, https://arxiv.org/abs/2104.05343.
 """
 
 from collections.abc import Callable
@@ -27,9 +24,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import distributed as dist
 
-from colossal.cluster import Axis, ParallelMesh, current_mesh
-from colossal.comm.channel import Channel
-from colossal.comm.ops import gather, reduce_scatter
+from colossal.cluster import ParallelMesh, current_mesh
+from colossal.comm.channel import Channel, chunk
 from colossal.errors import MeshError, ShapeError
 
 _Kind = Literal["ab", "abt", "atb"]
@@ -131,58 +127,6 @@ def summa_atb(a: torch.Tensor, b: torch.Tensor, outer: int, mesh: ParallelMesh |
     return _multiply("atb", a, b, outer, mesh)
 
 
-def matmul_3d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    input_axis: Axis = "input",
-    output_axis: Axis = "output",
-    mesh: ParallelMesh | None = None,
-) -> torch.Tensor:
-    """Multiply X and W on a 3D grid.
-
-    Rank (i, j, l) on the axes weight, input, output holds the rows of X that i and then j cut and the columns that l
-    cuts, and of W the rows that l cuts and the columns that j and then i cut. X is gathered along j and W along i, the
-    product is summed up along l. The result has its rows cut by i and then l and its columns by j: the next product
-    takes it with the two axes swapped.
-
-    Args:
-        x: This rank's block of X, (m / q^2, k / q).
-        weight: This rank's block of W, (k / q, n / q^2).
-        input_axis: The axis along which X is gathered.
-        output_axis: The axis along which the product is summed up.
-        mesh: A mesh whose tp axis is a 3D grid; the ambient one by default.
-
-    Returns:
-        This rank's block of X W, (m / q^2, n / q).
-
-    Raises:
-        MeshError: The tp axis is no such grid.
-        ShapeError: The rows of the product do not divide by q.
-
-    Communication: all_gather, input_axis, X's bytes times q; all_gather, weight, W's bytes times q; reduce_scatter,
-    output_axis, the result's bytes times q. Backward the same three, each the other way.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.comm import matmul_3d
-        >>> from colossal.testing import run_threads
-        >>> def program():
-        ...     with ParallelMesh(tp=8, tp_mode="3d"):
-        ...         return matmul_3d(torch.ones(1, 2), torch.ones(2, 1)).tolist()
-        >>> run_threads(program, 8)[0]
-        [[4.0, 4.0]]
-    """
-    mesh = mesh or current_mesh()
-    if mesh.tp_mode != "3d":
-        raise MeshError(
-            f"This product needs a 3D grid of ranks. Found {mesh}. Make it with ParallelMesh(tp=..., tp_mode='3d')."
-        )
-    rows = gather(x, input_axis, 0, mesh, partial_grad=True)
-    columns = gather(weight, "weight", 1, mesh, partial_grad=True)
-    return reduce_scatter(rows @ columns, output_axis, 0, mesh)
-
-
 class _Grid:
     """The two axes of the grid, and how long a dimension is that is cut along them."""
 
@@ -193,11 +137,11 @@ class _Grid:
                 "Make it with ParallelMesh(tp=..., tp_mode='2d'), or '2.5d' and tp_depth."
             )
         self.row, self.col, self.size = Channel("row", mesh), Channel("col", mesh), mesh.size("row")
-        self._length, self._part = length, -(-length // self.size)
+        self._length = length
 
     def part(self, index: int) -> int:
         """Return the length of a part of the dimension."""
-        return max(0, min(self._part, self._length - index * self._part))
+        return chunk(self._length, self.size, index)[1]
 
 
 class _Product(torch.autograd.Function):
@@ -303,7 +247,7 @@ def _ab(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
         return [_panel(a, (a.shape[0], length), grid.col, turn), _panel(b, (length, b.shape[1]), grid.row, turn)]
 
     def use(_turn: int, left: torch.Tensor, right: torch.Tensor) -> None:
-        result.addmm_(left, right)
+        torch.addmm(result, left, right, out=result)
 
     _rounds(grid.size, start, use)
     return result

@@ -1,8 +1,54 @@
 """Parts that a model and its training loop are made of.
 
+* :mod:`colossal.nn.layer` - layers that follow the ambient mesh; their names are here as well.
+* :mod:`colossal.nn.loss` and :mod:`colossal.nn.metric` - losses and figures of merit for what they put out.
 * :mod:`colossal.nn.lr_scheduler` - learning-rate schedules that know how many steps the training has.
 """
 
-from colossal.nn import lr_scheduler
+from colossal.nn import layer, loss, lr_scheduler, metric
+from colossal.nn.layer import (
+    Classifier,
+    Dropout,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Linear1D_Col,
+    Linear1D_Row,
+    Linear2D,
+    Linear2p5D,
+    Linear3D,
+    PatchEmbedding,
+    RMSNorm,
+    VocabParallelClassifier,
+    VocabParallelEmbedding,
+    gather_output,
+    split_input,
+)
+from colossal.nn.loss import CrossEntropyLoss, VocabParallelCrossEntropyLoss
+from colossal.nn.metric import Accuracy
 
-__all__ = ["lr_scheduler"]
+__all__ = [
+    "Accuracy",
+    "Classifier",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "Linear1D_Col",
+    "Linear1D_Row",
+    "Linear2D",
+    "Linear2p5D",
+    "Linear3D",
+    "PatchEmbedding",
+    "RMSNorm",
+    "VocabParallelClassifier",
+    "VocabParallelCrossEntropyLoss",
+    "VocabParallelEmbedding",
+    "gather_output",
+    "layer",
+    "loss",
+    "lr_scheduler",
+    "metric",
+    "split_input",
+]

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Self, final
 
 from colossal.cluster import Axis, ParallelMesh
+from colossal.comm.channel import chunk
 from colossal.errors import MeshError, PlanError
 from colossal.tensor.region import Region
 
@@ -261,13 +262,6 @@ class Layout:
                     f"{self.dims}, partial {self.partial}, groups {self.groups}, axes {self.axes}, shape {self.shape}. "
                     "Change what does not fit."
                 )
-
-
-def chunk(length: int, size: int, index: int) -> Extent:
-    """Return first index and length of a part of a dimension, as `torch.chunk` cuts it into `size` parts at most."""
-    part = -(-length // size)
-    begin = min(index * part, length)
-    return begin, min(part, length - begin)
 
 
 def padded_length(layout: Layout, dim: int, axes: Sequence[int]) -> int:

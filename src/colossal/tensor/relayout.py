@@ -8,9 +8,9 @@ import torch
 from torch.nn.functional import pad
 
 from colossal.cluster import ParallelMesh, current_mesh
-from colossal.comm import Channel
+from colossal.comm.channel import Channel, chunk
 from colossal.errors import MeshError, ShapeError
-from colossal.tensor.layout import Layout, chunk
+from colossal.tensor.layout import Layout
 from colossal.tensor.path import plan_relayout
 from colossal.tensor.step import Step
 

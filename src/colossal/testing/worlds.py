@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from typing import Any
 
+import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -80,6 +81,7 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
     errors: list[tuple[int, BaseException]] = []
     store = dist.HashStore()
     _install_threaded_pg()
+    ProcessLocalGroup.reduce = _reduce  # pyright: ignore[reportAttributeAccessIssue] (torch's has none)
     _set_thread_isolation_mode(True)
 
     def be_rank(rank: int) -> None:
@@ -107,3 +109,15 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
         rank, error = errors[0]
         raise WorldError(f"Rank {rank} of {size} threads failed first:\n" + "".join(traceback.format_exception(error)))
     return results
+
+
+def _reduce(group: ProcessLocalGroup, tensors: list[torch.Tensor], options: dist.ReduceOptions) -> dist.Work:
+    """Sum up for one rank, by doing so for all of them."""
+    to_all = dist.AllreduceOptions()
+    to_all.reduceOp = options.reduceOp
+    totals = [tensor.clone() for tensor in tensors]
+    work = group.allreduce(totals, to_all)
+    if group.rank() == options.rootRank:
+        for tensor, total in zip(tensors, totals, strict=True):
+            tensor.copy_(total)
+    return work

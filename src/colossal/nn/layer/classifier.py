@@ -1,0 +1,157 @@
+"""The last layer of a model: features into classes, or into the words of a vocabulary."""
+
+from typing import Any, final
+
+import torch
+
+from colossal.cluster import ParallelMesh, TensorParallelMode
+from colossal.errors import ShapeError
+from colossal.nn.layer.grid.arrangement import find_mesh
+from colossal.nn.layer.grid.product import Classes, Column, Cube, Row, SummaTurned, Whole
+from colossal.nn.layer.linear import Initializer, LinearLayer
+
+
+class _ClassifierLayer(LinearLayer):
+    """Shares what the two have in common: a weight that may be another's, and the names of the sizes."""
+
+    def _share(self, weight: torch.nn.Parameter | None) -> None:
+        if weight is None:
+            return
+        if weight.shape != self.weight.shape:
+            raise ShapeError(
+                f"A shared weight must lie as this layer's own, of shape {tuple(self.weight.shape)} on this rank. "
+                f"Found {tuple(weight.shape)}. Share the table of an embedding of the same kind, sizes and mesh."
+            )
+        self.weight = weight
+
+    @classmethod
+    def _arguments_of(cls, native: torch.nn.Module) -> dict[str, Any]:
+        arguments = super()._arguments_of(native)
+        return {"num_classes": arguments.pop("out_features"), **arguments}
+
+
+@final
+class Classifier(_ClassifierLayer):
+    """A linear layer whose few classes are whole on every rank, for its own tokens, on the ambient mesh.
+
+    Args:
+        in_features: Features of the whole input.
+        num_classes: Number of classes.
+        weight: The weight of an `Embedding` on the same mesh with as many rows, to be shared; one of its own by
+            default.
+        bias: Whether to add a bias.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        skip_bias_add: Return the bias beside the product instead of adding it.
+        weight_initializer: Fills the whole weight in place.
+        bias_initializer: Fills the whole bias in place.
+        mesh: The mesh; the ambient one by default.
+        tp_mode: The mode that the mesh must have; any by default.
+
+    Raises:
+        MeshError: The mesh has another mode.
+        ShapeError: The shared weight is not this rank's part of this layer's.
+
+    Communication: 1D: that of a row-parallel layer. On a grid, see `colossal.nn.layer.grid.product`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn import Classifier
+        >>> Classifier(8, 3)(torch.ones(2, 8)).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        weight: torch.nn.Parameter | None = None,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        skip_bias_add: bool = False,
+        weight_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+        mesh: ParallelMesh | None = None,
+        tp_mode: TensorParallelMode | None = None,
+    ) -> None:
+        found = find_mesh(mesh, tp_mode)
+        kinds = {None: Whole, "1d": Row, "2d": Classes, "2.5d": Classes, "3d": Classes}
+        super().__init__(
+            kinds[found and found.tp_mode](found, in_features, num_classes),
+            bias,
+            dtype,
+            device,
+            skip_bias_add=skip_bias_add,
+            weight_initializer=weight_initializer,
+            bias_initializer=bias_initializer,
+        )
+        self._share(weight)
+
+
+@final
+class VocabParallelClassifier(_ClassifierLayer):
+    """A linear layer whose many classes are cut, for a `VocabParallelCrossEntropyLoss`, on the ambient mesh.
+
+    Args:
+        in_features: Features of the whole input.
+        num_classes: Number of classes.
+        weight: The weight of a `VocabParallelEmbedding` on the same mesh with as many rows, to be shared; one of its
+            own by default.
+        bias: Whether to add a bias.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        skip_bias_add: Return the bias beside the product instead of adding it.
+        gather_output: In 1D, put the classes together on all ranks.
+        weight_initializer: Fills the whole weight in place.
+        bias_initializer: Fills the whole bias in place.
+        mesh: The mesh; the ambient one by default.
+        tp_mode: The mode that the mesh must have; any by default.
+
+    Raises:
+        MeshError: The mesh has another mode; or the output is to be gathered, and it is a grid.
+        ShapeError: The shared weight is not this rank's part of this layer's.
+
+    Communication: 1D: that of a column-parallel layer. On a grid that of `colossal.comm.summa_abt`, or of
+    `colossal.comm.matmul_3d`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn import VocabParallelClassifier, VocabParallelEmbedding
+        >>> table = VocabParallelEmbedding(10, 4)
+        >>> VocabParallelClassifier(4, 10, weight=table.weight, bias=False)(torch.ones(2, 4)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        weight: torch.nn.Parameter | None = None,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        skip_bias_add: bool = False,
+        gather_output: bool = False,
+        weight_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+        mesh: ParallelMesh | None = None,
+        tp_mode: TensorParallelMode | None = None,
+    ) -> None:
+        found = find_mesh(mesh, "1d" if gather_output else tp_mode)
+        kinds = {None: Whole, "1d": Column, "2d": SummaTurned, "2.5d": SummaTurned, "3d": Cube}
+        product = kinds[found and found.tp_mode](found, in_features, num_classes)
+        if isinstance(product, Column):
+            product.gather_output = gather_output
+        super().__init__(
+            product,
+            bias,
+            dtype,
+            device,
+            skip_bias_add=skip_bias_add,
+            weight_initializer=weight_initializer,
+            bias_initializer=bias_initializer,
+        )
+        self._share(weight)

@@ -1,0 +1,85 @@
+"""Dropout that is independent where activations are cut, and equal where they are the same."""
+
+from typing import final
+
+import torch
+from torch.nn import functional
+
+from colossal.cluster import ParallelMesh
+from colossal.errors import ConfigError
+from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh
+from colossal.nn.layer.grid.layer import same_draws
+
+_STRIDE = 0x9E3779B97F4A7C15  # odd, so that ranks get seeds of their own
+_SEEDS = 2**63
+
+
+@final
+class Dropout(torch.nn.Module):
+    """Sets elements to zero at random, and scales the others up, on the ambient mesh.
+
+    Every forward pass draws one number from the stream that the ranks of the tp axis share (see `ParallelLayer`). From
+    it come the masks: on a grid, and in 1D for a parallel input, one for each rank; else the same on all ranks of the
+    axis. Replicas of data always have their own. Recomputing activations draws the same number again.
+
+    Args:
+        p: The probability of zero.
+        inplace: Overwrite the input.
+        parallel_input: In 1D, whether the input is cut along the tp axis, as that between a column-parallel and a
+            row-parallel layer is.
+        mesh: The mesh; the ambient one by default.
+
+    Raises:
+        ConfigError: `p` is no probability.
+
+    Communication: when it is built, broadcast, tp, 5 KB of the state of the random numbers.
+
+    Source: Srivastava et al., "Dropout", 2014, https://jmlr.org/papers/v15/srivastava14a.html.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn import Dropout
+        >>> Dropout(0.5)(torch.ones(1000)).unique().tolist()
+        [0.0, 2.0]
+    """
+
+    def __init__(
+        self, p: float = 0.5, inplace: bool = False, *, parallel_input: bool = False, mesh: ParallelMesh | None = None
+    ) -> None:
+        super().__init__()
+        if not 0.0 <= p <= 1.0:
+            raise ConfigError(f"The probability of dropout lies between 0 and 1. Found p={p!r}. Pass such a number.")
+        self.p, self.inplace, self.parallel_input, self.mesh = p, inplace, parallel_input, find_mesh(mesh)
+        with same_draws(self.mesh):
+            pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Drop elements of this rank's part of an activation, in training.
+
+        Args:
+            x: Any shape.
+
+        Returns:
+            The same shape.
+        """
+        if self.mesh is None or not self.training or self.p == 0.0:
+            return functional.dropout(x, self.p, self.training, self.inplace)
+        generator = torch.Generator(x.device).manual_seed(self._seed())
+        keep = torch.empty_like(x).bernoulli_(1.0 - self.p, generator=generator)
+        scale = keep.div_(1.0 - self.p) if self.p < 1.0 else keep
+        return x.mul_(scale) if self.inplace else x * scale
+
+    def _seed(self) -> int:
+        assert self.mesh is not None
+        drawn = int(torch.randint(_SEEDS - 1, (), device="cpu"))
+        is_cut = bool(arrangement_of(self.mesh).features) or self.parallel_input
+        place = self.mesh.global_rank if is_cut else self.mesh.ranks("tp")[0]
+        return (drawn + _STRIDE * (1 + place)) % _SEEDS
+
+    def extra_repr(self) -> str:
+        """Name the probability.
+
+        Returns:
+            What is printed between the parentheses.
+        """
+        return f"p={self.p}, inplace={self.inplace}, parallel_input={self.parallel_input}"

@@ -1,0 +1,215 @@
+"""Tables of embeddings, cut by features or by rows."""
+
+from typing import Any, final
+
+import torch
+from torch.nn import functional
+
+from colossal import comm
+from colossal.cluster import ParallelMesh, TensorParallelMode
+from colossal.comm import Channel
+from colossal.errors import ShapeError
+from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, lay, regathered, row_pieces, shared
+from colossal.nn.layer.grid.layer import ParallelLayer, native_of
+from colossal.nn.layer.linear import Initializer
+from colossal.tensor import Layout
+
+_ELSEWHERE = -1
+
+
+class _Table(ParallelLayer):
+    """Shares what the two have in common: the arguments, and the native."""
+
+    weight: torch.nn.Parameter
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        weight_initializer: Initializer | None = None,
+        mesh: ParallelMesh | None = None,
+        tp_mode: TensorParallelMode | None = None,
+    ) -> None:
+        super().__init__(find_mesh(mesh, tp_mode))
+        self.num_embeddings, self.embedding_dim, self._dtype = num_embeddings, embedding_dim, dtype
+        self.padding_idx = padding_idx if padding_idx is None or padding_idx >= 0 else num_embeddings + padding_idx
+        self._build({"weight": self._lay_weight()}, device, {"weight": weight_initializer})
+
+    def _lay_weight(self) -> Layout:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Name the sizes, and how the table lies.
+
+        Returns:
+            What is printed between the parentheses.
+        """
+        layout = "" if self.mesh is None else f", weight={self.layouts['weight']} on {self.mesh}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{layout}"
+
+    @classmethod
+    def _arguments_of(cls, native: torch.nn.Module) -> dict[str, Any]:
+        table = native_of(native, torch.nn.Embedding)
+        return {
+            "num_embeddings": table.num_embeddings,
+            "embedding_dim": table.embedding_dim,
+            "padding_idx": table.padding_idx,
+        }
+
+    def _make_native(self, device: torch.device | str | None) -> torch.nn.Module:
+        return torch.nn.Embedding(
+            self.num_embeddings, self.embedding_dim, self.padding_idx, device=device, dtype=self._dtype
+        )
+
+
+@final
+class Embedding(_Table):
+    """Embeddings whose features are cut, on the ambient mesh; its tokens lie as those of `colossal.nn.split_input`.
+
+    In 1D each rank looks up some of the features, which are put together. On a grid each has the features that it
+    needs for its tokens, and of the table a part of those, so that no two ranks keep the same.
+
+    Args:
+        num_embeddings: Rows of the table.
+        embedding_dim: Features of the whole table.
+        padding_idx: A row that stays as it is: zeros, and without a gradient.
+        dtype: Of the table.
+        device: Of the table.
+        weight_initializer: Fills the whole table in place; as `torch.nn.Embedding` does by default.
+        mesh: The mesh; the ambient one by default.
+        tp_mode: The mode that the mesh must have; any by default.
+
+    Raises:
+        MeshError: The mesh has another mode.
+
+    Communication: 1D: all_gather, tp, the output's bytes; none backward. On a grid all_gather, its inner token axes,
+    the bytes of the rank's features of the table; backward reduce_scatter, the same; for 2.5D all_reduce, depth.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn import Embedding
+        >>> Embedding(10, 4)(torch.tensor([[1, 2]])).shape
+        torch.Size([1, 2, 4])
+    """
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Look this rank's tokens up.
+
+        Args:
+            tokens: Their numbers, of any shape.
+
+        Returns:
+            This rank's part of their embeddings.
+        """
+        plan = arrangement_of(self.mesh)
+        table = regathered(self.weight, 1, self.embedding_dim, (plan.features, plan.inner), self.mesh)
+        found = functional.embedding(tokens, shared(table, plan.copies, self.mesh), self.padding_idx)
+        if self.mesh is not None and not plan.features:
+            return comm.gather(found, "tp", -1, self.mesh, length=self.embedding_dim)
+        return found
+
+    def _lay_weight(self) -> Layout:
+        plan = arrangement_of(self.mesh)
+        axes = (*plan.features, *plan.inner) or plan.vocabulary
+        return lay(self.mesh, (self.num_embeddings, self.embedding_dim), {1: axes})
+
+
+@final
+class VocabParallelEmbedding(_Table):
+    """Embeddings whose rows are cut, on the ambient mesh; its tokens lie as those of `colossal.nn.split_input`.
+
+    Each rank looks up those tokens whose rows it has, also for the ranks that have others, and all add up what they
+    found. Its table lies as the weight of a `VocabParallelClassifier`, so that the two may share one.
+
+    Args:
+        num_embeddings: Rows of the whole table.
+        embedding_dim: Features of the whole table.
+        padding_idx: A row that stays as it is: zeros, and without a gradient.
+        dtype: Of the table.
+        device: Of the table.
+        weight_initializer: Fills the whole table in place; as `torch.nn.Embedding` does by default.
+        mesh: The mesh; the ambient one by default.
+        tp_mode: The mode that the mesh must have; any by default.
+
+    Raises:
+        MeshError: The mesh has another mode.
+
+    Communication: 1D: all_reduce, tp, the output's bytes; none backward. On a grid all_gather of the token numbers
+    and reduce_scatter of the embeddings along row, or in 3D input; backward all_gather, the same. Besides, in 3D
+    all_gather, weight, the bytes of the table that a rank uses; backward reduce_scatter; for 2.5D backward all_reduce,
+    depth.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn import VocabParallelEmbedding
+        >>> VocabParallelEmbedding(10, 4)(torch.tensor([[1, 2]])).shape
+        torch.Size([1, 2, 4])
+    """
+
+    _row_of: torch.Tensor | None = None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Look tokens up.
+
+        Args:
+            tokens: This rank's token numbers; on a grid, cut along the first dimension.
+
+        Returns:
+            This rank's part of their embeddings.
+
+        Raises:
+            ShapeError: On a grid, the tokens have no dimension that is cut.
+            IndexError: A token is not in the table, be it this rank's or another's.
+        """
+        mesh, plan = self.mesh, arrangement_of(self.mesh)
+        if mesh is None:
+            return functional.embedding(tokens, self.weight, self.padding_idx)
+        if not plan.tokens:
+            return comm.reduce(self._look_up(tokens, self.weight), "tp", mesh)
+        if not tokens.dim():
+            raise ShapeError(
+                "On a grid the first dimension of the tokens is cut. Found a single number. Add a dimension."
+            )
+        axis = plan.vocabulary[0]
+        length = sum(Channel(axis, mesh).lengths(tokens.shape[0]))
+        everyone = comm.gather(tokens, axis, 0, mesh, length=length)
+        found = self._look_up(everyone, shared(self._rows(), plan.copies, mesh))
+        return comm.reduce_scatter(found, axis, 0, mesh, uneven=True)
+
+    def _rows(self) -> torch.Tensor:
+        """The rows that this rank looks up, of the table's features that it has."""
+        if len(arrangement_of(self.mesh).vocabulary) == 1:
+            return self.weight
+        return torch.cat(comm.gather_packed_rows(self.weight, self.num_embeddings, self.mesh))
+
+    def _look_up(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """The embeddings of the tokens whose rows are here, and zeros for the others."""
+        if self._row_of is None or self._row_of.device != tokens.device:
+            self._row_of = self._find_rows().to(tokens.device)
+        at = self._row_of.index_select(0, tokens.flatten()).view(tokens.shape)
+        if not len(rows):
+            return rows.new_zeros(*tokens.shape, rows.shape[1]) + rows.sum()
+        padding = None if self.padding_idx is None else int(self._row_of[self.padding_idx])
+        found = functional.embedding(at.clamp(min=0), rows, None if padding == _ELSEWHERE else padding)
+        return found.masked_fill((at == _ELSEWHERE).unsqueeze(-1), 0.0)
+
+    def _find_rows(self) -> torch.Tensor:
+        """For each row of the whole table its index among those that are here."""
+        assert self.mesh is not None
+        axes, groups = arrangement_of(self.mesh).vocabulary[:1], self.layouts["weight"].groups[0]
+        used = lay(self.mesh, (self.num_embeddings,), {0: axes}, {0: groups})
+        here = torch.cat([torch.arange(at, at + n) for at, n in used.extents(0, used.place_of(self.mesh.global_rank))])
+        row_of = torch.full((self.num_embeddings,), _ELSEWHERE)
+        row_of[here] = torch.arange(len(here))
+        return row_of
+
+    def _lay_weight(self) -> Layout:
+        plan, shape = arrangement_of(self.mesh), (self.num_embeddings, self.embedding_dim)
+        groups = {0: row_pieces(self.num_embeddings, self.mesh)}
+        return lay(self.mesh, shape, {0: plan.vocabulary, 1: plan.features}, groups)

@@ -1,0 +1,303 @@
+"""The products of linear layers: where the weight lies, and what is sent, in each mode of the tp axis.
+
+============  ==========================  ==========================================================================
+product       weight (out, in)            how X W^T + b is computed
+============  ==========================  ==========================================================================
+Whole         whole                       by one rank
+Column        out by tp                   every rank computes some of the features
+Row           in by tp                    every rank computes a summand of all features, from some of X's
+Summa         out by col, in by row       A B of colossal.comm.summa: X and W travel
+SummaTurned   out by row, in by col       A B^T of it: W and the result travel
+Cube          out by input and weight,    colossal.comm.cube
+              in by output
+Classes       in by all token and feature  W is gathered, and the result, whose features are few, summed up: whole
+              axes
+============  ==========================  ==========================================================================
+
+On a 2D or 2.5D grid a layer that has more features behind it than before it is a Summa, any other a SummaTurned: what
+travels is the smaller one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch.nn import functional
+
+from colossal import comm
+from colossal.cluster import Axis, ParallelMesh
+from colossal.errors import ShapeError, UnsupportedError
+from colossal.nn.layer.grid.arrangement import arrangement_of, lay, part_of, regathered, row_pieces, shared
+from colossal.tensor import relayout
+
+
+class LinearProduct(ABC):
+    """X W^T + b on one arrangement of ranks.
+
+    Args:
+        mesh: The mesh, or None for one rank that has everything.
+        in_features: Features of X.
+        out_features: Features of the result.
+        split_sizes: The lengths of the pieces that are packed into the latter, such as query, key and value.
+
+    Attributes:
+        weight: How the weight lies.
+        bias: How the bias lies.
+    """
+
+    weight_axes: tuple[tuple[Axis, ...], tuple[Axis, ...]] = (), ()
+    bias_axes: tuple[Axis, ...] = ()
+
+    def __init__(
+        self,
+        mesh: ParallelMesh | None,
+        in_features: int,
+        out_features: int,
+        split_sizes: Sequence[int] | None = None,
+    ) -> None:
+        self.mesh, self.in_features, self.out_features = mesh, in_features, out_features
+        self.split_sizes = tuple(split_sizes or (out_features,))
+        if sum(self.split_sizes) != out_features:
+            raise ShapeError(
+                f"The pieces of a packed layer make up its features. Found split_sizes {self.split_sizes} for "
+                f"{out_features} features. Pass lengths that add up to them."
+            )
+        self._check_pieces()
+        out_axes, in_axes = self.weight_axes
+        self.weight = lay(mesh, (out_features, in_features), {0: out_axes, 1: in_axes}, {0: self._row_pieces()})
+        self.bias = lay(mesh, (out_features,), {0: self.bias_axes}, {0: self.split_sizes})
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply this rank's parts.
+
+        Args:
+            x: This rank's part of X, its features last.
+            weight: Its part of the weight.
+            bias: Its part of the bias.
+
+        Returns:
+            Its part of the result.
+
+        Raises:
+            ShapeError: X has not the features of the layer.
+        """
+
+    def usable_bias(self, bias: torch.Tensor) -> torch.Tensor:
+        """Prepare the bias for being added by this rank, to its own tokens."""
+        return shared(bias, arrangement_of(self.mesh).tokens, self.mesh)
+
+    def _row_pieces(self) -> tuple[int, ...]:
+        return self.split_sizes
+
+    def _check_pieces(self) -> None:  # noqa: B027 (most products have nothing to refuse)
+        """Refuse pieces that this product cannot keep apart."""
+
+    def _check_features(self, x: torch.Tensor, *expected: int, least_dims: int = 1) -> None:
+        if x.dim() < least_dims or x.shape[-1] not in expected:
+            shape = "(tokens, ..., features)" if least_dims > 1 else "(..., features)"
+            raise ShapeError(
+                f"The input of this layer has the shape {shape} with {' or '.join(map(str, dict.fromkeys(expected)))} "
+                f"features on this rank, of {self.in_features} on all. Found {tuple(x.shape)}. Cut a whole input with "
+                "colossal.nn.split_input, and build the layers on one mesh."
+            )
+
+
+@final
+class Whole(LinearProduct):
+    """One rank has everything."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LinearProduct`."""
+        return functional.linear(x, weight, bias)
+
+
+@final
+class Column(LinearProduct):
+    """Every rank computes some of the features; the input is whole, or is made so.
+
+    Communication: none forward for a whole input; backward all_reduce, tp, the input's bytes. Where the output is
+    gathered, all_gather, tp, its bytes, and none backward.
+    """
+
+    weight_axes = ("tp",), ()
+    bias_axes = ("tp",)
+    gather_output = False
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LinearProduct`."""
+        assert self.mesh is not None
+        own = part_of(self.in_features, ("tp",), self.mesh)
+        self._check_features(x, self.in_features, own)
+        if x.shape[-1] == self.in_features:
+            x = comm.replicate(x, "tp", self.mesh)
+        else:
+            x = comm.gather(x, "tp", -1, self.mesh, partial_grad=True, length=self.in_features)
+        y = functional.linear(x, weight, bias)
+        return self._whole(y) if self.gather_output else y
+
+    def _whole(self, y: torch.Tensor) -> torch.Tensor:
+        if len(self.split_sizes) == 1:
+            return comm.gather(y, "tp", -1, self.mesh, length=self.out_features)
+        last, shape = y.dim() - 1, (*y.shape[:-1], self.out_features)
+        cut = lay(self.mesh, shape, {last: ("tp",)}, {last: self.split_sizes})
+        return relayout(y, cut, lay(self.mesh, shape, {}, {last: self.split_sizes}), self.mesh)
+
+
+@final
+class Row(LinearProduct):
+    """Every rank computes a summand of all features; of a whole input it takes its part.
+
+    Communication: all_reduce, tp, the output's bytes; none backward, but for a whole input all_gather, tp, its bytes.
+    """
+
+    weight_axes = (), ("tp",)
+    parallel_input: bool | None = None
+    """Whether inputs are cut; None for whichever comes."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LinearProduct`."""
+        assert self.mesh is not None
+        own = part_of(self.in_features, ("tp",), self.mesh)
+        expected = {None: (own, self.in_features), True: (own,), False: (self.in_features,)}
+        self._check_features(x, *expected[self.parallel_input])
+        if x.shape[-1] == self.in_features and own != self.in_features:
+            x = comm.scatter(x, "tp", -1, self.mesh, uneven=True)
+        y = comm.reduce(functional.linear(x, weight), "tp", self.mesh)
+        return y if bias is None else y + bias
+
+
+class _Summa(LinearProduct):
+    bias_axes = ("col",)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LinearProduct`."""
+        mesh = self.mesh
+        assert mesh is not None
+        self._check_features(x, part_of(self.in_features, ("col",), mesh), least_dims=2)
+        weight = shared(weight, arrangement_of(mesh).copies, mesh)
+        y = self._multiply(x.flatten(0, -2), weight, mesh).unflatten(0, x.shape[:-1])
+        return y if bias is None else y + bias
+
+    @abstractmethod
+    def _multiply(self, x: torch.Tensor, weight: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor: ...
+
+    def _check_pieces(self) -> None:
+        assert self.mesh is not None
+        q = self.mesh.size("col")
+        if len(self.split_sizes) > 1 and any(length % q for length in self.split_sizes):
+            raise ShapeError(
+                f"On a grid of {q} x {q} ranks the pieces of a packed layer divide by {q}. Found split_sizes "
+                f"{self.split_sizes}. Pad them, or make a layer for each."
+            )
+
+
+@final
+class Summa(_Summa):
+    """X and W travel over a 2D or 2.5D grid.
+
+    Communication: that of `colossal.comm.summa_ab`; backward for 2.5D all_reduce, depth, the weight's bytes.
+    """
+
+    weight_axes = ("col",), ("row",)
+
+    def _multiply(self, x: torch.Tensor, weight: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
+        return comm.summa_ab(x, weight.mT, self.in_features, mesh)
+
+
+@final
+class SummaTurned(_Summa):
+    """W and the result travel over a 2D or 2.5D grid.
+
+    Communication: that of `colossal.comm.summa_abt`; backward for 2.5D all_reduce, depth, the weight's bytes.
+    """
+
+    weight_axes = ("row",), ("col",)
+
+    def _multiply(self, x: torch.Tensor, weight: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
+        return comm.summa_abt(x, weight, self.out_features, mesh)
+
+
+@final
+class Cube(LinearProduct):
+    """X, W and the result are gathered or summed up along the three axes of a 3D grid.
+
+    Communication: that of `colossal.comm.matmul_3d`.
+    """
+
+    weight_axes = ("input", "weight"), ("output",)
+    bias_axes = ("output",)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LinearProduct`."""
+        mesh = self.mesh
+        assert mesh is not None
+        self._check_features(x, part_of(self.in_features, ("output",), mesh), least_dims=2)
+        y = comm.matmul_3d(x, weight, self.out_features, mesh)
+        return y if bias is None else y + bias
+
+    def _row_pieces(self) -> tuple[int, ...]:
+        return row_pieces(self.out_features, self.mesh)
+
+    def _check_pieces(self) -> None:
+        if len(self.split_sizes) > 1:
+            raise UnsupportedError(
+                f"A 3D grid cuts the features of a layer into one piece. Found split_sizes {self.split_sizes}. Make a "
+                "layer for each, or use the mode 1d, 2d or 2.5d."
+            )
+
+
+@final
+class Classes(LinearProduct):
+    """The features of the result are whole on every rank of a grid: a few classes, of its own tokens.
+
+    Communication: all_gather, the inner token axes, the bytes of the weight's features on this rank; all_reduce, the
+    feature axes, the output's bytes. Backward reduce_scatter, the inner token axes, the same.
+    """
+
+    def __init__(
+        self,
+        mesh: ParallelMesh | None,
+        in_features: int,
+        out_features: int,
+        split_sizes: Sequence[int] | None = None,
+    ) -> None:
+        self._arrangement = arrangement_of(mesh)
+        self.weight_axes = (), (*self._arrangement.features, *self._arrangement.inner)
+        super().__init__(mesh, in_features, out_features, split_sizes)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `LinearProduct`."""
+        mesh, plan = self.mesh, self._arrangement
+        self._check_features(x, part_of(self.in_features, plan.features, mesh), least_dims=2)
+        weight = regathered(weight, 1, self.in_features, (plan.features, plan.inner), mesh)
+        y = functional.linear(x, shared(weight, plan.copies, mesh))
+        for axis in plan.features:
+            y = comm.reduce(y, axis, mesh)
+        return y if bias is None else y + bias
+
+
+def product_of(
+    mesh: ParallelMesh | None, in_features: int, out_features: int, split_sizes: Sequence[int] | None = None
+) -> LinearProduct:
+    """Choose the product for a linear layer on a mesh.
+
+    Args:
+        mesh: The mesh, or None for one rank that has everything.
+        in_features: Features of the input.
+        out_features: Features of the output.
+        split_sizes: See `LinearProduct`.
+
+    Returns:
+        In 1D, Column for a layer that makes more features, else Row; in 2D and 2.5D that which sends less.
+
+    Example:
+        >>> from colossal.nn.layer.grid.product import product_of
+        >>> type(product_of(None, 4, 8)).__name__
+        'Whole'
+    """
+    widens = out_features > in_features or len(split_sizes or ()) > 1
+    planar = Summa if widens else SummaTurned
+    kinds = {None: Whole, "1d": Column if widens else Row, "2d": planar, "2.5d": planar, "3d": Cube}
+    return kinds[mesh and mesh.tp_mode](mesh, in_features, out_features, split_sizes)

@@ -1,0 +1,303 @@
+"""Linear layers on every arrangement of ranks."""
+
+from abc import ABC
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+
+from colossal.cluster import ParallelMesh, TensorParallelMode
+from colossal.nn.layer.grid.arrangement import find_mesh
+from colossal.nn.layer.grid.layer import ParallelLayer, native_of
+from colossal.nn.layer.grid.product import Column, LinearProduct, Row, Whole, product_of
+
+Initializer = Callable[[torch.Tensor], Any]
+"""Fills a whole parameter in place, as the functions of `torch.nn.init` do."""
+
+Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
+
+
+class LinearLayer(ParallelLayer, ABC):
+    """A linear layer whose product is given.
+
+    Args:
+        product: How it multiplies.
+        bias: Whether it has a bias.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        skip_bias_add: Return the bias beside the product instead of adding it.
+        weight_initializer: Fills the whole weight; as `torch.nn.Linear` does by default.
+        bias_initializer: Fills the whole bias.
+    """
+
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter | None
+
+    def __init__(
+        self,
+        product: LinearProduct,
+        bias: bool,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+        *,
+        skip_bias_add: bool = False,
+        weight_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+    ) -> None:
+        super().__init__(product.mesh)
+        self.in_features, self.out_features, self.skip_bias_add = (
+            product.in_features,
+            product.out_features,
+            skip_bias_add,
+        )
+        self._product, self._has_bias, self._dtype = product, bias, dtype
+        self._build(
+            {"weight": product.weight, "bias": product.bias},
+            device,
+            {"weight": weight_initializer, "bias": bias_initializer},
+        )
+
+    def forward(self, x: torch.Tensor) -> Outputs:
+        """Apply the layer to this rank's part of the input.
+
+        Args:
+            x: Its features last; on a grid, tokens first.
+
+        Returns:
+            This rank's part of the output; with `skip_bias_add`, the product and the bias.
+
+        Raises:
+            ShapeError: It has not the features of the layer.
+        """
+        bias = None if self.bias is None else self._product.usable_bias(self.bias)
+        if self.skip_bias_add:
+            return self._product(x, self.weight, None), bias
+        return self._product(x, self.weight, bias)
+
+    def extra_repr(self) -> str:
+        """Name the sizes, and how the weight lies.
+
+        Returns:
+            What is printed between the parentheses.
+        """
+        layout = "" if self.mesh is None else f", weight={self.layouts['weight']} on {self.mesh}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self._has_bias}{layout}"
+
+    @classmethod
+    def _arguments_of(cls, native: torch.nn.Module) -> dict[str, Any]:
+        linear = native_of(native, torch.nn.Linear)
+        return {
+            "in_features": linear.in_features,
+            "out_features": linear.out_features,
+            "bias": linear.bias is not None,
+        }
+
+    def _make_native(self, device: torch.device | str | None) -> torch.nn.Module:
+        return torch.nn.Linear(self.in_features, self.out_features, self._has_bias, device, self._dtype)
+
+
+@final
+class Linear(LinearLayer):
+    """X W^T + b on the ambient mesh, whatever the mode of its tp axis; without one, a plain linear layer.
+
+    In 1D a layer that makes more features is column-parallel and leaves them cut; any other is row-parallel, takes
+    whole or cut features, and makes whole ones. On the grids every layer takes and makes activations that are cut as
+    `colossal.nn.split_input` cuts.
+
+    Args:
+        in_features: Features of the whole input.
+        out_features: Features of the whole output.
+        bias: Whether to add a bias.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        skip_bias_add: Return the bias beside the product instead of adding it, for a kernel that adds it later.
+        split_sizes: The lengths of the pieces that are packed into the output, such as query, key and value: each of
+            them is cut by itself. In 1D such a layer is column-parallel.
+        weight_initializer: Fills the whole weight in place; as `torch.nn.Linear` does by default.
+        bias_initializer: Fills the whole bias in place.
+        mesh: The mesh; the ambient one by default.
+        tp_mode: The mode that the mesh must have; any by default.
+
+    Raises:
+        MeshError: The mesh has another mode.
+        ShapeError: The pieces do not make up the output, or do not divide on this grid.
+        UnsupportedError: There are pieces, and the mode is 3d.
+
+    Communication: see `colossal.nn.layer.grid.product`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn import Linear
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4), ParallelMesh(tp=4, tp_mode="2d"):
+        ...     layer = Linear(256, 1024)
+        >>> tuple(layer.weight.shape), tuple(layer.bias.shape)
+        ((512, 128), (512,))
+        >>> Linear(256, 1024)(torch.ones(2, 256)).shape
+        torch.Size([2, 1024])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        skip_bias_add: bool = False,
+        split_sizes: Sequence[int] | None = None,
+        weight_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+        mesh: ParallelMesh | None = None,
+        tp_mode: TensorParallelMode | None = None,
+    ) -> None:
+        super().__init__(
+            product_of(find_mesh(mesh, tp_mode), in_features, out_features, split_sizes),
+            bias,
+            dtype,
+            device,
+            skip_bias_add=skip_bias_add,
+            weight_initializer=weight_initializer,
+            bias_initializer=bias_initializer,
+        )
+
+
+@final
+class Linear1D_Col(LinearLayer):  # noqa: N801 (the documented name)
+    """A column-parallel layer: each rank of a 1D tp axis has some rows of the weight and makes some of the features.
+
+    Args:
+        in_features: Features of the input.
+        out_features: Features of the whole output.
+        bias: Whether to add a bias.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        gather_output: Put the output together on all ranks.
+        skip_bias_add: Return the bias beside the product instead of adding it; this rank's part of it.
+        split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
+        weight_initializer: Fills the whole weight in place.
+        bias_initializer: Fills the whole bias in place.
+        mesh: The mesh; the ambient one by default.
+
+    Raises:
+        MeshError: The tp axis is not arranged as 1d.
+        ShapeError: The pieces do not make up the output.
+
+    Communication: none forward; backward all_reduce, tp, the input's bytes. With `gather_output` all_gather, tp, the
+    output's bytes.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn import Linear1D_Col
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2), ParallelMesh(tp=2):
+        ...     Linear1D_Col(4, 6)(torch.ones(1, 4)).shape
+        torch.Size([1, 3])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        gather_output: bool = False,
+        skip_bias_add: bool = False,
+        split_sizes: Sequence[int] | None = None,
+        weight_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        found = find_mesh(mesh, "1d")
+        product = (Column if found else Whole)(found, in_features, out_features, split_sizes)
+        if isinstance(product, Column):
+            product.gather_output = gather_output
+        super().__init__(
+            product,
+            bias,
+            dtype,
+            device,
+            skip_bias_add=skip_bias_add,
+            weight_initializer=weight_initializer,
+            bias_initializer=bias_initializer,
+        )
+
+
+@final
+class Linear1D_Row(LinearLayer):  # noqa: N801 (the documented name)
+    """A row-parallel layer: each rank of a 1D tp axis has some columns of the weight, and takes some of the features.
+
+    Args:
+        in_features: Features of the whole input.
+        out_features: Features of the output.
+        bias: Whether to add a bias.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        parallel_input: Whether inputs are cut already; a whole one is refused then. If not, each rank takes its part.
+        skip_bias_add: Return the bias beside the product instead of adding it.
+        weight_initializer: Fills the whole weight in place.
+        bias_initializer: Fills the whole bias in place.
+        mesh: The mesh; the ambient one by default.
+
+    Raises:
+        MeshError: The tp axis is not arranged as 1d.
+
+    Communication: all_reduce, tp, the output's bytes; none backward, but for a whole input all_gather, tp, its bytes.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn import Linear1D_Row
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2), ParallelMesh(tp=2):
+        ...     Linear1D_Row(6, 4)(torch.ones(1, 3)).shape
+        torch.Size([1, 4])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        parallel_input: bool = True,
+        skip_bias_add: bool = False,
+        weight_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        found = find_mesh(mesh, "1d")
+        product = (Row if found else Whole)(found, in_features, out_features)
+        if isinstance(product, Row):
+            product.parallel_input = parallel_input
+        super().__init__(
+            product,
+            bias,
+            dtype,
+            device,
+            skip_bias_add=skip_bias_add,
+            weight_initializer=weight_initializer,
+            bias_initializer=bias_initializer,
+        )
+
+
+Linear2D = partial(Linear, tp_mode="2d")
+"""`Linear` on a mesh that must be a 2D grid."""
+
+Linear2p5D = partial(Linear, tp_mode="2.5d")
+"""`Linear` on a mesh that must be a 2.5D grid."""
+
+Linear3D = partial(Linear, tp_mode="3d")
+"""`Linear` on a mesh that must be a 3D grid."""

@@ -1,0 +1,245 @@
+"""Cross-entropy of logits whose tokens, or classes too, are cut among the ranks of the tp axis.
+
+The loss is that of the whole batch, on all ranks; so are its gradients.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast, final
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from colossal import comm
+from colossal.cluster import Axis, ParallelMesh
+from colossal.comm import Channel
+from colossal.comm.channel import chunk
+from colossal.errors import ConfigError, ShapeError
+from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, part_of
+
+Reduction = Literal["mean", "sum", "none"]
+_IGNORED = -100
+
+
+@final
+class CrossEntropyLoss(torch.nn.Module):
+    """Cross-entropy of logits with all classes, for this rank's tokens, on the ambient mesh.
+
+    Args:
+        weight: A weight for each class.
+        ignore_index: A target that does not count.
+        reduction: ``"mean"`` or ``"sum"`` over the tokens of all ranks, or ``"none"``: each of this rank's own.
+        label_smoothing: What share of a target is spread over all classes.
+        mesh: The mesh; the ambient one by default.
+
+    Raises:
+        ConfigError: There is no such reduction.
+
+    Communication: none in 1D. On a grid all_reduce, its token axes, 8 bytes; none backward.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn import CrossEntropyLoss
+        >>> CrossEntropyLoss()(torch.zeros(2, 4), torch.tensor([0, 3])).exp().round().item()
+        4.0
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor | None = None,
+        ignore_index: int = _IGNORED,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        super().__init__()
+        _check_reduction(reduction)
+        self.weight: torch.Tensor | None
+        self.register_buffer("weight", weight)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.reduction: Reduction = reduction
+        self.mesh = find_mesh(mesh)
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Compute the loss.
+
+        Args:
+            logits: This rank's tokens, (tokens, ..., classes); classes come last.
+            targets: Their classes, (tokens, ...), as `colossal.nn.split_input` cuts them.
+
+        Returns:
+            The loss of all ranks' tokens, a scalar; without reduction, that of this rank's, in the targets' shape.
+
+        Raises:
+            ShapeError: The targets do not fit the logits.
+        """
+        _check_targets(logits, targets)
+        flat, wanted = logits.flatten(0, -2), targets.flatten()
+        losses = functional.cross_entropy(
+            flat,
+            wanted,
+            self.weight,
+            ignore_index=self.ignore_index,
+            reduction="none" if self.reduction == "none" else "sum",
+            label_smoothing=self.label_smoothing,
+        )
+        if self.reduction == "none":
+            return losses.view(targets.shape)
+        counted = wanted != self.ignore_index
+        counts = counted.float() if self.weight is None else self.weight[wanted.where(counted, 0)] * counted
+        return _over_tokens(losses, counts.sum(), self.reduction, self.mesh)
+
+
+@final
+class VocabParallelCrossEntropyLoss(torch.nn.Module):
+    """Cross-entropy of logits whose classes are cut, as a `VocabParallelClassifier` makes them, on the ambient mesh.
+
+    No rank ever has the logits of all classes. They are computed with in float32.
+
+    Args:
+        ignore_index: A target that does not count.
+        reduction: ``"mean"`` or ``"sum"`` over the tokens of all ranks, or ``"none"``: each of this rank's own.
+        label_smoothing: What share of a target is spread over all classes.
+        num_classes: The number of classes; by default as many as the ranks have, which is asked for each time.
+        mesh: The mesh; the ambient one by default.
+
+    Raises:
+        ConfigError: There is no such reduction.
+
+    Communication: two all_reduces along tp or the feature axis, of 4 and of 12 bytes for each token, and without
+    `num_classes` all_gather of 8 bytes for each rank; on a grid all_reduce, its token axes, 8 bytes. None backward.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn import VocabParallelCrossEntropyLoss
+        >>> VocabParallelCrossEntropyLoss()(torch.zeros(2, 4), torch.tensor([0, 3])).exp().round().item()
+        4.0
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = _IGNORED,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        *,
+        num_classes: int | None = None,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        super().__init__()
+        _check_reduction(reduction)
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.reduction: Reduction = reduction
+        self.num_classes, self.mesh = num_classes, find_mesh(mesh)
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Compute the loss.
+
+        Args:
+            logits: This rank's tokens and classes, (tokens, ..., classes).
+            targets: The classes of its tokens among all, (tokens, ...), as `colossal.nn.split_input` cuts them.
+
+        Returns:
+            The loss of all ranks' tokens, a scalar; without reduction, that of this rank's, in the targets' shape.
+
+        Raises:
+            ShapeError: The targets do not fit the logits, or those have not this rank's classes.
+            IndexError: A target is no class.
+        """
+        _check_targets(logits, targets)
+        wanted = targets.flatten()
+        classes = self._find_classes(logits.shape[-1])
+        if bool(((wanted < 0) | (wanted >= classes.number)).logical_and(wanted != self.ignore_index).any()):
+            raise IndexError(
+                f"Targets are classes, from 0 to {classes.number - 1}, or {self.ignore_index} for those that do not "
+                f"count. Found {int(wanted.min())} to {int(wanted.max())}. Check the labels."
+            )
+        losses = cast(torch.Tensor, _CutClasses.apply(logits.flatten(0, -2), wanted, classes, self.label_smoothing))
+        counted = wanted != self.ignore_index
+        losses = losses * counted
+        if self.reduction == "none":
+            return losses.view(targets.shape)
+        return _over_tokens(losses.sum(), counted.float().sum(), self.reduction, self.mesh)
+
+    def _find_classes(self, here: int) -> "_Classes":
+        axes: tuple[Axis, ...] = arrangement_of(self.mesh).features or arrangement_of(self.mesh).vocabulary
+        if self.mesh is None:
+            return _Classes(None, here, 0)
+        channel = Channel(axes[0], self.mesh)
+        number = self.num_classes or sum(channel.lengths(here))
+        if here != part_of(number, axes, self.mesh):
+            raise ShapeError(
+                f"Of {number} classes this rank has {part_of(number, axes, self.mesh)}. Found logits of {here}. Make "
+                "them with a VocabParallelClassifier on the same mesh, without gathering."
+            )
+        return _Classes(channel, number, chunk(number, channel.size, channel.rank)[0])
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """Where the classes are cut, how many there are, and this rank's first."""
+
+    channel: Channel | None
+    number: int
+    first: int
+
+    def all_reduce(self, tensor: torch.Tensor, op: Literal["sum", "max"] = "sum") -> torch.Tensor:
+        return tensor if self.channel is None else self.channel.all_reduce(tensor, op)
+
+
+class _CutClasses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits_NC: torch.Tensor, targets_N: torch.Tensor, classes: _Classes, smoothing: float
+    ) -> torch.Tensor:
+        exact_NC = logits_NC.float() if logits_NC.dtype in (torch.float16, torch.bfloat16) else logits_NC
+        num_here = exact_NC.shape[1]
+        lowest_N = exact_NC.new_full((len(exact_NC),), -torch.inf)
+        largest_N = classes.all_reduce(exact_NC.amax(1) if num_here else lowest_N, "max")
+        shifted_NC = exact_NC - largest_N[:, None]
+        at_N = targets_N - classes.first
+        is_here_N = (at_N >= 0) & (at_N < num_here)
+        at_N = at_N.where(is_here_N, 0)
+        wanted_N = shifted_NC.gather(1, at_N[:, None])[:, 0] * is_here_N if num_here else torch.zeros_like(largest_N)
+        all_sum_N = shifted_NC.sum(1)
+        weights_NC = shifted_NC.exp_()
+        total_N, wanted_N, all_sum_N = classes.all_reduce(torch.stack([weights_NC.sum(1), wanted_N, all_sum_N]))
+        ctx.save_for_backward(weights_NC.div_(total_N[:, None]), at_N, is_here_N)
+        ctx.smoothing, ctx.number, ctx.dtype = smoothing, classes.number, logits_NC.dtype
+        log_total_N = total_N.log()
+        own_N = (1 - smoothing) * (log_total_N - wanted_N)
+        return own_N + smoothing * (log_total_N - all_sum_N / classes.number) if smoothing else own_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        shares_NC, at_N, is_here_N = ctx.saved_tensors
+        grad_NC = shares_NC - ctx.smoothing / ctx.number
+        if grad_NC.shape[1]:
+            grad_NC.scatter_add_(1, at_N[:, None], (-(1 - ctx.smoothing) * is_here_N.to(grad_NC.dtype))[:, None])
+        return (grad_NC * grads[0][:, None]).to(ctx.dtype), None, None, None
+
+
+def _over_tokens(
+    summed: torch.Tensor, count: torch.Tensor, reduction: Reduction, mesh: ParallelMesh | None
+) -> torch.Tensor:
+    """The sum or the mean over the tokens of all ranks."""
+    both = torch.stack([summed, count.to(summed.dtype)])
+    for axis in arrangement_of(mesh).tokens:
+        both = comm.reduce(both, axis, mesh)
+    return both[0] / both[1] if reduction == "mean" else both[0]
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in ("mean", "sum", "none"):
+        raise ConfigError(f"A reduction is mean, sum or none. Found {reduction!r}. Pass one of them.")
+
+
+def _check_targets(logits: torch.Tensor, targets: torch.Tensor) -> None:
+    if logits.dim() < 2 or tuple(logits.shape[:-1]) != tuple(targets.shape):  # noqa: PLR2004 (tokens and classes)
+        raise ShapeError(
+            f"There is a target for each token: logits are (tokens, ..., classes), targets (tokens, ...). Found "
+            f"{tuple(logits.shape)} and {tuple(targets.shape)}. Cut both, with colossal.nn.split_input."
+        )
