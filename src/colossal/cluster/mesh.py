@@ -108,7 +108,8 @@ class ParallelMesh:
         self._place = dict(zip(sizes, (self._finest == self.global_rank).nonzero()[0].tolist(), strict=True))
         self._sizes, self._coordinates = {**self.shape, **self.grid}, {**self.coordinate, **self._place}
         self.device_mesh = self._form_groups()
-        self._grid_groups = {axis: self._form_group(axis) for axis in self.grid if axis != "tp"}
+        groups: dict[Axis, dist.ProcessGroup] = {axis: self.device_mesh.get_group(axis) for axis in AXES}
+        self._groups = groups | {axis: self._form_group(axis) for axis in self.grid if axis != "tp"}
         self._tokens: list[Token[ParallelMesh | None]] = []
 
     def __repr__(self) -> str:
@@ -189,9 +190,7 @@ class ParallelMesh:
         Raises:
             MeshError: There is no such axis.
         """
-        if self._check_axis(axis) in self._grid_groups:
-            return self._grid_groups[axis]
-        return self.device_mesh.get_group(axis)
+        return self._groups[self._check_axis(axis)]
 
     def _check_axis(self, axis: Axis) -> Axis:
         if axis not in self._sizes:

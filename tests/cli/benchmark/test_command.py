@@ -35,13 +35,15 @@ def test_a_table_of_what_exists(tmp_path) -> None:
     title, head, *rows = done.stdout.splitlines()
     assert title == "input (2, 4, 8), 1 blocks, float32, cpu"
     assert head.split()[:3] == ["case", "parallelism", "ranks"]
-    assert [row.split()[2:5] for row in rows] == [
+    assert [row.split()[2:5] for row in rows[:4]] == [
         ["none", "1", "2"],
         ["none", "1", "2"],
         ["data", "2", "1"],
         ["data", "2", "2"],
     ]
-    assert "tensor" not in done.stdout
+    assert rows[4].split()[2:6] == ["tensor", "1d", "2", "2"]
+    assert len(rows) == 5
+    assert done.stdout.count("fastest") == 1
 
 
 @pytest.mark.parametrize("launcher", [("-m",), tuple(TORCHRUN)])
@@ -52,7 +54,7 @@ def test_the_same_as_json_alone_and_under_torchrun(launcher, tmp_path) -> None:
     assert report["version"] == 1
     assert report["settings"]["ranks"] == 2
     sizes = [row["ranks"] for row in report["rows"]]
-    assert sizes == ([1, 1, 2, 2] if launcher == ("-m",) else [2, 2])
+    assert sizes == ([1, 1, 2, 2, 2] if launcher == ("-m",) else [2, 2, 2])
     assert all(row["seconds"] > 0 and row["tflops"] > 0 for row in report["rows"])
     assert all((row["speedup"] is None) == (launcher != ("-m",)) for row in report["rows"])
 

@@ -1,8 +1,10 @@
 """What ``colossal benchmark`` measures: a table to which every kind of parallelism adds its cases."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, final
 
 from colossal.cli.benchmark.settings import Settings
 
@@ -10,6 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 Step = Callable[[], object]
+Prepare = Callable[[Settings, int], tuple[Step, int]]
+"""Builds what is measured on this rank for so many samples; one step of it, and the bytes that it sends uncounted."""
+
 _GROWTH = 4
 """How much wider the middle of a block is, as in a transformer."""
 
@@ -21,11 +26,12 @@ class Case:
 
     Attributes:
         name: What is computed.
-        parallelism: How it is divided: ``"none"`` or ``"data"``.
+        parallelism: How it is divided: ``"none"``, ``"data"`` or ``"tensor"`` and the mode.
         size: Number of ranks.
-        batch_per_rank: Samples on each rank.
+        batch_per_rank: Samples that a rank has its share in: those of a data-parallel rank, or of all tensor-parallel
+            ones.
         flops: Floating-point operations of a step, on all ranks together.
-        prepare: Builds what is measured on this rank, and returns one step of it.
+        prepare: Builds what is measured on this rank.
     """
 
     name: str
@@ -33,12 +39,12 @@ class Case:
     size: int
     batch_per_rank: int
     flops: float
-    prepare: Callable[[Settings, int], Step]
+    prepare: Prepare
 
     @property
     def batch_size(self) -> int:
         """Samples of all ranks together."""
-        return self.size * self.batch_per_rank
+        return (self.size if self.parallelism == "data" else 1) * self.batch_per_rank
 
 
 def _products(settings: Settings) -> Iterator[Case]:
@@ -60,7 +66,35 @@ def _data_parallel_steps(settings: Settings) -> Iterator[Case]:
             yield Case("training step", "data", size, share, _step_flops(settings, size * share), _prepare_step)
 
 
-FAMILIES: tuple[Callable[[Settings], Iterator[Case]], ...] = (_products, _single_steps, _data_parallel_steps)
+def _tensor_parallel_steps(settings: Settings) -> Iterator[Case]:
+    """The same batch on every arrangement of the tp axis that the ranks make."""
+    flops = _step_flops(settings, settings.batch_size)
+    for size in _sizes(settings):
+        for name, axes in _arrangements(size):
+            prepare = partial(_prepare_tensor_step, axes={"tp": size, **axes})
+            yield Case("training step", f"tensor {name}", size, settings.batch_size, flops, prepare)
+
+
+def _arrangements(size: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The modes that so many ranks fit, without the grids that are another mode's."""
+    yield "1d", {}
+    side, edge = math.isqrt(size), round(size ** (1 / 3))
+    if side > 1 and side**2 == size:
+        yield "2d", {"tp_mode": "2d"}
+    for depth in range(2, size):
+        across = math.isqrt(size // depth)
+        if across > 1 and depth * across**2 == size:
+            yield f"2.5d x{depth}", {"tp_mode": "2.5d", "tp_depth": depth}
+    if edge > 1 and edge**3 == size:
+        yield "3d", {"tp_mode": "3d"}
+
+
+FAMILIES: tuple[Callable[[Settings], Iterator[Case]], ...] = (
+    _products,
+    _single_steps,
+    _data_parallel_steps,
+    _tensor_parallel_steps,
+)
 """Each makes the cases of one kind."""
 
 
@@ -87,15 +121,15 @@ def _step_flops(settings: Settings, batch_size: int) -> float:
     return 3.0 * batch_size * settings.seq_len * settings.layers * block
 
 
-def _prepare_product(settings: Settings, batch_size: int) -> Step:
+def _prepare_product(settings: Settings, batch_size: int) -> tuple[Step, int]:
     import torch
 
     left = _random(settings, batch_size * settings.seq_len, settings.hidden_dim)
     right = _random(settings, settings.hidden_dim, _GROWTH * settings.hidden_dim)
-    return lambda: torch.mm(left, right)
+    return lambda: torch.mm(left, right), 0
 
 
-def _prepare_step(settings: Settings, batch_size: int) -> Step:
+def _prepare_step(settings: Settings, batch_size: int) -> tuple[Step, int]:
     """A training step through the Booster; with one rank no plugin, with more data parallelism."""
     import torch
 
@@ -117,18 +151,43 @@ def _prepare_step(settings: Settings, batch_size: int) -> Step:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step
+    gradients = sum(parameter.nbytes for parameter in net.parameters())
+    return step, 2 * gradients * (mesh.world_size - 1) // mesh.world_size  # torch's own all-reduce
 
 
-def _mlp(settings: Settings) -> "torch.nn.Module":
+def _prepare_tensor_step(settings: Settings, batch_size: int, axes: dict[str, Any]) -> tuple[Step, int]:
+    """A training step of the same network, of colossal's layers, on a mesh of its own."""
     import torch
 
+    from colossal.cluster import ParallelMesh
+    from colossal.nn import Linear, split_input
+
+    with ParallelMesh(**axes) as mesh:
+        net = _mlp(settings, Linear)
+        wholes = [_random(settings, batch_size, settings.seq_len, settings.hidden_dim) for _ in range(2)]
+        inputs, targets = (split_input(whole, mesh) for whole in wholes)
+    sgd = torch.optim.SGD(net.parameters(), lr=1e-6)
+
+    def step() -> None:
+        ((net(inputs) - targets).square().sum() / wholes[0].numel()).backward()
+        sgd.step()
+        sgd.zero_grad()
+
+    return step, 0
+
+
+def _mlp(settings: Settings, linear: "type[torch.nn.Module] | None" = None) -> "torch.nn.Module":
+    import torch
+
+    from colossal.accelerator import get_current_device
+
+    linear = linear or torch.nn.Linear
     width, middle = settings.hidden_dim, _GROWTH * settings.hidden_dim
     blocks = [
-        torch.nn.Sequential(torch.nn.Linear(width, middle), torch.nn.GELU(), torch.nn.Linear(middle, width))
+        torch.nn.Sequential(linear(width, middle), torch.nn.GELU(), linear(middle, width))
         for _ in range(settings.layers)
     ]
-    return torch.nn.Sequential(*blocks).to(getattr(torch, settings.dtype))
+    return torch.nn.Sequential(*blocks).to(get_current_device(), getattr(torch, settings.dtype))
 
 
 def _random(settings: Settings, *shape: int) -> "torch.Tensor":

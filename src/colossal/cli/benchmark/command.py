@@ -46,8 +46,9 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 def command(context: click.Context, /, collectives: bool, **chosen: Any) -> None:
     """Measure linear layers in parallel.
 
-    A matrix product and a training step of a small MLP, on one rank and in data parallelism, with input of shape
-    (batch_size, seq_len, hidden_dim). With --collectives: what a message costs along each axis of a mesh, alpha and
+    A matrix product and a training step of a small MLP, with input of shape (batch_size, seq_len, hidden_dim): on one
+    rank, in data parallelism, and in tensor parallelism of every mode that the ranks fit; of those with the same batch
+    the fastest is marked. With --collectives: what a message costs along each axis of a mesh, alpha and
     beta, in a file that the mesh reads. Starts its ranks by itself, or runs in those that torchrun has started:
     torchrun --nproc_per_node=4 -m colossal.cli benchmark.
 
@@ -67,7 +68,7 @@ def _refuse(context: click.Context, names: tuple[str, ...], *, collectives: bool
 
 def _cases(chosen: dict[str, Any]) -> None:
     from colossal.cli.benchmark.cases import cases_of
-    from colossal.cli.benchmark.measure import speedup_of
+    from colossal.cli.benchmark.measure import is_fastest, speedup_of
     from colossal.cli.benchmark.show import show_cases
     from colossal.cli.benchmark.world import outer_world_size, run_cases
 
@@ -79,7 +80,9 @@ def _cases(chosen: dict[str, Any]) -> None:
     if results is None:
         return
     if chosen["as_json"]:
-        rows = [{**asdict(one), "speedup": speedup_of(one, results)} for one in results]
+        rows = [
+            {**asdict(one), "speedup": speedup_of(one, results), "fastest": is_fastest(one, results)} for one in results
+        ]
         click.echo(json.dumps({"version": JSON_VERSION, "settings": asdict(settings), "rows": rows}, indent=2))
     else:
         shape = f"({settings.batch_size}, {settings.seq_len}, {settings.hidden_dim})"

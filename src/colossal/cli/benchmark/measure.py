@@ -25,6 +25,7 @@ class Result:
         samples_per_second: Of all ranks together.
         tflops: Floating-point operations in a second, of all ranks together, in 10^12.
         memory_bytes: The most that a rank held.
+        sent_bytes: What a rank sent in a step, the most of all.
     """
 
     case: str
@@ -35,6 +36,7 @@ class Result:
     samples_per_second: float
     tflops: float
     memory_bytes: int
+    sent_bytes: int
 
 
 def measure_cases(settings: Settings, world_size: int) -> list[Result]:
@@ -73,13 +75,17 @@ def _measure(settings: Settings, case: Case) -> Result:
     accelerator = get_accelerator()
     accelerator.empty_cache()
     accelerator.reset_peak_memory_stats()
-    step = case.prepare(settings, case.batch_per_rank)
+    with comm.CommCounter() as counter:
+        step, uncounted = case.prepare(settings, case.batch_per_rank)
+        ahead = sum(counter.bytes.values())
+        step()
+        sent = sum(counter.bytes.values()) - ahead + uncounted
     for _ in range(settings.warmup_steps):
         step()
     own = statistics.median(_seconds(step) for _ in range(settings.profile_steps))
-    facts = torch.tensor([[own, accelerator.max_memory_allocated()]], dtype=torch.float64)
+    facts = torch.tensor([[own, accelerator.max_memory_allocated(), sent]], dtype=torch.float64)
     everyones = comm.gather(facts.to(accelerator.get_current_device()), "dp", dim=0)
-    seconds, memory = everyones.max(dim=0).values.tolist()
+    seconds, memory, most_sent = everyones.max(dim=0).values.tolist()
     return Result(
         case.name,
         case.parallelism,
@@ -89,6 +95,7 @@ def _measure(settings: Settings, case: Case) -> Result:
         case.batch_size / seconds,
         case.flops / seconds / 1e12,
         int(memory),
+        int(most_sent),
     )
 
 
@@ -108,6 +115,15 @@ def speedup_of(result: Result, results: list[Result]) -> float | None:
     return result.samples_per_second / alone[0].samples_per_second if alone else None
 
 
+def is_fastest(result: Result, results: list[Result]) -> bool:
+    """Whether nothing computes the same case with as many samples in less time; False where there is nothing else."""
+    batch = round(result.samples_per_second * result.seconds)
+    others = [
+        one for one in results if one.case == result.case and round(one.samples_per_second * one.seconds) == batch
+    ]
+    return len(others) > 1 and result is min(others, key=lambda one: one.seconds)
+
+
 def columns_of(result: Result, results: list[Result]) -> dict[str, Any]:
     """A result as the table shows it."""
     speedup = speedup_of(result, results)
@@ -121,4 +137,6 @@ def columns_of(result: Result, results: list[Result]) -> dict[str, Any]:
         "TFLOP/s": f"{result.tflops:.3f}",
         "speed-up": "" if speedup is None else f"{speedup:.2f}",
         "MiB/rank": f"{result.memory_bytes / _MEBI:.0f}",
+        "MiB sent": f"{result.sent_bytes / _MEBI:.2f}",
+        "": "fastest" if is_fastest(result, results) else "",
     }

@@ -46,6 +46,7 @@ class LinearProduct(ABC):
         bias: How the bias lies.
     """
 
+    _advice = "Cut a whole input with colossal.nn.split_input, and build the layers on one mesh."
     weight_axes: tuple[tuple[Axis, ...], tuple[Axis, ...]] = (), ()
     bias_axes: tuple[Axis, ...] = ()
 
@@ -67,6 +68,8 @@ class LinearProduct(ABC):
         out_axes, in_axes = self.weight_axes
         self.weight = lay(mesh, (out_features, in_features), {0: out_axes, 1: in_axes}, {0: self._row_pieces()})
         self.bias = lay(mesh, (out_features,), {0: self.bias_axes}, {0: self.split_sizes})
+        self._token_axes = arrangement_of(mesh).tokens
+        self._features_here = part_of(in_features, arrangement_of(mesh).features or in_axes, mesh)
 
     @abstractmethod
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -86,7 +89,7 @@ class LinearProduct(ABC):
 
     def usable_bias(self, bias: torch.Tensor) -> torch.Tensor:
         """Prepare the bias for being added by this rank, to its own tokens."""
-        return shared(bias, arrangement_of(self.mesh).tokens, self.mesh)
+        return shared(bias, self._token_axes, self.mesh) if self._token_axes else bias
 
     def _row_pieces(self) -> tuple[int, ...]:
         return self.split_sizes
@@ -99,8 +102,7 @@ class LinearProduct(ABC):
             shape = "(tokens, ..., features)" if least_dims > 1 else "(..., features)"
             raise ShapeError(
                 f"The input of this layer has the shape {shape} with {' or '.join(map(str, dict.fromkeys(expected)))} "
-                f"features on this rank, of {self.in_features} on all. Found {tuple(x.shape)}. Cut a whole input with "
-                "colossal.nn.split_input, and build the layers on one mesh."
+                f"features on this rank, of {self.in_features} on all. Found {tuple(x.shape)}. {self._advice}"
             )
 
 
@@ -121,6 +123,7 @@ class Column(LinearProduct):
     gathered, all_gather, tp, its bytes, and none backward.
     """
 
+    _advice = "Pass all features; or what a column-parallel layer has cut, of as many features."
     weight_axes = ("tp",), ()
     bias_axes = ("tp",)
     gather_output = False
@@ -128,8 +131,8 @@ class Column(LinearProduct):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
         assert self.mesh is not None
-        own = part_of(self.in_features, ("tp",), self.mesh)
-        self._check_features(x, self.in_features, own)
+        if x.shape[-1] != self.in_features:
+            self._check_features(x, self.in_features, part_of(self.in_features, ("tp",), self.mesh))
         if x.shape[-1] == self.in_features:
             x = comm.replicate(x, "tp", self.mesh)
         else:
@@ -152,6 +155,7 @@ class Row(LinearProduct):
     Communication: all_reduce, tp, the output's bytes; none backward, but for a whole input all_gather, tp, its bytes.
     """
 
+    _advice = "Cut features come from a column-parallel layer; Linear1D_Row(parallel_input=False) takes whole ones."
     weight_axes = (), ("tp",)
     parallel_input: bool | None = None
     """Whether inputs are cut; None for whichever comes."""
@@ -159,10 +163,11 @@ class Row(LinearProduct):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
         assert self.mesh is not None
-        own = part_of(self.in_features, ("tp",), self.mesh)
-        expected = {None: (own, self.in_features), True: (own,), False: (self.in_features,)}
-        self._check_features(x, *expected[self.parallel_input])
-        if x.shape[-1] == self.in_features and own != self.in_features:
+        own = self._features_here
+        if x.shape[-1] != own or self.parallel_input is False:
+            expected = {None: (own, self.in_features), True: (own,), False: (self.in_features,)}
+            self._check_features(x, *expected[self.parallel_input])
+        if x.shape[-1] != own:
             x = comm.scatter(x, "tp", -1, self.mesh, uneven=True)
         y = comm.reduce(functional.linear(x, weight), "tp", self.mesh)
         return y if bias is None else y + bias
@@ -175,7 +180,7 @@ class _Summa(LinearProduct):
         """See `LinearProduct`."""
         mesh = self.mesh
         assert mesh is not None
-        self._check_features(x, part_of(self.in_features, ("col",), mesh), least_dims=2)
+        self._check_features(x, self._features_here, least_dims=2)
         weight = shared(weight, arrangement_of(mesh).copies, mesh)
         y = self._multiply(x.flatten(0, -2), weight, mesh).unflatten(0, x.shape[:-1])
         return y if bias is None else y + bias
@@ -233,7 +238,7 @@ class Cube(LinearProduct):
         """See `LinearProduct`."""
         mesh = self.mesh
         assert mesh is not None
-        self._check_features(x, part_of(self.in_features, ("output",), mesh), least_dims=2)
+        self._check_features(x, self._features_here, least_dims=2)
         y = comm.matmul_3d(x, weight, self.out_features, mesh)
         return y if bias is None else y + bias
 
@@ -270,7 +275,7 @@ class Classes(LinearProduct):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
         mesh, plan = self.mesh, self._arrangement
-        self._check_features(x, part_of(self.in_features, plan.features, mesh), least_dims=2)
+        self._check_features(x, self._features_here, least_dims=2)
         weight = regathered(weight, 1, self.in_features, (plan.features, plan.inner), mesh)
         y = functional.linear(x, shared(weight, plan.copies, mesh))
         for axis in plan.features:
