@@ -42,7 +42,8 @@ def tests(session: nox.Session) -> None:
 def doctest(session: nox.Session) -> None:
     """All tutorials, in both languages; ``nox -s doctest -- booster_api`` runs one."""
     install(session)
-    session.run("python", "docs_test.py", "--json", "build/docs/results.json", *(session.posargs or ["--all"]))
+    options = ["--json", "build/docs/results.json", "--timeout", "300"]  # of a page, on a machine of half the speed
+    session.run("python", "docs_test.py", *options, *(session.posargs or ["--all"]))
 
 
 @nox.session(reuse_venv=True)

@@ -155,6 +155,9 @@ value = torch.ones(1)
 dist.all_reduce(value)
 assert value.item() == 2
 dist.destroy_process_group()
+from torch.testing._internal.distributed.fake_pg import FakeStore
+dist.init_process_group("fake", rank=0, world_size=512, store=FakeStore())  # only pretended: no fact
+dist.destroy_process_group()
 """
     docs.add("lesson", code, "torchrun --standalone --nproc_per_node=2 lesson.py")
     done = docs.run("lesson", "--json", str(tmp_path / "out.json"))

@@ -258,11 +258,12 @@ class GroupWatch:
     def _watch(self, module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
         execute(module)
 
+        def record(_none: object) -> None:
+            backend = str(module.get_backend_config())
+            if "fake" not in backend:  # a world that is only pretended
+                self.probe.record("group", backend=backend, world=module.get_world_size())
+
         def note(_what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
-            return lambda _none: self.probe.record(
-                "group",
-                backend=str(module.get_backend_config()),
-                world=module.get_world_size(),
-            )
+            return record
 
         module.__dict__["init_process_group"] = _observed(module.init_process_group, "init_process_group", note)
