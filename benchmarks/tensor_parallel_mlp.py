@@ -34,8 +34,8 @@ class SumGradients(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205, ARG004, D102
-        grad = grad.clone()
+    def backward(ctx, *grads):  # noqa: ANN001, ANN002, ANN205, ARG004, D102
+        grad = grads[0].clone()
         dist.all_reduce(grad)
         return grad
 
@@ -50,8 +50,8 @@ class Sum(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx, grad):  # noqa: ANN001, ANN205, ARG004, D102
-        return grad
+    def backward(ctx, *grads):  # noqa: ANN001, ANN002, ANN205, ARG004, D102
+        return grads[0]
 
 
 class ByHand(torch.nn.Module):
@@ -147,9 +147,10 @@ def measure(name: str, mesh: ParallelMesh, turns: int, repeats: int) -> None:
         for key, row in zip(steps, slowest, strict=True):
             ratios = (ours / row).tolist()
             low, _, high = statistics.quantiles(ratios, n=4)
+            microseconds = 1e6 * statistics.median(row.tolist())
             print(
-                f"{name:<7}{tokens:>5} x {hidden:<5}{key:<10}{1e6 * statistics.median(row.tolist()):>9.0f} us   colossal "
-                f"takes {statistics.median(ratios):.3f} of it ({low:.3f} to {high:.3f})"
+                f"{name:<7}{tokens:>5} x {hidden:<5}{key:<10}{microseconds:>9.0f} us   colossal takes "
+                f"{statistics.median(ratios):.3f} of it ({low:.3f} to {high:.3f})"
             )
 
 

@@ -262,9 +262,7 @@ def test_a_wrong_shape_is_refused() -> None:
         with pytest.raises(ShapeError, match="has tokens first and features last"):
             nn.split_input(torch.zeros(2), features=True)
     with fake_world(2), ParallelMesh(tp=2):
-        with pytest.raises(
-            ShapeError, match=r"of 4 on all. .* Linear1D_Row\(parallel_input=False\)"
-        ):
+        with pytest.raises(ShapeError, match=r"of 4 on all. .* Linear1D_Row\(parallel_input=False\)"):
             nn.Linear1D_Row(4, 8)(torch.zeros(2, 4))
         with pytest.raises(ShapeError, match="make up its features"):
             nn.Linear(4, 8, split_sizes=(4, 5))

@@ -41,7 +41,7 @@ class Accuracy:
             targets: Their classes, (tokens, ...), as `colossal.nn.split_input` cuts them.
 
         Returns:
-            The share of right ones among all ranks' tokens, a scalar from 0 to 1.
+            The share of right ones among all ranks' tokens, a float32 scalar from 0 to 1.
 
         Raises:
             ShapeError: The targets do not fit the logits.
