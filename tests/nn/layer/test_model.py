@@ -90,6 +90,56 @@ def test_training_in_bfloat16(name) -> None:
         assert found[0] == pytest.approx(losses, rel=3e-2)
 
 
+def wholes_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every whole parameter, and every whole gradient, in float64."""
+    found = {}
+    for prefix, layer in model.named_modules():
+        if isinstance(layer, ParallelLayer):
+            for name in layer.layouts:
+                parameter = layer.get_parameter(name)
+                assert parameter.grad is not None
+                found[f"{prefix}.{name}"] = layer.whole_of(name).double()
+                own, parameter.data = parameter.data, parameter.grad
+                found[f"gradient of {prefix}.{name}"] = layer.whole_of(name).double()
+                parameter.data = own
+    return found
+
+
+def exact_steps(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The outputs, whole parameters and gradients of three steps, from the same weights in any precision."""
+    torch.manual_seed(3)
+    model = MLP().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    found = {}
+    for step in range(3):
+        tokens = torch.randint(17, (8, 4), generator=torch.Generator().manual_seed(step))
+        own = nn.split_input(tokens)
+        logits, others = model(own)
+        loss = nn.VocabParallelCrossEntropyLoss()(logits, own) + nn.CrossEntropyLoss()(others, own % 10)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found |= {f"{name}, step {step}": value.clone() for name, value in wholes_of(model).items()}
+        found[f"loss, step {step}"] = loss.detach().double()
+        found[f"output, step {step}"] = nn.gather_output(others.detach(), features=False).double()
+    return found
+
+
+def exact_steps_on(name: str) -> dict[str, torch.Tensor]:
+    with on_grid(name):
+        return exact_steps(torch.float32)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_float32_on_a_mesh_is_close_to_float64_in_one_process(name) -> None:
+    """To 1e-5 of each tensor's norm: outputs, all gradients, and parameters after each of three steps."""
+    expected = exact_steps(torch.float64)
+    for found in run_processes(exact_steps_on, GRIDS[name]["tp"], name):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert (found[key] - value).norm() <= 1e-5 * value.norm(), key
+
+
 # ------------------------------------------------------------------------------------------------- initial weights
 
 
