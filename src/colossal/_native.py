@@ -16,7 +16,7 @@ from pathlib import Path
 from colossal.errors import UnsupportedError
 
 _PACKAGE = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-O3", "-shared", "-fPIC")
+_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-shared", "-fPIC")
 _COMPILERS = ("c++", "g++", "clang++")
 _BUILD_SECONDS = 120.0
 

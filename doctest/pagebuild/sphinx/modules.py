@@ -34,7 +34,9 @@ def describe(target: Target, inventory: Inventory, *, indexed: bool = True, with
     body = []
     if target.kind == "data":
         module, node = inventory.resolver.source(target), inventory.resolver.node(target)
-        head = f".. py:data:: {target.name}"
+        home, _, name = target.name.rpartition(".")
+        head = f".. py:data:: {name}"
+        options.append(f"{_INDENT}:module: {home}")  # else it would be that of the page, and the name behind it
         body = module.comment(node).splitlines() if node else []
     for member in inventory.resolver.members(target):
         if member.name not in without:
