@@ -96,10 +96,40 @@ def test_large_logits(name) -> None:
     run_threads(check_large, GRIDS[name]["tp"], name)
 
 
-def test_a_target_that_is_no_class_is_refused() -> None:
-    for wrong in (12, -1):
-        with pytest.raises(IndexError, match=rf"Targets are classes, from 0 to 11, .* Found 0 to {max(wrong, 0)}|-1"):
-            VocabParallelCrossEntropyLoss()(torch.zeros(2, 12), torch.tensor([0, wrong]))
+def check_wrong_target(name: str) -> None:
+    """Only the first token is wrong, and some ranks have it not: all of them say so, and none waits."""
+    with on_grid(name) as mesh:
+        logits, targets = torch.zeros(8, 12), torch.arange(8)
+        for wrong in (12, -1):
+            targets[0] = wrong
+            for is_cut in (False, True):
+                own = cut_classes(logits, mesh) if is_cut else split_input(logits, features=False)
+                loss = VocabParallelCrossEntropyLoss() if is_cut else CrossEntropyLoss()
+                with pytest.raises(IndexError, match="from 0 to 11, or -100 .* count. Found 1 others. Check"):
+                    loss(own, split_input(targets))
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_target_that_is_no_class_is_an_error_on_all_ranks(name) -> None:
+    run_threads(check_wrong_target, GRIDS[name]["tp"], name)
+
+
+def check_bfloat16(name: str) -> None:
+    with on_grid(name) as mesh:
+        logits = draw(600, 12, dtype=torch.bfloat16)
+        targets = torch.randint(12, (600,), generator=torch.Generator().manual_seed(1))
+        expected = functional.cross_entropy(logits.float(), targets)
+        for loss, own in (
+            (CrossEntropyLoss(), split_input(logits, features=False)),
+            (VocabParallelCrossEntropyLoss(), cut_classes(logits, mesh)),
+        ):
+            assert_close(loss(own, split_input(targets)), expected)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_bfloat16_logits_lose_nothing_more(name) -> None:
+    """A count of 600 or a sum of as many losses does not fit into 8 bits of mantissa."""
+    run_threads(check_bfloat16, GRIDS[name]["tp"], name)
 
 
 def test_what_does_not_fit_is_refused() -> None:

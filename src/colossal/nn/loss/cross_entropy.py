@@ -21,9 +21,52 @@ Reduction = Literal["mean", "sum", "none"]
 _IGNORED = -100
 
 
+class _TokenLoss(torch.nn.Module):
+    """Shares what the two have in common: the options, and the sum over the tokens of all ranks."""
+
+    def __init__(
+        self, ignore_index: int, reduction: Reduction, label_smoothing: float, mesh: ParallelMesh | None
+    ) -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum", "none"):
+            raise ConfigError(f"A reduction is mean, sum or none. Found {reduction!r}. Pass one of them.")
+        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
+        self.reduction: Reduction = reduction
+        self.mesh = find_mesh(mesh)
+
+    def _sort_out(self, targets: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The targets without those that are no class, and how many these are.
+
+        Other ranks may have none, and would wait for one that raised; so all learn of them with the sum of the losses.
+        """
+        is_wrong = ((targets < 0) | (targets >= number)) & (targets != self.ignore_index)
+        if self.reduction == "none":
+            self._refuse(is_wrong.sum(), number)
+        return targets.masked_fill(is_wrong, self.ignore_index), is_wrong.sum()
+
+    def _over_tokens(
+        self, summed: torch.Tensor, count: torch.Tensor, num_wrong: torch.Tensor, number: int
+    ) -> torch.Tensor:
+        """The sum or the mean over the tokens of all ranks."""
+        totals = torch.stack([summed, count.to(summed.dtype), num_wrong.to(summed.dtype)])
+        for axis in arrangement_of(self.mesh).tokens:
+            totals = comm.reduce(totals, axis, self.mesh)
+        self._refuse(totals[2], number)
+        return totals[0] / totals[1] if self.reduction == "mean" else totals[0]
+
+    def _refuse(self, num_wrong: torch.Tensor, number: int) -> None:
+        if num_wrong.item():
+            raise IndexError(
+                f"Targets are classes, from 0 to {number - 1}, or {self.ignore_index} for those that do not "
+                f"count. Found {int(num_wrong)} others. Check the labels."
+            )
+
+
 @final
-class CrossEntropyLoss(torch.nn.Module):
+class CrossEntropyLoss(_TokenLoss):
     """Cross-entropy of logits with all classes, for this rank's tokens, on the ambient mesh.
+
+    Logits of half precision are computed with in float32.
 
     Args:
         weight: A weight for each class.
@@ -35,7 +78,7 @@ class CrossEntropyLoss(torch.nn.Module):
     Raises:
         ConfigError: There is no such reduction.
 
-    Communication: none in 1D. On a grid all_reduce, its token axes, 8 bytes; none backward.
+    Communication: none in 1D. On a grid all_reduce, its token axes, 12 bytes; none backward.
 
     Example:
         >>> import torch
@@ -53,13 +96,9 @@ class CrossEntropyLoss(torch.nn.Module):
         *,
         mesh: ParallelMesh | None = None,
     ) -> None:
-        super().__init__()
-        _check_reduction(reduction)
+        super().__init__(ignore_index, reduction, label_smoothing, mesh)
         self.weight: torch.Tensor | None
         self.register_buffer("weight", weight)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.reduction: Reduction = reduction
-        self.mesh = find_mesh(mesh)
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Compute the loss.
@@ -73,9 +112,11 @@ class CrossEntropyLoss(torch.nn.Module):
 
         Raises:
             ShapeError: The targets do not fit the logits.
+            IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced.
         """
-        _check_targets(logits, targets)
-        flat, wanted = logits.flatten(0, -2), targets.flatten()
+        check_targets(logits, targets)
+        flat = _exact(logits).flatten(0, -2)
+        wanted, num_wrong = self._sort_out(targets.flatten(), flat.shape[1])
         losses = functional.cross_entropy(
             flat,
             wanted,
@@ -88,11 +129,11 @@ class CrossEntropyLoss(torch.nn.Module):
             return losses.view(targets.shape)
         counted = wanted != self.ignore_index
         counts = counted.float() if self.weight is None else self.weight[wanted.where(counted, 0)] * counted
-        return _over_tokens(losses, counts.sum(), self.reduction, self.mesh)
+        return self._over_tokens(losses, counts.sum(), num_wrong, flat.shape[1])
 
 
 @final
-class VocabParallelCrossEntropyLoss(torch.nn.Module):
+class VocabParallelCrossEntropyLoss(_TokenLoss):
     """Cross-entropy of logits whose classes are cut, as a `VocabParallelClassifier` makes them, on the ambient mesh.
 
     No rank ever has the logits of all classes. They are computed with in float32.
@@ -108,7 +149,7 @@ class VocabParallelCrossEntropyLoss(torch.nn.Module):
         ConfigError: There is no such reduction.
 
     Communication: two all_reduces along tp or the feature axis, of 4 and of 12 bytes for each token, and without
-    `num_classes` all_gather of 8 bytes for each rank; on a grid all_reduce, its token axes, 8 bytes. None backward.
+    `num_classes` all_gather of 8 bytes for each rank; on a grid all_reduce, its token axes, 12 bytes. None backward.
 
     Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
 
@@ -128,11 +169,8 @@ class VocabParallelCrossEntropyLoss(torch.nn.Module):
         num_classes: int | None = None,
         mesh: ParallelMesh | None = None,
     ) -> None:
-        super().__init__()
-        _check_reduction(reduction)
-        self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
-        self.reduction: Reduction = reduction
-        self.num_classes, self.mesh = num_classes, find_mesh(mesh)
+        super().__init__(ignore_index, reduction, label_smoothing, mesh)
+        self.num_classes = num_classes
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Compute the loss.
@@ -146,22 +184,17 @@ class VocabParallelCrossEntropyLoss(torch.nn.Module):
 
         Raises:
             ShapeError: The targets do not fit the logits, or those have not this rank's classes.
-            IndexError: A target is no class.
+            IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced.
         """
-        _check_targets(logits, targets)
-        wanted = targets.flatten()
+        check_targets(logits, targets)
         classes = self._find_classes(logits.shape[-1])
-        if bool(((wanted < 0) | (wanted >= classes.number)).logical_and(wanted != self.ignore_index).any()):
-            raise IndexError(
-                f"Targets are classes, from 0 to {classes.number - 1}, or {self.ignore_index} for those that do not "
-                f"count. Found {int(wanted.min())} to {int(wanted.max())}. Check the labels."
-            )
+        wanted, num_wrong = self._sort_out(targets.flatten(), classes.number)
         losses = cast(torch.Tensor, _CutClasses.apply(logits.flatten(0, -2), wanted, classes, self.label_smoothing))
         counted = wanted != self.ignore_index
         losses = losses * counted
         if self.reduction == "none":
             return losses.view(targets.shape)
-        return _over_tokens(losses.sum(), counted.float().sum(), self.reduction, self.mesh)
+        return self._over_tokens(losses.sum(), counted.float().sum(), num_wrong, classes.number)
 
     def _find_classes(self, here: int) -> "_Classes":
         axes: tuple[Axis, ...] = arrangement_of(self.mesh).features or arrangement_of(self.mesh).vocabulary
@@ -194,7 +227,7 @@ class _CutClasses(torch.autograd.Function):
     def forward(
         ctx: Any, logits_NC: torch.Tensor, targets_N: torch.Tensor, classes: _Classes, smoothing: float
     ) -> torch.Tensor:
-        exact_NC = logits_NC.float() if logits_NC.dtype in (torch.float16, torch.bfloat16) else logits_NC
+        exact_NC = _exact(logits_NC)
         num_here = exact_NC.shape[1]
         lowest_N = exact_NC.new_full((len(exact_NC),), -torch.inf)
         largest_N = classes.all_reduce(exact_NC.amax(1) if num_here else lowest_N, "max")
@@ -222,22 +255,13 @@ class _CutClasses(torch.autograd.Function):
         return (grad_NC * grads[0][:, None]).to(ctx.dtype), None, None, None
 
 
-def _over_tokens(
-    summed: torch.Tensor, count: torch.Tensor, reduction: Reduction, mesh: ParallelMesh | None
-) -> torch.Tensor:
-    """The sum or the mean over the tokens of all ranks."""
-    both = torch.stack([summed, count.to(summed.dtype)])
-    for axis in arrangement_of(mesh).tokens:
-        both = comm.reduce(both, axis, mesh)
-    return both[0] / both[1] if reduction == "mean" else both[0]
+def _exact(logits: torch.Tensor) -> torch.Tensor:
+    """Widen half precision, in which even a count of tokens would be rounded."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def _check_reduction(reduction: str) -> None:
-    if reduction not in ("mean", "sum", "none"):
-        raise ConfigError(f"A reduction is mean, sum or none. Found {reduction!r}. Pass one of them.")
-
-
-def _check_targets(logits: torch.Tensor, targets: torch.Tensor) -> None:
+def check_targets(logits: torch.Tensor, targets: torch.Tensor) -> None:
+    """Refuse targets that are not one for each token."""
     if logits.dim() < 2 or tuple(logits.shape[:-1]) != tuple(targets.shape):  # noqa: PLR2004 (tokens and classes)
         raise ShapeError(
             f"There is a target for each token: logits are (tokens, ..., classes), targets (tokens, ...). Found "

@@ -7,8 +7,8 @@ import torch
 from colossal.cluster import Axis, ParallelMesh
 from colossal.comm import Channel
 from colossal.comm.channel import chunk
-from colossal.errors import ShapeError
 from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh
+from colossal.nn.loss.cross_entropy import check_targets
 
 
 @final
@@ -46,11 +46,7 @@ class Accuracy:
         Raises:
             ShapeError: The targets do not fit the logits.
         """
-        if tuple(logits.shape[:-1]) != tuple(targets.shape):
-            raise ShapeError(
-                f"There is a target for each token: logits are (tokens, ..., classes), targets (tokens, ...). Found "
-                f"{tuple(logits.shape)} and {tuple(targets.shape)}. Cut both, with colossal.nn.split_input."
-            )
+        check_targets(logits, targets)
         right = (self._find(logits) == targets).sum()
         both = torch.stack([right, torch.tensor(targets.numel(), device=right.device)])
         for axis in arrangement_of(self.mesh).tokens:
