@@ -1,74 +1,104 @@
 """The one door to every check: ``nox`` runs all, ``nox -s lint types`` some."""
 
+import os
+import sys
+from pathlib import Path
+
 import nox
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "tests", "doctest", "api", "notebooks", "site"]
 
 PROJECT = nox.project.load_toml("pyproject.toml")
+CONSTRAINTS = ("-c", "constraints.txt")
+
+# [Note: shared environments]
+# Installing torch and all around it takes a minute, and so does compiling what is imported of it. So the checks of the
+# code share one environment, and those of the documentation another. Each session adds what it needs: where `doctest`
+# comes first, as here and in `.ci/run`, the tutorials run with the packages that their readers install, and no others.
+TESTS, DOCS = "tests", "docs"
 
 
-def install(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups, and the project with all extras, at the tested versions."""
-    packages = [package for group in groups for package in nox.project.dependency_groups(PROJECT, group)]
+def prepare(session: nox.Session, environment: str, *groups: str) -> Path:
+    """Install dependency groups, and the project with all extras, at the tested versions.
+
+    See [Note: shared environments].
+
+    Returns:
+        The folder of the programs that were installed.
+    """
+    place = Path(".nox").absolute() / environment
+    programs = place / "bin"
+    if not (programs / "python").exists():
+        session.run_install(sys.executable, "-m", "virtualenv", "--no-periodic-update", place, silent=True)
+    session.env["PATH"] = os.pathsep.join([str(programs), os.environ["PATH"]])
     # What is imported is compiled then; compiling all of every package takes as long as installing it.
-    session.install("--no-compile", "-c", "constraints.txt", "-e", ".[all]", *packages)
+    session.env["PYTHONDONTWRITEBYTECODE"] = None
+    packages = [package for group in groups for package in nox.project.dependency_groups(PROJECT, group)]
+    pip = (programs / "python", "-m", "pip", "install", "--no-compile", *CONSTRAINTS)
+    session.run_install(*pip, "-e", ".[all]", *packages, silent=True)
+    return programs
 
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Style and formatting of the code, and the rules of the pages."""
-    session.install("-c", "constraints.txt", *nox.project.dependency_groups(PROJECT, "lint"), "markdown-it-py")
+    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PROJECT, "lint"), "markdown-it-py")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "docs_test.py", "--check")
 
 
-@nox.session(reuse_venv=True)
+@nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """Static types."""
-    install(session, "types")
-    session.run("pyright", "--pythonpath", f"{session.bin}/python", *session.posargs)
+    programs = prepare(session, TESTS, "types")
+    session.run(programs / "pyright", "--pythonpath", programs / "python", *session.posargs)
 
 
-@nox.session(reuse_venv=True)
+@nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """All tests, two files at a time; ``nox -s tests -- tests/comm`` runs some, one after the other."""
-    install(session, "tests")
-    session.run("pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile", "--durations", "40"]))
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile", "--durations", "40"]))
 
 
-@nox.session(reuse_venv=True)
+@nox.session(venv_backend="none")
 def doctest(session: nox.Session) -> None:
     """All tutorials, in both languages; ``nox -s doctest -- booster_api`` runs one."""
-    install(session)
+    programs = prepare(session, DOCS)
     options = ["--json", "build/docs/results.json", "--timeout", "300"]  # of a page, on a machine of half the speed
-    session.run("python", "docs_test.py", *options, *(session.posargs or ["--all"]))
+    session.run(programs / "python", "docs_test.py", *options, *(session.posargs or ["--all"]))
 
 
-@nox.session(reuse_venv=True)
+def docs_build(session: nox.Session, programs: Path, *words: str) -> None:
+    """Run one emitter; the others read what ``api`` writes, and that is quick where nothing has changed."""
+    session.run(programs / "python", "docs_build.py", *words)
+
+
+@nox.session(venv_backend="none")
 def api(session: nox.Session) -> None:
     """The API reference as data, with no gap in it, and the Sphinx site in both languages, with no warning."""
-    install(session, "api")
-    session.run("python", "docs_build.py", "api")
-    session.run("python", "docs_build.py", "sphinx")
+    programs = prepare(session, DOCS, "api")
+    docs_build(session, programs, "api")
+    docs_build(session, programs, "sphinx")
 
 
-@nox.session(reuse_venv=True)
+@nox.session(venv_backend="none")
 def notebooks(session: nox.Session) -> None:
     """All tutorials as notebooks, executed; ``nox -s notebooks -- booster_api`` makes one."""
-    install(session, "api", "notebooks")
-    session.run("python", "docs_build.py", "api")
-    session.run("python", "docs_build.py", "notebooks", *session.posargs)
+    programs = prepare(session, DOCS, "api", "notebooks")
+    docs_build(session, programs, "api")
+    docs_build(session, programs, "notebooks", *session.posargs)
 
 
-@nox.session(reuse_venv=True)
+@nox.session(venv_backend="none")
 def site(session: nox.Session) -> None:
     """The website, built and tested; ``nox -s site -- serve`` builds and serves it, with ``--port 0`` anywhere free."""
-    install(session, "api")
-    session.run("python", "docs_build.py", "api")
+    programs = prepare(session, DOCS, "api")
+    docs_build(session, programs, "api")
     if session.posargs[:1] == ["serve"]:
-        session.run("python", "docs_build.py", "site", "--build")
-        session.run("python", "docs_build.py", "site", "--serve", *session.posargs[1:])
+        docs_build(session, programs, "site", "--build")
+        docs_build(session, programs, "site", "--serve", *session.posargs[1:])
     else:
-        session.run("python", "docs_build.py", "site", "--build", "--test", *session.posargs)
+        docs_build(session, programs, "site", "--build", "--test", *session.posargs)

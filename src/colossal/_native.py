@@ -1,4 +1,4 @@
-"""Own C++ code: built once for a machine, when it is first needed, and loaded through its plain C interface."""
+"""Own code in C++ and CUDA: built once for a machine, when first needed, and loaded through its plain C interface."""
 
 import ctypes
 import fcntl
@@ -6,26 +6,71 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple, final
 
 from colossal.errors import UnsupportedError
 
 _PACKAGE = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-shared", "-fPIC")
-_COMPILERS = ("c++", "g++", "clang++")
 _BUILD_SECONDS = 120.0
+_QUIET_SECONDS = 1.0
+_WITHOUT = "Everything works without it, only slower"
+
+
+@final
+class _Language(NamedTuple):
+    """How sources of one suffix are compiled.
+
+    Attributes:
+        name: Of the compilers.
+        variable: Of the environment, which names the compiler to use.
+        names: Of the compilers to look for otherwise.
+        flags: Of each build.
+        portable: The flag more of a library for all devices; one built on first use is for the device at hand.
+        advice: What to do if there is no compiler.
+    """
+
+    name: str
+    variable: str
+    names: tuple[str, ...]
+    flags: tuple[str, ...]
+    portable: tuple[str, ...]
+    advice: str
+
+
+_LANGUAGES = {
+    ".cpp": _Language(
+        "C++",
+        "CXX",
+        ("c++", "g++", "clang++"),
+        ("-std=c++17", "-O3", "-fno-math-errno", "-pthread", "-shared", "-fPIC"),
+        (),
+        "install g++",
+    ),
+    ".cu": _Language(
+        "CUDA",
+        "NVCC",
+        ("nvcc", "/usr/local/cuda/bin/nvcc"),
+        ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC"),
+        ("-arch=all-major",),
+        "install the CUDA toolkit",
+    ),
+}
 
 
 def library(source: str) -> ctypes.CDLL:
     """Load a library of our own, and build it before if this machine has not done so yet.
 
-    What was built is kept in the user's cache folder, under a name that is made from the source, the compiler and the
-    flags. It is only loaded from a folder that nobody else can write to.
+    A library that came with the package is taken where it fits, see `prebuild`. What was built is kept in the user's
+    cache folder, under a name that is made from the source, the compiler and the flags. It is only loaded from a folder
+    that nobody else can write to.
 
     Args:
         source: The file below ``csrc``, without suffix, such as ``cpu/copy``.
@@ -46,14 +91,41 @@ def library(source: str) -> ctypes.CDLL:
 @cache
 def _attempt(source: str) -> ctypes.CDLL | UnsupportedError:
     try:
-        return ctypes.CDLL(str(_built(_sources() / f"{source}.cpp")))
+        file = _file_of(source)
+        prebuilt = _prebuilt_folder() / _prebuilt_name(file)
+        if prebuilt.exists():
+            with suppress(OSError):  # made for another C library: build one for this
+                return ctypes.CDLL(str(prebuilt))
+        return ctypes.CDLL(str(_built(file)))
     except OSError as error:
         return UnsupportedError(
-            f"Code of its own needs to be built and loaded. Found for {source}: {error}. Everything works without it, "
-            "only slower; `colossal check` tells what is missing."
+            f"Code of its own needs to be built and loaded. Found for {source}: {error}. {_WITHOUT}; `colossal check` "
+            "tells what is missing."
         )
     except UnsupportedError as error:
         return error
+
+
+def prebuild(folder: Path) -> list[Path]:
+    """Build libraries for a package that is made now, for all machines like this one.
+
+    Args:
+        folder: Where to put them. They belong into ``_prebuilt`` of the installed package.
+
+    Returns:
+        The libraries: of all sources in C++, and of those in CUDA where there is a compiler for them.
+
+    Raises:
+        UnsupportedError: There is no C++ compiler, or a compiler refuses a source.
+    """
+    made = []
+    for source in sorted(_sources().glob("*/*")):
+        language = _LANGUAGES.get(source.suffix)
+        if language is None or (source.suffix == ".cu" and not _found(language)):
+            continue
+        made.append(folder / _prebuilt_name(source))
+        _build([_compiler(language), *language.flags, *language.portable], source, made[-1])
+    return made
 
 
 def _sources() -> Path:
@@ -62,32 +134,81 @@ def _sources() -> Path:
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "csrc"
 
 
-def _built(source: Path) -> Path:
-    compiler = _compiler()
+def _prebuilt_folder() -> Path:
+    return _PACKAGE / "_prebuilt"
+
+
+def _prebuilt_name(source: Path) -> str:
+    return f"{source.parent.name}-{source.stem}-{_key(source, platform.machine())}.so"
+
+
+def _file_of(source: str) -> Path:
+    """Find the source, whatever language it is in."""
+    for suffix in _LANGUAGES:
+        file = _sources() / f"{source}{suffix}"
+        if file.is_file():
+            return file
+    raise UnsupportedError(
+        f"Code of its own needs its source. Found none for {source} in {_sources()}. {_WITHOUT}; install the package "
+        "anew."
+    )
+
+
+def _key(source: Path, *parts: str) -> str:
+    """Make a name of what a library is made from.
+
+    Headers lie beside a source, in a folder of its name, or above, where sources of several folders share them.
+    """
     key = hashlib.sha256()
-    for file in (source, *sorted(source.with_suffix("").glob("*.h"))):
-        key.update(file.read_bytes())
-    for part in (compiler, _version(compiler), platform.machine(), *_FLAGS):
+    for folder in (source.parents[1], source.parent, source.with_suffix("")):
+        for file in sorted(folder.glob("*.h")):
+            key.update(file.read_bytes())
+    key.update(source.read_bytes())
+    for part in parts:
         key.update(part.encode())
+    return key.hexdigest()[:16]
+
+
+def _built(source: Path) -> Path:
+    language = _LANGUAGES[source.suffix]
+    command = [_compiler(language), *language.flags, *_flags_of_device(language)]
     folder = _cache()
-    target = folder / f"{source.stem}-{key.hexdigest()[:16]}.so"
+    target = folder / f"{source.stem}-{_key(source, _version(command[0]), platform.machine(), *command)}.so"
     if not target.exists():
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # processes that start together build once
             if not target.exists():
-                _build(compiler, source, target)
+                for left in folder.glob(f"{tempfile.gettempprefix()}*.so"):  # by a build that was killed
+                    left.unlink(missing_ok=True)
+                _build(command, source, target)
     return target
 
 
-def _compiler() -> str:
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else _COMPILERS:
-        path = shutil.which(name)
-        if path:
-            return path
+def _flags_of_device(language: _Language) -> list[str]:
+    """Return for which GPU to compile: a library for one is built several times as fast."""
+    if language is _LANGUAGES[".cpp"]:
+        return []
+    import torch
+
+    if not torch.cuda.is_available():
+        return list(language.portable)
+    major, minor = torch.cuda.get_device_capability()
+    return [f"-arch=sm_{major}{minor}"]
+
+
+def _found(language: _Language) -> str | None:
+    wanted = os.environ.get(language.variable)
+    return next(filter(None, map(shutil.which, (wanted,) if wanted else language.names)), None)
+
+
+def _compiler(language: _Language) -> str:
+    path = _found(language)
+    if path:
+        return path
     raise UnsupportedError(
-        f"Code of its own needs a C++ compiler. Found none: {wanted or ', '.join(_COMPILERS)}. Everything works "
-        "without it, only slower; install g++, or let CXX name a compiler."
+        f"Code of its own needs a {language.name} compiler. Found none: "
+        f"{os.environ.get(language.variable) or ', '.join(language.names)}. {_WITHOUT}; {language.advice}, or let "
+        f"{language.variable} name a compiler."
     )
 
 
@@ -111,27 +232,45 @@ def _cache() -> Path:
             return place
     raise UnsupportedError(
         "What is built needs a folder that you own and nobody else can write to. Found none: "
-        f"{', '.join(map(str, places))}. Everything works without it, only slower; let XDG_CACHE_HOME name one."
+        f"{', '.join(map(str, places))}. {_WITHOUT}; let XDG_CACHE_HOME name one."
     )
 
 
-def _build(compiler: str, source: Path, target: Path) -> None:
+def _build(command: list[str], source: Path, target: Path) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
+    variable = _LANGUAGES[source.suffix].variable
     try:
-        command = [compiler, *_FLAGS, "-o", name, str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_BUILD_SECONDS)  # noqa: S603
-        if done.returncode:
+        code, message = _run([*command, "-o", name, str(source)], source)
+        if code:
+            reason = (message.strip() or "no message").splitlines()[0]
             raise UnsupportedError(
-                f"Code of its own must compile. Found that {compiler} refuses {source.name}: "
-                f"{(done.stderr.strip() or 'no message').splitlines()[0]}. Everything works without it, only slower; "
-                "let CXX name another compiler."
+                f"Code of its own must compile. Found that {command[0]} refuses {source.name}: {reason}. {_WITHOUT}; "
+                f"let {variable} name another compiler."
             )
+        Path(name).chmod(0o755)
         Path(name).rename(target)
     except subprocess.TimeoutExpired as error:
         raise UnsupportedError(
-            f"Code of its own must compile within {_BUILD_SECONDS:g} s. Found that {compiler} had not finished "
-            f"{source.name}. Everything works without it, only slower; let CXX name another compiler."
+            f"Code of its own must compile within {_BUILD_SECONDS:g} s. Found that {command[0]} had not finished "
+            f"{source.name}. {_WITHOUT}; let {variable} name another compiler."
         ) from error
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _run(command: list[str], source: Path) -> tuple[int, str]:
+    """Run a compiler, say so once it takes longer than a moment, and leave none of its processes behind."""
+    compiling = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
+    try:
+        try:
+            _, message = compiling.communicate(timeout=min(_QUIET_SECONDS, _BUILD_SECONDS))
+        except subprocess.TimeoutExpired:
+            sys.stderr.write(f"colossal: building {source.parent.name}/{source.name} once for this machine\n")
+            _, message = compiling.communicate(timeout=max(0.0, _BUILD_SECONDS - _QUIET_SECONDS))
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(compiling.pid, signal.SIGKILL)
+        compiling.communicate()
+        raise
+    return compiling.returncode, message

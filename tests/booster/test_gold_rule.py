@@ -1,8 +1,9 @@
 """Same seed, same data: N ranks equal one rank, in loss, gradients and parameters after several steps."""
 
-import functools
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,14 +15,21 @@ from torch.utils.data import TensorDataset
 
 from colossal.booster import Booster
 from colossal.booster.mixed_precision import FP16TorchMixedPrecision
-from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
+from colossal.booster.plugin import LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
+from colossal.tensor import whole_of
 from colossal.testing import TOLERANCES, assert_same_on_all_ranks, run_processes
 
 GLOBAL_BATCH = 48
 STEPS = 12
 LR = {"AdamW": 0.01, "SGD": 1.0}
-PLUGINS = {"DDP": TorchDDPPlugin, "FSDP": TorchFSDPPlugin}
+PLUGINS = {
+    "DDP": TorchDDPPlugin,
+    "FSDP": TorchFSDPPlugin,
+    "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
+    "ZeRO-2": partial(LowLevelZeroPlugin, stage=2, precision="fp32", reduce_bucket_size_in_m=0.002),
+}
+WITH_PRECISIONS = ("DDP", "FSDP")
 VOCABULARY, TOKENS = 31, 9
 
 
@@ -156,11 +164,11 @@ def train(recipe: Recipe, world_size: int, plugin: str | None) -> dict[str, Any]
             optimizer.clip_grad_by_value(recipe.clip_value)
         optimizer.unscale_grad()
         norms.append(torch.tensor(optimizer.get_grad_norm(float("inf"))))
-        gradients.append([whole(parameter.grad) for parameter in model.parameters() if parameter.requires_grad])
+        gradients.append(gradients_of(model, optimizer))
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-    parameters = {name: whole(parameter) for name, parameter in model.unwrap().named_parameters()}
+    parameters = {name: whole_of(parameter).detach().clone() for name, parameter in model.unwrap().named_parameters()}
     if plugin:
         for parameter in parameters.values():
             assert_same_on_all_ranks(parameter)
@@ -173,9 +181,14 @@ def train(recipe: Recipe, world_size: int, plugin: str | None) -> dict[str, Any]
     }
 
 
-def whole(tensor: Any) -> torch.Tensor:
-    tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+def gradients_of(model: Any, optimizer: Any) -> list[torch.Tensor]:
+    """Every gradient, put together where ranks share it, in the order of the model's parameters."""
+    masters = {working: master for master, working in optimizer.masters.pairs.items()} if optimizer.masters else {}
+    return [
+        whole_of(masters.get(parameter, parameter).grad).detach().clone()
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
 
 
 def step(booster, model, optimizer, criterion, batches, recipe: Recipe) -> torch.Tensor:
@@ -183,7 +196,8 @@ def step(booster, model, optimizer, criterion, batches, recipe: Recipe) -> torch
     for micro in range(recipe.accumulate):
         inputs, labels = next(batches)
         if micro < recipe.accumulate - 1:
-            with booster.no_sync(model):
+            shares_gradients = optimizer.masters is not None and not optimizer.masters.buckets[0].keeps_gradients
+            with nullcontext() if shares_gradients else booster.no_sync(model):
                 loss = criterion(model(inputs), labels.flatten()) / recipe.accumulate
                 booster.backward(loss, optimizer)
         else:
@@ -203,9 +217,9 @@ def policies() -> dict[str, Any]:
     return {
         "classes": wrap.ModuleWrapPolicy({nn.Linear, nn.Conv2d}),
         "custom": wrap.CustomPolicy(lambda module: isinstance(module, nn.Linear)),
-        "size": functools.partial(wrap.size_based_auto_wrap_policy, min_num_params=500),
-        "blocks": functools.partial(wrap.transformer_auto_wrap_policy, transformer_layer_cls={Block, nn.Embedding}),
-        "lambda": functools.partial(wrap.lambda_auto_wrap_policy, lambda_fn=lambda module: isinstance(module, Block)),
+        "size": partial(wrap.size_based_auto_wrap_policy, min_num_params=500),
+        "blocks": partial(wrap.transformer_auto_wrap_policy, transformer_layer_cls={Block, nn.Embedding}),
+        "lambda": partial(wrap.lambda_auto_wrap_policy, lambda_fn=lambda module: isinstance(module, Block)),
         "own": wrap_linear,
     }
 
@@ -231,10 +245,18 @@ RECIPES = {
         Recipe(plugins=("DDP",), options={"static_graph": True, "find_unused_parameters": False}),
         torch.float32,
     ),
-    "bf16": (Recipe(precision="bf16", optimizer="SGD"), torch.bfloat16),
-    "bf16, accumulation, clip": (Recipe(accumulate=2, max_norm=0.5, precision="bf16", optimizer="SGD"), torch.bfloat16),
+    "bf16": (Recipe(precision="bf16", optimizer="SGD", plugins=WITH_PRECISIONS), torch.bfloat16),
+    "bf16, accumulation, clip": (
+        Recipe(accumulate=2, max_norm=0.5, precision="bf16", optimizer="SGD", plugins=WITH_PRECISIONS),
+        torch.bfloat16,
+    ),
     "fp16, clip": (
-        Recipe(precision=FP16TorchMixedPrecision(init_scale=2.0**10), max_norm=0.5, optimizer="SGD"),
+        Recipe(
+            precision=FP16TorchMixedPrecision(init_scale=2.0**10),
+            max_norm=0.5,
+            optimizer="SGD",
+            plugins=WITH_PRECISIONS,
+        ),
         torch.float16,
     ),
     "parameters kept for the backward pass": (

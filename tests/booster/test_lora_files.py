@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,19 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
+from colossal.booster.plugin import LowLevelZeroPlugin, Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.testing import assert_close, run_processes
 from colossal.testing.processes import PRELOADED
 
 PRELOADED.append("peft")
 
-PLUGINS = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin}
+PLUGINS = {
+    "none": lambda: None,
+    "ddp": TorchDDPPlugin,
+    "fsdp": TorchFSDPPlugin,
+    "zero": partial(LowLevelZeroPlugin, stage=2, precision="fp32"),
+}
 
 
 def build(width: int = 8) -> nn.Module:
@@ -87,7 +93,7 @@ def load(plugin: str, folder: Path) -> tuple[torch.Tensor, list[float], list[flo
     return outputs, losses, run(booster, model, optimizer, 2)
 
 
-WORLDS = [("none", 1), *((plugin, size) for plugin in PLUGINS if plugin != "none" for size in (1, 2, 4))]
+WORLDS = [("none", 1), *((plugin, size) for plugin in ("ddp", "fsdp") for size in (1, 2, 4)), ("zero", 2)]
 
 
 def mean(losses: list[list[float]]) -> torch.Tensor:

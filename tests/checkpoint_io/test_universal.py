@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from colossal.booster import Booster
-from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
+from colossal.booster.plugin import LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.tensor import whole_of
 from colossal.testing import TOLERANCES, run_processes
@@ -24,7 +24,13 @@ def hybrid() -> TorchFSDPPlugin:
 
 
 PLUGINS: dict[str, Any] = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin, "hybrid": hybrid}
-RUNS = [("none", 1), *((kind, size) for kind in ("ddp", "fsdp") for size in (1, 2, 4))]
+ZERO: dict[str, dict[str, Any]] = {
+    "zero1": {"stage": 1},
+    "zero2": {"stage": 2, "reduce_bucket_size_in_m": 0.001},
+    "zero replicas": {"stage": 2, "extra_dp_size": 2, "overlap_allgather": True},
+}
+ZERO_PRECISION = {None: "fp32", "fp16_naive": "fp16", "bf16": "bf16"}
+RUNS = [("none", 1), *((kind, size) for kind in ("ddp", "fsdp") for size in (1, 2, 4)), ("zero1", 2), ("zero2", 4)]
 BEFORE, AFTER, GLOBAL_BATCH = 3, 3, 16
 HALVES = ["fp16", "fp16_naive", "bf16"]
 
@@ -51,7 +57,11 @@ class Net(nn.Module):
 
 
 def start(kind: str, precision: str | None = None) -> tuple[Booster, tuple[Any, ...]]:
-    booster = Booster(device="cpu", plugin=PLUGINS[kind](), mixed_precision=precision)
+    if kind in ZERO:
+        plugin = LowLevelZeroPlugin(precision=ZERO_PRECISION[precision], initial_scale=2.0**16, **ZERO[kind])
+        booster = Booster(device="cpu", plugin=plugin)
+    else:
+        booster = Booster(device="cpu", plugin=PLUGINS[kind](), mixed_precision=precision)
     model = Net()
     decayed = [p for name, p in model.named_parameters() if p.requires_grad and name.endswith("weight")]
     others = [p for name, p in model.named_parameters() if p.requires_grad and not name.endswith("weight")]
@@ -131,7 +141,7 @@ def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> No
 
 
 def test_replicas_of_shards_go_on_too(tmp_path: Path) -> None:
-    kinds = [("hybrid", 4), ("fsdp", 2), ("none", 1)]
+    kinds = [("hybrid", 4), ("zero replicas", 4), ("fsdp", 2), ("none", 1)]
     saved = {f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path))[0] for kind, size in kinds}
     for kind, size in kinds:
         for reached in run_processes(load_all, size, kind, str(tmp_path), list(saved))[0].values():
@@ -140,8 +150,9 @@ def test_replicas_of_shards_go_on_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", HALVES)
 def test_half_precision_goes_on_too(tmp_path: Path, precision: str) -> None:
-    kinds = [run for run in RUNS if run[0] != "fsdp" or precision != "fp16_naive"]
-    kinds = [run for run in kinds if run[1] < 4]
+    left_out = {"fp16": ("zero1", "zero2"), "fp16_naive": ("fsdp",), "bf16": ()}[precision]
+    kinds = [run for run in RUNS if run[0] not in left_out]
+    kinds = [run for run in kinds if run[1] < 4 or run[0] == "zero2"]
     uninterrupted = {
         f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path), precision)[0] for kind, size in kinds
     }

@@ -49,6 +49,24 @@ DOCUMENTED = {
         "PolynomialWarmupLR",
         "StepLR",
     ),
+    "colossal.nn.optimizer": (
+        "CAME",
+        "Adafactor",
+        "CPUAdam",
+        "DistGaloreAwamW",
+        "DistributedAdaFactor",
+        "DistributedCAME",
+        "DistributedLamb",
+        "FusedAdam",
+        "FusedLAMB",
+        "FusedSGD",
+        "GaLoreAdamW8bit",
+        "HybridAdam",
+        "Lamb",
+        "Lars",
+        "cast_to_distributed",
+        "get_galore_param_groups",
+    ),
 }
 PATHS = [(module, name) for module, names in DOCUMENTED.items() for name in names]
 

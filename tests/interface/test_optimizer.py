@@ -7,6 +7,7 @@ from torch import nn
 from colossal.amp import Autocast, DynamicScaler, LossScaler, NoScaler, ScalerConfig
 from colossal.errors import ConfigError
 from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.nn.optimizer import HybridAdam
 
 SCALE = 2.0**12
 
@@ -199,3 +200,37 @@ def test_autocast_takes_half_precisions_only() -> None:
 def test_unwrapping_finds_the_users_model() -> None:
     model = nn.Linear(1, 1)
     assert ModelWrapper(ModelWrapper(model)).unwrap() is model
+
+
+@pytest.mark.parametrize(("scale", "max_norm"), [(None, 0.5), (None, 1e2), (1024.0, 0.0), (1024.0, 0.5), (1024.0, 1e2)])
+def test_unscaling_and_clipping_in_the_pass_of_the_update(scale: float | None, max_norm: float) -> None:
+    """Nothing writes to the gradients: they are what the backward pass left, and the step is that of clipped ones."""
+    start, rows = torch.linspace(-1, 1, 12).view(3, 4), torch.linspace(0, 2, 8).view(2, 4)
+    expected = torch.nn.Parameter(start.clone())
+    reference = torch.optim.AdamW([expected], lr=0.1, eps=1e-3, weight_decay=0.0)
+    weight = torch.nn.Parameter(start.clone())
+    scaler = None if scale is None else DynamicScaler(ScalerConfig(init_scale=scale), "cpu")
+    optimizer = OptimizerWrapper(HybridAdam([weight], lr=0.1, eps=1e-3), scaler, max_norm=max_norm)
+    for _ in range(3):
+        reference.zero_grad()
+        (torch.nn.functional.linear(rows, expected) ** 2).sum().backward()
+        plain = expected.grad.clone()
+        if max_norm:
+            torch.nn.utils.clip_grad_norm_([expected], max_norm)
+        reference.step()
+        optimizer.zero_grad()
+        optimizer.backward((torch.nn.functional.linear(rows, weight) ** 2).sum())
+        optimizer.step()
+        torch.testing.assert_close(weight.grad, plain * (scale or 1.0), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(weight.detach(), expected.detach(), rtol=1e-6, atol=1e-6)
+
+
+def test_an_overflow_is_found_by_the_norm() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    scaler = DynamicScaler(ScalerConfig(init_scale=8.0), "cpu")
+    optimizer = OptimizerWrapper(HybridAdam([weight], lr=0.1), scaler)
+    weight.grad = torch.tensor([1.0, float("inf")])
+    optimizer.step()
+    assert scaler.dropped
+    assert scaler.scale_value == 4.0
+    assert weight.tolist() == [1.0, 1.0]

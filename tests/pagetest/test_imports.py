@@ -140,12 +140,20 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     assert "lib" not in sys.modules
 
 
+OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
+
+
 @pytest.mark.parametrize(
-    "code", ["import colossal\ncolossal.launch", "from colossal import Booster", "from colossal.nn import lr_scheduler"]
+    ("code", "later"),
+    [
+        ("import colossal\ncolossal.launch", ""),
+        ("from colossal import Booster", ", colossal.lazy"),
+        ("from colossal.nn import lr_scheduler", OPTIMIZERS),
+    ],
 )
-def test_the_graph_has_the_files_that_python_loads(code) -> None:
-    """Besides those of the backend that `import colossal` registers, and loads when it is first used."""
-    registered = "\nimport sys, colossal.comm._shm"
+def test_the_graph_has_the_files_that_python_loads(code, later) -> None:
+    """Besides those that are loaded on first use, such as of the backend that `import colossal` registers."""
+    registered = f"\nimport sys, colossal.comm._shm{later}"
     listing = "\nprint(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'colossal'))"
     done = subprocess.run(
         [sys.executable, "-c", code + registered + listing], capture_output=True, text=True, check=True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pagebuild.api.library import Library
 from pagebuild.api.reference import build_reference, statistics, write
+from pagebuild.api.stamp import Stamp, inputs_of
 from pagetest.finding import counted
 from pagetest.model.page import Page
 from pagetest.model.tree import Tree
@@ -19,9 +20,17 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Builds and writes the reference; says what is wrong with it."""
-    reference = build_reference(library_of(root), pages_of(options.source.resolve()))
+    """Builds and writes the reference, unless it would be the same again; says what is wrong with it."""
+    library, pages = library_of(root), list(pages_of(options.source.resolve()))
+    stamp = Stamp(options.output, inputs_of(library, pages))
+    if stamp.is_valid:
+        sys.stdout.write(f"{options.output}: kept, for all that it was made from is the same; 0 findings\n")
+        return 0
+    stamp.remove()
+    reference = build_reference(library, pages)
     write(reference, options.output)
+    if not reference.findings:
+        stamp.put()
     counts = ", ".join(f"{count} {kind}" for kind, count in statistics(reference).items())
     sys.stdout.writelines(f"{finding}\n" for finding in reference.findings)
     sys.stdout.write(

@@ -1,7 +1,7 @@
 """The whole reference: every entry, and what is wrong with it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Reference:
         return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
-def build_reference(library: Library, pages: Iterator[Page]) -> Reference:
+def build_reference(library: Library, pages: Iterable[Page]) -> Reference:
     """Describes all public objects of a library, and all that its pages ask for.
 
     Args:

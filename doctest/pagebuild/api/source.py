@@ -4,6 +4,7 @@ import ast
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,7 +31,15 @@ class Module:
 
     def spelled(self, node: ast.expr) -> str:
         """An expression as it stands in the source, on one line."""
-        return " ".join((ast.get_source_segment(self.text, node) or ast.unparse(node)).split())
+        lines = self._lines[node.lineno - 1 : node.end_lineno]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        return " ".join(b"\n".join(lines).decode().split())
+
+    @cached_property
+    def _lines(self) -> list[bytes]:
+        """The lines as bytes, in which the places of nodes are counted; `ast` would cut the text up for each node."""
+        return [line.encode() for line in self.text.split("\n")]
 
     def find(self, qualname: str) -> Definition | None:
         """The statement that defines a name: `Booster`, `Booster.boost`, `AXES`."""
@@ -41,12 +50,17 @@ class Module:
 
     def origin(self, name: str) -> tuple[str, str] | None:
         """The module and the name that an import at the top of this one binds the name to."""
+        return self._origins.get(name)
+
+    @cached_property
+    def _origins(self) -> dict[str, tuple[str, str]]:
+        """What each imported name stands for; the outermost import of a name counts."""
+        found: dict[str, tuple[str, str]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 for alias in node.names:
-                    if (alias.asname or alias.name) == name:
-                        return node.module, alias.name
-        return None
+                    found.setdefault(alias.asname or alias.name, (node.module, alias.name))
+        return found
 
     def comment(self, node: Definition) -> str:
         """The text below an assignment that documents it, empty where there is none."""

@@ -97,7 +97,7 @@ class Resolver:
         if not target.is_class:
             return []
         owners = [owner for owner in target.value.__mro__ if self.library.owns(owner.__module__)]
-        names = dict.fromkeys(name for owner in reversed(owners) for name in vars(owner) if is_public(name))
+        names = dict.fromkeys(name for owner in reversed(owners) for name in _own(owner) if is_public(name))
         found = [self._member(f"{target.name}.{name}", target.value, name) for name in names]
         return [member for member in found if member.kind != "attribute"]
 
@@ -160,8 +160,21 @@ class Resolver:
 
 def _definers(owner: Any, part: str) -> Iterator[type]:
     for one in getattr(owner, "__mro__", ()):
-        if part in vars(one) or part in vars(one).get("__annotations__", {}):
+        if part in _own(one) or part in vars(one).get("__annotations__", {}):
             yield one
+
+
+def _own(owner: type) -> list[str]:
+    """The names in a class, without the methods of its bases that another library put there.
+
+    torch wraps the `step` of an optimizer's class when it first makes an instance, inherited or not.
+    """
+    return [name for name, raw in vars(owner).items() if not (inspect.isfunction(raw) and _is_of_base(raw, owner))]
+
+
+def _is_of_base(function: Any, owner: type) -> bool:
+    place = (function.__module__, function.__qualname__.rpartition(".")[0])
+    return any(place == (base.__module__, base.__qualname__) for base in owner.__mro__[1:])
 
 
 def _kind(value: Any) -> str:

@@ -17,6 +17,7 @@ from pagetest.results.result import FAIL
 from pagetest.suite import Suite
 
 OK, FAILED, USAGE = 0, 1, 2
+ALL = "all"
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -27,6 +28,7 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
         root: The project's root.
     """
     parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api (all)")
+    parser.add_argument("--lang", choices=[*LANGUAGES, ALL], default=ALL, help="which language (all)")
     parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
     api = root / "build" / "docs" / "api.json"
     parser.add_argument("--api", type=Path, default=api, help="the API reference (build/docs/api.json)")
@@ -69,5 +71,5 @@ def _workshop(tree: Tree, options: argparse.Namespace, root: Path) -> Workshop:
     project = read_project(root, os.environ, datetime.now(UTC).date().isoformat())
     facts = {"version": reference["version"], "commit": project.commit, "date": project.date}
     fingerprints = {page.path: fingerprint(page, graph) for page in pages}
-    suite = Suite(tree, LANGUAGES, root / "src")
+    suite = Suite(tree, LANGUAGES if options.lang == ALL else (options.lang,), root / "src")
     return Workshop(root, suite, reference["objects"], options.output, options.timeout, facts, fingerprints)

@@ -1,5 +1,6 @@
 """The report: a line per notebook, and for a failure the lines of the page around it."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from pagebuild.notebook.workshop import Made
@@ -21,9 +22,9 @@ def lines_of(made: Made, width: int) -> Iterator[str]:
 
 
 def summary(all_made: Sequence[Made]) -> str:
-    """How many notebooks are proved, and how many are not."""
-    statuses = [made.status for made in all_made]
-    return f"{sum(status in {PASS, SAME} for status in statuses)} executed, {statuses.count(FAIL)} failed"
+    """How many notebooks were executed, how many show what another one printed, and how many are not proved."""
+    counts = Counter(made.status for made in all_made)
+    return f"{counts[PASS]} executed, {counts[SAME]} reused, {counts[FAIL]} failed"
 
 
 def _facts(made: Made) -> str:

@@ -16,6 +16,8 @@ from pagebuild.sphinx.sources import Sources
 from pagetest.finding import Finding, counted
 from pagetest.model.tree import LANGUAGES, Tree
 
+OK, FAILED, USAGE = 0, 1, 2
+
 # [Note: one process for each language]
 # Sphinx translates "Parameters" and its like when its modules are imported. A second site in the same process would
 # speak the language of the first.
@@ -31,6 +33,7 @@ class Order:
         output: Where the sites are written, each in a folder of its own.
         work: Where the sources that Sphinx reads are written.
         language: The language of the site.
+        modules: The modules that the reference describes.
     """
 
     root: Path
@@ -38,6 +41,7 @@ class Order:
     output: Path
     work: Path
     language: str
+    modules: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,20 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     parser.add_argument("--output", type=Path, default=root / "build" / "sphinx", help="where the sites are written")
     parser.add_argument("--work", type=Path, default=root / "build" / "docs" / "sphinx", help="for what Sphinx reads")
     parser.add_argument("--lang", choices=LANGUAGES, action="append", help="which language (all)")
+    parser.add_argument("--module", action="append", help="which module the reference describes (all public ones)")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Builds the sites side by side; any warning is a fault."""
+    public = tuple(library_of(root).modules)
+    modules = tuple(dict.fromkeys(options.module or public))
+    if unknown := sorted(set(modules) - set(public)):
+        sys.stderr.write(
+            f"docs_build.py sphinx: {', '.join(unknown)} is no public module; there are {', '.join(public)}\n"
+        )
+        return USAGE
     source, output, work = (path.resolve() for path in (options.source, options.output, options.work))
-    orders = [Order(root, source, output, work, language) for language in options.lang or LANGUAGES]
+    orders = [Order(root, source, output, work, language, modules) for language in options.lang or LANGUAGES]
     failed = False
     context = multiprocessing.get_context("spawn")  # see [Note: one process for each language]
     with ProcessPoolExecutor(len(orders), mp_context=context) as pool:
@@ -70,7 +82,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
             sys.stdout.writelines(f"{finding}\n" for finding in outcome.findings)
             where, counts = outcome.order.output / outcome.order.language, counted(len(outcome.findings), "finding")
             sys.stdout.write(f"{where}: {counted(outcome.pages, 'page')}, {counts}, {outcome.seconds:.1f} s\n")
-    return 1 if failed else 0
+    return FAILED if failed else OK
 
 
 def build(order: Order) -> Outcome:
@@ -78,10 +90,15 @@ def build(order: Order) -> Outcome:
     start = time.monotonic()
     inventory = Inventory(Resolver(library_of(order.root)))
     configuration = order.root / "docs" / "sphinx"
-    sources = Sources(Tree(order.source), inventory, order.work, configuration / "locale")
+    sources = Sources(Tree(order.source), inventory, order.work, configuration / "locale", order.modules)
     pages = sources.write(order.language)
     site = SphinxSite(
-        order.language, configuration, order.work / order.language, order.output / order.language, inventory.resolver
+        order.language,
+        configuration,
+        order.work / order.language,
+        order.output / order.language,
+        inventory.resolver,
+        order.modules,
     )
     findings = site.build(pages)
     return Outcome(order, len(pages), tuple(findings), time.monotonic() - start)

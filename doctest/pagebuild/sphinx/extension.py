@@ -80,6 +80,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Registers everything with Sphinx."""
     inventory = Inventory(Resolver(library_of(Path(app.confdir).parents[1])))
     linker = Linker(inventory)
+    app.add_config_value("api_modules", tuple(inventory.resolver.library.modules), "env")
     app.add_directive("api-object", type("ApiObject", (ApiObject,), {"inventory": inventory}))
     app.add_html_math_renderer("mathml", (formulas.visit_inline, None), (formulas.visit_block, None))
     app.connect("autodoc-process-docstring", protect_results, priority=1)

@@ -3,7 +3,8 @@
 import ast
 import builtins
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -32,13 +33,14 @@ class Linker:
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
+        self._places: dict[str, Place] = {}
 
     def link_words(self, _app: Sphinx, doctree: nodes.document) -> None:
         """Turns the words of docstrings into code, and into links where they name a documented object."""
         for word, target in list(_words(doctree, self._inventory)):
             text = word.astext()
             code = nodes.literal(text, text, classes=["docutils", "literal"])
-            main = self._inventory.names.find(text, _place(target, self._inventory))
+            main = self._inventory.names.find(text, self._place(target))
             word.replace_self(_reference(main, code) if main else code)
 
     def resolve(
@@ -46,7 +48,8 @@ class Linker:
     ) -> nodes.Element | None:
         """Finds what Sphinx did not: other names of documented objects, and names of other libraries.
 
-        A name of another library has no page here; it is accepted if it can be imported, and shown as text.
+        A name of another library has no page here; it is accepted if it can be imported, and shown as text. So is one
+        of a module that the site leaves out.
         """
         if node.get("refdomain") != "py":
             return None
@@ -54,13 +57,27 @@ class Linker:
         main = self._inventory.names.find(name, Place(target)) if target else self._inventory.names.main(name)
         if main:
             domain = env.domains.python_domain
-            return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", main, node, shown)
+            found = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", main, node, shown)
+            return shown if found is None and self._is_left_out(main, app.config.api_modules) else found
         return shown if self._is_foreign(name, target) else None
+
+    def _is_left_out(self, main: str, modules: Collection[str]) -> bool:
+        """Whether a documented object has its home in a module that is none of those that the site describes."""
+        parts = main.split(".")
+        outer = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+        return next(one for one in outer if one in self._inventory.resolver.library.modules) not in modules
 
     def _around(self, node: nodes.Node) -> Target | None:
         """The object in whose description a node stands."""
         descriptions = [one for one in _around(node) if isinstance(one, addnodes.desc)]
         return _described(descriptions[0], self._inventory) if descriptions else None
+
+    def _place(self, target: Target) -> Place:
+        """The place of the words in an object's docstring, of which there may be many."""
+        if target.name not in self._places:
+            parameters = signature_of(target, self._inventory.resolver).parameters or ()
+            self._places[target.name] = Place(target, frozenset(parameter.name for parameter in parameters))
+        return self._places[target.name]
 
     def _is_foreign(self, name: str, target: Target | None) -> bool:
         """Whether a name stands for something of another library, or for a variable of types."""
@@ -80,6 +97,7 @@ def named_in(module: str, name: str) -> Any:
     return imported(".".join([elsewhere, *rest])) if elsewhere else None
 
 
+@cache
 def _imported_for_types(module: ModuleType) -> dict[str, str]:
     """The full names behind the names that a module imports for its annotations only."""
     names: dict[str, str] = {}
@@ -138,11 +156,6 @@ def _described(description: addnodes.desc, inventory: Inventory) -> Target | Non
     signature = description.children[0]
     assert isinstance(signature, nodes.Element)
     return inventory.main.get(f"{signature.get('module')}.{signature.get('fullname')}")
-
-
-def _place(target: Target, inventory: Inventory) -> Place:
-    parameters = signature_of(target, inventory.resolver).parameters or ()
-    return Place(target, frozenset(parameter.name for parameter in parameters))
 
 
 def _reference(name: str, shown: nodes.literal) -> addnodes.pending_xref:

@@ -2,7 +2,7 @@
 
 import io
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class SphinxSite:
         source: The folder that Sphinx reads.
         output: The folder of the HTML.
         resolver: Knows where objects are defined.
+        modules: The modules that the reference describes.
     """
 
     language: str
@@ -34,6 +35,7 @@ class SphinxSite:
     source: Path
     output: Path
     resolver: Resolver
+    modules: Sequence[str]
 
     def build(self, pages: Mapping[Path, tuple[Path, MystPage]]) -> list[Finding]:
         """Builds the HTML anew.
@@ -56,6 +58,7 @@ class SphinxSite:
                 confoverrides={
                     "language": LANGUAGE_CODES[self.language],
                     "html_context.page_language": self.language,
+                    "api_modules": tuple(self.modules),
                 },
                 status=None,
                 warning=warnings,

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ class Sources:
         inventory: The documented objects.
         folder: Where the sources of all languages are written.
         catalogues: Translations of what the theme says. Sphinx compiles them beside its sources.
+        modules: The modules that the reference describes.
     """
 
     tree: Tree
     inventory: Inventory
     folder: Path
     catalogues: Path
+    modules: Sequence[str]
 
     def write(self, language: str) -> Mapping[Path, tuple[Path, MystPage]]:
         """Writes the sources of one language anew.
@@ -45,8 +47,7 @@ class Sources:
             shutil.copytree(pictures, target / "images")
         shutil.copytree(self.catalogues, target / "locale")
         (target / "api").mkdir()
-        modules = self.inventory.resolver.library.modules
-        for module in modules:
+        for module in self.modules:
             (target / "api" / f"{module}.rst").write_text(module_page(module, self.inventory), encoding="utf-8")
         (target / "index.md").write_text("\n".join(self._index(language)), encoding="utf-8")
         (target / "api" / "index.md").write_text("\n".join(self._api_index(language)), encoding="utf-8")
@@ -70,7 +71,7 @@ class Sources:
 
     def _api_index(self, language: str) -> Iterator[str]:
         yield from (f"# {texts_of(language).api}", "")
-        yield from _toctree("", list(self.inventory.resolver.library.modules))
+        yield from _toctree("", list(self.modules))
 
     def _categories(self, language: str) -> Iterator[tuple[str, list[str]]]:
         """The sidebar's categories with the labels of the language, in their order."""

@@ -6,6 +6,7 @@ from colossal.amp.loss_scaler import LossScaler, NoScaler
 from colossal.amp.masters import MasterWeights
 from colossal.amp.precision import Autocast
 from colossal.amp.scaler import DynamicScaler, ScalerConfig
+from colossal.amp.stand_in import Masters
 
 __all__ = [
     "ApexScaler",
@@ -14,6 +15,7 @@ __all__ = [
     "FP8Linear",
     "LossScaler",
     "MasterWeights",
+    "Masters",
     "NoScaler",
     "ScalerConfig",
 ]

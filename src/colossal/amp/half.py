@@ -65,5 +65,16 @@ def cast_model(model: nn.Module, dtype: torch.dtype) -> None:
                 setattr(module, name, buffer.to(dtype))
 
 
+def run_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast floating-point inputs of a model on the way in, and outputs to float32 on the way out.
+
+    Args:
+        model: The wrapper that the user calls.
+        dtype: What inputs are cast to.
+    """
+    model.register_forward_pre_hook(lambda _module, args, kwargs: cast_floats((args, kwargs), dtype), with_kwargs=True)
+    model.register_forward_hook(lambda _module, _args, outputs: cast_floats(outputs, torch.float32))
+
+
 def _has_statistics(module: nn.Module) -> bool:
     return isinstance(getattr(module, "running_mean", None), torch.Tensor)

@@ -64,6 +64,17 @@ class LossScaler(ABC):
             optimizer: Holds the parameters whose gradients are divided.
         """
 
+    def judge(self, norm: torch.Tensor) -> float | None:  # noqa: ARG002 (for those that judge)
+        """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass.
+
+        Args:
+            norm: Of all gradients together; the same on all ranks that must agree.
+
+        Returns:
+            What the optimizer has to divide them by; None where this can not be left to it, as by default.
+        """
+        return None
+
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step an optimizer unless a gradient is infinite or NaN; then move the scale.
@@ -129,6 +140,17 @@ class NoScaler(LossScaler):
             `loss` itself.
         """
         return loss
+
+    def judge(self, norm: torch.Tensor) -> float:  # noqa: ARG002 (any norm will do)
+        """Decide by the norm of gradients.
+
+        Args:
+            norm: Any.
+
+        Returns:
+            Always 1.
+        """
+        return 1.0
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Do nothing.

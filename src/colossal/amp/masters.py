@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from colossal.amp.stand_in import Masters
 from colossal.logging import get_dist_logger
 
 
 @final
-class MasterWeights:
+class MasterWeights(Masters):
     """Keeps float32 masters in an optimizer, and the half-precision parameters that they belong to in the model.
 
     A step goes round: gradients of the working parameters are moved to the masters, the optimizer updates the masters,

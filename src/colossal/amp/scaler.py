@@ -16,7 +16,7 @@ from colossal.amp.loss_scaler import LossScaler
 from colossal.comm import all_reduce_over
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.logging import get_dist_logger
-from colossal.tensor import local_of, shard_groups
+from colossal.tensor import local_of, meeting_device, shard_groups
 
 _SMALLEST = 2.0**-126
 """The smallest normal number of float32: below it the scale has no reciprocal."""
@@ -167,8 +167,9 @@ class DynamicScaler(LossScaler):
         """
         if self._overflow is None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            groups = dict.fromkeys(group for parameter in parameters for group in shard_groups(parameter))
-            found = self._unscale_local(parameters).to(_meeting_place(parameters) if groups else self._device_type)
+            shared = [parameter for parameter in parameters if shard_groups(parameter)]
+            groups = dict.fromkeys(group for parameter in shared for group in shard_groups(parameter))
+            found = self._unscale_local(parameters).to(meeting_device(shared[0]) if shared else self._device_type)
             self._overflow = all_reduce_over(found, groups | dict.fromkeys(self._groups), "max")
 
     def _unscale_local(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
@@ -184,12 +185,29 @@ class DynamicScaler(LossScaler):
             found = torch.maximum(found, here.to(found.device))
         return found
 
-    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def judge(self, norm: torch.Tensor) -> float | None:
+        """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass.
+
+        Args:
+            norm: Of all gradients together; the same on all ranks that shard a parameter.
+
+        Returns:
+            The scale; None if the gradients are unscaled already.
+
+        Communication: all_reduce, the groups of the constructor, 4 bytes each.
+        """
+        if self._overflow is not None:
+            return None
+        self._overflow = all_reduce_over((~norm.isfinite()).float(), self._groups, "max")
+        return self._scale
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, div_scale: float | None = None, **kwargs: Any) -> Any:
         """Step an optimizer unless a gradient is infinite or NaN; then move the scale.
 
         Args:
             optimizer: The optimizer.
             *args: None: a closure would compute gradients that nobody unscales.
+            div_scale: What the optimizer divides gradients by, after `judge`.
             **kwargs: None, as above.
 
         Returns:
@@ -209,7 +227,10 @@ class DynamicScaler(LossScaler):
         self._dropped = self._move()
         # A dropped step is a step to a schedule: without this, torch warns that the schedule came first.
         optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
-        return None if self._dropped else optimizer.step()
+        if self._dropped:
+            return None
+        options: dict[str, Any] = {} if div_scale is None else {"div_scale": div_scale}
+        return optimizer.step(**options)
 
     def discard(self) -> None:
         """Forget that gradients were unscaled: they are thrown away without a step.
@@ -290,12 +311,6 @@ class DynamicScaler(LossScaler):
             ) from error
         self._scale, self._rule = scale, rule
         self._good_steps, self._overflows = counters
-
-
-def _meeting_place(parameters: list[torch.nn.Parameter]) -> str:
-    """Where ranks that hold shards communicate: for shards that are offloaded to the CPU this is the GPU."""
-    meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
-    return next(mesh.device_type for mesh in meshes if mesh is not None)
 
 
 def _local_grads(parameters: list[torch.nn.Parameter]) -> Iterator[torch.Tensor]:

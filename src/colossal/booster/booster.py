@@ -95,7 +95,8 @@ class Booster(CheckpointVerbs):
         """Make the parts of a training program parallel.
 
         Args:
-            model: The model; moved to the device.
+            model: The model; moved to the device. One built inside of `colossal.lazy.LazyInitContext` gets its values
+                here, under `TorchFSDPPlugin` one unit at a time.
             optimizer: The optimizer of the model's parameters.
             criterion: The loss function.
             dataloader: The source of batches, such as from the plugin's `prepare_dataloader`; returned as it is.
@@ -268,6 +269,11 @@ class Booster(CheckpointVerbs):
         return found[0]
 
     def _check_supported(self, option: str, value: str, supported: tuple[str, ...]) -> None:
+        if not supported:
+            raise UnsupportedError(
+                f"{self._plugin_name} has a {option} of its own. Found {option}={value!r} for the Booster. Leave it "
+                "out, and pass the plugin's own argument, such as precision='bf16'."
+            )
         if value not in supported:
             raise UnsupportedError(
                 f"{self._plugin_name} takes {option} {' or '.join(map(repr, supported))}. Found {option}={value!r}. "

@@ -1,5 +1,6 @@
 """What is to be saved: named tensors and how they lie, cut into files and dealt out among the ranks."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -8,7 +9,7 @@ import torch
 
 from colossal.checkpoint_io.blocks import cut_blocks
 from colossal.errors import CheckpointError, ConfigError
-from colossal.tensor import Layout, Region, layout_of, local_of
+from colossal.tensor import FlatLayout, Layout, Region, layout_of, parts_of
 
 MIB = 1024**2
 
@@ -26,7 +27,7 @@ class Entry:
 
     names: tuple[str, ...]
     value: Any
-    layout: Layout | None
+    layout: Layout | FlatLayout | None
 
     @classmethod
     def of(cls, names: Sequence[str], value: Any, ranks: Sequence[int]) -> "Entry":
@@ -52,9 +53,14 @@ class Entry:
         return cls(tuple(names), value, layout)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return self.layout.shape if self.layout else ()
+
+    @property
     def num_bytes(self) -> int:
         """Size of the whole tensor."""
-        return self.value.numel() * self.value.dtype.itemsize if self.layout else 0
+        return math.prod(self.shape) * self.value.dtype.itemsize if self.layout else 0
 
     @property
     def fingerprint(self) -> str:
@@ -125,11 +131,11 @@ def deal_out(files: Sequence[Sequence[Entry]], own_rank: int) -> list[Share]:
         for entry in entries:
             assert entry.layout is not None, "values that are no tensors have no blocks"
             itemsize = entry.value.dtype.itemsize
-            local = local_of(entry.value).detach() if own_rank in entry.layout.ranks else None
+            own = dict(parts_of(entry.value, own_rank)) if own_rank in entry.layout.ranks else {}
             for region, holders in entry.layout.holders.items():
                 for block in cut_blocks(region, itemsize):
                     rank = min(holders, key=lambda each: (load.get(each, 0), each))
                     load[rank] = load.get(rank, 0) + block.numel * itemsize
-                    part = local[block.inside(region).slices] if local is not None and rank == own_rank else None
+                    part = own[region].detach()[block.inside(region).slices] if rank == own_rank else None
                     shares.append(Share(number, entry.names[0], block, rank, part))
     return shares

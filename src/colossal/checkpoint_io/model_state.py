@@ -16,7 +16,7 @@ from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
 from colossal.interface import ModelWrapper
-from colossal.tensor import layout_of, local_of
+from colossal.tensor import local_of, parts_of
 
 _THREADS = 2  # one hashes while the other one waits for the disk
 
@@ -171,7 +171,8 @@ class ModelState:
         value, item = pair
         local = local_of(value).detach()
         with torch.no_grad():
-            item.read(layout_of(value, (self._rank,)).region(self._rank), local)
+            for region, part in parts_of(value.detach(), self._rank):
+                item.read(region, part)
         # Bytes were read past torch's knowledge, and masters in full precision must hear of it.
         increment_version(local)
 

@@ -15,9 +15,12 @@ from colossal.checkpoint_io.plain import dismantle
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
 from colossal.interface import OptimizerWrapper
-from colossal.tensor import layout_of, local_of
+from colossal.tensor import mark_like, parts_of, whole_shape
 
 ParamId = int | str
+_WHOLE = ("step", "mu_product", "mu", "eta")
+_WHOLE_ENDINGS = ("_row", "_col")
+"""What optimizers of torch keep of a parameter as a whole, and how ours call what they do."""
 MASTER = "master_param"
 """The key under which a parameter's copy in full precision stands among its state."""
 
@@ -83,7 +86,7 @@ class OptimizerState:
                 {key: value for key, value in group.items() if key != "param_names"} | {"params": ids}
                 for group, ids in zip(groups, self._groups, strict=True)
             ],
-            "param_shapes": {id_: list(parameter.shape) for id_, parameter in self._params.items()},
+            "param_shapes": {id_: list(whole_shape(parameter)) for id_, parameter in self._params.items()},
             "scaler": {} if self._scaler is None else self._scaler.state_dict(),
         }
 
@@ -92,12 +95,22 @@ class OptimizerState:
         content = self._optim.state_dict()["state"]
         state: dict[ParamId, Any] = {}
         for position, (id_, parameter) in enumerate(self._params.items()):
-            entry = dict(content.get(position, {}))
-            if self._masters is not None and parameter in self._masters.pairs:
-                entry[MASTER] = parameter.detach()
+            entry = {key: self._as_shard(key, value, parameter) for key, value in content.get(position, {}).items()}
+            if self._has_copy(parameter):
+                entry[MASTER] = mark_like(parameter.detach(), parameter)
             if entry:
                 state[id_] = entry
         return state
+
+    def _has_copy(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether a parameter is in more bits here than in the model."""
+        working = None if self._masters is None else self._masters.pairs.get(parameter)
+        return working is not None and working.dtype != parameter.dtype
+
+    def _as_shard(self, key: str, value: Any, parameter: torch.nn.Parameter) -> Any:
+        """Say of a value by element what range it is, if its parameter is one."""
+        is_by_element = getattr(value, "shape", None) == parameter.shape and not _is_whole(key)
+        return mark_like(value.detach(), parameter) if is_by_element else value
 
     def prepare(self, saved: Mapping[str, Any], source: object) -> Callable[[int], None]:
         """Check what was saved, and match it by name; a saved position stands for itself.
@@ -129,13 +142,14 @@ class OptimizerState:
         reads: list[tuple[Item, torch.Tensor]] = []
         self._optim.load_state_dict({"state": {}, "param_groups": groups})
         for group, own in zip(self._optim.param_groups, self._groups, strict=True):
+            is_wide = getattr(self._optim, "keeps_float32", False)
             for id_, parameter in zip(own, group["params"], strict=True):
                 if id_ in state:
                     entry = dict(state[id_])
                     master = entry.pop(MASTER, None)
                     if master is not None and parameter.dtype.itemsize >= torch.float32.itemsize:
-                        reads.append((master, parameter.detach()))
-                    filled = {k: _build(parameter, k, value, group, reads) for k, value in entry.items()}
+                        reads.append((master, mark_like(parameter.detach(), parameter)))
+                    filled = {k: _build(parameter, k, value, group, reads, is_wide) for k, value in entry.items()}
                     self._optim.state.update({parameter: filled} if filled else {})
         self._read(reads, threads)
         if self._masters is not None:
@@ -148,7 +162,8 @@ class OptimizerState:
 
         def read(each: tuple[Item, torch.Tensor]) -> None:
             item, target = each
-            item.read(layout_of(target, (self._rank,)).region(self._rank), local_of(target))
+            for region, part in parts_of(target, self._rank):
+                item.read(region, part)
 
         in_threads(read, reads, threads)
 
@@ -159,9 +174,9 @@ class OptimizerState:
 
     def _check_shapes(self, shapes: Mapping[Any, Any], saved: dict[ParamId, ParamId], source: object) -> None:
         wrong = [
-            f"{id_} (file {list(shapes[saved[id_]])}, model {list(parameter.shape)})"
+            f"{id_} (file {list(shapes[saved[id_]])}, model {list(whole_shape(parameter))})"
             for id_, parameter in self._params.items()
-            if list(shapes.get(saved[id_], parameter.shape)) != list(parameter.shape)
+            if list(shapes.get(saved[id_], whole_shape(parameter))) != list(whole_shape(parameter))
         ]
         if wrong:
             raise CheckpointError(
@@ -224,17 +239,26 @@ def _valid_groups(header: Mapping[str, Any], source: object) -> list[dict[str, A
     )
 
 
+def _is_whole(key: str) -> bool:
+    return key in _WHOLE or key.endswith(_WHOLE_ENDINGS)
+
+
 def _build(
-    parameter: torch.Tensor, key: str, value: Any, group: Mapping[str, Any], reads: list[tuple[Item, torch.Tensor]]
+    parameter: torch.Tensor,
+    key: str,
+    value: Any,
+    group: Mapping[str, Any],
+    reads: list[tuple[Item, torch.Tensor]],
+    is_wide: bool,
 ) -> Any:
     """Make room for the tensors inside nested dicts and lists, as torch's own `load_state_dict` places them.
 
     What has the shape of the parameter lies as the parameter does; steps stay on the CPU unless the kernel counts them.
     """
     if isinstance(value, dict):
-        return {k: _build(parameter, key, inner, group, reads) for k, inner in value.items()}
+        return {k: _build(parameter, key, inner, group, reads, is_wide) for k, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_build(parameter, key, inner, group, reads) for inner in value)
+        return type(value)(_build(parameter, key, inner, group, reads, is_wide) for inner in value)
     if not isinstance(value, Item):
         return value
     assert value.shape is not None
@@ -243,10 +267,11 @@ def _build(
     if key == "step":
         device = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
     elif parameter.is_floating_point() and dtype.is_floating_point:
-        dtype = parameter.dtype
-    if value.shape == parameter.shape and value.shape:
+        dtype = torch.promote_types(parameter.dtype, torch.float32) if is_wide else parameter.dtype
+    if value.shape == whole_shape(parameter) and not _is_whole(key):
         target = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        reads.append((value, mark_like(target.detach(), parameter)))
     else:
         target = torch.empty(value.shape, dtype=dtype, device=device)
-    reads.append((value, target))
+        reads.append((value, target))
     return target

@@ -1,6 +1,5 @@
 """Copies in host memory: what lets training go on while a checkpoint is written."""
 
-import mmap
 import os
 import threading
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import final
 import torch
 
 from colossal.checkpoint_io.parallel import in_threads
-from colossal.kernel import stream_copy
+from colossal.kernel import huge_zeros, stream_copy
 
 _ALIGN = 64
 _HUGE_PAGE = 1 << 21
@@ -31,11 +30,8 @@ class Arena:
         self.pinned = pin
         if pin:
             self.memory = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=True)
-            return
-        pages = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            pages.madvise(mmap.MADV_HUGEPAGE)
-        self.memory = torch.frombuffer(pages, dtype=torch.uint8)
+        else:
+            (self.memory,) = huge_zeros([(self.num_bytes,)], torch.uint8)
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy tensors, one after the other, into the memory.

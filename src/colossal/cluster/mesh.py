@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from datetime import timedelta
 from pathlib import Path
@@ -192,6 +193,31 @@ class ParallelMesh:
         """
         return self._groups[self._check_axis(axis)]
 
+    def blocks(self, axis: Axis, length: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Cut an axis into blocks of neighbours.
+
+        Args:
+            axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
+            length: Number of ranks in a block; it divides the size of the axis.
+
+        Returns:
+            The group of this process' block, and the group of those that have its place in the other blocks.
+
+        Raises:
+            MeshError: There is no such axis, or the length does not divide its size.
+
+        Communication: two groups of processes are formed; all ranks of the axis must call.
+        """
+        ranks, place = self.ranks(axis), self.rank(axis)
+        if length < 1 or len(ranks) % length:
+            raise MeshError(
+                f"An axis is cut into blocks of one length. Found {length} for the {len(ranks)} ranks of {axis!r}. "
+                "Pass a divisor of their number."
+            )
+        block = place // length
+        own = ranks[block * length : (block + 1) * length]
+        return self._group_of(own), self._group_of(ranks[place % length :: length])
+
     def _check_axis(self, axis: Axis) -> Axis:
         if axis not in self._sizes:
             names = ", ".join(self._sizes)
@@ -206,8 +232,11 @@ class ParallelMesh:
     def _form_group(self, axis: Axis) -> dist.ProcessGroup:
         if self.size(axis) == self.world_size and dist.group.WORLD is not None:
             return dist.group.WORLD
+        return self._group_of(self.ranks(axis))
+
+    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         timeout = timedelta(seconds=self.timeout_seconds)
-        group = dist.new_group(list(self.ranks(axis)), timeout=timeout, use_local_synchronization=True)
+        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         return group
 

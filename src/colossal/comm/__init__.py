@@ -5,11 +5,14 @@ from colossal.comm.counter import CommCounter
 from colossal.comm.cube import gather_packed_rows, matmul_3d
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
 from colossal.comm.over import all_reduce_over
+from colossal.comm.partition import Partition, Pending
 from colossal.comm.summa import summa_ab, summa_abt, summa_atb
 
 __all__ = [
     "Channel",
     "CommCounter",
+    "Partition",
+    "Pending",
     "all_reduce_over",
     "all_to_all",
     "gather",

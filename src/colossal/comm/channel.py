@@ -1,6 +1,6 @@
 """One axis of a mesh, as the collectives see it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, final
 
@@ -9,6 +9,7 @@ from torch import distributed as dist
 
 from colossal.cluster import Axis, ParallelMesh, current_mesh
 from colossal.comm.counter import CommCounter, Op, active_counters
+from colossal.comm.pairwise import gather_pairwise, sum_pairwise
 from colossal.errors import ShapeError
 
 # torch 2.13 renamed these two; 2.11 has only the old names.
@@ -18,6 +19,9 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 _SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1, "reduce": 1}
 
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+_IN_PLACE = ("nccl", "shm", "fake")
+"""Backends whose reduce-scatter may write its result over this rank's part of the input."""
 
 _PACK_BYTES = 2**24
 
@@ -108,7 +112,8 @@ class Channel:
         if self.size == 1:
             return tensor
         whole = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
-        _all_gather_single(whole, tensor.contiguous(), group=self.group)
+        for work in gather_into(whole, tensor.contiguous(), self.group):
+            work.wait()
         self._count("all_gather", whole)
         return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim)
 
@@ -132,7 +137,10 @@ class Channel:
             return tensor
         parts = tensor.contiguous() if dim == 0 else torch.cat(tensor.chunk(self.size, dim))
         part = parts.new_empty(parts.shape[0] // self.size, *parts.shape[1:])
-        _sum_to_parts(part, parts, self.group)
+        works, finish = scatter_sums(part, parts, self.group)
+        for work in works:
+            work.wait()
+        finish()
         self._count("reduce_scatter", parts)
         return part
 
@@ -277,18 +285,39 @@ def lengthen(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
     return torch.cat([tensor, tensor.new_zeros(shape)], dim) if shape[dim] else tensor
 
 
-def _sum_to_parts(part: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup) -> None:
-    """Add up the ranks' tensors, each rank its part.
-
-    Gloo takes longer for it than for an all-to-all and a sum at the receiver, which moves the same bytes
-    (benchmarks/cpu_collectives.py).
-    """
+def gather_into(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+    """Begin to join the ranks' parts, in rank order; `part` may lie inside of `whole`, where it belongs."""
     if dist.get_backend(group) != "gloo":
-        _reduce_scatter_single(part, parts, group=group)
-        return
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    torch.sum(received.view(-1, *part.shape), dim=0, dtype=part.dtype, out=part)
+        return _some(_all_gather_single(whole, part, group=group, async_op=True))
+    place = whole.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+    if place.data_ptr() != part.data_ptr():
+        place.copy_(part.view(place.shape))
+    return gather_pairwise(whole, group)
+
+
+def scatter_sums(
+    part: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
+) -> tuple[list[dist.Work], Callable[[], object]]:
+    """Begin to add up the ranks' tensors, each rank its part; return what to wait for, and what is to do then.
+
+    `part` may lie inside of `parts`, where it belongs. `scratch` is room for the others' parts, which gloo needs.
+    """
+    backend = dist.get_backend(group)
+    if backend == "gloo":
+        return sum_pairwise(part, parts, group, scratch)
+    is_inside = part.untyped_storage().data_ptr() == parts.untyped_storage().data_ptr()
+    out = torch.empty_like(part) if is_inside and backend not in _IN_PLACE else part
+    work = _reduce_scatter_single(out, parts, group=group, async_op=True)
+    return _some(work), (lambda: None) if out is part else lambda: part.copy_(out)
+
+
+def needs_scratch(group: dist.ProcessGroup) -> bool:
+    """Tell whether `scatter_sums` uses room for the parts of other ranks."""
+    return dist.get_backend(group) == "gloo"
+
+
+def _some(work: dist.Work | None) -> list[dist.Work]:
+    return [] if work is None else [work]
 
 
 def _packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -13,7 +13,10 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
 def all_reduce_over(
-    tensor: torch.Tensor, groups: Iterable[dist.ProcessGroup], op: Literal["sum", "max"] = "sum"
+    tensor: torch.Tensor,
+    groups: Iterable[dist.ProcessGroup],
+    op: Literal["sum", "max"] = "sum",
+    axis: Axis | None = None,
 ) -> torch.Tensor:
     """Combine the ranks' tensors over one group after another, without gradients.
 
@@ -23,6 +26,8 @@ def all_reduce_over(
         tensor: Any shape, the same on all ranks; on the device of the groups.
         groups: The process groups; a group of one rank is left out.
         op: Add the tensors up, or take the largest of each element.
+        axis: The axis of the mesh under which calls are counted, for groups that are parts of one; by default that
+            whose group it is.
 
     Returns:
         The total, in a new tensor of the same shape; `tensor` itself if there is nothing to combine.
@@ -47,8 +52,8 @@ def all_reduce_over(
             tensor = tensor.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(tensor, op=_OPS[op], group=group)
             for counter in active_counters():
-                for axis in _axes_of(group):
-                    counter.add("all_reduce", axis, 2 * tensor.nbytes * (size - 1) // size)
+                for each in (axis,) if axis else _axes_of(group):
+                    counter.add("all_reduce", each, 2 * tensor.nbytes * (size - 1) // size)
     return tensor
 
 

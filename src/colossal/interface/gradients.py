@@ -9,7 +9,7 @@ from torch.nn.utils import get_total_norm
 
 from colossal.comm import all_reduce_over
 from colossal.errors import UnsupportedError
-from colossal.tensor import local_of, shard_groups
+from colossal.tensor import local_of, meeting_device, shard_groups
 
 
 def total_norm(grads: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
@@ -70,19 +70,13 @@ def clamp(grads: Iterable[torch.Tensor], limit: float) -> None:
 def _norm_over(groups: tuple[dist.ProcessGroup, ...], grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     """The common norm of gradients that the same groups shard, in float64: powers of a norm need room."""
     parts = [part for part in map(local_of, grads) if part.numel()]
-    device = _device_of(grads[0])
+    device = meeting_device(grads[0])
     own = get_total_norm(parts, norm_type).to(device, torch.float64)
     if not groups:
         return own
     if math.isinf(norm_type):
         return all_reduce_over(own, groups, "max")
     return all_reduce_over(own**norm_type, groups) ** (1 / norm_type)
-
-
-def _device_of(grad: torch.Tensor) -> torch.device:
-    """Where a gradient's groups communicate: shards that are offloaded to the CPU meet on the GPU."""
-    mesh = getattr(grad, "device_mesh", None)
-    return grad.device if mesh is None or mesh.device_type == grad.device.type else torch.device(mesh.device_type)
 
 
 def _by_device(grads: Iterable[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:

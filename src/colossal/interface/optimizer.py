@@ -1,13 +1,17 @@
 """The boosted optimizer."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
 
-from colossal.amp import LossScaler, MasterWeights, NoScaler
+from colossal.amp import LossScaler, Masters, NoScaler
 from colossal.errors import UnsupportedError
 from colossal.interface.gradients import clamp, scale, total_norm
+
+_WIDE = torch.float32.itemsize
 
 
 @final
@@ -21,7 +25,10 @@ class OptimizerWrapper:
         scaler: The loss scaler; none by default.
         param_names: Name of each parameter in the model; checkpoints store optimizer state under these names. A master
             has the name of its working parameter.
-        masters: The float32 masters that the optimizer holds in place of half-precision parameters; none by default.
+        masters: What the optimizer holds in place of parameters: float32 copies, or this rank's shares of them; by
+            default it holds the parameters themselves.
+        max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
+        norm_type: The p of that norm.
 
     Example:
         >>> import torch
@@ -41,12 +48,15 @@ class OptimizerWrapper:
         optim: torch.optim.Optimizer,
         scaler: LossScaler | None = None,
         param_names: Mapping[torch.nn.Parameter, str] | None = None,
-        masters: MasterWeights | None = None,
+        masters: Masters | None = None,
+        max_norm: float = 0.0,
+        norm_type: float = 2.0,
     ) -> None:
         self.optim = optim
         self.scaler = scaler or NoScaler()
         self.param_names = dict(param_names or {})
         self.masters = masters
+        self._max_norm, self._norm_type = max_norm, norm_type
         self._name_masters(masters.pairs if masters else {})
         self._on_discard: list[Callable[[], None]] = []
 
@@ -108,8 +118,11 @@ class OptimizerWrapper:
             retain_graph: Keep the graph for another backward pass.
         """
         inputs = None if inputs is None else list(inputs)
-        with self.scaler.scaling(loss, self.optim) as scaled:
+        with self._backward_pass(), self.scaler.scaling(loss, self.optim) as scaled:
             torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
+
+    def _backward_pass(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.masters is None else self.masters.backward_pass()
 
     def backward_by_grad(
         self,
@@ -127,7 +140,8 @@ class OptimizerWrapper:
             retain_graph: Keep the graph for another backward pass.
         """
         inputs = None if inputs is None else list(inputs)
-        torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)
+        with self._backward_pass():
+            torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Update the parameters, unless loss scaling found an overflow.
@@ -141,20 +155,39 @@ class OptimizerWrapper:
         Raises:
             UnsupportedError: There is a closure, and loss scaling or masters.
 
-        Communication: as in `unscale_grad`.
+        Communication: as in `unscale_grad`; with a `max_norm`, as in `clip_grad_by_norm`.
         """
-        if self.masters is None:
-            return self.scaler.step(self.optim) if closure is None else self.scaler.step(self.optim, closure)
+        if self.masters is None and closure is not None:
+            return self.scaler.step(self.optim, closure)
         if closure is not None:
             raise UnsupportedError(
                 "A step on float32 masters uses gradients that are there already. Found a closure, which would see "
                 "half-precision parameters that do not move. Train in float32 or with mixed_precision='bf16'."
             )
-        self.masters.pull_grads()
-        result = self.scaler.step(self.optim)
-        if not self.scaler.dropped:
+        if self.masters is not None:
+            self.masters.pull_grads()
+        result = self.scaler.step(self.optim, **self._clip_and_divide())
+        if self.masters is not None and not self.scaler.dropped:
             self.masters.push_params()
         return result
+
+    def _clip_and_divide(self) -> dict[str, float]:
+        """Clip to the norm of the constructor, or leave this and unscaling to an optimizer that can do it in its pass.
+
+        Returns:
+            What the optimizer is told.
+        """
+        is_scaled = not isinstance(self.scaler, NoScaler)
+        divides = hasattr(self.optim, "write_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
+        if divides and (self._max_norm > 0 or is_scaled):  # as those of colossal.nn.optimizer
+            norm = total_norm(self._grads, self._norm_type)
+            scale_ = self.scaler.judge(norm)
+            if scale_ is not None:
+                limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0
+                return {"div_scale": scale_ * limit} if math.isfinite(limit) and limit > 1 else {"div_scale": scale_}
+        if self._max_norm > 0:
+            self.clip_grad_by_norm(self._max_norm, self._norm_type)
+        return {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Throw the gradients away.

@@ -1,6 +1,49 @@
-"""Arithmetic and copies where the way they are done matters: fast implementations, and what takes their place."""
+"""Arithmetic, copies and files where the way they are done matters: fast implementations, and what takes their place.
 
-from colossal.kernel.adam import AdamStep, AdamTensors, adam_step
-from colossal.kernel.copy import stream_copy
+The names are loaded when they are first used: most programs need few of them.
+"""
 
-__all__ = ["AdamStep", "AdamTensors", "adam_step", "stream_copy"]
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from colossal.kernel.adam import AdamStep, AdamTensors, adam_step
+    from colossal.kernel.arena import huge_zeros
+    from colossal.kernel.copy import stream_copy
+    from colossal.kernel.file_probe import DirectIO
+    from colossal.kernel.file_states import StateStore
+    from colossal.kernel.tensor_file import FileRequest, TensorFile
+
+_HOMES = {
+    "AdamStep": "colossal.kernel.adam",
+    "AdamTensors": "colossal.kernel.adam",
+    "DirectIO": "colossal.kernel.file_probe",
+    "FileRequest": "colossal.kernel.tensor_file",
+    "StateStore": "colossal.kernel.file_states",
+    "TensorFile": "colossal.kernel.tensor_file",
+    "adam_step": "colossal.kernel.adam",
+    "huge_zeros": "colossal.kernel.arena",
+    "stream_copy": "colossal.kernel.copy",
+}
+
+__all__ = [
+    "AdamStep",
+    "AdamTensors",
+    "DirectIO",
+    "FileRequest",
+    "StateStore",
+    "TensorFile",
+    "adam_step",
+    "huge_zeros",
+    "stream_copy",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'colossal.kernel' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,9 +3,10 @@
 * :mod:`colossal.nn.layer` - layers that follow the ambient mesh; their names are here as well.
 * :mod:`colossal.nn.loss` and :mod:`colossal.nn.metric` - losses and figures of merit for what they put out.
 * :mod:`colossal.nn.lr_scheduler` - learning-rate schedules that know how many steps the training has.
+* :mod:`colossal.nn.optimizer` - optimizers, which take whole parameters and parts of them.
 """
 
-from colossal.nn import layer, loss, lr_scheduler, metric
+from colossal.nn import layer, loss, lr_scheduler, metric, optimizer
 from colossal.nn.layer import (
     Classifier,
     Dropout,
@@ -50,5 +51,6 @@ __all__ = [
     "loss",
     "lr_scheduler",
     "metric",
+    "optimizer",
     "split_input",
 ]

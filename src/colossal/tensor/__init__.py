@@ -1,6 +1,16 @@
 """State at rest: how the parts of one tensor lie on the ranks that hold it."""
 
-from colossal.tensor.convert import layout_of, local_of, placements_of, shard_groups, whole_of
+from colossal.tensor.convert import layout_of, local_of, meeting_device, parts_of, placements_of, shard_groups, whole_of
+from colossal.tensor.flat import (
+    FlatLayout,
+    FlatShard,
+    boxes_of,
+    flat_shard_of,
+    mark_like,
+    mark_shard,
+    views_of,
+    whole_shape,
+)
 from colossal.tensor.layout import Layout
 from colossal.tensor.path import LayoutPath, greedy_path, plan_relayout
 from colossal.tensor.region import Region
@@ -9,20 +19,30 @@ from colossal.tensor.shard import shard, unshard
 from colossal.tensor.step import Step, difference, one_step
 
 __all__ = [
+    "FlatLayout",
+    "FlatShard",
     "Layout",
     "LayoutPath",
     "Region",
     "Step",
+    "boxes_of",
     "difference",
+    "flat_shard_of",
     "greedy_path",
     "layout_of",
     "local_of",
+    "mark_like",
+    "mark_shard",
+    "meeting_device",
     "one_step",
+    "parts_of",
     "placements_of",
     "plan_relayout",
     "relayout",
     "shard",
     "shard_groups",
     "unshard",
+    "views_of",
     "whole_of",
+    "whole_shape",
 ]

@@ -9,16 +9,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed as dist
 
+from colossal.comm import all_reduce_over
 from colossal.errors import UnsupportedError
+from colossal.tensor.flat import FlatLayout, boxes_of, flat_shard_of
 from colossal.tensor.layout import Layout
+from colossal.tensor.region import Region
 
 
-def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout:
+def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout | FlatLayout:
     """Tell how a tensor lies.
 
     Args:
-        tensor: A DTensor, or any other tensor: that is whole on each of `ranks`.
-        ranks: The global ranks that hold a tensor which is no DTensor.
+        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor: that is whole on each of `ranks`.
+        ranks: The global ranks that hold a tensor which is neither.
 
     Returns:
         The layout of the whole tensor.
@@ -30,9 +33,12 @@ def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout:
     Example:
         >>> import torch
         >>> from colossal.tensor import layout_of
-        >>> layout_of(torch.zeros(4, 2)).region(0).shape
-        (4, 2)
+        >>> [region.shape for region in layout_of(torch.zeros(4, 2)).regions_of(0)]
+        [(4, 2)]
     """
+    shard = flat_shard_of(tensor)
+    if shard is not None:
+        return shard.layout
     if not _is_dtensor(tensor):
         return _shared(tuple(tensor.shape), tuple(ranks))
     sharded: Any = tensor
@@ -99,16 +105,39 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         return sharded.to_local()
 
 
+def parts_of(tensor: torch.Tensor, rank: int = 0) -> list[tuple[Region, torch.Tensor]]:
+    """Look at what this rank holds of a tensor as boxes of the whole one.
+
+    Args:
+        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
+        rank: The global rank of this process.
+
+    Returns:
+        Each box with its elements, which share memory with `tensor`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import parts_of
+        >>> [(region.shape, part.shape) for region, part in parts_of(torch.zeros(2, 3))]
+        [((2, 3), torch.Size([2, 3]))]
+    """
+    if flat_shard_of(tensor) is not None:
+        return boxes_of(tensor)
+    (region,) = layout_of(tensor, (rank,)).regions_of(rank)
+    return [(region, local_of(tensor))]
+
+
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """Put a tensor together from the parts of all ranks.
 
     Args:
-        tensor: A DTensor, or any other tensor.
+        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
 
     Returns:
         The whole tensor, without gradient; `tensor` itself if it is whole.
 
-    Communication: all_gather, the axes that cut the tensor, its bytes; all of its ranks must call.
+    Communication: all_gather, the axes that cut the tensor, its bytes; all_reduce for ranges; all of its ranks must
+    call.
 
     Example:
         >>> import torch
@@ -116,6 +145,12 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
         >>> whole_of(torch.ones(3)).shape
         torch.Size([3])
     """
+    shard = flat_shard_of(tensor)
+    if shard is not None:
+        whole = torch.zeros(shard.layout.shape, dtype=tensor.dtype, device=tensor.device)
+        for region, box in boxes_of(tensor.detach(), like=tensor):
+            whole[region.slices] = box
+        return all_reduce_over(whole, shard.groups)
     if not _is_dtensor(tensor):
         return tensor
     sharded: Any = tensor.detach()
@@ -128,7 +163,7 @@ def shard_groups(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
     A sum over the elements of the whole tensor is the local sum, added up over each of these groups.
 
     Args:
-        tensor: A DTensor, or any other tensor.
+        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
 
     Returns:
         One group for each axis that cuts the tensor; none for a whole tensor.
@@ -139,6 +174,9 @@ def shard_groups(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
         >>> shard_groups(torch.ones(3))
         ()
     """
+    shard = flat_shard_of(tensor)
+    if shard is not None:
+        return shard.groups
     if not _is_dtensor(tensor):
         return ()
     sharded: Any = tensor
@@ -147,6 +185,27 @@ def shard_groups(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
         for axis, placement in enumerate(sharded.placements)
         if _cut(placement) is not None
     )
+
+
+def meeting_device(tensor: torch.Tensor) -> torch.device:
+    """Tell where the groups of ranks that share a tensor communicate.
+
+    Args:
+        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
+
+    Returns:
+        The device of the tensor; that of its groups if it is offloaded to another.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import meeting_device
+        >>> meeting_device(torch.ones(3))
+        device(type='cpu')
+    """
+    holder: Any = flat_shard_of(tensor) or getattr(tensor, "device_mesh", None)
+    if holder is None or holder.device_type == tensor.device.type:
+        return tensor.device
+    return torch.device(holder.device_type)
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

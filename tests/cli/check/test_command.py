@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -55,6 +56,7 @@ def test_a_healthy_machine_is_usable() -> None:
     assert rows["devices", "in use"]["value"] == "cpu"
     assert rows["communication", "gloo"]["value"] is True
     assert rows["kernels", "fused Adam"]["value"] is True
+    assert rows["kernels", "one-pass Adam"]["value"] is bool(shutil.which("c++"))
     assert rows["machine", "memory"]["value"] > 0
 
 
@@ -230,8 +232,18 @@ def test_a_kernel_that_does_not_run_falls_back_and_says_why() -> None:
 
 def test_on_a_cpu_float8_falls_back_and_the_optimizers_do_not() -> None:
     rows = {row.name: row.value for row in kernels.SECTION.rows()}
-    expected = {"fused Adam", "foreach Adam", "streaming copy", "shared-memory collectives", "xxHash checksums"}
+    expected = {"fused Adam", "one-pass Adam", "foreach Adam"}
+    expected |= {"streaming copy", "shared-memory collectives", "xxHash checksums"}
     assert rows == dict.fromkeys(expected, True) | {"float8 matrix product": False}
+
+
+def test_without_a_compiler_one_row_says_that_adam_falls_back(tmp_path) -> None:
+    done = check("--json", CXX="no-such-compiler", XDG_CACHE_HOME=str(tmp_path))
+    rows = [row for (_, name), row in rows_of(done).items() if "Adam" in name and row["status"] == "note"]
+    (row,) = rows
+    assert (row["name"], row["value"]) == ("one-pass Adam", False)
+    assert row["found"] == "falls back: torch's fused update, with passes before and behind"
+    assert "no-such-compiler" in str(row["advice"])
 
 
 def test_limits_that_are_low_are_notes(monkeypatch, tmp_path) -> None:

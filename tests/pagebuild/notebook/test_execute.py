@@ -52,6 +52,22 @@ def kernels() -> list[str]:
     return found
 
 
+@pytest.fixture
+def executions(monkeypatch) -> list[str]:
+    """The languages whose notebooks are executed, which only print the name of their language."""
+    executed = []
+
+    def execute(book, page, *_: object) -> Execution:
+        executed.append(page.language)
+        for cell in (cell for cell in book.cells if cell.cell_type == "code"):
+            cell.outputs = [nbformat.v4.new_output("stream", text=page.language)]
+        book.metadata.language_info = {"name": "python"}
+        return Execution(book, 1.0, 1)
+
+    monkeypatch.setattr("pagebuild.notebook.workshop.execute", execute)
+    return executed
+
+
 def test_a_page_of_one_rank_is_executed_and_shared_with_its_translation(pages) -> None:
     pages.write("lesson", ONE)
     english, chinese = pages.make("lesson")
@@ -74,13 +90,34 @@ def test_a_page_of_two_ranks_is_written_and_started_by_torchrun(pages) -> None:
     assert printed(english) == ["rank 0 of 2", "--- rank 1 ---", "rank 1 of 2"]
 
 
-def test_a_translation_with_other_code_is_executed_itself(pages, monkeypatch) -> None:
-    monkeypatch.setattr("pagebuild.notebook.workshop.execute", lambda book, *_: Execution(book, 1.0, 1))
-    pages.write("lesson", page("print('hello')"), "en")
-    pages.write("lesson", page("print('你好')"), "zh-Hans")
+@pytest.mark.parametrize(
+    ("code", "executed"),
+    [
+        ("x = 1  # 一\nprint('hello')", ["en"]),
+        ("x = 1\nprint('你好')", ["en", "zh-Hans"]),
+    ],
+)
+def test_the_same_code_is_executed_once_and_other_code_itself(pages, executions, code, executed) -> None:
+    pages.write("lesson", page("x = 1\nprint('hello')"), "en")
+    pages.write("lesson", page(code).replace("# T", "# 课"), "zh-Hans")
     english, chinese = pages.make("lesson")
-    assert (english.status, chinese.status) == ("PASS", "PASS")
-    assert chinese.execution.book.metadata.colossal.lang == "zh-Hans"
+    assert executions == executed
+    assert (english.status, chinese.status) == ("PASS", "SAME" if executed == ["en"] else "PASS")
+    book = nbformat.read(pages.workshop().file(chinese.page), as_version=4)
+    assert book.metadata.colossal.lang == "zh-Hans"
+    assert book.cells[0].source.startswith("# 课\n\n*本笔记本由")
+    assert book.cells[-1].source == code
+    assert book.cells[-1].outputs[0].text == executed[-1]
+
+
+def test_a_translation_that_is_asked_for_alone_is_executed(pages, executions, tmp_path, capsys) -> None:
+    pages.write("lesson", ONE)
+    (tmp_path / "api.json").write_text(json.dumps({"version": "0", "objects": {}}))
+    places = ["--source", pages.folder / "source", "--output", tmp_path / "out", "--api", tmp_path / "api.json"]
+    assert cli.main(["notebooks", "lesson", "--lang", "zh-Hans", *map(str, places)], ROOT) == 0
+    assert executions == ["zh-Hans"]
+    assert capsys.readouterr().out.endswith("\n1 executed, 0 reused, 0 failed\n")
+    assert not (tmp_path / "out" / "en").exists()
 
 
 def test_a_page_without_code_is_a_notebook_all_the_same(pages) -> None:
@@ -188,7 +225,7 @@ def test_the_front_door_executes_a_page(pages, tmp_path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("en      basics/lesson   PASS  cells 3/3")
-    assert lines[1:] == ["zh-Hans basics/lesson   SAME  code identical to en", "2 executed, 0 failed"]
+    assert lines[1:] == ["zh-Hans basics/lesson   SAME  code identical to en", "1 executed, 1 reused, 0 failed"]
     assert (
         nbformat.read(tmp_path / "out/en/basics/lesson.ipynb", as_version=4).metadata.colossal.page == "basics/lesson"
     )

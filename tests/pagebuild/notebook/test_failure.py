@@ -120,4 +120,4 @@ def test_the_report_reads_like_the_harness(parse) -> None:
     assert excerpt[2].startswith("  > ")
     same = Made(page, "SAME", "code identical to en")
     assert list(lines_of(same, 6)) == ["en      lesson   SAME  code identical to en"]
-    assert summary([failed, same, Made(page, "NONE")]) == "1 executed, 1 failed"
+    assert summary([failed, same, Made(page, "NONE")]) == "0 executed, 1 reused, 1 failed"

@@ -45,7 +45,7 @@ def cells(matrix: dict, key: str) -> dict[str, str]:
 
 
 def test_the_library_and_the_chooser_know_the_same_plugins() -> None:
-    assert offered_plugins() == ("TorchDDPPlugin", "TorchFSDPPlugin")
+    assert offered_plugins() == ("LowLevelZeroPlugin", "TorchDDPPlugin", "TorchFSDPPlugin")
     check_choices(offered_plugins())
     with pytest.raises(BrokenInputError, match=r"plugins\.py:1: the library has the plugin NewPlugin: say when"):
         check_choices(("TorchDDPPlugin", "NewPlugin"))
@@ -112,14 +112,15 @@ class Lazy(Plugin):
 
 
 def test_cells_are_what_happened(matrix) -> None:
-    assert [column["key"] for column in matrix["columns"]] == ["single", "ddp", "fsdp"]
+    assert [column["key"] for column in matrix["columns"]] == ["single", "ddp", "zero", "fsdp"]
     assert [row["key"] for row in matrix["rows"]] == [feature.key for feature in FEATURES]
-    everywhere = {"fp16", "bf16", "fp8", "accumulation", "clip_norm", "clip_value", "lora"}
+    everywhere = {"fp16", "bf16", "accumulation", "clip_norm", "clip_value", "lora"}
     everywhere |= {"whole", "sharded", "safetensors", "resume", "async"}
     for key in everywhere:
-        assert cells(matrix, key) == {"single": "yes", "ddp": "yes", "fsdp": "yes"}, key
-    assert cells(matrix, "fp16_naive") == {"single": "yes", "ddp": "yes", "fsdp": "no"}
-    assert cells(matrix, "pipeline") == {"single": "no", "ddp": "no", "fsdp": "no"}
+        assert cells(matrix, key) == {"single": "yes", "ddp": "yes", "zero": "yes", "fsdp": "yes"}, key
+    assert cells(matrix, "fp8") == {"single": "yes", "ddp": "yes", "zero": "no", "fsdp": "yes"}
+    assert cells(matrix, "fp16_naive") == {"single": "yes", "ddp": "yes", "zero": "no", "fsdp": "no"}
+    assert cells(matrix, "pipeline") == {"single": "no", "ddp": "no", "zero": "no", "fsdp": "no"}
 
 
 def test_a_device_counts_when_a_page_has_run_on_it(matrix) -> None:
@@ -127,8 +128,8 @@ def test_a_device_counts_when_a_page_has_run_on_it(matrix) -> None:
     assert row["cells"]["ddp"]["state"] == "partial"
     assert set(row["cells"]["ddp"]["note"]) == LANGUAGES
     proved = feature_matrix(lambda device: device == "cuda")
-    assert cells(proved, "cuda") == {"single": "yes", "ddp": "yes", "fsdp": "yes"}
-    assert cells(proved, "cpu") == {"single": "partial", "ddp": "partial", "fsdp": "partial"}
+    assert cells(proved, "cuda") == {"single": "yes", "ddp": "yes", "zero": "yes", "fsdp": "yes"}
+    assert cells(proved, "cpu") == {"single": "partial", "ddp": "partial", "zero": "partial", "fsdp": "partial"}
 
 
 def test_a_refusal_is_a_no_and_any_other_error_is_raised() -> None:

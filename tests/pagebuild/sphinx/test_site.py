@@ -3,11 +3,19 @@
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from pagebuild import cli
+from pagebuild.sphinx import command
+from pagebuild.sphinx.sources import Sources
+from pagetest.model.tree import Tree
 
 ROOT = Path(__file__).resolve().parents[3]
 LESSON = """# Lesson
@@ -59,6 +67,7 @@ OTHER = "# Other\n\n## 第二节 显存\n\n优化器与梯度累积。Back to [t
 FIGURE = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"><rect width="9" height="9"/></svg>\n'
 SIDEBAR = '{"s": [{"type": "category", "label": "Basics", "items": ["basics/lesson", "basics/other"]}]}'
 LABELS = '{"s": {"message": ""}, "sidebar.s.category.Basics": {"message": "基础"}}'
+MODULES = ("colossal.errors", "colossal.booster", "colossal.interface", "colossal.nn.lr_scheduler")
 FAULTY = """# Faulty
 
 {{ autodoc:colossal.booster.Boster }}
@@ -102,10 +111,11 @@ def write(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def build(folder: Path, *languages: str) -> Built:
+def build(folder: Path, languages: Sequence[str], modules: Sequence[str]) -> Built:
     source, html, work = folder / "docs" / "source", folder / "html", folder / "work"
     places = ["--source", source, "--output", html, "--work", work]
     chosen = [word for language in languages for word in ("--lang", language)]
+    chosen += [word for module in modules for word in ("--module", module)]
     command = [sys.executable, "docs_build.py", "sphinx", *map(str, places), *chosen]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.stderr == ""
@@ -120,7 +130,7 @@ def site(tmp_path_factory) -> Built:
     for language in ("en", "zh-Hans"):
         write(folder / "docs" / "source" / language, pages)
     write(folder / "docs" / "source" / "zh-Hans", {"sidebar_category_translation.json": LABELS})
-    return build(folder, "en", "zh-Hans")
+    return build(folder, ["en", "zh-Hans"], MODULES)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +138,7 @@ def faulty(tmp_path_factory) -> Built:
     folder = tmp_path_factory.mktemp("faulty")
     sidebar = '{"s": [{"type": "category", "label": "A", "items": ["a/faulty"]}]}'
     write(folder / "docs", {"sidebars.json": sidebar, "source/en/a/faulty.md": FAULTY})
-    return build(folder, "en")
+    return build(folder, ["en"], MODULES[:1])
 
 
 LANGUAGES = pytest.mark.parametrize("language", ["en", "zh-Hans"])
@@ -168,9 +178,48 @@ def test_every_construct_of_a_page_is_shown(language, site) -> None:
 
 
 @LANGUAGES
-def test_every_public_module_has_a_page(language, site, library_modules) -> None:
-    for module in library_modules:
+def test_every_module_that_was_asked_for_has_a_page(language, site) -> None:
+    pages = {path.stem for path in (site.folder / "html" / language / "api").glob("*.html")}
+    assert pages == {"index", *MODULES}
+    for module in MODULES:
         assert f"<h1>{module}<" in site.html(f"{language}/api/{module}")
+
+
+def test_names_of_modules_that_are_left_out_are_text(site) -> None:
+    article = site.article("en/api/colossal.booster")
+    assert '<span class="pre">colossal.booster.plugin</span>' in article
+    assert 'href="colossal.booster.plugin' not in article
+
+
+def test_every_public_module_is_described_unless_some_are_chosen(library_modules, monkeypatch) -> None:
+    orders = []
+
+    def note(order: command.Order) -> command.Outcome:
+        orders.append(order)
+        return command.Outcome(order, 0, (), 0.0)
+
+    monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *_, **__: nullcontext(SimpleNamespace(map=map)))
+    monkeypatch.setattr(command, "build", note)
+    assert cli.main(["sphinx", "--lang", "en"], ROOT) == 0
+    assert cli.main(["sphinx", "--lang", "en", "--module", "colossal.errors"], ROOT) == 0
+    assert [order.modules for order in orders] == [library_modules, ("colossal.errors",)]
+
+
+def test_every_module_of_an_order_is_written_and_listed(inventory, library_modules, tmp_path) -> None:
+    sources = Sources(
+        Tree(tmp_path), inventory, tmp_path / "work", ROOT / "docs" / "sphinx" / "locale", library_modules
+    )
+    sources.write("en")
+    listed = (tmp_path / "work" / "en" / "api" / "index.md").read_text(encoding="utf-8").splitlines()
+    for module in library_modules:
+        text = (tmp_path / "work" / "en" / "api" / f"{module}.rst").read_text(encoding="utf-8")
+        assert f".. automodule:: {module}\n" in text
+        assert module in listed
+
+
+def test_a_module_that_is_not_there_is_refused(capsys) -> None:
+    assert cli.main(["sphinx", "--module", "colossal.boster"], ROOT) == 2
+    assert "colossal.boster is no public module; there are colossal" in capsys.readouterr().err
 
 
 def test_signatures_and_words_link_to_their_homes(site) -> None:

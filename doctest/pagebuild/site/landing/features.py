@@ -7,7 +7,7 @@ from typing import Any
 
 from pagebuild.site.landing.plugins import CHOICES, WORKS, Choice
 from pagebuild.site.landing.texts import text
-from pagebuild.site.landing.trial import NO, YES, Bench, attempt, world_of_one
+from pagebuild.site.landing.trial import NO, YES, Bench, attempt, has_own_precision, world_of_one
 from pagetest.model.tree import LANGUAGES
 
 PARTIAL = "partial"
@@ -133,6 +133,9 @@ def _states(choice: Choice) -> dict[str, str]:
 def _state(feature: Feature, choice: Choice, bench: Bench) -> str:
     if feature.group == "devices":
         return YES if feature.key in bench.booster.plugin.supported_devices else NO
+    plugin = choice.plugin
+    if feature.group == "precision" and plugin is not None and has_own_precision(plugin):
+        return attempt(lambda: Bench(partial(plugin, precision=feature.key), bench.folder).step())
     if feature.group == "precision":
         state = attempt(lambda: Bench(choice.plugin, bench.folder, feature.key).step())
         listed = feature.key in bench.booster.plugin.supported_precisions

@@ -72,10 +72,12 @@ class Choice:
 
 _ANY_GOAL = QUESTIONS["goal"]
 
+_ZERO = "features/zero_redundancy_optimizer"
+
 CHOICES = (
     Choice("single", "", "basics/booster_api", ("one",), ("all",), _ANY_GOAL),
     Choice("ddp", "TorchDDPPlugin", "basics/booster_plugins", ("many",), ("all",), ("simple", "speed")),
-    Choice("zero", "LowLevelZeroPlugin", "", ("many",), ("all", "states"), ("speed", "memory")),
+    Choice("zero", "LowLevelZeroPlugin", _ZERO, ("many",), ("all", "states"), ("speed", "memory")),
     Choice("fsdp", "TorchFSDPPlugin", "basics/booster_plugins", ("many",), ("states", "none"), ("simple",)),
     Choice("hybrid", "HybridParallelPlugin", "", ("many",), ("none",), ("speed",)),
     Choice("gemini", "GeminiPlugin", "", ("one", "many"), ("states", "none"), _ANY_GOAL),

@@ -1,6 +1,7 @@
 """What a plugin can do, found out by doing it: a small training in a world of one process."""
 
 import gc
+import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -63,13 +64,18 @@ def attempt(action: Callable[[], object]) -> str:
     Args:
         action: What is tried. Other errors than a refusal are mistakes of ours, and are raised.
     """
-    from colossal.errors import UnsupportedError
+    from colossal.errors import ConfigError, UnsupportedError
 
     try:
         action()
-    except UnsupportedError as error:
+    except (ConfigError, UnsupportedError) as error:
         return PLANNED if any(promise in str(error) for promise in _PROMISES) else NO
     return YES
+
+
+def has_own_precision(plugin: type) -> bool:
+    """Whether a plugin takes the precision itself, instead of the Booster."""
+    return "precision" in inspect.signature(plugin).parameters
 
 
 @contextmanager

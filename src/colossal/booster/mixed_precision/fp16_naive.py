@@ -1,12 +1,12 @@
 """The whole model in float16, with float32 masters in the optimizer."""
 
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import nn
 
 from colossal.amp import DynamicScaler, MasterWeights, ScalerConfig
-from colossal.amp.half import cast_floats, cast_model, castable_parameters
+from colossal.amp.half import cast_model, castable_parameters, run_in
 from colossal.booster.boosted import Criterion
 from colossal.booster.mixed_precision.base import MixedPrecision
 from colossal.interface import ModelWrapper, OptimizerWrapper
@@ -95,16 +95,5 @@ class FP16NaiveMixedPrecision(MixedPrecision):
             optimizer = OptimizerWrapper(optimizer.unwrap(), scaler, optimizer.param_names, masters)
         cast_model(model, torch.float16)
         wrapper = ModelWrapper(model)
-        wrapper.register_forward_pre_hook(_halve_inputs, with_kwargs=True)
-        wrapper.register_forward_hook(_widen_outputs)
+        run_in(wrapper, torch.float16)
         return wrapper, optimizer, criterion
-
-
-def _halve_inputs(
-    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return cast_floats((args, kwargs), torch.float16)
-
-
-def _widen_outputs(_: nn.Module, __: tuple[Any, ...], outputs: Any) -> Any:
-    return cast_floats(outputs, torch.float32)

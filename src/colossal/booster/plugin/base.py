@@ -145,9 +145,12 @@ def place(
         parts: As the user built them.
         device: Where the model goes.
         precision: What runs in half precision; nothing by default.
-        shard: Replaces the parameters of the model, and those in the optimizer, by this rank's shards, in place.
+        shard: Replaces the parameters of the model, and those in the optimizer, by this rank's shards, in place; and
+            gives values to what was built lazily, which otherwise is done before.
     """
-    model = parts.model.to(device)
+    from colossal.lazy import materialize
+
+    model = (materialize(parts.model) if shard is None else parts.model).to(device)
     if precision is not None:
         precision.convert(model)
     if shard is not None:

@@ -21,7 +21,8 @@ def check_values(model: nn.Module) -> None:
     if empty := [name for name, tensor in tensors if tensor.is_meta]:
         raise ConfigError(
             f"TorchFSDPPlugin shards parameters that have values. Found {empty[0]} on the meta device. "
-            "Build the model on a real device; with sync_module_states=True only the values of rank 0 count."
+            "Build the model on a real device, or inside of LazyInitContext; with sync_module_states=True only the "
+            "values of rank 0 count."
         )
 
 

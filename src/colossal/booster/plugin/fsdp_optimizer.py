@@ -84,17 +84,28 @@ def swap_parameters(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Param
 
     Args:
         optimizer: The optimizer; changed in place.
-        shards: The shard of each whole parameter; a parameter that stays whole is its own.
+        shards: The shard of each whole parameter that was cut.
     """
     for group in optimizer.param_groups:
-        group["params"] = [shards[parameter] for parameter in group["params"]]
-        mixed = len({type(parameter.data) for parameter in group["params"] if parameter.requires_grad}) > 1
-        if mixed and group.get("foreach", False) is None:
-            group["foreach"] = False  # torch would hand whole and sharded tensors to one kernel
-    whole: Any = dict(optimizer.state)
-    optimizer.state.clear()
-    for parameter, entries in whole.items():
-        optimizer.state[shards[parameter]] = _cut(entries, shards[parameter])
+        group["params"] = [shards.get(parameter, parameter) for parameter in group["params"]]
+    state: Any = optimizer.state  # keyed by parameters, whatever torch declares
+    before = dict(state)
+    state.clear()
+    for parameter, entries in before.items():
+        shard = shards.get(parameter)
+        state[parameter if shard is None else shard] = entries if shard is None else _cut(entries, shard)
+
+
+def update_one_by_one(optimizer: Optimizer) -> None:
+    """Keep whole and sharded parameters of a group from being handed to one kernel, as torch does by default.
+
+    Args:
+        optimizer: The optimizer; changed in place.
+    """
+    for group in optimizer.param_groups:
+        kinds = {type(parameter.data) for parameter in group["params"] if parameter.requires_grad}
+        if len(kinds) > 1 and group.get("foreach", False) is None:
+            group["foreach"] = False
 
 
 def _cut(entries: dict[str, Any], shard: nn.Parameter) -> dict[str, Any]:

@@ -158,8 +158,8 @@ def refuse_meaningless(backward_prefetch: Any, param_init_fn: Any, fp8_communica
     if param_init_fn is not None:
         raise UnsupportedError(
             "TorchFSDPPlugin shards a model whose parameters have values. Found param_init_fn, which fills in those of "
-            "a model on the meta device. Build the model on a real device; with sync_module_states=True only the "
-            "values of rank 0 count."
+            "a model on the meta device. Build the model inside of LazyInitContext, without memory, or on a real "
+            "device; with sync_module_states=True only the values of rank 0 count."
         )
     if fp8_communication:
         raise UnsupportedError(

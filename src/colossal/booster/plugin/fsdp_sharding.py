@@ -9,15 +9,22 @@ from torch import nn
 from torch.optim import Optimizer
 
 from colossal.booster.plugin.fsdp_model import check_model, find_ignored, unit_dtypes
-from colossal.booster.plugin.fsdp_optimizer import check_optimizer, state_by_name, swap_parameters
+from colossal.booster.plugin.fsdp_optimizer import (
+    check_optimizer,
+    state_by_name,
+    swap_parameters,
+    update_one_by_one,
+)
 from colossal.booster.plugin.fsdp_options import ShardingOptions
-from colossal.booster.plugin.fsdp_replicas import (
+from colossal.booster.plugin.replicas import (
     BuffersOfFirstRank,
     ScalarGradients,
-    check_equal_start,
+    check_equal_digests,
+    check_equal_kinds,
+    digest_of,
     persistent_buffers,
 )
-from colossal.booster.plugin.fsdp_units import find_units
+from colossal.booster.plugin.units import find_units
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
@@ -52,26 +59,22 @@ class Sharding:
             UnsupportedError: The model or the optimizer can not be sharded.
 
         Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
-        count; otherwise all_reduce, dp, 32 bytes.
+        count; otherwise all_reduce, dp, 32 bytes, and 16 more if the model was built lazily.
         """
         check_model(model)
         ignored = find_ignored(model, self._options.ignored_modules)
-        whole = dict(model.named_parameters())
-        scalars = {parameter for parameter in whole.values() if not parameter.dim()}
+        scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
         if optimizer is not None:
             check_optimizer(optimizer, scalars)
-        self._start_alike(model, optimizer, whole)
-        for parameter in whole.values():
-            parameter.data = parameter.data.contiguous()  # FSDP2 cuts rows; channels_last has none
+        self._start_alike(model, optimizer)
         units = find_units(model, self._options.auto_wrap_policy, set(self._options.ignored_modules))
         unit_dtypes([*units, model], ignored | scalars)
-        self._cut([*units, model], ignored | scalars)
+        self._cut([*units, model], ignored | scalars, optimizer)
         self._scalar_gradients = ScalarGradients(scalars, self._mesh)
         BuffersOfFirstRank(model, self._mesh)
         model.register_forward_hook(self._forget_gathered)
         if optimizer is not None:
-            parts = dict(model.named_parameters(remove_duplicate=False))
-            swap_parameters(optimizer, {parameter: parts[name] for name, parameter in whole.items()})
+            update_one_by_one(optimizer)
             optimizer.register_step_pre_hook(self._before_step)
 
     @contextmanager
@@ -93,21 +96,37 @@ class Sharding:
                 parameter.unsharded_param.grad = None
             self._holding = False
 
-    def _start_alike(self, model: nn.Module, optimizer: Optimizer | None, whole: dict[str, nn.Parameter]) -> None:
-        state = {}
-        if optimizer is not None:
-            state = state_by_name(optimizer, {parameter: name for name, parameter in whole.items()})
+    def _start_alike(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Make sure that all ranks have the same tensors, and as far as these have values, the same values."""
+        from colossal.lazy import LazyTensor
+
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        state = {} if optimizer is None else state_by_name(optimizer, names)
+        start = {**dict(model.named_parameters()), **persistent_buffers(model), **state}
+        check_equal_kinds(start, self._mesh)
+        with_values = {name: tensor for name, tensor in start.items() if not isinstance(tensor, LazyTensor)}
         if self._options.broadcast_first:
-            Channel("dp", self._mesh).broadcast([*whole.values(), *model.buffers(), *state.values()])
+            others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]
+            Channel("dp", self._mesh).broadcast(dict.fromkeys([*with_values.values(), *others]))
         else:
-            check_equal_start({**whole, **persistent_buffers(model), **state}, self._mesh)
+            check_equal_digests({name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
 
-    def _cut(self, modules: list[nn.Module], kept_whole: set[nn.Parameter]) -> None:
-        """Hand the modules to FSDP2, inner ones first."""
+    def _cut(self, modules: list[nn.Module], kept_whole: set[nn.Parameter], optimizer: Optimizer | None) -> None:
+        """Hand the modules to FSDP2, inner ones first.
+
+        [Note: one unit at a time] Nothing here holds the whole parameters of a unit after it was cut, so that of a
+        model that was built lazily no rank ever has more than its parts and one whole unit.
+        """
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+        from torch.distributed.tensor import DTensor
 
-        casts = self._options.casts
-        for module in modules:
+        casts, digests = self._options.casts, {}
+        for number, module in enumerate(modules):
+            digests |= {f"{name} of {type(module).__name__} {number}": at for name, at in self._make(module).items()}
+            named = module.named_parameters(remove_duplicate=False)
+            whole = {name: parameter for name, parameter in named if not isinstance(parameter, DTensor)}
+            for parameter in whole.values():
+                parameter.data = parameter.data.contiguous()  # FSDP2 cuts rows; channels_last has none
             policy = MixedPrecisionPolicy() if casts is None else casts.unit
             if casts is not None and module is modules[-1]:
                 policy = casts.root
@@ -119,7 +138,25 @@ class Sharding:
                 offload_policy=CPUOffloadPolicy() if self._options.offload else OffloadPolicy(),
                 ignored_params=kept_whole,
             )
+            if optimizer is not None:
+                parts = dict(module.named_parameters(remove_duplicate=False))
+                swap_parameters(optimizer, {parameter: parts[name] for name, parameter in whole.items()})
         self._modules = modules
+        if digests:
+            check_equal_digests(digests, self._mesh)
+
+    def _make(self, module: nn.Module) -> dict[str, int]:
+        """Give values to what was built lazily; return their digests where they are not those of the first rank."""
+        from colossal.lazy import LazyTensor, materialize
+
+        buffers = dict(module.named_buffers()) if self._options.broadcast_first else persistent_buffers(module)
+        tensors = {**dict(module.named_parameters()), **buffers}
+        lazy = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, LazyTensor)}
+        materialize(module)
+        if self._options.broadcast_first:
+            Channel("dp", self._mesh).broadcast(lazy.values())
+            return {}
+        return {name: digest_of(tensor) for name, tensor in lazy.items()}
 
     def _reduce(self, enabled: bool) -> None:
         self._modules[-1].set_requires_gradient_sync(enabled)

@@ -8,11 +8,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from colossal.booster.boosted import Boosted, Capabilities, Parts
-from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
-from colossal.booster.plugin.base import Plugin, place
+from colossal.booster.plugin.base import place
+from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
-from colossal.checkpoint_io import CheckpointIO, OneForAll
 from colossal.cluster import current_mesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError, UnsupportedError
@@ -49,7 +48,7 @@ class _DDPConfig:
 
 
 @final
-class TorchDDPPlugin(Plugin):
+class TorchDDPPlugin(DataParallelPlugin):
     """Trains a replica on every data-parallel rank by `torch.nn.parallel.DistributedDataParallel`.
 
     For models that fit on one device together with gradients and optimizer state. All ranks hold the same parameters
@@ -144,31 +143,3 @@ class TorchDDPPlugin(Plugin):
         accumulates = precision is None or precision.accumulates_locally
         capabilities = Capabilities(no_sync=ddp.no_sync) if accumulates else Capabilities()
         return replace(boosted, model=ModelWrapper(ddp), capabilities=capabilities)
-
-    def get_checkpoint_io(self) -> CheckpointIO:
-        """Make what reads and writes checkpoints.
-
-        Returns:
-            A checkpoint IO in which each rank writes and reads its part, and all learn how it went.
-        """
-        return CheckpointIO(OneForAll())
-
-    def get_lora(self) -> Lora:
-        """Make what adds low-rank adapters to models and saves them.
-
-        Returns:
-            A LoRA whose adapters begin alike on all data-parallel ranks, and that rank 0 writes.
-
-        Raises:
-            ConfigError: There is no world yet.
-        """
-        return Lora(OneForAll(), axis="dp", quantizer=BitsAndBytes())
-
-    def data_parallel_place(self) -> tuple[int, int]:
-        """Tell which part of the data this rank sees.
-
-        Returns:
-            Its index on the dp axis, and the size of that axis.
-        """
-        mesh = current_mesh()
-        return mesh.rank("dp"), mesh.size("dp")

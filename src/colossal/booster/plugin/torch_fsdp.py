@@ -12,12 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from colossal.booster.boosted import Boosted, Capabilities, Parts
 from colossal.booster.lora import Lora
 from colossal.booster.mixed_precision import MixedPrecision
-from colossal.booster.plugin.base import Plugin, place
+from colossal.booster.plugin.base import place
+from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.fsdp_model import check_values
 from colossal.booster.plugin.fsdp_options import read_options, refuse_meaningless
 from colossal.booster.plugin.fsdp_sharding import Sharding
-from colossal.checkpoint_io import CheckpointIO, OneForAll
+from colossal.checkpoint_io import OneForAll
 from colossal.cluster import current_mesh
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @final
-class TorchFSDPPlugin(Plugin):
+class TorchFSDPPlugin(DataParallelPlugin):
     """Shards parameters, gradients and optimizer state over the data-parallel ranks by torch's `fully_shard` (FSDP2).
 
     For models that do not fit on one device together with gradients and optimizer state. The keywords are those of
@@ -58,7 +59,7 @@ class TorchFSDPPlugin(Plugin):
         mixed_precision: `torch.distributed.fsdp.MixedPrecisionPolicy`, or FSDP1's `MixedPrecision`: gather parameters
             and reduce gradients in another dtype. Not together with a precision of the Booster.
         ignored_modules: Parts of the model that stay whole; their parameters must be frozen.
-        param_init_fn: Refused: models on the meta device are not built yet.
+        param_init_fn: Refused: build the model inside of `colossal.lazy.LazyInitContext` instead.
         sync_module_states: Start from the parameters, buffers and optimizer state of rank 0; otherwise all ranks must
             have equal ones, which is checked.
         fp8_communication: Communicate in 8 bits; not built yet.
@@ -132,7 +133,7 @@ class TorchFSDPPlugin(Plugin):
             UnsupportedError: The device, the model or the optimizer does not work with sharding.
 
         Communication: broadcast, dp, the model's bytes, with `sync_module_states`; otherwise all_reduce, dp, 32 bytes,
-        by which the ranks compare their values.
+        by which the ranks compare their values, and 16 more if the model was built lazily.
         """
         mesh = current_mesh()
         check_device(device, mesh)
@@ -146,14 +147,6 @@ class TorchFSDPPlugin(Plugin):
             boosted.optimizer.when_discarding(sharding.discard)
         return replace(boosted, capabilities=Capabilities(no_sync=sharding.no_sync))
 
-    def get_checkpoint_io(self) -> CheckpointIO:
-        """Make what reads and writes checkpoints.
-
-        Returns:
-            A checkpoint IO in which each rank writes and reads its part, and all learn how it went.
-        """
-        return CheckpointIO(OneForAll())
-
     def get_lora(self) -> Lora:
         """Make what adds low-rank adapters to models and saves them.
 
@@ -164,12 +157,3 @@ class TorchFSDPPlugin(Plugin):
             ConfigError: There is no world yet.
         """
         return Lora(OneForAll(), axis="dp")
-
-    def data_parallel_place(self) -> tuple[int, int]:
-        """Tell which part of the data this rank sees.
-
-        Returns:
-            Its index on the dp axis, and the size of that axis.
-        """
-        mesh = current_mesh()
-        return mesh.rank("dp"), mesh.size("dp")

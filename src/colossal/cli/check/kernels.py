@@ -46,6 +46,28 @@ def _adam(choice: Literal["fused", "foreach"]) -> str:
     return f"torch's, on {parameter.device.type}"
 
 
+def _one_pass_adam() -> str:
+    import torch
+
+    from colossal._native import library
+    from colossal.accelerator import get_current_device
+    from colossal.kernel import AdamStep, AdamTensors, adam_step
+    from colossal.kernel.adam.reference import reference_adam_step
+
+    device = get_current_device()
+    library(f"{device.type}/adam")
+    numbers = torch.linspace(-2, 2, 10_007, device=device)
+    one, other = (
+        AdamTensors(numbers.clone(), numbers.bfloat16(), *torch.zeros(2, numbers.numel(), device=device))
+        for _ in range(2)
+    )
+    adam_step([one], AdamStep(step=1))
+    reference_adam_step([other], AdamStep(step=1))
+    if not torch.allclose(one.param, other.param, rtol=1e-5, atol=1e-6):
+        raise ArithmeticError(f"a step differs from its reference on {device.type}")
+    return f"built, on {device.type}"
+
+
 def _float8() -> str:
     import torch
 
@@ -103,6 +125,7 @@ def _xxhash() -> str:
 
 KERNELS = (
     Kernel("fused Adam", "one kernel for each operation of the update", lambda: _adam("fused")),
+    Kernel("one-pass Adam", "torch's fused update, with passes before and behind", _one_pass_adam),
     Kernel("foreach Adam", "a loop over the parameters", lambda: _adam("foreach")),
     Kernel("float8 matrix product", "the product in a wider type, rounded through float8", _float8),
     Kernel("streaming copy", "an ordinary copy, for which asynchronous saves block longer", _stream_copy),

@@ -14,8 +14,32 @@ from colossal.errors import ConfigError
 _NAMES_SHOWN = 3
 
 
-def check_equal_start(values: Mapping[str, torch.Tensor], mesh: ParallelMesh) -> None:
+def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
     """Make sure that the ranks of the dp axis start from the same values, of which each is going to keep a part.
+
+    Args:
+        digests: What `digest_of` says of tensors, by their names.
+        mesh: The mesh in force.
+
+    Raises:
+        ConfigError: They differ; on all ranks alike.
+
+    Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
+    """
+    device = mesh.accelerator.get_current_device()
+    (same_values,) = _agreed([_digest(repr(list(digests.values())).encode())], mesh, device)
+    if not same_values:
+        equal = _agreed(list(digests.values()), mesh, device)
+        different = [name for name, same in zip(digests, equal, strict=True) if not same]
+        shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
+        raise ConfigError(
+            f"All ranks start from the same values, of which each keeps a part. Found {len(different)} tensors that "
+            f"differ: {shown}. Seed all ranks alike, or pass sync_module_states=True to start from those of rank 0."
+        )
+
+
+def check_equal_kinds(values: Mapping[str, torch.Tensor], mesh: ParallelMesh) -> None:
+    """Make sure that the ranks of the dp axis have tensors of the same names, shapes and dtypes.
 
     Args:
         values: Whole tensors by name.
@@ -24,26 +48,26 @@ def check_equal_start(values: Mapping[str, torch.Tensor], mesh: ParallelMesh) ->
     Raises:
         ConfigError: They differ; on all ranks alike.
 
-    Communication: all_reduce, dp, 32 bytes; if they differ in their values, 16 bytes for each tensor more.
+    Communication: all_reduce, dp, 16 bytes.
     """
-    digests = [_digest_of(tensor) for tensor in values.values()]
-    device = mesh.accelerator.get_current_device()
-    kinds = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in values.items()]
-    summary = [_digest("\n".join(kinds).encode()), _digest(repr(digests).encode())]
-    same_kinds, same_values = _agreed(summary, mesh, device)
-    if not same_kinds:
+    kinds = [f"{name} {tuple(each.shape)} {each.dtype} {type(each).__name__}" for name, each in values.items()]
+    if not all(_agreed([_digest("\n".join(kinds).encode())], mesh, mesh.accelerator.get_current_device())):
         raise ConfigError(
             f"All ranks shard the same model with the same optimizer. Found {len(values)} tensors here, and others "
             "in number, name, shape or dtype elsewhere. Build model and optimizer alike on all ranks."
         )
-    if not same_values:
-        equal = _agreed(digests, mesh, device)
-        different = [name for name, same in zip(values, equal, strict=True) if not same]
-        shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
-        raise ConfigError(
-            f"All ranks start from the same values, of which each keeps a part. Found {len(different)} tensors that "
-            f"differ: {shown}. Seed all ranks alike, or pass sync_module_states=True to start from those of rank 0."
-        )
+
+
+def digest_of(tensor: torch.Tensor) -> int:
+    """Compute a number that stands for the values of a tensor.
+
+    Args:
+        tensor: Any tensor with values.
+
+    Returns:
+        A signed number of 64 bits.
+    """
+    return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 @final
@@ -115,10 +139,6 @@ def _agreed(digests: list[int], mesh: ParallelMesh, device: torch.device) -> lis
     own = torch.tensor(digests, dtype=torch.int64, device=device)
     largest, smallest = all_reduce_over(torch.stack([own, ~own]), [mesh.group("dp")], "max")
     return (largest == ~smallest).tolist()
-
-
-def _digest_of(tensor: torch.Tensor) -> int:
-    return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _digest(content: Any) -> int:

@@ -1,0 +1,38 @@
+"""What the plugins have in common under which each rank of the dp axis sees its own part of the data."""
+
+from colossal.booster.lora import BitsAndBytes, Lora
+from colossal.booster.plugin.base import Plugin
+from colossal.checkpoint_io import CheckpointIO, OneForAll
+from colossal.cluster import current_mesh
+
+
+class DataParallelPlugin(Plugin):
+    """A recipe whose ranks compute gradients of different data, along the dp axis of the mesh."""
+
+    def get_checkpoint_io(self) -> CheckpointIO:
+        """Make what reads and writes checkpoints.
+
+        Returns:
+            A checkpoint IO in which each rank writes and reads its part, and all learn how it went.
+        """
+        return CheckpointIO(OneForAll())
+
+    def get_lora(self) -> Lora:
+        """Make what adds low-rank adapters to models and saves them.
+
+        Returns:
+            A LoRA whose adapters begin alike on all data-parallel ranks, and that rank 0 writes.
+
+        Raises:
+            ConfigError: There is no world yet.
+        """
+        return Lora(OneForAll(), axis="dp", quantizer=BitsAndBytes())
+
+    def data_parallel_place(self) -> tuple[int, int]:
+        """Tell which part of the data this rank sees.
+
+        Returns:
+            Its index on the dp axis, and the size of that axis.
+        """
+        mesh = current_mesh()
+        return mesh.rank("dp"), mesh.size("dp")

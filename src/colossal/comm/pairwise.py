@@ -1,0 +1,69 @@
+"""Gathers and scattered sums in which each rank sends each other one what that lacks, and nothing to itself.
+
+Gloo's own all-gather and all-to-all copy what a rank keeps, more than once; message by message the same bytes cost a
+third of the processor's time, or less (benchmarks/cpu_collectives.py).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import distributed as dist
+
+_TAG = 0x5EC7
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def gather_pairwise(whole: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+    """Begin to give all ranks every part of a tensor.
+
+    Args:
+        whole: Contiguous, cut into equal parts along its first dimension, of which this rank's own is filled in.
+        group: The ranks, in the order of the parts.
+
+    Returns:
+        What to wait for.
+    """
+    parts, own = whole.chunk(dist.get_world_size(group)), dist.get_rank(group)
+    return _exchange([parts[own]] * len(parts), parts, group)
+
+
+def sum_pairwise(
+    own: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
+) -> tuple[list[dist.Work], Callable[[], object]]:
+    """Begin to add up the ranks' tensors, each rank its part.
+
+    Args:
+        own: Where this rank's part of the sum goes; it may be that part of `whole` itself.
+        whole: Contiguous, cut into equal parts along its first dimension.
+        group: The ranks, in the order of the parts.
+        scratch: Contiguous, with room for the parts of all other ranks; a new tensor by default.
+
+    Returns:
+        What to wait for, and what is to be done then.
+    """
+    parts, rank = whole.chunk(dist.get_world_size(group)), dist.get_rank(group)
+    room = torch.empty_like(whole[: len(whole) - len(parts[rank])]) if scratch is None else scratch.view(-1)
+    received = list(room.view(len(parts) - 1, *parts[rank].shape))
+    received.insert(rank, parts[rank])
+    works = _exchange(parts, received, group)
+
+    def add_up() -> None:
+        total = parts[rank].float() if own.dtype in _HALF and len(parts) > 2 else parts[rank]  # noqa: PLR2004
+        for index, part in enumerate(received):
+            if index != rank:
+                total = torch.add(total, part, out=own if total.dtype == own.dtype else total)
+        own.copy_(total)
+
+    return works, add_up
+
+
+def _exchange(
+    outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], group: dist.ProcessGroup
+) -> list[dist.Work]:
+    """Send the i-th tensor to rank i, and receive its into another; nothing to and from this rank itself."""
+    works: list[dist.Work | None] = []
+    for index, rank in enumerate(dist.get_process_group_ranks(group)):
+        if index != dist.get_rank(group):
+            works.append(dist.irecv(incoming[index], rank, group, _TAG))
+            works.append(dist.isend(outgoing[index], rank, group, _TAG))
+    return [work for work in works if work is not None]

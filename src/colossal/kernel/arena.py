@@ -1,0 +1,57 @@
+"""Host memory in huge pages, from which tensors are cut."""
+
+import math
+import mmap
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import torch
+
+_ALIGN = 64
+_HUGE_PAGE = 1 << 21
+
+
+def huge_zeros(shapes: Iterable[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Return tensors of zeros that lie behind one another in host memory that is advised for huge pages.
+
+    A pass over gigabytes, such as a step of an optimizer, loses a fifth of its speed to looking up where pages of 4 KiB
+    lie; pages of 2 MiB are 512 times fewer. The tensors of one call share them, so ask for all at once: a call for each
+    small parameter would waste most of a page. A page takes no memory until it is first written to, and lies near the
+    core that does so. Each tensor has a storage of its own size, so a file of one holds only that one; the memory is
+    given back when the last of them is gone.
+
+    Args:
+        shapes: The shape of each tensor.
+        dtype: The type of all of them.
+
+    Returns:
+        Contiguous tensors on the CPU, each aligned to 64 bytes.
+
+    Example:
+        >>> from colossal.kernel import huge_zeros
+        >>> weight, bias = huge_zeros([(2, 3), (3,)])
+        >>> weight
+        tensor([[0., 0., 0.],
+                [0., 0., 0.]])
+        >>> bias.data_ptr() - weight.data_ptr()
+        64
+    """
+    wanted, offsets, end = [tuple(shape) for shape in shapes], [], 0
+    for shape in wanted:
+        offsets.append(end)
+        end += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
+    if not end:
+        return [torch.zeros(shape, dtype=dtype) for shape in wanted]
+    pages = mmap.mmap(-1, end + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # zeros
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages: small ones then
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
+    return [_cut(pages, start + offset, shape, dtype) for shape, offset in zip(wanted, offsets, strict=True)]
+
+
+def _cut(pages: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    numel = math.prod(shape)
+    if not numel:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(pages, dtype=dtype, count=numel, offset=offset).view(shape)

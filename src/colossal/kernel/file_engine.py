@@ -1,0 +1,331 @@
+"""The ways to read and write a file while the caller does something else."""
+
+import ctypes
+import errno
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple, final
+
+from colossal._native import library
+from colossal.errors import UnsupportedError
+from colossal.kernel.file_scratch import BLOCK
+
+END_OF_FILE = -1
+"""The status of a transfer that met the end of the file, beside 0 and the error numbers of the system."""
+
+_DEPTH = 16
+_THREADS = 4
+_PIECE = 1 << 22
+
+
+class Transfer(NamedTuple):
+    """What is moved between memory and a file.
+
+    Args:
+        address: Where the memory begins.
+        offset: Where in the file.
+        num_bytes: How much.
+        buffered: A descriptor of the file that goes through the page cache.
+        direct: One that goes past it where address and offset allow that; or `buffered` again.
+        is_write: Whether to the file.
+
+    Example:
+        >>> from colossal.kernel.file_engine import Transfer
+        >>> Transfer(address=4096, offset=0, num_bytes=5000, buffered=3, direct=4, is_write=True).num_direct_bytes
+        4096
+    """
+
+    address: int
+    offset: int
+    num_bytes: int
+    buffered: int
+    direct: int
+    is_write: bool
+
+    @property
+    def num_direct_bytes(self) -> int:
+        """How much of it can go past the page cache: all whole blocks, or nothing."""
+        return 0 if (self.address | self.offset) % BLOCK else self.num_bytes - self.num_bytes % BLOCK
+
+
+class Engine(ABC):
+    """Carries out transfers in the background, large ones in several pieces at a time.
+
+    Attributes:
+        name: One of `ENGINES`.
+
+    Example:
+        >>> from colossal.kernel.file_engine import Engine
+        >>> sorted(Engine.__abstractmethods__)
+        ['close', 'forget', 'is_done', 'submit', 'wait']
+    """
+
+    name: str
+
+    @abstractmethod
+    def submit(self, transfer: Transfer) -> object:
+        """Begin a transfer.
+
+        Args:
+            transfer: What to move; memory and descriptors stay valid until it was waited for.
+
+        Returns:
+            A handle, to be forgotten in the end.
+        """
+
+    @abstractmethod
+    def is_done(self, handle: object) -> bool:
+        """Tell whether waiting would take no time.
+
+        Args:
+            handle: What `submit` returned.
+        """
+
+    @abstractmethod
+    def wait(self, handle: object) -> int:
+        """Wait until a transfer is over.
+
+        Args:
+            handle: What `submit` returned.
+
+        Returns:
+            0, an error number, or `END_OF_FILE`.
+        """
+
+    @abstractmethod
+    def forget(self, handle: object) -> None:
+        """Free a handle.
+
+        Args:
+            handle: What was waited for, and is not used again.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is under way and end all threads."""
+
+
+class _Order(ctypes.Structure):
+    _fields_ = (
+        ("memory", ctypes.c_void_p),
+        *((name, ctypes.c_uint64) for name in ("offset", "bytes")),
+        *((name, ctypes.c_int32) for name in ("buffered", "direct", "is_write", "padding")),
+    )
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    functions = library("cpu/tensor_file")
+    pointer = ctypes.c_void_p
+    for name, result, arguments in (
+        ("ring", pointer, (ctypes.c_uint32,)),
+        ("pool", pointer, (ctypes.c_uint32,)),
+        ("submit", pointer, (pointer, pointer)),
+        ("is_done", ctypes.c_int32, (pointer, pointer)),
+        ("wait", ctypes.c_int32, (pointer, pointer)),
+        ("forget", None, (pointer,)),
+        ("close", None, (pointer,)),
+    ):
+        function = functions[f"colossal_file_{name}"]
+        function.argtypes, function.restype = arguments, result
+        setattr(functions, name, function)
+    return functions
+
+
+@final
+class NativeEngine(Engine):
+    """Threads of C++, or one that serves a ring which the kernel reads requests from.
+
+    Args:
+        name: ``"io_uring"`` or ``"threads"``.
+
+    Raises:
+        UnsupportedError: The system does not have it, or there is no compiler.
+
+    Example:
+        >>> from colossal.errors import UnsupportedError
+        >>> from colossal.kernel.file_engine import NativeEngine
+        >>> try:
+        ...     NativeEngine("threads").close()
+        ... except UnsupportedError:
+        ...     print("no compiler here")
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._functions = _functions()
+        self._engine = self._functions.ring(_DEPTH) if name == "io_uring" else self._functions.pool(_THREADS)
+        if not self._engine:
+            raise UnsupportedError(
+                f"The engine {name!r} must be allowed by the system. Found that it is not: the kernel is too old, a "
+                "sandbox forbids it, or there are too many threads. Leave the choice of the engine to the library."
+            )
+
+    def submit(self, transfer: Transfer) -> object:
+        """Begin a transfer.
+
+        Args:
+            transfer: What to move.
+
+        Returns:
+            A handle.
+        """
+        one = transfer
+        order = _Order(one.address, one.offset, one.num_bytes, one.buffered, one.direct, one.is_write)
+        return self._functions.submit(self._engine, ctypes.byref(order))
+
+    def is_done(self, handle: object) -> bool:
+        """Tell whether waiting would take no time.
+
+        Args:
+            handle: What `submit` returned.
+        """
+        return bool(self._functions.is_done(self._engine, handle))
+
+    def wait(self, handle: object) -> int:
+        """Wait until a transfer is over.
+
+        Args:
+            handle: What `submit` returned.
+
+        Returns:
+            0, an error number, or `END_OF_FILE`.
+        """
+        return self._functions.wait(self._engine, handle)
+
+    def forget(self, handle: object) -> None:
+        """Free a handle.
+
+        Args:
+            handle: What was waited for.
+        """
+        self._functions.forget(handle)
+
+    def close(self) -> None:
+        """Finish what is under way and end all threads."""
+        self._functions.close(self._engine)
+
+
+@final
+class PythonEngine(Engine):
+    """Threads of the interpreter, for where nothing can be compiled.
+
+    Example:
+        >>> from colossal.kernel.file_engine import PythonEngine
+        >>> engine = PythonEngine()
+        >>> engine.name
+        'python'
+        >>> engine.close()
+    """
+
+    name = "python"
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="colossal-file")
+
+    def submit(self, transfer: Transfer) -> object:
+        """Begin a transfer.
+
+        Args:
+            transfer: What to move.
+
+        Returns:
+            A handle.
+        """
+        edge, end = transfer.num_direct_bytes, transfer.num_bytes
+        parts = ((transfer.direct, 0, edge), (transfer.buffered, edge, end))
+        spans = [(with_, at, min(at + _PIECE, to)) for with_, start, to in parts for at in range(start, to, _PIECE)]
+        return [self._threads.submit(_move, transfer, *span) for span in spans]
+
+    def is_done(self, handle: object) -> bool:
+        """Tell whether waiting would take no time.
+
+        Args:
+            handle: What `submit` returned.
+        """
+        return all(piece.done() for piece in _futures(handle))
+
+    def wait(self, handle: object) -> int:
+        """Wait until a transfer is over.
+
+        Args:
+            handle: What `submit` returned.
+
+        Returns:
+            0, an error number, or `END_OF_FILE`.
+        """
+        return next(filter(None, [piece.result() for piece in _futures(handle)]), 0)
+
+    def forget(self, handle: object) -> None:
+        """Free a handle.
+
+        Args:
+            handle: What was waited for.
+        """
+        _futures(handle).clear()
+
+    def close(self) -> None:
+        """Finish what is under way and end all threads."""
+        self._threads.shutdown()
+
+
+def _futures(handle: object) -> list[Future[int]]:
+    assert isinstance(handle, list)
+    return handle
+
+
+def _move(transfer: Transfer, descriptor: int, start: int, end: int) -> int:
+    """Move the bytes from start to end; return the status."""
+    while start < end:
+        memory = (ctypes.c_char * (end - start)).from_address(transfer.address + start)
+        call: Callable[..., int] = os.pwritev if transfer.is_write else os.preadv
+        try:
+            moved = call(descriptor, [memory], transfer.offset + start)
+        except OSError as error:
+            if error.errno != errno.EINVAL or descriptor == transfer.buffered:
+                return error.errno or errno.EIO
+            descriptor = transfer.buffered  # a file system with rules of its own
+            continue
+        if not moved:
+            return errno.EIO if transfer.is_write else END_OF_FILE
+        start += moved
+        descriptor = transfer.buffered if moved % BLOCK else descriptor
+    return 0
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "io_uring": lambda: NativeEngine("io_uring"),
+    "threads": lambda: NativeEngine("threads"),
+    "python": PythonEngine,
+}
+"""How each engine is opened, the best first."""
+
+
+def open_engine(name: str | None = None) -> Engine:
+    """Open an engine.
+
+    Args:
+        name: Which of `ENGINES`; the first that this machine allows by default.
+
+    Returns:
+        The engine, which the caller closes.
+
+    Raises:
+        UnsupportedError: It was named, and this machine does not allow it.
+
+    Example:
+        >>> from colossal.kernel.file_engine import open_engine
+        >>> engine = open_engine("python")
+        >>> engine.close()
+    """
+    if name is not None:
+        return ENGINES[name]()
+    for opener in ENGINES.values():
+        try:
+            return opener()
+        except UnsupportedError:
+            continue
+    raise AssertionError("the last engine is always allowed")

@@ -1,0 +1,141 @@
+"""A file without a name, whose room on the disk is free again when the process ends, however it ends."""
+
+import errno
+import fcntl
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import final
+
+from colossal.errors import ConfigError
+
+BLOCK = 4096
+"""Memory, offset and length of transfers that go past the page cache are multiples of it."""
+
+_PREFIX = ".colossal-scratch-"
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+
+def padded(num_bytes: int) -> int:
+    """Round a number of bytes up to whole blocks.
+
+    Args:
+        num_bytes: Any number of bytes.
+
+    Returns:
+        The least multiple of 4096 that is not less.
+
+    Example:
+        >>> from colossal.kernel.file_scratch import padded
+        >>> padded(0), padded(1), padded(4096)
+        (0, 4096, 4096)
+    """
+    return -(-num_bytes // BLOCK) * BLOCK
+
+
+@final
+class ScratchFile:
+    """A file that only the process which made it, and what it forks, can reach.
+
+    It has no name in its directory, so no two can be the same, and nothing is left of it after a kill. Where a file
+    system cannot make such a file, it gets a unique name that is removed at once; where an open file must keep its
+    name, that goes when the file is closed, and what a killed process left is removed by the next `ScratchFile` there.
+
+    Its room is reserved when it is made: a full disk shows then, and not in the middle of a training.
+
+    Args:
+        directory: Where the file lies; it exists.
+        num_bytes: How large it is, rounded up to whole blocks; it begins as zeros.
+
+    Attributes:
+        directory: The directory.
+        num_bytes: The size.
+        buffered: A descriptor that goes through the page cache.
+        direct: One that goes past it, or `buffered` again where the file system cannot do that.
+
+    Raises:
+        ConfigError: The directory is missing, may not be written to, or has too little room.
+
+    Example:
+        >>> import os, tempfile
+        >>> from colossal.kernel.file_scratch import ScratchFile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     file = ScratchFile(directory, 5000)
+        ...     print(os.listdir(directory), os.fstat(file.buffered).st_size)
+        ...     file.close()
+        [] 8192
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], num_bytes: int) -> None:
+        self.directory = Path(directory)
+        self.num_bytes = padded(num_bytes)
+        self.buffered = self.direct = -1
+        self._name: Path | None = None
+        try:
+            _remove_stale(self.directory)
+            self._open()
+            _reserve(self.buffered, self.num_bytes)
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"A file for tensors needs a directory that can be written to, with {self.num_bytes:,} bytes of room. "
+                f"Found {self.directory}: {error.strerror}. Make room there, or name another directory."
+            ) from error
+
+    def close(self) -> None:
+        """Close the descriptors, which frees the room; nothing may be in flight."""
+        descriptors = {self.buffered, self.direct} - {-1}
+        if self._name is not None:
+            with suppress(OSError):
+                self._name.unlink()
+        self.buffered, self.direct, self._name = -1, -1, None
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _open(self) -> None:
+        try:
+            self.buffered = os.open(self.directory, os.O_TMPFILE | os.O_RDWR, 0o600)
+        except (OSError, AttributeError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
+                raise
+            self._open_named()
+        self.direct = self._past_the_cache()
+
+    def _open_named(self) -> None:
+        self.buffered, name = tempfile.mkstemp(prefix=_PREFIX, dir=self.directory)
+        self._name = Path(name)
+        with suppress(OSError):  # without locks, what is left after a kill stays
+            fcntl.flock(self.buffered, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError):
+            self._name.unlink()
+            self._name = None
+
+    def _past_the_cache(self) -> int:
+        try:
+            return os.open(f"/proc/self/fd/{self.buffered}", os.O_RDWR | os.O_DIRECT)
+        except (OSError, AttributeError):
+            return self.buffered
+
+
+def _reserve(descriptor: int, num_bytes: int) -> None:
+    os.ftruncate(descriptor, num_bytes)
+    if not num_bytes:
+        return
+    try:
+        os.posix_fallocate(descriptor, 0, num_bytes)
+    except OSError as error:
+        if error.errno not in _CANNOT_RESERVE:
+            raise
+
+
+def _remove_stale(directory: Path) -> None:
+    """Remove files that no process has open: those it can lock."""
+    for path in directory.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,176 @@
+"""A tensor that knows how its values come about, and has none yet."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from colossal.errors import UnsupportedError
+from colossal.lazy.recipe import Owner, View
+
+_VALUES = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
+_aten = torch.ops.aten
+_OWN = {"_view", "_owner", "_is_param"}
+_TO = _aten._to_copy.default  # noqa: SLF001 (what `to` calls)
+_HARMLESS = {_aten.detach.default, _aten.alias.default, _aten.clone.default, _TO}
+
+
+@final
+class LazyTensor(torch.Tensor):
+    """A tensor without memory, built inside of `LazyInitContext`; a parameter if it is wrapped in one.
+
+    Example:
+        >>> import torch
+        >>> from colossal.lazy import LazyInitContext, LazyTensor
+        >>> with LazyInitContext():
+        ...     layer = torch.nn.Linear(2, 3)
+        >>> isinstance(layer.weight, LazyTensor), isinstance(layer.weight, torch.nn.Parameter), layer.weight.shape
+        (True, True, torch.Size([3, 2]))
+    """
+
+    _view: View
+    _owner: Owner
+
+    def values(self) -> torch.Tensor:
+        """Make the values.
+
+        Returns:
+            A tensor of the same shape, dtype and device; it shares memory with the values of other views.
+
+        Example:
+            >>> import torch
+            >>> from colossal.lazy import LazyInitContext
+            >>> with LazyInitContext():
+            ...     ones = torch.ones(2)
+            >>> ones.values()
+            tensor([1., 1.])
+        """
+        with _disable_current_modes():
+            return self._view.on(self._view.recipe.storage())
+
+    def materialize(self) -> torch.Tensor:
+        """Turn into a tensor with values, in place: whoever holds it has it.
+
+        Returns:
+            The tensor itself, of the class `torch.Tensor` or `torch.nn.Parameter`.
+
+        Raises:
+            UnsupportedError: Somebody holds a weak reference to it.
+
+        Example:
+            >>> import torch
+            >>> from colossal.lazy import LazyInitContext
+            >>> with LazyInitContext():
+            ...     layer = torch.nn.Linear(2, 3)
+            >>> layer.bias.materialize() is layer.bias, type(layer.bias).__name__, type(layer.weight).__name__
+            (True, 'Parameter', 'LazyTensor')
+        """
+        values = self.values()
+        real = nn.Parameter(values, self.requires_grad) if isinstance(self, nn.Parameter) else values
+        real.requires_grad_(self.requires_grad)
+        vars(real).update({name: value for name, value in vars(self).items() if name not in _OWN})
+        try:
+            torch.utils.swap_tensors(self, real)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"A tensor gets its values in place, which torch does where nobody holds a weak reference to it. Found "
+                f"{self!r}: {error}. Materialize the model before such references are made."
+            ) from error
+        return self
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        """Describe it without its values."""
+        return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device.type!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LazyTensor":
+        """Copy the tensor, in a storage of its own."""
+        if id(self) not in memo:
+            with torch.no_grad():
+                copy = self.detach().clone()
+            made = nn.Parameter(copy, self.requires_grad) if isinstance(self, nn.Parameter) else copy
+            vars(made).update({name: value for name, value in vars(self).items() if name not in _OWN})
+            memo[id(self)] = made.requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch; those that leave torch get values."""
+        if func in _VALUES:
+            return func(args[0].values().detach(), *args[1:], **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (the documented way to go on)
+            result = func(*args, **(kwargs or {}))
+        if func == torch.Tensor.data.__set__ and all(isinstance(each, LazyTensor) for each in args):  # type: ignore[attr-defined]
+            show(args[0], view_of(args[1]))
+        return result
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Refuse what needs values, outside of the context."""
+        from colossal.lazy.recorder import record
+
+        if func in _HARMLESS:
+            return record(func, args, kwargs or {})
+        raise UnsupportedError(
+            f"A model that was built lazily has no values until it is boosted. Found {func} on a tensor of shape "
+            f"{next((tuple(each.shape) for each in args if isinstance(each, LazyTensor)), '?')}. Pass the model to "
+            "Booster.boost, or to LazyInitContext.materialize."
+        )
+
+
+def stand_in(view: View, device: torch.device) -> LazyTensor:
+    """Make a lazy tensor.
+
+    Args:
+        view: Its window on a storage that does not exist yet, and how that is made.
+        device: Where its values are going to be.
+
+    Returns:
+        A tensor without memory.
+    """
+    meta = view.meta
+    made = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 (the documented way to make one)
+        LazyTensor,
+        meta.size(),
+        strides=meta.stride(),
+        storage_offset=meta.storage_offset(),
+        dtype=meta.dtype,
+        device=device,
+    )
+    show(made, view)
+    return made
+
+
+def view_of(tensor: LazyTensor) -> View:
+    """Tell what a lazy tensor shows.
+
+    Args:
+        tensor: A lazy tensor.
+
+    Returns:
+        Its window on a storage, and how that is made.
+    """
+    return tensor._view  # noqa: SLF001 (beside its class)
+
+
+def show(tensor: LazyTensor, view: View) -> None:
+    """Let a lazy tensor show something.
+
+    Args:
+        tensor: A lazy tensor; its shape and so on must be those of the window.
+        view: A window on a storage.
+    """
+    tensor._view, tensor._owner = view, view.recipe.owner()  # noqa: SLF001 (beside its class)

@@ -1,0 +1,38 @@
+"""Optimizers: Adam in one pass over memory, and those that save state or take large batches.
+
+They compute in float32, or in float64 for float64 parameters, and keep their state in it. Parameters may be whole,
+DTensors, or the ranges that ZeRO cuts: updates are the same.
+"""
+
+from colossal.nn.optimizer.adafactor import Adafactor, DistributedAdaFactor
+from colossal.nn.optimizer.adam import CPUAdam, FusedAdam, HybridAdam
+from colossal.nn.optimizer.came import CAME, DistributedCAME
+from colossal.nn.optimizer.cast import cast_to_distributed
+from colossal.nn.optimizer.galore import DistGaloreAwamW, GaLoreAdamW, GaLoreAdamW8bit
+from colossal.nn.optimizer.galore_groups import get_galore_param_groups
+from colossal.nn.optimizer.lamb import DistributedLamb, FusedLAMB, Lamb
+from colossal.nn.optimizer.lars import Lars
+from colossal.nn.optimizer.sgd import FusedSGD
+
+DistGaloreAdamW = DistGaloreAwamW
+
+__all__ = [
+    "CAME",
+    "Adafactor",
+    "CPUAdam",
+    "DistGaloreAdamW",
+    "DistGaloreAwamW",
+    "DistributedAdaFactor",
+    "DistributedCAME",
+    "DistributedLamb",
+    "FusedAdam",
+    "FusedLAMB",
+    "FusedSGD",
+    "GaLoreAdamW",
+    "GaLoreAdamW8bit",
+    "HybridAdam",
+    "Lamb",
+    "Lars",
+    "cast_to_distributed",
+    "get_galore_param_groups",
+]

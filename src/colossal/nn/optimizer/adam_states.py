@@ -1,0 +1,131 @@
+"""The means that Adam keeps of each parameter, and where they lie."""
+
+from collections.abc import Generator, Iterator, MutableMapping, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple, final
+
+import torch
+
+from colossal.kernel import huge_zeros
+from colossal.nn.optimizer.base import dtype_of_state
+from colossal.nn.optimizer.offload import StatesOnDisk
+from colossal.tensor import local_of, mark_like
+
+MEANS = ("exp_avg", "exp_avg_sq")
+
+
+@final
+class Held(NamedTuple):
+    """A parameter, or some elements of it, with its means.
+
+    Args:
+        param: The parameter.
+        exp_avg: The mean of its gradients.
+        exp_avg_sq: The mean of their squares.
+        part: Which elements of the parameter they are of, counted in its memory; None for all.
+    """
+
+    param: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+    part: slice | None = None
+
+
+@final
+class AdamStates:
+    """Makes the means of parameters, and hands them out for a step.
+
+    They are on the device of the parameter; those on the CPU are cut from huge pages, or lie on a disk.
+
+    Args:
+        state: The state of the optimizer, in which they stand under the names that torch uses; without those on a disk.
+        disk: What keeps some of them on a disk; none by default.
+    """
+
+    def __init__(self, state: MutableMapping[torch.Tensor, Any], disk: StatesOnDisk | None = None) -> None:
+        self._state, self._disk = state, disk
+
+    def count(self, params: Sequence[torch.Tensor]) -> dict[torch.Tensor, int]:
+        """Count a step of each parameter, and make the state of those that have none.
+
+        Args:
+            params: The parameters to update.
+
+        Returns:
+            The number of the step of each, from 1.
+        """
+        self._make([param for param in params if not self._state.get(param)])
+        steps = [self._state[param]["step"] for param in params]
+        if steps:
+            torch._foreach_add_(steps, 1)
+        return {param: int(step) for param, step in zip(params, steps, strict=True)}
+
+    def batches(self, params: Sequence[torch.Tensor]) -> Iterator[list[Held]]:
+        """Hand out the means, some parameters after others; what is written to them until the next batch is kept.
+
+        Args:
+            params: Parameters that were counted.
+
+        Yields:
+            Parameters with their means.
+        """
+        away = [param for param in params if self._is_away(param)]
+        self.put_away(away)
+        with closing(self._visit(away)) as visits:
+            first = next(visits, None)  # which begins to read, while those in memory are computed with
+            yield [self._held(param) for param in params if not self._is_away(param)]
+            if first is not None:
+                yield first
+            yield from visits
+
+    def put_away(self, params: Sequence[torch.Tensor]) -> None:
+        """Bring means that somebody put into memory, such as a checkpoint, to the disk.
+
+        Args:
+            params: Parameters whose means belong there.
+        """
+        for param in params:
+            entry = self._state.get(param, {})
+            if self._disk is not None and param in self._disk and MEANS[0] in entry:
+                self._disk.store(param, [local_of(entry.pop(name)) for name in MEANS])
+
+    def _is_away(self, param: torch.Tensor) -> bool:
+        return self._disk is not None and param in self._disk
+
+    def _visit(self, params: Sequence[torch.Tensor]) -> Generator[list[Held], None, None]:
+        for pieces in self._disk.walk(params) if self._disk is not None and params else ():
+            yield [Held(each.param, each.means[0], each.means[1], slice(each.begin, each.end)) for each in pieces]
+
+    def _held(self, param: torch.Tensor) -> Held:
+        return Held(param, self._mean(param, MEANS[0]), self._mean(param, MEANS[1]))
+
+    def _mean(self, param: torch.Tensor, name: str) -> torch.Tensor:
+        entry = self._state[param]
+        if entry[name].dtype != dtype_of_state(param):  # somebody cast it as torch does
+            entry[name] = mark_like(entry[name].to(dtype_of_state(param)), param)
+        return entry[name]
+
+    def _make(self, params: Sequence[torch.Tensor]) -> None:
+        zeros = iter(_zeros_like([param for param in params if not self._is_away(param) for _ in MEANS]))
+        for param in params:
+            means = {} if self._is_away(param) else {name: mark_like(next(zeros), param) for name in MEANS}
+            self._state[param] = {"step": torch.tensor(0.0, dtype=torch.float32), **means}
+
+
+def _zeros_like(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Zeros in the dtype of the state, all those on the CPU in one piece of memory for each dtype."""
+    found: list[torch.Tensor | None] = [None] * len(params)
+    for dtype in (torch.float32, torch.float64):
+        at = [i for i, param in enumerate(params) if _is_plain(param) and dtype_of_state(param) == dtype]
+        for i, zeros in zip(at, huge_zeros([params[i].shape for i in at], dtype), strict=True):
+            found[i] = zeros
+    return [
+        torch.zeros_like(param, dtype=dtype_of_state(param), memory_format=torch.contiguous_format)
+        if zeros is None
+        else zeros
+        for param, zeros in zip(params, found, strict=True)
+    ]
+
+
+def _is_plain(param: torch.Tensor) -> bool:
+    return param.device.type == "cpu" and type(param) in (torch.Tensor, torch.nn.Parameter)

@@ -1,0 +1,161 @@
+"""CAME: Adafactor that trusts an update the less, the more it differs from those before."""
+
+from typing import Any, final
+
+from torch.optim.optimizer import ParamsT
+
+from colossal.errors import ConfigError
+from colossal.nn.optimizer.factored import blend, divide_by_roots, limit_rms, shapes_of_factors, sums_of_squares
+from colossal.nn.optimizer.joined import Sums
+from colossal.nn.optimizer.part import Part
+from colossal.nn.optimizer.summing import SummingOptimizer, sum_of_squares
+from colossal.nn.optimizer.twin import SetUpShards
+
+
+class CAMEBase(SummingOptimizer):
+    """What both CAMEs share: the algorithm."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters.
+
+        Args:
+            param_group: ``{"params": [...]}`` with the group's own hyperparameters.
+
+        Raises:
+            ConfigError: There is no learning rate.
+        """
+        if (self.defaults | param_group)["lr"] is None:
+            raise ConfigError("CAME needs a learning rate. Found lr=None. Pass one, such as lr=2e-4.")
+        super().add_param_group(param_group)
+
+    def _updated(self, part: Part) -> Sums:
+        group, cut, values = part.group, part.cut, part.values
+        (first, second, third), eps = group["betas"], group["eps"]
+        rows, columns = shapes_of_factors(cut) if cut.is_matrix else ((), ())
+        if cut.is_matrix:
+            sums = yield sums_of_squares(cut, part.grad)
+            means = part.whole("exp_avg_sq_row", rows), part.whole("exp_avg_sq_col", columns)
+            blend(means, sums, second, eps[0], cut)
+            update = divide_by_roots(cut, part.grad, means)
+        else:
+            squares = part.like_values("exp_avg_sq")
+            squares.mul_(second).add_(part.grad.square().add_(eps[0]), alpha=1 - second)
+            update = part.grad * squares.rsqrt()
+        (total,) = yield [sum_of_squares(update)]
+        limit_rms(update, total, cut, group["clip_threshold"])
+        mean = part.like_values("exp_avg").mul_(first).add_(update, alpha=1 - first)
+        if cut.is_matrix:
+            sums = yield sums_of_squares(cut, update.sub_(mean))
+            means = part.whole("exp_avg_res_row", rows), part.whole("exp_avg_res_col", columns)
+            blend(means, sums, third, eps[1], cut)
+            mean = divide_by_roots(cut, mean, means)
+        decayed = values * group["weight_decay"]
+        part.subtract(decayed.add_(mean).mul_(group["lr"]))
+
+
+@final
+class CAME(CAMEBase):
+    """CAME: means of squares by rows and columns, of the gradients and of how far updates stray from their mean.
+
+    Tensors of more dimensions are stacks of matrices; of fewer, they have a mean of squares for each element, and their
+    updates are trusted.
+
+    Args:
+        params: Parameters, named ones, or groups of them; whole, DTensors, or ranges under ZeRO.
+        lr: The learning rate, which has no default.
+        eps: Added to the squares of gradients, and to those of what updates stray by.
+        clip_threshold: What the root of the mean of an update's squares is limited to.
+        betas: The shares that are kept: of the mean of updates, of the squares of gradients, of those of strayings.
+        weight_decay: How much of a parameter is taken away, times the learning rate.
+
+    Raises:
+        ConfigError: An argument is out of its range, or there is no learning rate.
+
+    Communication: none for whole parameters; else three all_reduces a step, the axes that cut them, of 4 bytes for each
+    row and column twice, and of 4 for each parameter.
+
+    Source: Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization", 2023,
+    https://arxiv.org/abs/2307.02047.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn.optimizer import CAME
+        >>> weight = torch.nn.Parameter(torch.ones(3, 4))
+        >>> optimizer = CAME([weight], lr=0.1)
+        >>> weight.grad = torch.ones(3, 4)
+        >>> optimizer.step()
+        >>> sorted(name for name, state in optimizer.state[weight].items() if state.shape == weight.shape)
+        ['exp_avg']
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | None = None,
+        eps: tuple[float, float] = (1e-30, 1e-16),
+        clip_threshold: float = 1.0,
+        betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, _defaults(lr, eps, clip_threshold, betas, weight_decay))
+
+
+@final
+class DistributedCAME(SetUpShards, CAMEBase):
+    """`CAME` for shards that `setup_distributed` describes.
+
+    Args:
+        params: Parameters, named ones, or groups of them.
+        lr: The learning rate, which has no default.
+        eps: Added to the squares of gradients, and to those of what updates stray by.
+        clip_threshold: What the root of the mean of an update's squares is limited to.
+        betas: The shares that are kept: of the mean of updates, of the squares of gradients, of those of strayings.
+        weight_decay: How much of a parameter is taken away, times the learning rate.
+
+    Raises:
+        ConfigError: An argument is out of its range, or there is no learning rate.
+
+    Communication: three all_reduces a step, the axes that cut the parameters, of 4 bytes for each row and column twice,
+    and of 4 for each parameter.
+
+    Source: Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization", 2023,
+    https://arxiv.org/abs/2307.02047.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn.optimizer import DistributedCAME
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     mesh = ParallelMesh(dp=2)
+        ...     weight = torch.nn.Parameter(torch.ones(2, 3))
+        ...     mine = torch.nn.Parameter(torch.ones(3))
+        ...     optimizer = DistributedCAME([mine], lr=0.1)
+        ...     optimizer.setup_distributed(None, mesh.group("dp"), {mine: weight}, is_zero=True)
+        ...     mine.grad = torch.ones(3)
+        ...     optimizer.step()
+        ...     return tuple(optimizer.state[mine]["exp_avg_sq_col"].shape)
+        >>> run_threads(program, 2)
+        [(3,), (3,)]
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | None = None,
+        eps: tuple[float, float] = (1e-30, 1e-16),
+        clip_threshold: float = 1.0,
+        betas: tuple[float, float, float] = (0.9, 0.999, 0.9999),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, _defaults(lr, eps, clip_threshold, betas, weight_decay))
+
+
+def _defaults(
+    lr: float | None,
+    eps: tuple[float, float],
+    clip_threshold: float,
+    betas: tuple[float, float, float],
+    weight_decay: float,
+) -> dict[str, Any]:
+    return {"lr": lr, "eps": eps, "clip_threshold": clip_threshold, "betas": betas, "weight_decay": weight_decay}

@@ -1,0 +1,294 @@
+"""LAMB: Adam whose step is as large as the norm of each parameter says, for large batches."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import Any, final
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from colossal.nn.optimizer.checks import refuse
+from colossal.nn.optimizer.joined import Sums, run_joined
+from colossal.nn.optimizer.part import Part
+from colossal.nn.optimizer.summing import SummingOptimizer, sum_of_squares
+from colossal.nn.optimizer.twin import SetUpShards
+
+_LARGEST_NORM = 10.0
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Where the LAMBs differ.
+
+    Args:
+        adapts: Whether the step depends on the norm of the parameter.
+        bias_correction: Whether the means are corrected for having begun at zero.
+        largest_norm: What the norm of a parameter is limited to.
+        averages_grads: Whether the gradient counts by what the share of the mean leaves to 1; if not, in full.
+        is_decoupled: Whether weight decay is added to the update; if not, to the gradient.
+    """
+
+    adapts: bool
+    bias_correction: bool
+    largest_norm: float = inf
+    averages_grads: bool = True
+    is_decoupled: bool = True
+
+
+class LambBase(SummingOptimizer):
+    """What the LAMBs share: the algorithm."""
+
+    @abstractmethod
+    def _rules(self, group: dict[str, Any]) -> _Rules:
+        """Tell the rules of a group."""
+
+    def _updated(self, part: Part) -> Sums:
+        group, rules, values = part.group, self._rules(part.group), part.values
+        decay = group["weight_decay"]
+        grad = part.grad
+        if not rules.is_decoupled and decay:
+            grad = grad.add(values, alpha=decay)
+        update = _adam_update(part, grad, rules)
+        if rules.is_decoupled and decay:
+            update.add_(values, alpha=decay)
+        ratio = 1.0
+        if rules.adapts:
+            (squares,) = yield [torch.stack([sum_of_squares(values), sum_of_squares(update)])]
+            norms = squares.sqrt()
+            own, moved = norms[0].clamp(max=rules.largest_norm), norms[1]
+            ratio = torch.where((own > 0) & (moved > 0), own / moved, 1.0)
+        part.subtract(update.mul_(ratio * group["lr"]))
+
+
+@final
+class Lamb(LambBase):
+    r"""LAMB: each parameter moves by a share of its own norm, whatever the size of its gradient.
+
+    .. math::
+        w \leftarrow w - \eta \frac{\min(\|w\|, 10)}{\|u\|} u, \qquad u = \frac{m}{\sqrt{v} + \epsilon} + \lambda w
+
+    with the means :math:`m` of the gradients and :math:`v` of their squares; a norm of 0 gives the factor 1.
+
+    Args:
+        params: Parameters, named ones, or groups of them; whole, DTensors, or ranges under ZeRO.
+        lr: The learning rate.
+        betas: The shares that the means keep.
+        eps: Added to the root of the mean of squares.
+        weight_decay: The share of the parameter that is added to the update.
+        adam: Leave the factor out, which makes it AdamW.
+        bias_correction: Whether the means are corrected for having begun at zero.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+
+    Communication: none for whole parameters; else all_reduce, the axes that cut them, 8 bytes for each parameter in one
+    call a step.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning", 2019, https://arxiv.org/abs/1904.00962.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn.optimizer import Lamb
+        >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = Lamb([weight], lr=0.1, bias_correction=True)
+        >>> weight.grad = torch.tensor([1000.0, 0.0])
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([2.5000, 4.0000])
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        adam: bool = False,
+        bias_correction: bool = False,
+    ) -> None:
+        super().__init__(params, _defaults(lr, betas, eps, weight_decay, adam, bias_correction))
+
+    def _rules(self, group: dict[str, Any]) -> _Rules:
+        return _plain_rules(group)
+
+
+@final
+class DistributedLamb(SetUpShards, LambBase):
+    """`Lamb` for shards that `setup_distributed` describes.
+
+    Args:
+        params: Parameters, named ones, or groups of them.
+        lr: The learning rate.
+        betas: The shares that the means keep.
+        eps: Added to the root of the mean of squares.
+        weight_decay: The share of the parameter that is added to the update.
+        adam: Leave the factor out, which makes it AdamW.
+        bias_correction: Whether the means are corrected for having begun at zero.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+
+    Communication: all_reduce, the axes that cut the parameters, 8 bytes for each parameter in one call a step.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning", 2019, https://arxiv.org/abs/1904.00962.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn.optimizer import DistributedLamb
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     mesh = ParallelMesh(dp=2)
+        ...     weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        ...     mine = torch.nn.Parameter(weight.detach()[mesh.rank("dp")].view(1))
+        ...     optimizer = DistributedLamb([mine], lr=0.1, bias_correction=True)
+        ...     optimizer.setup_distributed(None, mesh.group("dp"), {mine: weight}, is_zero=True)
+        ...     mine.grad = torch.tensor([1000.0, 0.0])[mesh.rank("dp")].view(1)
+        ...     optimizer.step()
+        ...     return mine.tolist()
+        >>> run_threads(program, 2)
+        [[2.5], [4.0]]
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        adam: bool = False,
+        bias_correction: bool = False,
+    ) -> None:
+        super().__init__(params, _defaults(lr, betas, eps, weight_decay, adam, bias_correction))
+
+    def _rules(self, group: dict[str, Any]) -> _Rules:
+        return _plain_rules(group)
+
+
+@final
+class FusedLAMB(LambBase):
+    """LAMB that first limits the common norm of all gradients, and leaves parameters without weight decay to Adam.
+
+    Args:
+        params: Parameters, named ones, or groups of them; whole, DTensors, or ranges under ZeRO.
+        lr: The learning rate.
+        bias_correction: Whether the means are corrected for having begun at zero.
+        betas: The shares that the means keep.
+        eps: Added to the root of the mean of squares.
+        weight_decay: The share of the parameter that is added to the update, or to the gradient.
+        amsgrad: Not built.
+        adam_w_mode: The former; if not the latter.
+        grad_averaging: Whether the gradient counts by ``1 - betas[0]`` in its mean; if not, in full.
+        set_grad_none: Whether `zero_grad` frees the gradients rather than fill them with zeros.
+        max_grad_norm: What the common norm of all gradients is limited to; 0 for no limit.
+        use_nvlamb: Have the step depend on the norm of parameters without weight decay, too.
+
+    Raises:
+        ConfigError: An argument is out of its range.
+        UnsupportedError: `amsgrad` is set.
+
+    Communication: none for whole parameters; else two all_reduces a step, the axes that cut them, of 4 and of 8 bytes
+    for each parameter.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning", 2019, https://arxiv.org/abs/1904.00962.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn.optimizer import FusedLAMB
+        >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = FusedLAMB([weight], lr=0.1, weight_decay=0.0, use_nvlamb=True)
+        >>> weight.grad = torch.tensor([1000.0, 0.0])
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([2.5000, 4.0000])
+    """
+
+    set_grad_none = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        adam_w_mode: bool = True,
+        grad_averaging: bool = True,
+        set_grad_none: bool = True,
+        max_grad_norm: float = 1.0,
+        use_nvlamb: bool = False,
+    ) -> None:
+        if amsgrad:
+            refuse("amsgrad", amsgrad, "Leave it out.")
+        options = {
+            "adam_w_mode": adam_w_mode,
+            "grad_averaging": grad_averaging,
+            "max_grad_norm": max_grad_norm,
+            "use_nvlamb": use_nvlamb,
+        }
+        super().__init__(params, _defaults(lr, betas, eps, weight_decay, False, bias_correction) | options)
+        self.set_grad_none = set_grad_none
+
+    def zero_grad(self, set_to_none: bool | None = None) -> None:
+        """Throw the gradients away.
+
+        Args:
+            set_to_none: Free them rather than fill them with zeros; as the constructor was told by default.
+        """
+        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+    def _update_parts(self, parts: list[Part]) -> None:
+        limits = [part.group["max_grad_norm"] or inf for part in parts]
+        squares: list[torch.Tensor] = []
+        if min(limits, default=inf) < inf:
+            run_joined((part.cut, _collect(part, squares)) for part in parts)
+        norm = sqrt(sum(float(square) for square in squares))
+        for part, limit in zip(parts, limits, strict=True):
+            if norm > limit:
+                part.grad = part.grad * (limit / norm)
+        super()._update_parts(parts)
+
+    def _rules(self, group: dict[str, Any]) -> _Rules:
+        return _Rules(
+            adapts=group["use_nvlamb"] or group["weight_decay"] != 0,
+            bias_correction=group["bias_correction"],
+            averages_grads=group["grad_averaging"],
+            is_decoupled=group["adam_w_mode"],
+        )
+
+
+def _collect(part: Part, squares: list[torch.Tensor]) -> Sums:
+    (total,) = yield [sum_of_squares(part.grad)]
+    squares.append(total)
+
+
+def _plain_rules(group: dict[str, Any]) -> _Rules:
+    return _Rules(adapts=not group["adam"], bias_correction=group["bias_correction"], largest_norm=_LARGEST_NORM)
+
+
+def _defaults(
+    lr: float, betas: tuple[float, float], eps: float, weight_decay: float, adam: bool, bias_correction: bool
+) -> dict[str, Any]:
+    return {
+        "lr": lr,
+        "betas": betas,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "adam": adam,
+        "bias_correction": bias_correction,
+    }
+
+
+def _adam_update(part: Part, grad: torch.Tensor, rules: _Rules) -> torch.Tensor:
+    """Bring the means up to date, and return the update that Adam would make, before the learning rate."""
+    beta1, beta2 = part.group["betas"]
+    first, second = part.like_values("exp_avg"), part.like_values("exp_avg_sq")
+    first.mul_(beta1).add_(grad, alpha=1 - beta1 if rules.averages_grads else 1.0)
+    second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    of_first, of_second = (1 - beta1**part.step, 1 - beta2**part.step) if rules.bias_correction else (1.0, 1.0)
+    return (first / of_first).div_((second / of_second).sqrt_().add_(part.group["eps"]))

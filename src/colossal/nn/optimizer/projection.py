@@ -1,0 +1,125 @@
+"""A subspace of few dimensions in which most of a gradient lies, and the way there and back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self, final
+
+import torch
+
+from colossal.errors import ConfigError
+from colossal.nn.optimizer.cut import Cut
+
+_SIDES = {
+    "std": lambda shape: (shape[0] < shape[1], shape[0] >= shape[1]),
+    "reverse_std": lambda shape: (shape[0] >= shape[1], shape[0] < shape[1]),
+    "left": lambda _: (True, False),
+    "right": lambda _: (False, True),
+    "full": lambda _: (True, True),
+}
+
+
+@final
+@dataclass(frozen=True)
+class Projection:
+    """Orthonormal columns by which a matrix is multiplied on its left, and rows by which on its right.
+
+    Args:
+        left: The columns, (rows of the matrix, rank); None to keep its rows.
+        right: The rows, (rank, columns of the matrix); None to keep its columns.
+    """
+
+    left: torch.Tensor | None
+    right: torch.Tensor | None
+
+    @classmethod
+    def of(cls, matrix: torch.Tensor, rank: int, proj_type: str) -> Self:
+        """Find the subspace in which most of a matrix lies.
+
+        Args:
+            matrix: A whole gradient.
+            rank: The number of dimensions.
+            proj_type: ``"left"``, ``"right"``, ``"full"`` for both, ``"std"`` for that of the shorter side, or
+                ``"reverse_std"`` for that of the longer one.
+
+        Returns:
+            The projection onto the leading singular vectors, whose signs a decomposition leaves open: the largest
+            element of each on the left is positive, lest rounding turns a direction around.
+        """
+        is_left, is_right = sides_of(proj_type, tuple(matrix.shape))
+        left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+        left, right = left[:, :rank], right[:rank]
+        signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
+        return cls(left * signs if is_left else None, right * signs.T if is_right else None)
+
+    def shape_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Tell the shape of a projected matrix.
+
+        Args:
+            shape: That of the matrix.
+
+        Returns:
+            That of what `down` returns.
+        """
+        rows = shape[0] if self.left is None else self.left.shape[1]
+        return rows, shape[1] if self.right is None else self.right.shape[0]
+
+    def down(self, cut: Cut, local: torch.Tensor) -> torch.Tensor:
+        """Project what a rank has of a matrix.
+
+        Args:
+            cut: Where its elements lie.
+            local: The elements.
+
+        Returns:
+            A summand of the projected matrix; the sum over all ranks is that of the whole one.
+        """
+        low = local.new_zeros(self.shape_of(cut.shape))
+        for box, left, right, place in self._steps(cut, local):
+            moved = box if left is None else left.T @ box
+            low[place] += moved if right is None else moved @ right.T
+        return low
+
+    def up(self, cut: Cut, low: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Bring a projected matrix back.
+
+        Args:
+            cut: Where this rank's elements lie.
+            low: The whole projected matrix.
+            like: This rank's elements of any such matrix.
+
+        Returns:
+            This rank's elements.
+        """
+        local = torch.empty_like(like)
+        for box, left, right, place in self._steps(cut, local):
+            moved = low[place] if left is None else left @ low[place]
+            box.copy_(moved if right is None else moved @ right)
+        return local
+
+    def _steps(
+        self, cut: Cut, local: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, tuple[slice, slice]]]:
+        """Each box, what of the two sides belongs to it, and where it is in the projected matrix."""
+        for region, box in cut.boxes(local):
+            rows, columns = region.slices
+            left = None if self.left is None else self.left[rows]
+            right = None if self.right is None else self.right[:, columns]
+            yield box, left, right, (rows if left is None else slice(None), columns if right is None else slice(None))
+
+
+def sides_of(proj_type: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
+    """Tell which sides of a matrix are projected.
+
+    Args:
+        proj_type: As `Projection.of` takes it.
+        shape: The shape of the matrix.
+
+    Returns:
+        Whether the left, and whether the right one.
+
+    Raises:
+        ConfigError: There is no such type.
+    """
+    if proj_type not in _SIDES:
+        raise ConfigError(f"proj_type is one of {', '.join(_SIDES)}. Found {proj_type!r}. Pass one of them.")
+    return _SIDES[proj_type](shape)

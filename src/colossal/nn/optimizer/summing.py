@@ -1,0 +1,57 @@
+"""Optimizers that need sums over whole parameters, of which a rank may hold a part."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from colossal.nn.optimizer.base import CheckedOptimizer
+from colossal.nn.optimizer.cut import Cut
+from colossal.nn.optimizer.joined import Sums, run_joined
+from colossal.nn.optimizer.part import Part
+
+
+class SummingOptimizer(CheckedOptimizer):
+    """Updates each parameter by an algorithm that is written for one, and runs as if each rank had all of it.
+
+    Parameters may be whole, DTensors, or ranges that `colossal.tensor.mark_shard` knows. All ranks must have gradients
+    of the same parameters, those too of which a rank has no elements. While sums travel, the updates of all parameters
+    that are cut wait for them, which takes memory for as many numbers as this rank has of them.
+
+    Args:
+        params: Parameters, named ones, or groups of them.
+        defaults: The hyperparameters of groups that do not have their own.
+
+    Communication: all_reduce, the axes that cut the parameters; as the optimizer says.
+    """
+
+    _cuts: Mapping[torch.Tensor, Cut] = MappingProxyType({})
+
+    def _update(self) -> None:
+        pairs = [(param, group) for group in self.param_groups for param in group["params"] if param.grad is not None]
+        self._update_parts(
+            [
+                Part(param, group, self.state[param], self._cuts.get(param) or Cut.of(param), index)
+                for index, (param, group) in enumerate(pairs)
+            ]
+        )
+
+    def _update_parts(self, parts: list[Part]) -> None:
+        run_joined((part.cut, self._updated(part)) for part in parts)
+
+    @abstractmethod
+    def _updated(self, part: Part) -> Sums:
+        """Update a parameter: yield local sums, and go on with those of all ranks."""
+
+
+def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
+    """Add the squares of all elements up.
+
+    Args:
+        tensor: Any shape.
+
+    Returns:
+        A scalar of the same dtype.
+    """
+    return torch.linalg.vector_norm(tensor).square()

@@ -1,0 +1,66 @@
+"""What the user may say about sharded optimizer states."""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from colossal.errors import ConfigError
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@final
+@dataclass(frozen=True)
+class ZeroConfig:
+    """How gradients travel, and where optimizer states are.
+
+    Args:
+        stage: 1 keeps gradients whole on every rank, so that they can accumulate without communication; 2 keeps of
+            each gradient only what this rank updates.
+        bucket_numel: Gradients are reduced when this many elements of them are there; a larger one travels by itself.
+        communication_dtype: The dtype that gradients are summed in; that of the gradients by default.
+        overlap_communication: Let the backward pass go on while gradients are reduced.
+        overlap_allgather: Let the next forward pass begin while updated parameters still arrive.
+        cpu_offload: Keep masters and optimizer states in the memory of the host.
+        master_weights: Update float32 copies of parameters in half precision.
+
+    Raises:
+        ConfigError: A value is outside its range.
+
+    Example:
+        >>> from colossal.zero import ZeroConfig
+        >>> ZeroConfig(stage=2).keeps_gradients
+        False
+    """
+
+    stage: int = 1
+    bucket_numel: int = 12 * 1024 * 1024
+    communication_dtype: torch.dtype | None = None
+    overlap_communication: bool = True
+    overlap_allgather: bool = False
+    cpu_offload: bool = False
+    master_weights: bool = True
+
+    def __post_init__(self) -> None:
+        if self.stage not in (1, 2):
+            raise ConfigError(
+                f"Low-level ZeRO shards optimizer states (stage 1), and gradients too (stage 2). Found stage="
+                f"{self.stage}. Pass 1 or 2; parameters are sharded by TorchFSDPPlugin."
+            )
+        if self.bucket_numel < 1:
+            raise ConfigError(
+                f"Gradients are reduced in buckets of at least one element. Found {self.bucket_numel} elements. "
+                "The default of reduce_bucket_size_in_m is 12."
+            )
+        if self.communication_dtype not in (None, *_FLOATS):
+            raise ConfigError(
+                "Gradients are summed in a floating-point dtype. Found "
+                f"communication_dtype={self.communication_dtype}. Pass one of {', '.join(map(str, _FLOATS))}, or None "
+                "for that of the gradients."
+            )
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients stay whole on every rank until the step."""
+        return self.stage == 1

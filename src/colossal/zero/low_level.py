@@ -1,0 +1,93 @@
+"""Low-level ZeRO: an optimizer whose states, and maybe gradients, are shared among data-parallel ranks."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal.amp import LossScaler
+from colossal.comm import Partition
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface import OptimizerWrapper
+from colossal.zero.config import ZeroConfig
+from colossal.zero.overlap import wait_before_use
+from colossal.zero.shards import ZeroShards
+from colossal.zero.swap import check_optimizer
+
+
+def shard_optimizer(
+    model: nn.Module,
+    optimizer: Optimizer,
+    partition: Partition,
+    config: ZeroConfig,
+    *,
+    scaler: LossScaler | None = None,
+    max_norm: float = 0.0,
+    norm_type: float = 2.0,
+    units: Sequence[nn.Module] = (),
+) -> OptimizerWrapper:
+    """Let an optimizer update this rank's share of a model's parameters.
+
+    All ranks must hold the same values, and call alike.
+
+    Args:
+        model: The model, in the dtype that it runs in.
+        optimizer: Of its parameters; changed in place.
+        partition: The ranks.
+        config: How gradients travel, and where states are.
+        scaler: The loss scaler; none by default.
+        max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
+        norm_type: The p of that norm.
+        units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
+
+    Returns:
+        The optimizer, wrapped; its gradients are averages over all ranks.
+
+    Raises:
+        ConfigError: A parameter has no values, or one of its own storage for each element.
+        UnsupportedError: The optimizer or the model can not be trained in shards.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import Partition
+        >>> from colossal.testing import run_threads
+        >>> from colossal.zero import ZeroConfig, shard_optimizer
+        >>> def program():
+        ...     model = torch.nn.Linear(2, 1, bias=False)
+        ...     torch.nn.init.ones_(model.weight)
+        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        ...     optimizer = shard_optimizer(model, optimizer, partition, ZeroConfig(stage=2))
+        ...     optimizer.backward(model(torch.tensor([[1.0, 2.0 * partition.rank]])).sum())
+        ...     optimizer.step()
+        ...     return model.weight.tolist()
+        >>> run_threads(program, 2)
+        [[[0.0, 0.0]], [[0.0, 0.0]]]
+    """
+    check_optimizer(optimizer)
+    _check_model(model, optimizer)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    shards = ZeroShards(optimizer, model.parameters(), partition, config)
+    if config.overlap_allgather:
+        wait_before_use(model, units, shards)
+    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type)
+
+
+def _check_model(model: nn.Module, optimizer: Optimizer) -> None:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        name = names.get(parameter, "a parameter of the optimizer")
+        if parameter.is_meta or not parameter.is_floating_point() or type(parameter.data) is not torch.Tensor:
+            raise ConfigError(
+                "ZeRO shards plain floating-point parameters that have values. Found "
+                f"{name}: {type(parameter.data).__name__} in {parameter.dtype} on {parameter.device}. Build the model "
+                "on a real device, and leave parameters of other kinds out of the optimizer."
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise UnsupportedError(
+                f"ZeRO reduces dense gradients. Found sparse=True in {name or type(module).__name__}. "
+                "Build the embedding with sparse=False, or take TorchDDPPlugin."
+            )

@@ -1,0 +1,57 @@
+"""Modules that wait for their own parameters, so that a forward pass begins while others still arrive."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from colossal.zero.bucket import Bucket
+from colossal.zero.shards import ZeroShards
+
+
+def wait_before_use(model: nn.Module, units: Sequence[nn.Module], shards: ZeroShards) -> None:
+    """Let each unit of a model wait for its own parameters, and the model itself for the rest.
+
+    Nothing but a unit's own forward pass may use its parameters. Reading and loading a state dict waits for all.
+
+    Args:
+        model: The model.
+        units: Parts of it, such as its blocks.
+        shards: What gathers the parameters.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import Partition
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero import ZeroConfig, ZeroShards
+        >>> from colossal.zero.overlap import wait_before_use
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> with fake_world(2):
+        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
+        ...     shards = ZeroShards(optimizer, model.parameters(), partition, ZeroConfig(overlap_allgather=True))
+        >>> wait_before_use(model, [model[0]], shards)
+        >>> model(torch.ones(2, 3)).shape
+        torch.Size([2, 3])
+    """
+    inside = {parameter for unit in units for parameter in unit.parameters()}
+    for unit in units:
+        _wait_for(unit, shards, _buckets_of(unit.parameters(), shards))
+    _wait_for(model, shards, _buckets_of((each for each in model.parameters() if each not in inside), shards))
+    model.register_state_dict_pre_hook(lambda *_: shards.wait())
+    model.register_load_state_dict_pre_hook(lambda *_: shards.wait())
+
+
+def _wait_for(module: nn.Module, shards: ZeroShards, buckets: list[Bucket]) -> None:
+    module.register_forward_pre_hook(partial(_wait, shards, buckets))
+
+
+def _wait(shards: ZeroShards, buckets: list[Bucket], *_forward: Any) -> None:
+    shards.wait(buckets)
+
+
+def _buckets_of(parameters: Iterable[nn.Parameter], shards: ZeroShards) -> list[Bucket]:
+    wanted = set(parameters)
+    return [bucket for bucket in shards.buckets if not wanted.isdisjoint(bucket.parameters)]

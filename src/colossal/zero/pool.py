@@ -1,0 +1,88 @@
+"""Buffers that are lent out and come back, so that memory is got from the system once."""
+
+from typing import final
+
+import torch
+
+from colossal.kernel import huge_zeros
+
+_MOST_KEPT = 2
+_HUGE_PAGE = 1 << 21
+
+
+@final
+class BufferPool:
+    """Buffers of gradients that are on their way: few at a time, while all parameters pass through them.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero import BufferPool
+        >>> pool = BufferPool()
+        >>> buffer = pool.take(4, torch.float32, torch.device("cpu"))
+        >>> pool.give_back(buffer)
+        >>> pool.take(3, torch.float32, torch.device("cpu")).data_ptr() == buffer.data_ptr()
+        True
+    """
+
+    def __init__(self) -> None:
+        self._free: list[torch.Tensor] = []
+        self._largest = 0
+
+    def expect(self, numel: int) -> None:
+        """Make new buffers so large that each fits whatever is going to be asked for.
+
+        Args:
+            numel: How many elements somebody is going to ask for.
+        """
+        self._largest = max(self._largest, numel)
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Lend a buffer.
+
+        Args:
+            numel: How many elements.
+            dtype: Of which type.
+            device: Where.
+
+        Returns:
+            A tensor of one dimension with any content.
+        """
+        fitting = [
+            free for free in self._free if (free.dtype, free.device) == (dtype, device) and free.numel() >= numel
+        ]
+        if not fitting:
+            return zeros(max(numel, self._largest), dtype, device)[:numel]
+        smallest = min(fitting, key=torch.Tensor.numel)
+        self._free = [free for free in self._free if free is not smallest]
+        return smallest[:numel]
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back.
+
+        Args:
+            buffer: What `take` lent; nobody uses it any more.
+        """
+        whole = buffer if buffer._base is None else buffer._base  # noqa: SLF001 (it has no public name)
+        self._free = sorted([*self._free, whole], key=torch.Tensor.numel)[-_MOST_KEPT:]
+
+
+def zeros(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Make a buffer: in huge pages, where it is in host memory and fills one.
+
+    Args:
+        numel: How many elements.
+        dtype: Of which type.
+        device: Where.
+
+    Returns:
+        A tensor of one dimension.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.pool import zeros
+        >>> zeros(2, torch.float32, torch.device("cpu"))
+        tensor([0., 0.])
+    """
+    if device.type == "cpu" and numel * dtype.itemsize >= _HUGE_PAGE:
+        return huge_zeros([(numel,)], dtype)[0]
+    return torch.zeros(numel, dtype=dtype, device=device)

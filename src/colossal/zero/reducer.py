@@ -1,0 +1,162 @@
+"""When gradients are summed up: as their buckets fill, in one order on all ranks."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, final
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from colossal.errors import UnsupportedError
+from colossal.zero.bucket import Bucket
+
+
+@final
+class Reducer:
+    """Watches gradients arrive, and starts the reduction of each bucket that is full.
+
+    [Note: one order] All ranks reduce the same buckets in the same order, whichever gradients they have: a bucket waits
+    for the one before it, and those that are not full when the backward pass ends are reduced then, with zeros for what
+    is missing. So a branch that only some ranks take changes nothing.
+
+    Args:
+        overlap: Let the backward pass go on meanwhile.
+
+    Attributes:
+        enabled: Whether a backward pass reduces; otherwise gradients accumulate on each rank.
+        num_changes: How often gradients may have changed: the backward passes and reductions, the same on all ranks.
+
+    Example:
+        >>> from colossal.zero.reducer import Reducer
+        >>> Reducer(overlap=True).enabled
+        True
+    """
+
+    def __init__(self, overlap: bool) -> None:
+        self.enabled = True
+        self.num_changes = 0
+        self._overlap = overlap
+        self._places: dict[Bucket, int] = {}
+        self._next = 0
+        self._under_way: Bucket | None = None
+        self._is_watched = False  # by `backward_pass`, which ends the pass by itself
+        self._is_running = False
+
+    def watch(self, buckets: Sequence[Bucket]) -> list[RemovableHandle]:
+        """Reduce the gradients of some more buckets, after those of the others.
+
+        Args:
+            buckets: In the order in which a backward pass is expected to fill them.
+
+        Returns:
+            What ends it.
+        """
+        self._places |= {bucket: len(self._places) + number for number, bucket in enumerate(buckets)}
+        return [
+            parameter.register_post_accumulate_grad_hook(partial(_arrive, ref(self), ref(bucket), index))
+            for bucket in buckets
+            for index, parameter in enumerate(bucket.parameters)
+            if parameter.requires_grad
+        ]
+
+    @contextmanager
+    def backward_pass(self) -> Iterator[None]:
+        """Run a backward pass inside; at its end all gradients are on their way, also if this rank had none."""
+        outer, self._is_watched = self._is_watched, True
+        self.num_changes += 1
+        try:
+            yield
+        finally:
+            self._is_watched = outer
+        if not outer:
+            self._end_pass()
+
+    def finish(self) -> None:
+        """Wait for the reduction that is under way."""
+        if self._under_way is not None:
+            bucket, self._under_way = self._under_way, None
+            bucket.finish_reduction()
+
+    def forget(self) -> None:
+        """Begin anew, as if no gradient had come since the last reduction."""
+        self.finish()
+        self._next, self._is_running = 0, False
+
+    def reduce(self, buckets: Sequence[Bucket]) -> None:
+        """Reduce buckets that hold gradients which no backward pass has reduced.
+
+        Args:
+            buckets: The same ones on all ranks.
+        """
+        for bucket in buckets:
+            self._start(bucket)
+        self.finish()
+
+    def arrive(self, bucket: Bucket, index: int, parameter: torch.Tensor) -> None:
+        """Take a gradient that has just been accumulated, and start what it makes full.
+
+        Args:
+            bucket: The bucket of the parameter.
+            index: Which of its parameters.
+            parameter: The parameter, with its gradient.
+
+        Raises:
+            UnsupportedError: The gradient is sparse.
+        """
+        assert isinstance(parameter, nn.Parameter)
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise UnsupportedError(
+                "Low-level ZeRO sums up dense gradients. Found a sparse one, of a parameter of shape "
+                f"{tuple(parameter.shape)}. Build the embedding with sparse=False."
+            )
+        if not self.enabled:
+            bucket.keep(index)
+            return
+        if not (self._is_watched or self._is_running):
+            self._is_running = True
+            engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 (as torch's own wrappers do)
+            engine.queue_callback(self._end_pass)
+        if self._places[bucket] < self._next:
+            return  # a second visit in one pass: what it brought is reduced at the step
+        bucket.take(index)
+        order = list(self._places)
+        while self._next < len(order) and (order[self._next].is_full or not order[self._next].trains):
+            self._start_next(order)
+
+    def _start_next(self, order: Sequence[Bucket]) -> None:
+        bucket = order[self._next]
+        self._next += 1
+        if bucket.trains:
+            self._start(bucket)
+
+    def _start(self, bucket: Bucket) -> None:
+        """Start a reduction when the one before has ended, as each needs room."""
+        self.finish()
+        bucket.start_reduction()
+        self.num_changes += 1
+        self._under_way = bucket
+        if not self._overlap:
+            self.finish()
+
+    def _end_pass(self) -> None:
+        self._is_running = False
+        if self.enabled:
+            order = list(self._places)
+            while self._next < len(order):
+                self._start_next(order)
+        self._next = 0
+        self.finish()
+
+
+def _arrive(reducer: "ref[Reducer]", bucket: ref[Bucket], index: int, parameter: torch.Tensor) -> None:
+    """Tell the reducer of a gradient, unless it is gone.
+
+    [Note: weak hooks] A parameter holds its hooks where the garbage collector does not look. If they held the bucket,
+    which holds the parameter, neither would ever be freed.
+    """
+    own, its = reducer(), bucket()
+    if own is not None and its is not None:
+        own.arrive(its, index, parameter)

@@ -1,0 +1,224 @@
+"""What an optimizer holds of a model under ZeRO: this rank's share of every parameter."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from colossal.amp import Masters
+from colossal.comm import Partition, Pending
+from colossal.zero.bucket import Bucket
+from colossal.zero.config import ZeroConfig
+from colossal.zero.pool import BufferPool
+from colossal.zero.reducer import Reducer
+from colossal.zero.swap import swap_parameters
+
+
+@final
+class ZeroShards(Masters):
+    """Stands in for the parameters of a model with this rank's shards of them, in the user's own optimizer.
+
+    Each rank updates an equal share of all parameters, and then gathers the others' shares. Parameters of the optimizer
+    become views of common buffers; they keep their names, shapes and values.
+
+    Args:
+        optimizer: As the user built it; from now on its groups hold shards.
+        order: Parameters in the order in which a forward pass uses them, as far as that is known.
+        partition: The ranks.
+        config: What the user said.
+
+    Attributes:
+        buckets: The buffers, in the order in which a backward pass fills them.
+
+    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
+    https://arxiv.org/abs/1910.02054, sections 5.1 and 5.2.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import Partition
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero import ZeroConfig, ZeroShards
+        >>> model = torch.nn.Linear(3, 3)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> with fake_world(2):
+        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
+        ...     shards = ZeroShards(optimizer, model.parameters(), partition, ZeroConfig())
+        >>> [shard.numel() for shard in optimizer.param_groups[0]["params"]]  # of 9 weights and 3 biases
+        [3, 3]
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, order: Iterable[nn.Parameter], partition: Partition, config: ZeroConfig
+    ) -> None:
+        self.pairs: dict[nn.Parameter, nn.Parameter] = {}
+        self.buckets: list[Bucket] = []
+        self._optimizer, self._partition, self._config = optimizer, partition, config
+        self._pool, self._scratch = BufferPool(), BufferPool()
+        self._reducer = Reducer(config.overlap_communication)
+        self._handles: list[RemovableHandle] = []
+        self._num_pulled: int | None = None  # the changes that the gradients of the shards have seen
+        self._used: list[list[bool]] = []
+        self._gathers: dict[Bucket, Pending] = {}
+        self._has_stepped = False
+        self._writer: Any = optimizer if hasattr(optimizer, "write_copies") else None  # those of colossal.nn.optimizer
+        self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        places = {parameter: place for place, parameter in enumerate(order)}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._share(sorted(held, key=lambda each: places.get(each, -1), reverse=True), optimizer.param_groups)
+
+    def adopt(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
+        """Share the parameters of a group that was added to the optimizer.
+
+        Args:
+            group: One of the optimizer's groups; changed in place.
+
+        Returns:
+            The new shards, and the parameter of each.
+
+        Communication: all_gather, dp, the parameters' bytes: all ranks begin with the values of the owners.
+        """
+        before = len(self.buckets)
+        added = self._share(list(reversed(group["params"])), [group])
+        for bucket in self.buckets[before:]:
+            bucket.start_gather().wait()
+        return added
+
+    def backward_pass(self) -> AbstractContextManager[Any]:
+        """Open the context in which gradients of the working parameters are computed.
+
+        Returns:
+            A new context manager, at whose end all gradients are reduced.
+
+        Communication: reduce_scatter, dp, the gradients' bytes; none inside of `no_sync`.
+        """
+        return self._reducer.backward_pass()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate whole gradients on each rank instead of reducing them."""
+        before, self._reducer.enabled = self._reducer.enabled, False
+        try:
+            yield
+        finally:
+            self._reducer.enabled = before
+
+    def pull_grads(self) -> None:
+        """Give each shard its averaged gradient; none to shards of parameters that no rank has used.
+
+        Communication: all_reduce, dp, 4 bytes for each parameter: the ranks agree on what was used. Gradients that no
+        backward pass has reduced, such as those of `no_sync`, are reduced.
+        """
+        self.wait()
+        self._reducer.finish()
+        for bucket in self.buckets:
+            bucket.refresh()
+        waiting = [bucket.is_waiting for bucket in self.buckets]
+        if self._num_pulled == self._reducer.num_changes and not any(waiting):
+            return
+        self._used, waiting = self._agree(waiting)
+        self._reducer.reduce([bucket for bucket, is_waiting in zip(self.buckets, waiting, strict=True) if is_waiting])
+        for bucket, used in zip(self.buckets, self._used, strict=True):
+            if bucket.own_grad is not None:
+                for (shard, grad), is_used in zip(bucket.grads(), used, strict=True):
+                    shard.grad = grad if is_used else None
+        self._num_pulled = self._reducer.num_changes
+
+    def push_params(self) -> None:
+        """Gather the updated parameters from the ranks that own them.
+
+        Communication: all_gather, dp, the parameters' bytes.
+        """
+        after_step, self._has_stepped = self._has_stepped, False
+        changed = [bucket for bucket in reversed(self.buckets) if bucket.own_grad is not None or not after_step]
+        is_written = after_step and self._writer is not None
+        self._gathers = {bucket: bucket.start_gather(is_written=is_written) for bucket in changed}
+        if not self._config.overlap_allgather:
+            self.wait()
+
+    def wait(self, buckets: Iterable[Bucket] | None = None) -> None:
+        """Wait until updated parameters are here.
+
+        Args:
+            buckets: Which of them; all by default.
+        """
+        for bucket in list(self._gathers) if buckets is None else buckets:
+            if bucket in self._gathers:
+                self._gathers.pop(bucket).wait()
+
+    def refresh(self) -> None:
+        """Take the values of the working parameters over into the shards."""
+        for bucket in self.buckets:
+            bucket.refresh(only_written=False)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Throw the gradients of the working parameters away.
+
+        Args:
+            set_to_none: Free them; otherwise those that were summed up stay as they are in the shards, where the
+                optimizer fills them with zeros.
+        """
+        self._reducer.forget()
+        self._num_pulled = None
+        for bucket in self.buckets:
+            bucket.discard() if set_to_none else bucket.discard_new()
+
+    def close(self) -> None:
+        """Stop watching gradients."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _share(
+        self, parameters: list[nn.Parameter], groups: list[dict[str, Any]]
+    ) -> Mapping[nn.Parameter, nn.Parameter]:
+        """Put parameters into buckets, and their shards into the groups of the optimizer."""
+        buckets = [
+            Bucket(run, self._partition, self._config, self._pool, self._scratch)
+            for run in _runs(parameters, self._config.bucket_numel)
+        ]
+        shards = {
+            parameter: shard
+            for bucket in buckets
+            for parameter, shard in zip(bucket.parameters, bucket.shards, strict=True)
+        }
+        swap_parameters(self._optimizer, groups, shards)
+        self._handles += self._reducer.watch(buckets)
+        self.buckets += buckets
+        added = {shard: parameter for parameter, shard in shards.items()}
+        self.pairs |= added
+        if self._writer is not None:
+            self._writer.write_copies(
+                {shard: copy for bucket in self.buckets for shard, copy in bucket.targets.items()}
+            )
+        return added
+
+    def _after_step(self, *_step: Any) -> None:
+        self._has_stepped = True
+
+    def _agree(self, waiting: list[bool]) -> tuple[list[list[bool]], list[bool]]:
+        """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce."""
+        own = [*waiting, *(used for bucket in self.buckets for used in bucket.used)]
+        if self._partition.world_size > 1 and own:
+            device = self.buckets[0].working.device
+            own = (self._partition.total(torch.tensor(own, dtype=torch.int32, device=device), "max") > 0).tolist()
+        agreed = iter(own)
+        waiting = [next(agreed) for _ in self.buckets]
+        return [[next(agreed) for _ in bucket.parameters] for bucket in self.buckets], waiting
+
+
+def _runs(parameters: list[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
+    """Cut a list into runs of one kind, none of which is longer than `most` elements unless it is one parameter."""
+    key: Callable[[nn.Parameter], Any] = lambda each: (str(each.device), each.dtype, each.requires_grad)  # noqa: E731
+    open_runs: dict[Any, list[nn.Parameter]] = {}
+    done: list[list[nn.Parameter]] = []
+    for parameter in dict.fromkeys(parameters):
+        run = open_runs.setdefault(key(parameter), [])
+        if run and sum(each.numel() for each in run) + parameter.numel() > most:
+            done.append(open_runs.pop(key(parameter)))
+            run = open_runs.setdefault(key(parameter), [])
+        run.append(parameter)
+    return done + list(open_runs.values())

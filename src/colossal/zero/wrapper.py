@@ -1,0 +1,149 @@
+"""ZeRO without a Booster: two functions that wrap a model and its optimizer."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal.amp import DynamicScaler, ScalerConfig
+from colossal.cluster import current_mesh
+from colossal.comm import Channel, Partition
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface import OptimizerWrapper
+from colossal.zero.config import ZeroConfig
+from colossal.zero.low_level import shard_optimizer
+
+_GEMINI = 3
+_STAGE = "_colossal_zero_stage"
+_DOCUMENTED = {"reduce_bucket_size": "bucket_numel"}
+_OWN = tuple(field.name for field in fields(ZeroConfig) if field.name != "stage")
+
+
+def zero_model_wrapper(
+    model: nn.Module, zero_stage: int = 1, gemini_config: dict[str, Any] | None = None, verbose: bool = False
+) -> nn.Module:
+    """Prepare a model for `zero_optim_wrapper`: all data-parallel ranks get the values of the first one.
+
+    Args:
+        model: In the dtype that it shall run in, on its device.
+        zero_stage: 1 shares optimizer states among the ranks of the dp axis, 2 gradients too.
+        gemini_config: Options of stage 3.
+        verbose: Accepted for stage 3, which reports how it places chunks; these stages have nothing to say.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigError: There is no such stage, or `gemini_config` is given for another.
+        UnsupportedError: Stage 3, which is not built yet.
+        MeshError: There is no world yet.
+
+    Communication: broadcast, dp, the model's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero import zero_model_wrapper, zero_optim_wrapper
+        >>> with fake_world(2):
+        ...     model = zero_model_wrapper(torch.nn.Linear(4, 3, bias=False), zero_stage=2)
+        ...     optimizer = zero_optim_wrapper(model, torch.optim.AdamW(model.parameters()))
+        >>> optimizer.parameters[0].shape
+        torch.Size([6])
+    """
+    if zero_stage == _GEMINI:
+        raise UnsupportedError(
+            "Stages 1 and 2 share optimizer states and gradients. Found zero_stage=3, which is not built yet. The "
+            "nearest that works is TorchFSDPPlugin, which shards parameters as well."
+        )
+    stage = ZeroConfig(stage=zero_stage).stage
+    if gemini_config or verbose:
+        raise ConfigError(
+            f"gemini_config and verbose belong to stage 3. Found them with zero_stage={zero_stage}. Leave them out."
+        )
+    mesh = current_mesh()
+    Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
+    setattr(model, _STAGE, stage)
+    return model
+
+
+def zero_optim_wrapper(
+    model: nn.Module,
+    optimizer: Optimizer,
+    initial_scale: float = 2**16,
+    growth_factor: float = 2,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 1000,
+    hysteresis: int = 2,
+    min_scale: float = 1,
+    max_scale: float = 2**32,
+    max_norm: float = 0.0,
+    norm_type: float = 2.0,
+    optim_config: dict[str, Any] | None = None,
+    verbose: bool = False,
+) -> OptimizerWrapper:
+    """Let an optimizer update this rank's share of a model's parameters.
+
+    Args:
+        model: What `zero_model_wrapper` returned.
+        optimizer: Of its parameters; changed in place.
+        initial_scale: First loss scale; greater than 0. The loss is scaled if a parameter is in float16.
+        growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
+        backoff_factor: Factor of the scale after overflows; between 0 and 1.
+        growth_interval: Number of steps without an overflow after which the scale grows; at least 1.
+        hysteresis: Number of overflows since the scale last grew that it takes until it falls.
+        min_scale: The scale does not fall below it.
+        max_scale: The scale does not grow above it.
+        max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
+        norm_type: The p of that norm.
+        optim_config: Further options: ``reduce_bucket_size`` (in elements), ``communication_dtype``,
+            ``overlap_communication``, ``overlap_allgather``, ``cpu_offload`` and ``master_weights``.
+        verbose: Log each change of the loss scale on rank 0.
+
+    Returns:
+        The optimizer, wrapped: call its ``backward(loss)``, ``step()`` and ``zero_grad()``.
+
+    Raises:
+        ConfigError: The model did not come from `zero_model_wrapper`, or an option is unknown or outside its range.
+        UnsupportedError: The optimizer or the model can not be trained in shards.
+
+    Communication: none; that of a step is the one of `LowLevelZeroPlugin`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero import zero_model_wrapper, zero_optim_wrapper
+        >>> with fake_world(2):
+        ...     model = zero_model_wrapper(torch.nn.Linear(2, 2).half())
+        ...     optimizer = torch.optim.AdamW(model.parameters())
+        ...     optimizer = zero_optim_wrapper(model, optimizer, initial_scale=8, max_norm=1.0)
+        >>> optimizer.scale_loss(torch.tensor(1.0)).item()
+        8.0
+    """
+    config = replace(_config_of(optim_config or {}), stage=_stage_of(model))
+    rule = ScalerConfig(initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
+    half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
+    scaler = DynamicScaler(rule, half[0].device.type, verbose=verbose) if half else None
+    partition = Partition(current_mesh().group("dp"))
+    return shard_optimizer(model, optimizer, partition, config, scaler=scaler, max_norm=max_norm, norm_type=norm_type)
+
+
+def _stage_of(model: nn.Module) -> int:
+    stage = getattr(model, _STAGE, None)
+    if stage is None:
+        raise ConfigError(
+            f"zero_optim_wrapper takes the model that zero_model_wrapper returned. Found {type(model).__name__}, "
+            "which has no stage. Write: model = zero_model_wrapper(model, zero_stage=2)."
+        )
+    return stage
+
+
+def _config_of(options: dict[str, Any]) -> ZeroConfig:
+    named = {_DOCUMENTED.get(name, name): value for name, value in options.items()}
+    if unknown := named.keys() - set(_OWN):
+        raise ConfigError(
+            f"optim_config knows {', '.join((*_DOCUMENTED, *_OWN[1:]))}. Found {', '.join(sorted(unknown))}. "
+            "Leave it out."
+        )
+    return ZeroConfig(**named)
