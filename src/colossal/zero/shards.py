@@ -203,7 +203,7 @@ class ZeroShards(Masters):
         """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce."""
         own = [*waiting, *(used for bucket in self.buckets for used in bucket.used)]
         if self._partition.world_size > 1 and own:
-            device = self.buckets[0].working.device
+            device = self.buckets[0].device
             own = (self._partition.total(torch.tensor(own, dtype=torch.int32, device=device), "max") > 0).tolist()
         agreed = iter(own)
         waiting = [next(agreed) for _ in self.buckets]

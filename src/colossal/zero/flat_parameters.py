@@ -1,0 +1,298 @@
+"""Parameters that lie behind each other, whose gradients are summed up together, each segment for its owners."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from colossal.comm import Partition, Pending
+from colossal.tensor import FlatLayout, FlatShard, mark_like, mark_shard
+from colossal.zero.config import ZeroConfig
+from colossal.zero.pool import BufferPool
+
+_ALIGNMENT = 16
+_WORTH_ALIGNING = 1 << 12
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class FlatParameters(ABC):
+    """Parameters of one dtype and device, of which each rank updates one segment, whatever parameter that falls into.
+
+    Gradients are copied once, into a buffer in which they lie like the parameters. With `keeps_gradients` that buffer
+    stays; else it is returned as soon as its sum is known.
+
+    Args:
+        parameters: Of one dtype and device.
+        partition: The ranks.
+        config: What the user said.
+        pool: Lends buffers of gradients.
+        scratch: Lends room for the gradients of other ranks, where summing up takes any.
+        dtype: Of the parameters; that of the first by default.
+
+    Attributes:
+        parameters: The parameters of the model.
+        numel: Their elements, and some more, so that all segments are of one length.
+        dtype: The type that the parameters are computed in.
+        device: Where they are computed.
+        own_grad: The average gradient of this rank's segment; None before the first reduction.
+        used: For each parameter whether a gradient came since they were last thrown away.
+        master: What the optimizer updates: this rank's segment, or a float32 copy of it.
+        shards: What is here of each parameter; a range of `master`, maybe an empty one.
+
+    Example:
+        >>> from colossal.zero import Bucket
+        >>> from colossal.zero.flat_parameters import FlatParameters
+        >>> issubclass(Bucket, FlatParameters)
+        True
+    """
+
+    master: torch.Tensor
+    shards: list[nn.Parameter]
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        partition: Partition,
+        config: ZeroConfig,
+        pool: BufferPool,
+        scratch: BufferPool,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.dtype, self.device = dtype or parameters[0].dtype, device or parameters[0].device
+        self._partition, self._config, self._pool, self._rooms = partition, config, pool, scratch
+        self._shapes = [parameter.shape for parameter in self.parameters]
+        lengths = [parameter.numel() for parameter in self.parameters]
+        self._ends = torch.tensor(lengths).cumsum(0).tolist()
+        self._starts = [end - length for end, length in zip(self._ends, lengths, strict=True)]
+        self.numel = padded_numel(self._ends[-1], partition.size)
+        self.own_grad: torch.Tensor | None = None
+        self.used = [False] * len(self.parameters)
+        self._buffer: torch.Tensor | None = None
+        self._filled: set[int] = set()
+        self._num_expected = 0
+        self._reduction: tuple[Pending, torch.Tensor] | None = None
+        self._spare: torch.Tensor | None = None
+        self._scratch: torch.Tensor | None = None
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients may accumulate here without being reduced."""
+        return self._config.keeps_gradients
+
+    @property
+    @abstractmethod
+    def has_copy(self) -> bool:
+        """Whether the optimizer updates a copy of the segment instead of the segment itself."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> Mapping[nn.Parameter, torch.Tensor]:
+        """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
+
+    @abstractmethod
+    def start_gather(self, *, is_written: bool = False) -> Pending:
+        """Bring the new values of the shards to where the model computes.
+
+        Args:
+            is_written: The optimizer has written this rank's new values to their `targets` itself.
+
+        Returns:
+            What to wait for.
+        """
+
+    @abstractmethod
+    def refresh(self, only_written: bool = True) -> None:
+        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates.
+
+        Args:
+            only_written: Look only at parameters that torch has seen change.
+        """
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of the parameters wants a gradient."""
+        return any(parameter.requires_grad for parameter in self.parameters)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every parameter that wants a gradient has brought it since the last reduction."""
+        return bool(self._filled) and len(self._filled) >= self._num_expected
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether gradients are here that have not been reduced."""
+        return self._reduction is None and any(
+            index in self._filled or parameter.grad is not None for index, parameter in enumerate(self.parameters)
+        )
+
+    @torch.no_grad()
+    def take(self, index: int) -> None:
+        """Move a gradient from its parameter into the buffer, ready to be summed up.
+
+        Args:
+            index: Which parameter.
+        """
+        parameter = self.parameters[index]
+        grad, place = parameter.grad, self._place(self._gradients(), index)
+        assert grad is not None
+        if not self._filled:  # counted once for each pass, as it takes a look at all
+            self._num_expected = sum(each.requires_grad for each in self.parameters)
+        scale = 1.0 / self._partition.world_size
+        if index in self._filled:
+            place.add_(grad, alpha=scale)
+        elif grad.data_ptr() != place.data_ptr():
+            torch.mul(grad, scale, out=place)
+        elif scale != 1.0:
+            place.mul_(scale)
+        parameter.grad = None
+        self.used[index] = True
+        self._filled.add(index)
+
+    @torch.no_grad()
+    def keep(self, index: int) -> None:
+        """Let a gradient accumulate in the buffer, not yet to be summed up.
+
+        Args:
+            index: Which parameter.
+        """
+        parameter = self.parameters[index]
+        assert parameter.grad is not None
+        self.used[index] = True
+        buffer = self._gradients()
+        place = self._place(buffer, index)
+        if buffer.dtype == parameter.dtype and parameter.grad.data_ptr() != place.data_ptr():
+            parameter.grad = place.copy_(parameter.grad)
+
+    @torch.no_grad()
+    def start_reduction(self) -> None:
+        """Begin to sum up what is here; parameters without a gradient count as zeros."""
+        buffer = self._gradients()
+        for index, parameter in enumerate(self.parameters):
+            if index not in self._filled and parameter.grad is not None:
+                self.take(index)
+            elif index not in self._filled:
+                self._place(buffer, index).zero_()
+        buffer[self._ends[-1] :].zero_()
+        self._filled.clear()
+        own = self._partition.segment(buffer)
+        if not self._config.keeps_gradients and self._partition.size > 1:
+            own, self._spare = torch.empty_like(own) if self._spare is None else self._spare, None
+        room = self._partition.scratch_numel(buffer)
+        self._scratch = self._rooms.take(room, buffer.dtype, buffer.device) if room else None
+        self._reduction = self._partition.start_reduce_scatter(buffer, own, self._scratch), own
+
+    @torch.no_grad()
+    def finish_reduction(self) -> None:
+        """Wait for the sum, and add it to what was summed up since gradients were last thrown away."""
+        if self._reduction is None:
+            return
+        (pending, summed), self._reduction = self._reduction, None
+        pending.wait()
+        if self._scratch is not None:
+            self._rooms.give_back(self._scratch)
+            self._scratch = None
+        if self.own_grad is None:
+            self.own_grad = summed
+        else:
+            wide = self.own_grad.float() if self.own_grad.dtype in _HALF else self.own_grad
+            self.own_grad = wide.add_(summed)
+        if not self._config.keeps_gradients and self._buffer is not None:
+            if self._partition.size > 1:
+                self._pool.give_back(self._buffer)
+            self._buffer = None
+
+    def grads(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Go through the averaged gradients.
+
+        Yields:
+            Each shard with its gradient, in the dtype and on the device of the shard.
+        """
+        assert self.own_grad is not None
+        self.own_grad = self.own_grad.to(self.master.device, self.master.dtype)
+        for shard, (begin, end) in zip(self.shards, self._here(), strict=True):
+            yield shard, mark_like(self.own_grad[begin:end], shard)
+
+    def discard(self) -> None:
+        """Throw the gradients away."""
+        self.discard_new()
+        if not self._shares_buffer and self._partition.size > 1 and self._reduces_in(self.own_grad):
+            self._spare = self.own_grad
+        self.own_grad = None
+        self.used = [False] * len(self.parameters)
+
+    def discard_new(self) -> None:
+        """Throw those gradients away that have not been summed up."""
+        self._filled.clear()
+        for parameter in self.parameters:
+            parameter.grad = None
+        if not self._config.keeps_gradients and self._buffer is not None:
+            self._pool.give_back(self._buffer)
+            self._buffer = None
+
+    def _shard_of(self, index: int) -> nn.Parameter:
+        begin, end = self._here()[index]
+        length, start, whole = self.numel // self._partition.size, self._starts[index], self._shapes[index]
+        ranks, ranges = [], []
+        for rank, at in self._partition.members:
+            cut = [min(max(edge * length - start, 0), whole.numel()) for edge in (at, at + 1)]
+            ranks.append(rank)
+            ranges.append((cut[0], cut[1]) if cut[0] < cut[1] else (0, 0))
+        layout = FlatLayout(tuple(whole), tuple(ranks), tuple(ranges))
+        shard = nn.Parameter(self.master[begin:end], requires_grad=self.parameters[index].requires_grad)
+        mark_shard(shard, FlatShard(layout, dist.get_rank(), (self._partition.group,), self.device.type))
+        return shard
+
+    def _here(self) -> list[tuple[int, int]]:
+        """Where each parameter begins and ends in this rank's segment."""
+        length = self.numel // self._partition.size
+        first = self._partition.rank * length
+        return [
+            (min(max(start - first, 0), length), min(max(end - first, 0), length))
+            for start, end in zip(self._starts, self._ends, strict=True)
+        ]
+
+    def _gradients(self) -> torch.Tensor:
+        """Return the buffer of gradients, with room for new ones."""
+        if self._buffer is None:
+            dtype = self._config.communication_dtype or self.dtype
+            self._buffer = self._pool.take(self.numel, dtype, self.device)
+        elif self.own_grad is not None and self._shares_buffer:
+            self.own_grad = self.own_grad.clone()  # the sum of an earlier backward pass makes room for this one
+        return self._buffer
+
+    @property
+    def _shares_buffer(self) -> bool:
+        """Whether the summed gradient lies in the buffer that gradients are copied to."""
+        if self.own_grad is None or self._buffer is None:
+            return False
+        return self.own_grad.data_ptr() == self._partition.segment(self._buffer).data_ptr()
+
+    def _reduces_in(self, grad: torch.Tensor | None) -> bool:
+        dtype = self._config.communication_dtype or self.dtype
+        return grad is not None and grad.dtype == dtype and grad.device == self.device
+
+    def _place(self, buffer: torch.Tensor, index: int) -> torch.Tensor:
+        return buffer[self._starts[index] : self._ends[index]].view(self._shapes[index])
+
+
+def padded_numel(numel: int, parts: int) -> int:
+    """Tell how long a buffer is that ranks divide among themselves.
+
+    Args:
+        numel: What it holds, in elements.
+        parts: Number of segments.
+
+    Returns:
+        A multiple of their number; of 16 elements in each, if they are not small.
+
+    Example:
+        >>> from colossal.zero.flat_parameters import padded_numel
+        >>> padded_numel(9, parts=2)
+        10
+    """
+    step = parts * _ALIGNMENT if numel >= parts * _WORTH_ALIGNING else parts
+    return -(-max(numel, 1) // step) * step

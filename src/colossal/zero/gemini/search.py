@@ -1,0 +1,410 @@
+"""Chunks: which parameters lie in one flat buffer, and how long these buffers are to be.
+
+A chunk that is too long is mostly air at its end, one that is too short leaves a gap behind every few parameters. How
+much is wasted is a jagged function of the size, so that the best size is found by trying many
+(Fang et al., "PatrickStar", https://arxiv.org/abs/2108.05818).
+"""
+
+import math
+from collections.abc import Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+from torch import distributed as dist
+from torch import nn
+
+from colossal.errors import ConfigError
+from colossal.logging import get_dist_logger
+
+_MEBI = 1 << 20
+_ALIGNMENT = 16  # elements of each rank's part of a chunk that is as long as the model
+_BLOCK = 1 << 15  # candidates that are tried at a time, so that what they take stays in the cache
+_NEVER = 1 << 62
+_TIED_FRACTION = 4
+
+_Numels = npt.NDArray[np.int64]
+_Piece = tuple[int, int]  # the elements of a parameter, and the shortest chunk that it shares with others
+
+
+class ParameterOrder(Protocol):
+    """What knows in which order a model uses its parameters."""
+
+    @property
+    def param_order(self) -> Sequence[nn.Parameter]:
+        """The parameters, the one that is used first in front."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class ChunkUsage:
+    """How much of a model's chunks holds parameters; as text it is what the search logs.
+
+    Args:
+        chunk_numel: The elements of a chunk.
+        used_numel: The elements of all parameters.
+        wasted_numel: The elements of all chunks that hold none.
+
+    Example:
+        >>> from colossal.zero.gemini.search import ChunkUsage
+        >>> usage = ChunkUsage(chunk_numel=1 << 20, used_numel=3 << 20, wasted_numel=1 << 20)
+        >>> usage.wasted_percentage
+        25.0
+        >>> print(usage)
+        Chunks of 1,048,576 elements: parameters fill 3.00 Mi elements, 1.00 Mi stay empty (25.00 % of all).
+    """
+
+    chunk_numel: int
+    used_numel: int
+    wasted_numel: int
+
+    @property
+    def wasted_percentage(self) -> float:
+        """How many of a hundred elements in chunks hold no parameter."""
+        return 100.0 * self.wasted_numel / max(self.used_numel + self.wasted_numel, 1)
+
+    def __str__(self) -> str:
+        return (
+            f"Chunks of {self.chunk_numel:,} elements: parameters fill {self.used_numel / _MEBI:.2f} Mi elements, "
+            f"{self.wasted_numel / _MEBI:.2f} Mi stay empty ({self.wasted_percentage:.2f} % of all)."
+        )
+
+
+def search_chunk_configuration(
+    model: nn.Module,
+    search_range_m: float,
+    search_interval: int,
+    min_chunk_size_m: float = 32,
+    filter_exlarge_params: bool = True,
+    strict_ddp_flag: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+    memstas: ParameterOrder | None = None,
+    *,
+    alone: Container[nn.Parameter] = (),
+    verbose: bool = False,
+) -> tuple[dict[int, dict[str, Any]], int, int]:
+    """Find the chunk size that leaves the fewest elements empty.
+
+    Tried are the sizes from `min_chunk_size_m` to `min_chunk_size_m + search_range_m`, both included, in steps of
+    `search_interval`, each rounded up to a multiple of the number of ranks. Of sizes that waste the same the smallest
+    is chosen. A model with fewer elements than `min_chunk_size_m` gets chunks as long as itself, rounded up so that
+    each rank holds a multiple of 16 elements. Parameters that have several names in the model count as one, which
+    stays alone in its chunk wherever it is longer than a quarter of the chunk: see `alone_parameters`.
+
+    The result depends on nothing but the order, shapes, kinds and names of the parameters, and on the number of ranks;
+    thus it is the same on all ranks, without communication. Nothing is read from the parameters, which may be on the
+    meta device.
+
+    Args:
+        model: Its parameters are to be put into chunks. They stay where they are.
+        search_range_m: How far above the smallest size is searched, in units of 2**20 elements.
+        search_interval: The distance of the sizes that are tried, in elements; the hidden size of the model serves.
+        min_chunk_size_m: The smallest size, in units of 2**20 elements.
+        filter_exlarge_params: Choose the size without looking at parameters whose number of elements is more than
+            three standard deviations above the mean. What is returned as wasted counts them.
+        strict_ddp_flag: Keep all chunks whole on every rank. Then nothing counts as wasted, and the smallest size is
+            chosen.
+        process_group: The ranks that share the parameters; those of the whole world by default, or one if there is no
+            world.
+        memstas: Knows the order in which the parameters are used; that of `model.parameters()` by default.
+        alone: Parameters that never share a chunk, whatever its size, beside the tied ones.
+        verbose: Log on rank 0 what is used and wasted.
+
+    Returns:
+        Three things. ``{size: {"chunk_size": elements, "keep_gathered": strict_ddp_flag}}`` under the number of ranks
+        that share the parameters; the number of elements of all parameters; and how many elements of their chunks
+        hold none when `pack_parameters` fills them with the `ordered_parameters`.
+
+    Raises:
+        ConfigError: A number is outside its range, the model has no parameters, `memstas` orders other parameters than
+            those of the model, or this rank is not in the group.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.zero.gemini.search import search_chunk_configuration
+        >>> layer = nn.Linear(1000, 1000, device="meta")
+        >>> model = nn.Sequential(layer, nn.Linear(1000, 1000, device="meta"))
+        >>> configuration, total, wasted = search_chunk_configuration(model, 1, 1024, min_chunk_size_m=1)
+        >>> configuration
+        {1: {'chunk_size': 2002944, 'keep_gathered': False}}
+        >>> total, wasted
+        (2002000, 944)
+    """
+    smallest, largest = _check_range(search_range_m, search_interval, min_chunk_size_m)
+    dp_size = _dp_size(process_group)
+    parameters = ordered_parameters(model, memstas)
+    apart, total = _as_container(alone), sum(parameter.numel() for parameter in parameters)
+    if total < smallest:
+        size = _padded(max(total, 1), dp_size * _ALIGNMENT)
+    elif strict_ddp_flag:
+        size = _padded(smallest, dp_size)
+    else:
+        searched = _without_exlarge(parameters) if filter_exlarge_params else parameters
+        pieces = _pieces(searched, set(_tied(model)), apart)
+        size = _best_size(range(smallest, largest + 1, search_interval), pieces, dp_size)
+    wasted = 0 if strict_ddp_flag else _waste(model, parameters, size, dp_size, apart)
+    if verbose:
+        get_dist_logger().info(ChunkUsage(size, total, wasted), ranks=[0])
+    return {dp_size: {"chunk_size": size, "keep_gathered": strict_ddp_flag}}, total, wasted
+
+
+def ordered_parameters(model: nn.Module, memstas: ParameterOrder | None = None) -> list[nn.Parameter]:
+    """List the parameters of a model in the order in which they are put into chunks, each of them once.
+
+    Args:
+        model: Has the parameters.
+        memstas: Knows the order in which they are used; that of `model.parameters()` by default. Parameters that it
+            does not mention come last.
+
+    Returns:
+        All parameters of the model.
+
+    Raises:
+        ConfigError: The model has no parameters, or `memstas` mentions one that is not the model's.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from torch import nn
+        >>> from colossal.zero.gemini.search import ordered_parameters
+        >>> model = nn.Linear(2, 3)
+        >>> order = SimpleNamespace(param_order=[model.bias])
+        >>> [tuple(parameter.shape) for parameter in ordered_parameters(model, order)]
+        [(3,), (3, 2)]
+    """
+    parameters = dict.fromkeys(model.parameters())
+    if not parameters:
+        raise ConfigError(
+            f"Chunks are made of the parameters of a model. Found none in {type(model).__name__}. "
+            "Pass the model before its parameters are taken away, or train it without chunks."
+        )
+    first = dict.fromkeys(memstas.param_order if memstas is not None else ())
+    foreign = [tuple(parameter.shape) for parameter in first if parameter not in parameters]
+    if foreign:
+        raise ConfigError(
+            "The order of use must consist of parameters of the model. Found "
+            f"{len(foreign)} others, the first of shape {foreign[0]}. Record the order with the same model object."
+        )
+    return list(first | parameters)
+
+
+def alone_parameters(model: nn.Module, chunk_numel: int) -> set[nn.Parameter]:
+    """Find the tied parameters that are so long that they are to share no chunk.
+
+    A tied parameter is used at several places of the model, often the first and the last. What lies in one chunk with
+    it would have to be whole all the time between, so that it gets a chunk for itself, unless it is short.
+
+    Args:
+        model: Has the parameters. Those that it knows under several names are tied; the parameters of a module that is
+            at several places are, too.
+        chunk_numel: The elements of a chunk.
+
+    Returns:
+        The tied parameters that are longer than a quarter of a chunk.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.zero.gemini.search import alone_parameters
+        >>> embed, head = nn.Embedding(10, 4), nn.Linear(4, 10)
+        >>> head.weight = embed.weight
+        >>> model = nn.Sequential(embed, head)
+        >>> [len(alone_parameters(model, chunk_numel)) for chunk_numel in (159, 160)]
+        [1, 0]
+    """
+    return {parameter for parameter in _tied(model) if _TIED_FRACTION * parameter.numel() > chunk_numel}
+
+
+def pack_parameters(
+    parameters: Iterable[nn.Parameter], chunk_numel: int, *, alone: Container[nn.Parameter] = ()
+) -> list[list[nn.Parameter]]:
+    """Put parameters into chunks, one after the other.
+
+    A chunk holds parameters of one dtype, of one type of device, and either with gradients or without. Of each such
+    kind one chunk is open. A parameter that does not fit into it closes it, and begins the next one. A parameter that
+    is longer than a chunk, or is to be alone, gets one for itself; the open one stays open.
+
+    Args:
+        parameters: In the order in which they are used; one that comes again counts once.
+        chunk_numel: The elements of a chunk.
+        alone: Parameters that share no chunk.
+
+    Returns:
+        The parameters of each chunk, in their order; the chunks in the order of their first parameters.
+
+    Raises:
+        ConfigError: A chunk has less than one element.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.zero.gemini.search import pack_parameters
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 2))
+        >>> [[parameter.numel() for parameter in run] for run in pack_parameters(model.parameters(), 11)]
+        [[6, 3], [12], [4], [8, 2]]
+    """
+    if chunk_numel < 1:
+        raise ConfigError(
+            f"A chunk must have room for at least one element. Found chunk_numel={chunk_numel}. "
+            "Pass the size that search_chunk_configuration found."
+        )
+    apart = _as_container(alone)
+    runs: list[list[nn.Parameter]] = []
+    open_runs: dict[Hashable, tuple[list[nn.Parameter], int]] = {}
+    for parameter in dict.fromkeys(parameters):
+        numel, kind = parameter.numel(), _kind(parameter)
+        if numel > chunk_numel or parameter in apart:
+            runs.append([parameter])
+            continue
+        run, used = open_runs.get(kind, ([], 0))
+        if not run or used + numel > chunk_numel:
+            run, used = [], 0
+            runs.append(run)
+        run.append(parameter)
+        open_runs[kind] = run, used + numel
+    return runs
+
+
+def allocated_numel(
+    run: Sequence[nn.Parameter], chunk_numel: int, dp_size: int, *, alone: Container[nn.Parameter] = ()
+) -> int:
+    """Tell how long the buffer is that one chunk takes.
+
+    Args:
+        run: What `pack_parameters` put into the chunk.
+        chunk_numel: The elements of a chunk that parameters share.
+        dp_size: The number of ranks that share the parameters.
+        alone: What `pack_parameters` got.
+
+    Returns:
+        The elements of the buffer: `chunk_numel`, or, for a parameter that is longer or is to be alone, its own
+        elements rounded up to a multiple of the number of ranks.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.gemini.search import allocated_numel
+        >>> short, long = torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(9))
+        >>> [allocated_numel([parameter], 8, 4) for parameter in (short, long)]
+        [8, 12]
+        >>> allocated_numel([short], 16, 4, alone={short})
+        8
+    """
+    if len(run) == 1 and (run[0].numel() > chunk_numel or run[0] in _as_container(alone)):
+        return _padded(run[0].numel(), dp_size)
+    return chunk_numel
+
+
+def _check_range(search_range_m: float, search_interval: int, min_chunk_size_m: float) -> tuple[int, int]:
+    """Return the smallest and the largest size, in elements."""
+    if not (math.isfinite(search_range_m) and search_range_m >= 0):
+        raise ConfigError(
+            f"search_range_m must be a finite number of at least 0. Found {search_range_m!r}. "
+            "The default of the plugin is 32, which is 2**25 elements."
+        )
+    if isinstance(search_interval, bool) or not isinstance(search_interval, int) or search_interval < 1:
+        raise ConfigError(
+            f"search_interval must be an integer of at least 1. Found {search_interval!r}. "
+            "Pass the hidden size of the model, or 1024."
+        )
+    if not (math.isfinite(min_chunk_size_m) and min_chunk_size_m > 0):
+        raise ConfigError(
+            f"min_chunk_size_m must be a finite number above 0. Found {min_chunk_size_m!r}. "
+            "The default is 32, which is 2**25 elements."
+        )
+    smallest = max(round(min_chunk_size_m * _MEBI), 1)
+    return smallest, smallest + round(search_range_m * _MEBI)
+
+
+def _dp_size(process_group: dist.ProcessGroup | None) -> int:
+    if not (dist.is_available() and dist.is_initialized()):
+        return 1
+    size = dist.get_world_size(process_group)
+    if size < 1:
+        raise ConfigError(
+            "Chunks are searched by the ranks that share them. Found that this rank is not in process_group. "
+            "Pass the group of this rank."
+        )
+    return size
+
+
+def _as_container(alone: Container[nn.Parameter]) -> Container[nn.Parameter]:
+    """Make sure that parameters are found by identity: a list would compare their values."""
+    return frozenset(alone) if isinstance(alone, Iterable) else alone
+
+
+def _kind(parameter: nn.Parameter) -> Hashable:
+    return parameter.dtype, parameter.requires_grad, parameter.device.type
+
+
+def _padded(numel: int, multiple: int) -> int:
+    return -(-numel // multiple) * multiple
+
+
+def _tied(model: nn.Module) -> list[nn.Parameter]:
+    """List the parameters that have several names."""
+    counts: dict[nn.Parameter, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        counts[parameter] = counts.get(parameter, 0) + 1
+    return [parameter for parameter, count in counts.items() if count > 1]
+
+
+def _without_exlarge(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Leave those out that are more than three standard deviations above the mean; in integers, thus the same anywhere.
+
+    With n numbers of sum s and square sum q, `x > s/n + 3 sqrt(q/n - (s/n)^2)` says the same as what stands below.
+    """
+    numels = [parameter.numel() for parameter in parameters]
+    count, summed, squares = len(numels), sum(numels), sum(numel * numel for numel in numels)
+    bound = 9 * (count * squares - summed * summed)
+    excess = [max(count * numel - summed, 0) for numel in numels]
+    return [parameter for parameter, above in zip(parameters, excess, strict=True) if above * above <= bound]
+
+
+def _pieces(
+    parameters: Iterable[nn.Parameter], tied: Container[nn.Parameter], alone: Container[nn.Parameter]
+) -> list[list[_Piece]]:
+    """Say of the parameters of each kind all that the search must know."""
+    kinds: dict[Hashable, list[_Piece]] = {}
+    for parameter in parameters:
+        numel = parameter.numel()
+        shares_from = _NEVER if parameter in alone else _TIED_FRACTION * numel if parameter in tied else numel
+        kinds.setdefault(_kind(parameter), []).append((numel, shares_from))
+    return list(kinds.values())
+
+
+def _best_size(candidates: range, kinds: Sequence[Sequence[_Piece]], dp_size: int) -> int:
+    """Find the size for which the chunks are the shortest together, the smallest such size."""
+    best: list[tuple[int, int]] = []
+    for start in range(0, len(candidates), _BLOCK):
+        block = candidates[start : start + _BLOCK]
+        sizes = np.arange(block.start, block.stop, block.step, dtype=np.int64)
+        sizes += -sizes % dp_size
+        allocated = np.zeros_like(sizes)
+        for pieces in kinds:
+            allocated += _allocated(pieces, sizes, dp_size)
+        index = int(allocated.argmin())  # the first of several
+        best.append((int(allocated[index]), int(sizes[index])))
+    return min(best)[1]
+
+
+def _allocated(pieces: Sequence[_Piece], sizes: _Numels, dp_size: int) -> _Numels:
+    """Do what `pack_parameters` does to one kind of parameters, for all sizes at once, and add up the buffers."""
+    own, counts = np.zeros_like(sizes), np.zeros_like(sizes)
+    left = np.full_like(sizes, -1)  # nothing fits where no chunk is open, not even nothing
+    for numel, shares_from in pieces:
+        first = int(np.searchsorted(sizes, shares_from))  # from here on the parameter shares a chunk
+        own[:first] += _padded(numel, dp_size)
+        rest = left[first:]
+        rest -= numel
+        overflows = rest < 0
+        counts[first:] += overflows
+        np.subtract(sizes[first:], numel, out=rest, where=overflows)
+    return own + counts * sizes
+
+
+def _waste(
+    model: nn.Module, parameters: Sequence[nn.Parameter], size: int, dp_size: int, alone: Container[nn.Parameter]
+) -> int:
+    apart = {parameter for parameter in parameters if parameter in alone} | alone_parameters(model, size)
+    runs = pack_parameters(parameters, size, alone=apart)
+    allocated = sum(allocated_numel(run, size, dp_size, alone=apart) for run in runs)
+    return allocated - sum(parameter.numel() for parameter in parameters)
