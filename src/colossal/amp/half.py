@@ -1,6 +1,6 @@
 """A whole model in half precision: what is cast, and what must not be."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,7 +44,7 @@ def castable_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
                 yield parameter
 
 
-def cast_model(model: nn.Module, dtype: torch.dtype) -> None:
+def cast_model(model: nn.Module, dtype: torch.dtype, parameters: Iterable[nn.Parameter] | None = None) -> None:
     """Cast a model in place: its parameters, and the buffers that its state dict holds.
 
     Running statistics stay, as the note above says. Buffers outside of the state dict stay too: they are constants
@@ -53,8 +53,9 @@ def cast_model(model: nn.Module, dtype: torch.dtype) -> None:
     Args:
         model: The model.
         dtype: What is cast becomes.
+        parameters: Which of its parameters; all that may be by default.
     """
-    for parameter in castable_parameters(model):
+    for parameter in castable_parameters(model) if parameters is None else parameters:
         parameter.data = parameter.data.to(dtype)
         if parameter.grad is not None:
             parameter.grad = parameter.grad.to(dtype)

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from colossal.checkpoint_io.destination import Destination, OneFile, Shards
 from colossal.checkpoint_io.entries import MIB, Entry, plan_files
 from colossal.checkpoint_io.model_config import model_config_files
-from colossal.checkpoint_io.model_state import ModelState, unwrap_model
+from colossal.checkpoint_io.model_state import ModelState
 from colossal.checkpoint_io.naming import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
 from colossal.checkpoint_io.optimizer_state import OptimizerState
 from colossal.checkpoint_io.optimizer_tree import optimizer_tree
@@ -22,7 +22,7 @@ from colossal.checkpoint_io.saver import Saver
 from colossal.checkpoint_io.source import Source
 from colossal.checkpoint_io.writers import Alone, Writers
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
-from colossal.interface import OptimizerWrapper
+from colossal.interface import OptimizerWrapper, innermost
 from colossal.tensor import whole_of
 
 M = TypeVar("M", bound=nn.Module)
@@ -95,7 +95,7 @@ class CheckpointIO:
         gathers DTensors. For `Alone` none.
         """
         _refuse_parts(gather_dtensor)
-        user_model, path = unwrap_model(model), Path(checkpoint)
+        user_model, path = innermost(model), Path(checkpoint)
         kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
         configs: dict[str, Any] = {}
 
@@ -147,7 +147,7 @@ class CheckpointIO:
         """
         _check_threads(num_threads)
         self._saver.settle()
-        state = self._writers.read(lambda: ModelState(unwrap_model(model), self._writers.rank))
+        state = self._writers.read(lambda: ModelState(innermost(model), self._writers.rank))
         with self._open(Path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
             self._writers.read(lambda: state.check(source.items, strict, checkpoint))
             self._writers.read(lambda: source.each_file(state.fill, num_threads))

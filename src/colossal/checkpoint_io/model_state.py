@@ -8,24 +8,15 @@ from typing import Any, final
 import torch
 from torch import nn
 from torch.autograd.graph import increment_version
-from torch.nn.parallel import DistributedDataParallel
 
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
 from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
-from colossal.interface import ModelWrapper
-from colossal.tensor import local_of, parts_of
+from colossal.tensor import local_of, mark_like, parts_of, resting_part, whole_shape
 
 _THREADS = 2  # one hashes while the other one waits for the disk
-
-
-def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the user's own model, without `ModelWrapper` and `DistributedDataParallel`."""
-    while isinstance(model, (ModelWrapper, DistributedDataParallel)):
-        model = model.module
-    return model
 
 
 @final
@@ -48,7 +39,9 @@ class ModelState:
 
     def __init__(self, model: nn.Module, rank: int = 0) -> None:
         self._model, self._rank = model, rank
-        self._state: dict[str, Any] = model.state_dict(keep_vars=True)
+        self._state: Any = model.state_dict(keep_vars=True)
+        for name, value in self._state.items():
+            self._state[name] = resting_part(value)
         self._metadata = getattr(self._state, "_metadata", OrderedDict())
         self._ties = list(_group_aliases(self._state))
         empty = [name for name, value in self._state.items() if getattr(value, "is_meta", False)]
@@ -147,7 +140,7 @@ class ModelState:
         Raises:
             CheckpointError: The bytes are damaged, or a module refused its values.
         """
-        own = {id(tensor) for tensor in (*self._model.parameters(), *self._model.buffers())}
+        own = {id(resting_part(tensor)) for tensor in (*self._model.parameters(), *self._model.buffers())}
         others: OrderedDict[str, Any] = OrderedDict()
         direct: list[tuple[torch.Tensor, Item]] = []
         for name, item in items.items():
@@ -171,15 +164,15 @@ class ModelState:
         value, item = pair
         local = local_of(value).detach()
         with torch.no_grad():
-            for region, part in parts_of(value.detach(), self._rank):
+            for region, part in parts_of(mark_like(value.detach(), value), self._rank):
                 item.read(region, part)
         # Bytes were read past torch's knowledge, and masters in full precision must hear of it.
         increment_version(local)
 
 
 def shape_of(value: object) -> torch.Size | None:
-    """Return the shape of a tensor, None for anything else."""
-    return value.shape if isinstance(value, torch.Tensor) else None
+    """Return the shape of a tensor, or of what it is a part of; None for anything else."""
+    return whole_shape(value) if isinstance(value, torch.Tensor) else None
 
 
 def _group_aliases(state: Mapping[str, Any]) -> Iterable[list[str]]:

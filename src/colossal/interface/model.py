@@ -54,12 +54,32 @@ class ModelWrapper(nn.Module):
                 of such a model carry the names of the `peft.PeftModel`.
 
         Returns:
-            The innermost module: neither a `ModelWrapper` nor a `DistributedDataParallel`.
+            The innermost module: not a wrapper such as `ModelWrapper` and `DistributedDataParallel`.
         """
-        module: Any = self.module
-        while isinstance(module, (ModelWrapper, DistributedDataParallel)):
-            module = module.module
+        module: Any = innermost(self.module)
         return module.get_base_model() if unwrap_peft and is_peft_model(module) else module
+
+
+def innermost(module: nn.Module) -> nn.Module:
+    """Take all wrappers off a model.
+
+    Args:
+        module: A model, maybe in a `ModelWrapper`, a `DistributedDataParallel`, or another wrapper that says so by a
+            true attribute ``is_wrapper``.
+
+    Returns:
+        What is inside.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import ModelWrapper, innermost
+        >>> innermost(ModelWrapper(torch.nn.Linear(4, 2)))
+        Linear(in_features=4, out_features=2, bias=True)
+    """
+    found: Any = module
+    while isinstance(found, ModelWrapper | DistributedDataParallel) or getattr(found, "is_wrapper", False):
+        found = found.module
+    return found
 
 
 def is_peft_model(module: nn.Module) -> bool:

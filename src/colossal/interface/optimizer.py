@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -14,7 +14,6 @@ from colossal.interface.gradients import clamp, scale, total_norm
 _WIDE = torch.float32.itemsize
 
 
-@final
 class OptimizerWrapper:
     """Decides when gradients become an update: backward, clip, step, zero_grad.
 

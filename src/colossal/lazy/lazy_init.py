@@ -1,5 +1,6 @@
 """Building models without memory for them."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, final
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from colossal.errors import UnsupportedError
 from colossal.lazy.materialize import materialize
+from colossal.lazy.pretrained import Detour
 from colossal.lazy.recorder import record
 from colossal.lazy.tensor import LazyTensor
 
@@ -21,6 +23,9 @@ class LazyInitContext:
     Every operation on their parameters and buffers is written down with the state of the random generator that it
     draws from, and runs later, bit for bit as it would have run at once, in whatever order parameters are needed.
     Behind the context the generators are where they would be without it.
+
+    Weights that `from_pretrained` of transformers loads inside stay in their safetensors files. Each is read when it is
+    materialized, alone, and converted as it would have been at once.
 
     Args:
         tensor_cls: `LazyTensor`; there is no other.
@@ -55,6 +60,7 @@ class LazyInitContext:
         stack, recording = ExitStack(), _Recording()
         if self._device is not None:
             stack.enter_context(torch.device(self._device))
+        stack.callback(recording.leave)
         stack.enter_context(recording)
         self._open.append((stack, recording))
         return self
@@ -96,8 +102,16 @@ class _Recording(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.refusal: UnsupportedError | None = None
+        self._leave_detour: Callable[[], None] | None = None
+
+    def leave(self) -> None:
+        """Leave transformers as it was."""
+        if self._leave_detour is not None:
+            self._leave_detour()
+            self._leave_detour = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._leave_detour = self._leave_detour or Detour.enter()  # transformers may be imported inside
         try:
             return record(func, args, kwargs or {})
         except UnsupportedError as error:

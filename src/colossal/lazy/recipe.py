@@ -28,7 +28,7 @@ _OVERWRITE = {
     _aten.random_.default,
     _aten.bernoulli_.float,
 }
-_FOREVER = 1 << 62
+FOREVER = 1 << 62
 
 
 @final
@@ -235,10 +235,11 @@ class Recipe:
         if owner is None:
             owner = Owner()
             self._owner = ref(owner)
-            finalize(owner, self._forget).atexit = False
+            finalize(owner, self.forget).atexit = False
         return owner
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Let go of what is kept: nobody may have it who expects to find it here again."""
         self._kept, self._kept_at, self._num_done = None, -1, 0
 
     def storage(self) -> torch.UntypedStorage:
@@ -247,9 +248,20 @@ class Recipe:
         Returns:
             The storage that all tensors of this recipe share.
         """
-        storage = _replay({self: _FOREVER})[self]
+        storage = _replay({self: FOREVER})[self]
         self._kept, self._kept_at, self._num_done = storage, next(_INDEX), len(self.writes)
         return storage
+
+    def storage_before(self, index: int) -> torch.UntypedStorage:
+        """Make the values that an operation sees, to be read, not changed.
+
+        Args:
+            index: Of the operation.
+
+        Returns:
+            The storage.
+        """
+        return _replay({self: index})[self]
 
     def in_world(self, world: "dict[Recipe, torch.UntypedStorage]") -> torch.UntypedStorage:
         """Find its storage among others, or make room.
@@ -278,6 +290,11 @@ class Recipe:
         if self._kept is not None and self._num_done > last and self._kept_at < index:
             return self._kept_at, self
         return self.writes[last].index, self.writes[last]
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether values are kept, of now or of before."""
+        return self._kept is not None
 
     def kept(self) -> torch.UntypedStorage:
         """Get what is kept.

@@ -26,6 +26,7 @@ _OTHER_WINDOW = {
     _aten.squeeze_.dim,
     _aten.squeeze_.dims,
 }
+_SHAPE_ALONE = {_aten.empty_like.default, _aten.zeros_like.default}  # of a tensor on the meta device that is enough
 _NEED_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -46,6 +47,7 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     seen = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     lazy = [value for value in seen if isinstance(value, LazyTensor)]
     makes = not seen and any(argument.name == "device" for argument in func._schema.arguments)  # noqa: SLF001
+    makes = makes or (func in _SHAPE_ALONE and seen[0].is_meta and kwargs.get("device") is not None)
     if kwargs.get("device") == _META:
         args, kwargs = tree_map(lambda leaf: _on_meta(leaf) if isinstance(leaf, LazyTensor) else leaf, (args, kwargs))
         return func(*args, **kwargs)
@@ -63,8 +65,7 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if any(not isinstance(value, LazyTensor) for value in written) or any(tag in func.tags for tag in _NEED_VALUES):
             if any(isinstance(value, LazyTensor) for value in written):
                 raise _refusal(func, "it writes to lazy tensors what has to be known now")
-            args, kwargs = tree_map(_with_values, (tuple(args), dict(kwargs)))
-            return func(*args, **kwargs)
+            return _run_now(func, args, kwargs)
         if makes:
             kwargs = {"device": _CPU, **kwargs}
         return _write_down(func, args, kwargs, torch.device(kwargs.get("device") or lazy[0].device))
@@ -106,6 +107,18 @@ def _wrapped(
             same = stand_in(View(recipes[_place(result)], result), device)
         wrapped.append(result if same is None else same)
     return wrapped
+
+
+def _run_now(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation with values; what is compared as a whole is not kept: weights are, before they are tied."""
+    lazy = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, LazyTensor)]
+    recipes = {view_of(leaf).recipe for leaf in lazy if func is _aten.equal.default}
+    fresh = [recipe for recipe in recipes if not recipe.has_kept]
+    args, kwargs = tree_map(_with_values, (tuple(args), dict(kwargs)))
+    result = func(*args, **kwargs)
+    for recipe in fresh:
+        recipe.forget()
+    return result
 
 
 def _in_another_window(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LazyTensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from colossal.errors import UnsupportedError
+from colossal.errors import ConfigError, UnsupportedError
 from colossal.lazy.recipe import Owner, View
 
 _VALUES = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
@@ -49,6 +49,39 @@ class LazyTensor(torch.Tensor):
         """
         with _disable_current_modes():
             return self._view.on(self._view.recipe.storage())
+
+    def flat_values(self, begin: int, end: int) -> torch.Tensor:
+        """Make some of the values, as if the tensor had one dimension; it stays lazy.
+
+        Of what `from_pretrained` left in a file, only these are read. Others are made whole for a moment.
+
+        Args:
+            begin: The first element.
+            end: The one behind the last.
+
+        Returns:
+            A tensor with `end - begin` elements, of the same dtype and device, in memory of its own.
+
+        Raises:
+            ConfigError: There are no such elements.
+
+        Example:
+            >>> import torch
+            >>> from colossal.lazy import LazyInitContext
+            >>> with LazyInitContext():
+            ...     table = torch.arange(6).view(2, 3)
+            >>> table.flat_values(2, 5)
+            tensor([2, 3, 4])
+        """
+        from colossal.lazy.part import part_of
+
+        if not 0 <= begin <= end <= self.numel():
+            raise ConfigError(
+                f"A range of elements must be one of the tensor. Found {begin} to {end} of {self!r}, which has "
+                f"{self.numel()} elements. Pass 0 <= begin <= end <= {self.numel()}."
+            )
+        with torch.no_grad(), _disable_current_modes():
+            return part_of(self._view, begin, end)
 
     def materialize(self) -> torch.Tensor:
         """Turn into a tensor with values, in place: whoever holds it has it.

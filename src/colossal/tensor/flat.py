@@ -13,6 +13,7 @@ from colossal.errors import PlanError
 from colossal.tensor.region import Region
 
 _MARK = "_colossal_flat_shard"
+_RESTING = "_colossal_resting"
 
 
 @final
@@ -186,6 +187,42 @@ def flat_shard_of(tensor: torch.Tensor) -> FlatShard | None:
     """
     found: Any = getattr(tensor, _MARK, None)
     return found
+
+
+def mark_resting(parameter: torch.Tensor, part: torch.Tensor) -> None:
+    """Remember where the values of a parameter are while it has none of its own.
+
+    Args:
+        parameter: Of a model.
+        part: What this rank keeps of it: a range that `mark_shard` knows.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import mark_resting, resting_part
+        >>> parameter, part = torch.nn.Parameter(torch.zeros(4)), torch.ones(2)
+        >>> mark_resting(parameter, part)
+        >>> resting_part(parameter)
+        tensor([1., 1.])
+    """
+    setattr(parameter, _RESTING, part)
+
+
+def resting_part(value: Any) -> Any:
+    """Look where the values of a parameter are.
+
+    Args:
+        value: A parameter, or anything else.
+
+    Returns:
+        What `mark_resting` was told; `value` itself if it has its own values.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import resting_part
+        >>> resting_part(torch.zeros(1))
+        tensor([0.])
+    """
+    return getattr(value, _RESTING, value)
 
 
 def boxes_of(tensor: torch.Tensor, like: torch.Tensor | None = None) -> list[tuple[Region, torch.Tensor]]:

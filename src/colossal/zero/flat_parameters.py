@@ -10,7 +10,7 @@ from torch import nn
 from colossal.comm import Partition, Pending
 from colossal.tensor import FlatLayout, FlatShard, mark_like, mark_shard
 from colossal.zero.config import ZeroConfig
-from colossal.zero.pool import BufferPool
+from colossal.zero.pool import Pool
 
 _ALIGNMENT = 16
 _WORTH_ALIGNING = 1 << 12
@@ -56,8 +56,8 @@ class FlatParameters(ABC):
         parameters: Sequence[nn.Parameter],
         partition: Partition,
         config: ZeroConfig,
-        pool: BufferPool,
-        scratch: BufferPool,
+        pool: Pool,
+        scratch: Pool,
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> None:
@@ -178,9 +178,9 @@ class FlatParameters(ABC):
                 self._place(buffer, index).zero_()
         buffer[self._ends[-1] :].zero_()
         self._filled.clear()
-        own = self._partition.segment(buffer)
+        own = buffer if self._partition.size == 1 else self._partition.segment(buffer)
         if not self._config.keeps_gradients and self._partition.size > 1:
-            own, self._spare = torch.empty_like(own) if self._spare is None else self._spare, None
+            own = self._new_segment(own)
         room = self._partition.scratch_numel(buffer)
         self._scratch = self._rooms.take(room, buffer.dtype, buffer.device) if room else None
         self._reduction = self._partition.start_reduce_scatter(buffer, own, self._scratch), own
@@ -195,15 +195,24 @@ class FlatParameters(ABC):
         if self._scratch is not None:
             self._rooms.give_back(self._scratch)
             self._scratch = None
+        self._add(summed)
+        if not self._config.keeps_gradients and self._buffer is not None:
+            if self._partition.size > 1:
+                self._pool.give_back(self._buffer)
+            self._buffer = None
+
+    def _new_segment(self, own: torch.Tensor) -> torch.Tensor:
+        """Return room for the sum of this rank's segment."""
+        found, self._spare = torch.empty_like(own) if self._spare is None else self._spare, None
+        return found
+
+    def _add(self, summed: torch.Tensor) -> None:
+        """Add the sum of one backward pass to those of others."""
         if self.own_grad is None:
             self.own_grad = summed
         else:
             wide = self.own_grad.float() if self.own_grad.dtype in _HALF else self.own_grad
             self.own_grad = wide.add_(summed)
-        if not self._config.keeps_gradients and self._buffer is not None:
-            if self._partition.size > 1:
-                self._pool.give_back(self._buffer)
-            self._buffer = None
 
     def grads(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Go through the averaged gradients.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from colossal.zero.bucket import Bucket
+from colossal.zero.flat_parameters import FlatParameters
 from colossal.zero.shards import ZeroShards
 
 
@@ -44,14 +44,14 @@ def wait_before_use(model: nn.Module, units: Sequence[nn.Module], shards: ZeroSh
     model.register_load_state_dict_pre_hook(lambda *_: shards.wait())
 
 
-def _wait_for(module: nn.Module, shards: ZeroShards, buckets: list[Bucket]) -> None:
+def _wait_for(module: nn.Module, shards: ZeroShards, buckets: list[FlatParameters]) -> None:
     module.register_forward_pre_hook(partial(_wait, shards, buckets))
 
 
-def _wait(shards: ZeroShards, buckets: list[Bucket], *_forward: Any) -> None:
+def _wait(shards: ZeroShards, buckets: list[FlatParameters], *_forward: Any) -> None:
     shards.wait(buckets)
 
 
-def _buckets_of(parameters: Iterable[nn.Parameter], shards: ZeroShards) -> list[Bucket]:
+def _buckets_of(parameters: Iterable[nn.Parameter], shards: ZeroShards) -> list[FlatParameters]:
     wanted = set(parameters)
     return [bucket for bucket in shards.buckets if not wanted.isdisjoint(bucket.parameters)]

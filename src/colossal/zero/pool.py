@@ -1,6 +1,6 @@
 """Buffers that are lent out and come back, so that memory is got from the system once."""
 
-from typing import final
+from typing import Protocol, final
 
 import torch
 
@@ -8,6 +8,36 @@ from colossal.kernel import huge_zeros
 
 _MOST_KEPT = 2
 _HUGE_PAGE = 1 << 21
+
+
+class Pool(Protocol):
+    """What lends buffers.
+
+    Example:
+        >>> from colossal.zero.pool import BufferPool, Pool
+        >>> pool: Pool = BufferPool()
+    """
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Lend a buffer.
+
+        Args:
+            numel: How many elements.
+            dtype: Of which type.
+            device: Where.
+
+        Returns:
+            A tensor of one dimension with any content.
+        """
+        ...
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back.
+
+        Args:
+            buffer: What `take` lent; nobody uses it any more.
+        """
+        ...
 
 
 @final

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from colossal.errors import UnsupportedError
-from colossal.zero.bucket import Bucket
+from colossal.zero.flat_parameters import FlatParameters
 
 
 @final
@@ -39,13 +39,13 @@ class Reducer:
         self.enabled = True
         self.num_changes = 0
         self._overlap = overlap
-        self._places: dict[Bucket, int] = {}
+        self._places: dict[FlatParameters, int] = {}
         self._next = 0
-        self._under_way: Bucket | None = None
+        self._under_way: FlatParameters | None = None
         self._is_watched = False  # by `backward_pass`, which ends the pass by itself
         self._is_running = False
 
-    def watch(self, buckets: Sequence[Bucket]) -> list[RemovableHandle]:
+    def watch(self, buckets: Sequence[FlatParameters]) -> list[RemovableHandle]:
         """Reduce the gradients of some more buckets, after those of the others.
 
         Args:
@@ -85,7 +85,7 @@ class Reducer:
         self.finish()
         self._next, self._is_running = 0, False
 
-    def reduce(self, buckets: Sequence[Bucket]) -> None:
+    def reduce(self, buckets: Sequence[FlatParameters]) -> None:
         """Reduce buckets that hold gradients which no backward pass has reduced.
 
         Args:
@@ -95,7 +95,7 @@ class Reducer:
             self._start(bucket)
         self.finish()
 
-    def arrive(self, bucket: Bucket, index: int, parameter: torch.Tensor) -> None:
+    def arrive(self, bucket: FlatParameters, index: int, parameter: torch.Tensor) -> None:
         """Take a gradient that has just been accumulated, and start what it makes full.
 
         Args:
@@ -126,13 +126,13 @@ class Reducer:
         while self._next < len(order) and (order[self._next].is_full or not order[self._next].trains):
             self._start_next(order)
 
-    def _start_next(self, order: Sequence[Bucket]) -> None:
+    def _start_next(self, order: Sequence[FlatParameters]) -> None:
         bucket = order[self._next]
         self._next += 1
         if bucket.trains:
             self._start(bucket)
 
-    def _start(self, bucket: Bucket) -> None:
+    def _start(self, bucket: FlatParameters) -> None:
         """Start a reduction when the one before has ended, as each needs room."""
         self.finish()
         bucket.start_reduction()
@@ -151,7 +151,7 @@ class Reducer:
         self.finish()
 
 
-def _arrive(reducer: "ref[Reducer]", bucket: ref[Bucket], index: int, parameter: torch.Tensor) -> None:
+def _arrive(reducer: "ref[Reducer]", bucket: ref[FlatParameters], index: int, parameter: torch.Tensor) -> None:
     """Tell the reducer of a gradient, unless it is gone.
 
     [Note: weak hooks] A parameter holds its hooks where the garbage collector does not look. If they held the bucket,

@@ -1,6 +1,6 @@
 """What an optimizer holds of a model under ZeRO: this rank's share of every parameter."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
@@ -13,6 +13,7 @@ from colossal.amp import Masters
 from colossal.comm import Partition, Pending
 from colossal.zero.bucket import Bucket
 from colossal.zero.config import ZeroConfig
+from colossal.zero.flat_parameters import FlatParameters
 from colossal.zero.pool import BufferPool
 from colossal.zero.reducer import Reducer
 from colossal.zero.swap import swap_parameters
@@ -30,6 +31,8 @@ class ZeroShards(Masters):
         order: Parameters in the order in which a forward pass uses them, as far as that is known.
         partition: The ranks.
         config: What the user said.
+        chunks: Finds the buffers that parameters lie in already; by default new ones are made.
+        before_step: Called before gradients are brought to the shards.
 
     Attributes:
         buckets: The buffers, in the order in which a backward pass fills them.
@@ -53,17 +56,24 @@ class ZeroShards(Masters):
     """
 
     def __init__(
-        self, optimizer: Optimizer, order: Iterable[nn.Parameter], partition: Partition, config: ZeroConfig
+        self,
+        optimizer: Optimizer,
+        order: Iterable[nn.Parameter],
+        partition: Partition,
+        config: ZeroConfig,
+        chunks: Callable[[Sequence[nn.Parameter]], Sequence[FlatParameters]] | None = None,
+        before_step: Callable[[], None] | None = None,
     ) -> None:
         self.pairs: dict[nn.Parameter, nn.Parameter] = {}
-        self.buckets: list[Bucket] = []
+        self.buckets: list[FlatParameters] = []
+        self._buffers_of, self._before_step = chunks or self._make_buckets, before_step
         self._optimizer, self._partition, self._config = optimizer, partition, config
         self._pool, self._scratch = BufferPool(), BufferPool()
         self._reducer = Reducer(config.overlap_communication)
         self._handles: list[RemovableHandle] = []
         self._num_pulled: int | None = None  # the changes that the gradients of the shards have seen
         self._used: list[list[bool]] = []
-        self._gathers: dict[Bucket, Pending] = {}
+        self._gathers: dict[FlatParameters, Pending] = {}
         self._has_stepped = False
         self._writer: Any = optimizer if hasattr(optimizer, "write_copies") else None  # those of colossal.nn.optimizer
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -115,6 +125,8 @@ class ZeroShards(Masters):
         """
         self.wait()
         self._reducer.finish()
+        if self._before_step is not None:
+            self._before_step()
         for bucket in self.buckets:
             bucket.refresh()
         waiting = [bucket.is_waiting for bucket in self.buckets]
@@ -140,7 +152,7 @@ class ZeroShards(Masters):
         if not self._config.overlap_allgather:
             self.wait()
 
-    def wait(self, buckets: Iterable[Bucket] | None = None) -> None:
+    def wait(self, buckets: Iterable[FlatParameters] | None = None) -> None:
         """Wait until updated parameters are here.
 
         Args:
@@ -175,26 +187,35 @@ class ZeroShards(Masters):
     def _share(
         self, parameters: list[nn.Parameter], groups: list[dict[str, Any]]
     ) -> Mapping[nn.Parameter, nn.Parameter]:
-        """Put parameters into buckets, and their shards into the groups of the optimizer."""
-        buckets = [
-            Bucket(run, self._partition, self._config, self._pool, self._scratch)
-            for run in _runs(parameters, self._config.bucket_numel)
-        ]
+        """Find the buffers of parameters, and put their shards into the groups of the optimizer."""
+        buckets = self._buffers_of(parameters)
         shards = {
             parameter: shard
             for bucket in buckets
             for parameter, shard in zip(bucket.parameters, bucket.shards, strict=True)
         }
         swap_parameters(self._optimizer, groups, shards)
-        self._handles += self._reducer.watch(buckets)
-        self.buckets += buckets
-        added = {shard: parameter for parameter, shard in shards.items()}
+        new = [bucket for bucket in buckets if bucket not in self.buckets]
+        self._handles += self._reducer.watch(new)
+        self.buckets += new
+        added = {shards[parameter]: parameter for parameter in parameters}
         self.pairs |= added
         if self._writer is not None:
             self._writer.write_copies(
-                {shard: copy for bucket in self.buckets for shard, copy in bucket.targets.items()}
+                {
+                    shard: copy
+                    for bucket in self.buckets
+                    for shard, copy in bucket.targets.items()
+                    if shard in self.pairs
+                }
             )
         return added
+
+    def _make_buckets(self, parameters: Sequence[nn.Parameter]) -> list[FlatParameters]:
+        return [
+            Bucket(run, self._partition, self._config, self._pool, self._scratch)
+            for run in _runs(parameters, self._config.bucket_numel)
+        ]
 
     def _after_step(self, *_step: Any) -> None:
         self._has_stepped = True
@@ -210,7 +231,7 @@ class ZeroShards(Masters):
         return [[next(agreed) for _ in bucket.parameters] for bucket in self.buckets], waiting
 
 
-def _runs(parameters: list[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
+def _runs(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
     """Cut a list into runs of one kind, none of which is longer than `most` elements unless it is one parameter."""
     key: Callable[[nn.Parameter], Any] = lambda each: (str(each.device), each.dtype, each.requires_grad)  # noqa: E731
     open_runs: dict[Any, list[nn.Parameter]] = {}

@@ -28,6 +28,7 @@ class ZeroOptions:
         cast_inputs: Cast what goes into the model, and what comes out of it.
         verbose: Log each change of the loss scale.
         zero: How gradients travel, and where states are.
+        plugin: Whose options these are.
 
     Raises:
         ConfigError: A value is outside its range.
@@ -41,11 +42,12 @@ class ZeroOptions:
     cast_inputs: bool
     verbose: bool
     zero: ZeroConfig
+    plugin: str = "LowLevelZeroPlugin"
 
     def __post_init__(self) -> None:
         if self.precision not in _DTYPES:
             raise ConfigError(
-                f"LowLevelZeroPlugin takes the precision {', '.join(map(repr, _DTYPES))}. Found precision="
+                f"{self.plugin} takes the precision {', '.join(map(repr, _DTYPES))}. Found precision="
                 f"{self.precision!r}. Pass one of them."
             )
         if self.max_norm < 0 or not self.norm_type > 0:

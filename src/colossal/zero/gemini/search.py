@@ -1,8 +1,11 @@
 """Chunks: which parameters lie in one flat buffer, and how long these buffers are to be.
 
-A chunk that is too long is mostly air at its end, one that is too short leaves a gap behind every few parameters. How
-much is wasted is a jagged function of the size, so that the best size is found by trying many
+A chunk that is too long is mostly empty at its end, one that is too short leaves a gap behind every few parameters. How
+much is wasted jumps up and down with the size, so that the best size is found by trying many
 (Fang et al., "PatrickStar", https://arxiv.org/abs/2108.05818).
+
+The result depends on nothing but the order, shapes, kinds and names of the parameters, and on the number of ranks; thus
+it is the same on all ranks, without communication. Parameters stay where they are, and nothing is read from them.
 """
 
 import math
@@ -85,65 +88,49 @@ def search_chunk_configuration(
     alone: Container[nn.Parameter] = (),
     verbose: bool = False,
 ) -> tuple[dict[int, dict[str, Any]], int, int]:
-    """Find the chunk size that leaves the fewest elements empty.
+    """Find the chunk size that leaves the fewest elements empty, the smallest of several.
 
-    Tried are the sizes from `min_chunk_size_m` to `min_chunk_size_m + search_range_m`, both included, in steps of
-    `search_interval`, each rounded up to a multiple of the number of ranks. Of sizes that waste the same the smallest
-    is chosen. A model with fewer elements than `min_chunk_size_m` gets chunks as long as itself, rounded up so that
-    each rank holds a multiple of 16 elements. Parameters that have several names in the model count as one, which
-    stays alone in its chunk wherever it is longer than a quarter of the chunk: see `alone_parameters`.
-
-    The result depends on nothing but the order, shapes, kinds and names of the parameters, and on the number of ranks;
-    thus it is the same on all ranks, without communication. Nothing is read from the parameters, which may be on the
-    meta device.
+    Each size that is tried is rounded up to a multiple of the number of ranks. A model with fewer elements than the
+    smallest size gets chunks as long as itself, rounded up so that each rank holds a multiple of 16 elements. Tied
+    parameters stay alone in chunks of which they are longer than a quarter: see `alone_parameters`.
 
     Args:
-        model: Its parameters are to be put into chunks. They stay where they are.
+        model: Its parameters are to be put into chunks; they may be on the meta device.
         search_range_m: How far above the smallest size is searched, in units of 2**20 elements.
         search_interval: The distance of the sizes that are tried, in elements; the hidden size of the model serves.
         min_chunk_size_m: The smallest size, in units of 2**20 elements.
         filter_exlarge_params: Choose the size without looking at parameters whose number of elements is more than
             three standard deviations above the mean. What is returned as wasted counts them.
-        strict_ddp_flag: Keep all chunks whole on every rank. Then nothing counts as wasted, and the smallest size is
-            chosen.
-        process_group: The ranks that share the parameters; those of the whole world by default, or one if there is no
-            world.
+        strict_ddp_flag: Keep chunks whole on every rank. Then nothing counts as wasted: the smallest size is chosen.
+        process_group: The ranks that share the parameters; by default the world, or one rank if there is none.
         memstas: Knows the order in which the parameters are used; that of `model.parameters()` by default.
         alone: Parameters that never share a chunk, whatever its size, beside the tied ones.
         verbose: Log on rank 0 what is used and wasted.
 
     Returns:
-        Three things. ``{size: {"chunk_size": elements, "keep_gathered": strict_ddp_flag}}`` under the number of ranks
-        that share the parameters; the number of elements of all parameters; and how many elements of their chunks
-        hold none when `pack_parameters` fills them with the `ordered_parameters`.
+        ``{size: {"chunk_size": elements, "keep_gathered": strict_ddp_flag}}``, under the number of ranks that share
+        the parameters; the elements of all parameters; the elements of their chunks that hold none, when
+        `pack_parameters` has filled them with the `ordered_parameters`.
 
     Raises:
-        ConfigError: A number is outside its range, the model has no parameters, `memstas` orders other parameters than
-            those of the model, or this rank is not in the group.
+        ConfigError: A number is outside its range, the model has no parameters, `memstas` knows others than the
+            model's, or this rank is not in the group.
 
     Example:
         >>> from torch import nn
         >>> from colossal.zero.gemini.search import search_chunk_configuration
-        >>> layer = nn.Linear(1000, 1000, device="meta")
-        >>> model = nn.Sequential(layer, nn.Linear(1000, 1000, device="meta"))
-        >>> configuration, total, wasted = search_chunk_configuration(model, 1, 1024, min_chunk_size_m=1)
-        >>> configuration
-        {1: {'chunk_size': 2002944, 'keep_gathered': False}}
-        >>> total, wasted
-        (2002000, 944)
+        >>> model = nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 1000)).to("meta")
+        >>> search_chunk_configuration(model, 1, 1024, min_chunk_size_m=1)
+        ({1: {'chunk_size': 2002944, 'keep_gathered': False}}, 2002000, 944)
     """
-    smallest, largest = _check_range(search_range_m, search_interval, min_chunk_size_m)
-    dp_size = _dp_size(process_group)
+    candidates = _candidates(search_range_m, search_interval, min_chunk_size_m)[: 1 if strict_ddp_flag else None]
+    dp_size, apart = _dp_size(process_group), _as_container(alone)
     parameters = ordered_parameters(model, memstas)
-    apart, total = _as_container(alone), sum(parameter.numel() for parameter in parameters)
-    if total < smallest:
-        size = _padded(max(total, 1), dp_size * _ALIGNMENT)
-    elif strict_ddp_flag:
-        size = _padded(smallest, dp_size)
-    else:
+    total = _total(parameters)
+    size = _padded(max(total, 1), dp_size * _ALIGNMENT)
+    if total >= candidates[0]:
         searched = _without_exlarge(parameters) if filter_exlarge_params else parameters
-        pieces = _pieces(searched, set(_tied(model)), apart)
-        size = _best_size(range(smallest, largest + 1, search_interval), pieces, dp_size)
+        size = _best_size(candidates, _pieces(searched, set(_tied(model)), apart), dp_size)
     wasted = 0 if strict_ddp_flag else _waste(model, parameters, size, dp_size, apart)
     if verbose:
         get_dist_logger().info(ChunkUsage(size, total, wasted), ranks=[0])
@@ -293,8 +280,8 @@ def allocated_numel(
     return chunk_numel
 
 
-def _check_range(search_range_m: float, search_interval: int, min_chunk_size_m: float) -> tuple[int, int]:
-    """Return the smallest and the largest size, in elements."""
+def _candidates(search_range_m: float, search_interval: int, min_chunk_size_m: float) -> range:
+    """List the sizes to be tried, in elements, not rounded."""
     if not (math.isfinite(search_range_m) and search_range_m >= 0):
         raise ConfigError(
             f"search_range_m must be a finite number of at least 0. Found {search_range_m!r}. "
@@ -311,7 +298,7 @@ def _check_range(search_range_m: float, search_interval: int, min_chunk_size_m: 
             "The default is 32, which is 2**25 elements."
         )
     smallest = max(round(min_chunk_size_m * _MEBI), 1)
-    return smallest, smallest + round(search_range_m * _MEBI)
+    return range(smallest, smallest + round(search_range_m * _MEBI) + 1, search_interval)
 
 
 def _dp_size(process_group: dist.ProcessGroup | None) -> int:
@@ -327,12 +314,16 @@ def _dp_size(process_group: dist.ProcessGroup | None) -> int:
 
 
 def _as_container(alone: Container[nn.Parameter]) -> Container[nn.Parameter]:
-    """Make sure that parameters are found by identity: a list would compare their values."""
+    """Have parameters found by identity: a list would compare their values."""
     return frozenset(alone) if isinstance(alone, Iterable) else alone
 
 
 def _kind(parameter: nn.Parameter) -> Hashable:
     return parameter.dtype, parameter.requires_grad, parameter.device.type
+
+
+def _total(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
 
 
 def _padded(numel: int, multiple: int) -> int:
@@ -378,9 +369,7 @@ def _best_size(candidates: range, kinds: Sequence[Sequence[_Piece]], dp_size: in
         block = candidates[start : start + _BLOCK]
         sizes = np.arange(block.start, block.stop, block.step, dtype=np.int64)
         sizes += -sizes % dp_size
-        allocated = np.zeros_like(sizes)
-        for pieces in kinds:
-            allocated += _allocated(pieces, sizes, dp_size)
+        allocated = sum((_allocated(pieces, sizes, dp_size) for pieces in kinds), np.zeros_like(sizes))
         index = int(allocated.argmin())  # the first of several
         best.append((int(allocated[index]), int(sizes[index])))
     return min(best)[1]
@@ -407,4 +396,4 @@ def _waste(
     apart = {parameter for parameter in parameters if parameter in alone} | alone_parameters(model, size)
     runs = pack_parameters(parameters, size, alone=apart)
     allocated = sum(allocated_numel(run, size, dp_size, alone=apart) for run in runs)
-    return allocated - sum(parameter.numel() for parameter in parameters)
+    return allocated - _total(parameters)

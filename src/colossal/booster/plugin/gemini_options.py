@@ -1,0 +1,124 @@
+"""The options of `GeminiPlugin`, checked and sorted."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+
+from colossal.booster.plugin.zero_options import ZeroOptions
+from colossal.cluster import ParallelMesh
+from colossal.comm import Partition
+from colossal.errors import UnsupportedError
+from colossal.zero import ZeroConfig
+
+_INSTEAD = {
+    "tp_size": (1, "tp_size=1 with more data-parallel ranks; the layers of colossal.nn are tensor-parallel"),
+    "gpu_margin_mem_ratio": (0.0, "placement_policy='static' with an offload_optim_frac below 1"),
+    "enable_all_optimization": (False, "the model as it is; torch's fused attention is used by most models already"),
+    "enable_fused_normalization": (False, "the model as it is"),
+    "enable_flash_attention": (False, "attn_implementation='sdpa', torch's fused attention, when building the model"),
+    "enable_sequence_parallelism": (False, "activation checkpointing for long sequences"),
+    "enable_jit_fused": (False, "the model as it is"),
+    "use_fp8": (False, "precision='bf16', or TorchDDPPlugin with mixed_precision='fp8'"),
+    "fp8_communication": (False, "precision='bf16'"),
+}
+
+
+def refuse_unbuilt(**values: Any) -> None:
+    """Refuse options that nothing would honour.
+
+    Args:
+        **values: What the user said.
+
+    Raises:
+        UnsupportedError: One of them is not what is built.
+    """
+    for name, value in values.items():
+        built, instead = _INSTEAD[name]
+        if value != built:
+            raise UnsupportedError(
+                f"GeminiPlugin shares whole layers among data-parallel ranks. Found {name}={value}, which is not "
+                f"built yet. The nearest that works is {instead}."
+            )
+
+
+@final
+@dataclass(frozen=True)
+class GeminiOptions:
+    """What the user said, besides how the loss scale moves.
+
+    Args:
+        precision: What the model is cast to: one of fp16, bf16, and fp32 for the dtype that it has.
+        max_norm: Clip the common norm of the gradients to it; 0 does not.
+        norm_type: The p of that norm.
+        replicas: Number of blocks of ranks that hold the same shards.
+        verbose: Log the chunk configuration and each change of the loss scale.
+        force_outputs_fp32: Cast outputs even if nothing else is cast.
+        scatter_after_inference: Release all chunks after a forward pass without gradients.
+        chunk_init_device: Where chunks are built.
+        memstats: Knows the order in which parameters are used.
+        gradients: How gradients travel.
+        placement: The arguments of `colossal.zero.gemini.GeminiConfig`.
+
+    Raises:
+        ConfigError: A value is outside its range.
+        UnsupportedError: Two values do not work together.
+    """
+
+    precision: str
+    max_norm: float
+    norm_type: float
+    replicas: int
+    verbose: bool
+    force_outputs_fp32: bool
+    scatter_after_inference: bool
+    chunk_init_device: torch.device | str | None
+    memstats: Any
+    gradients: ZeroConfig
+    placement: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _ = self._zero, self.chunks
+
+    @property
+    def _zero(self) -> ZeroOptions:
+        """Those options that LowLevelZeroPlugin has as well, which checks them."""
+        zero = replace(self.gradients, overlap_allgather=False)
+        return ZeroOptions(
+            self.precision, self.max_norm, self.norm_type, self.replicas, True, self.verbose, zero, "GeminiPlugin"
+        )
+
+    @property
+    def chunks(self) -> Any:
+        """How parameters are put into chunks, and where these are kept."""
+        from colossal.zero.gemini import GeminiConfig
+
+        return GeminiConfig(**self.placement)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What the model is cast to; None leaves it as it is."""
+        return self._zero.dtype
+
+    def partition(self, mesh: ParallelMesh) -> Partition:
+        """Find the ranks that share chunks, and those that hold the same share.
+
+        Args:
+            mesh: The mesh in force.
+
+        Raises:
+            MeshError: The replicas do not divide the dp axis.
+        """
+        return self._zero.partition(mesh)
+
+    def refuse_no_sync(self) -> AbstractContextManager[Any]:
+        """Refuse to accumulate whole gradients.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "no_sync accumulates whole gradients on every rank. Found GeminiPlugin, which keeps a share of them only. "
+            "Accumulate without no_sync: each backward pass adds to the shares."
+        )

@@ -1,0 +1,52 @@
+"""A range of the elements of a lazy tensor, from as little as can be."""
+
+from typing import Any
+
+import torch
+
+from colossal.lazy.recipe import FOREVER, Operation, View
+from colossal.lazy.stored import Stored
+
+_aten = torch.ops.aten
+_COPIES = {_aten._to_copy.default, _aten.clone.default}  # noqa: SLF001 (what `to` calls)
+
+
+def part_of(view: View, begin: int, end: int, index: int = FOREVER) -> torch.Tensor:
+    """Make some of the elements of a window.
+
+    What lies in a file is read from there, as far as it is needed; a copy of it in another dtype is a copy of that
+    part. Of what comes about otherwise, the whole is made, and cut.
+
+    Args:
+        view: The window.
+        begin: The first element, in the order of its sizes.
+        end: The one behind the last.
+        index: As they are before this operation.
+
+    Returns:
+        A tensor with one dimension, in memory of its own.
+    """
+    _, event = view.recipe.event_before(index)
+    if isinstance(event, Operation) and _in_order(view, event):
+        offset = int(view.meta.storage_offset())
+        if isinstance(event.func, Stored):
+            return event.func.read(offset + begin, offset + end)
+        if event.func in _COPIES and _is_plain(source := event.args[0]):
+            part = part_of(source, offset + begin, offset + end, event.index)
+            options = {name: value for name, value in event.kwargs.items() if name != "memory_format"}
+            return event.func(part, *event.args[1:], **options)
+    kept = view.recipe.has_kept
+    part = view.on(view.recipe.storage_before(index)).reshape(-1)[begin:end].clone()
+    if not kept:
+        view.recipe.forget()  # or the whole would stay until the tensor goes
+    return part
+
+
+def _in_order(view: View, event: Operation) -> bool:
+    """Tell whether an operation makes the storage, and its elements lie there as they do in the window."""
+    made = next((each for each in event.made.values() if each.recipe is view.recipe), None)
+    return made is not None and _is_plain(made) and _is_plain(view) and made.meta.dtype == view.meta.dtype
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, View) and value.meta.is_contiguous() and not (value.meta.is_conj() or value.meta.is_neg())

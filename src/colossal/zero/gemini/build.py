@@ -1,0 +1,217 @@
+"""From a model to its chunks."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from colossal.amp.half import cast_model, castable_parameters
+from colossal.comm import Channel, Partition
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.zero.config import ZeroConfig
+from colossal.zero.gemini.chunk import Chunk
+from colossal.zero.gemini.chunks import ChunkManager
+from colossal.zero.gemini.config import GeminiConfig
+from colossal.zero.gemini.memory import DeviceMemory
+from colossal.zero.gemini.parameter import ManagedParameter, manage
+from colossal.zero.gemini.search import (
+    ParameterOrder,
+    alone_parameters,
+    ordered_parameters,
+    pack_parameters,
+    search_chunk_configuration,
+)
+from colossal.zero.gemini.tiers import Home, Tier
+from colossal.zero.gemini.traffic import Traffic
+
+_DEFAULT_STEP = 1024
+
+
+def build_chunks(
+    model: nn.Module,
+    partition: Partition,
+    config: GeminiConfig,
+    gradients: ZeroConfig,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    memstats: ParameterOrder | None = None,
+    scatter_after_inference: bool = True,
+) -> ChunkManager:
+    """Put the parameters of a model into chunks, one parameter after the other; all ranks get those of the first.
+
+    [Note: one parameter at a time] A parameter that was built lazily gets its values just before they are cut, and its
+    whole is gone before the next one gets any. So no rank ever has more than its shards and one whole parameter.
+
+    Args:
+        model: Its parameters are managed from now on.
+        partition: The ranks that divide chunks among themselves.
+        config: What the user said.
+        gradients: How gradients travel.
+        device: Where the model computes.
+        dtype: What it computes in; the dtypes that it has by default.
+        memstats: Knows the order in which the parameters are used.
+        scatter_after_inference: Release all chunks after a forward pass without gradients.
+
+    Returns:
+        What makes chunks whole.
+
+    Raises:
+        ConfigError: A parameter has no values, or is none of the plain kind; or the budget is too small.
+        UnsupportedError: The model has gradients that can not be put into chunks.
+
+    Communication: broadcast, dp, the model's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import Partition
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero import ZeroConfig
+        >>> from colossal.zero.gemini.build import build_chunks
+        >>> from colossal.zero.gemini import GeminiConfig
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        >>> config = GeminiConfig(chunk_config_dict={2: {"chunk_size": 20}})
+        >>> with fake_world(2):
+        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
+        ...     chunks = build_chunks(model, partition, config, ZeroConfig(stage=2), torch.device("cpu"))
+        >>> [chunk.numel for chunk in chunks.chunks]
+        [20, 20]
+    """
+    check_model(model)
+    alone = partition.world_size == 1
+    memory = DeviceMemory(device, config.budget_on(device), config.pin_memory, counts_lingering=alone)
+    traffic, placement = Traffic(), config.placement
+    runs, keep = _runs(model, partition, config, memstats)
+    half = set() if dtype is None else set(castable_parameters(model))
+    homes = placement.homes([sum(each.numel() for each in run) for run in runs], memory)
+    chunks: list[Chunk] = []
+    memory.expect(max((sum(each.numel() for each in run) for run in runs), default=0) * 4)
+    for index, (run, home) in enumerate(zip(runs, homes, strict=True)):
+        kind = dtype if run[0] in half and dtype is not None else run[0].dtype
+        place = Home(Tier.DEVICE, home.optimizer, is_whole=True) if keep else home
+        chunk = Chunk(run, partition, gradients, memory, traffic, place, kind, index)
+        _fill(chunk, device)
+        chunks.append(chunk)
+    memory.expect(max((chunk.num_bytes for chunk in chunks), default=0))
+    _place_buffers(model, device, dtype)
+    ahead = config.max_prefetch
+    manager = ChunkManager(chunks, partition, memory, placement, traffic, ahead, scatter_after_inference)
+    manage(model.parameters(), manager)
+    return manager
+
+
+def check_init_device(wanted: torch.device | str | None, device: torch.device) -> None:
+    """Refuse to build chunks elsewhere.
+
+    Args:
+        wanted: What the user said.
+        device: Where the model computes.
+
+    Raises:
+        ConfigError: The user wants another device.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.gemini.build import check_init_device
+        >>> check_init_device("cpu", torch.device("cpu"))
+    """
+    if wanted is not None and torch.device(wanted).type != device.type:
+        raise ConfigError(
+            "Chunks are filled parameter by parameter where the model computes, and kept where the placement policy "
+            f"says. Found chunk_init_device={str(wanted)!r} for {device}. Leave it out; offload_param_frac=1.0 keeps "
+            "parameters in host memory."
+        )
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse what chunks can not hold.
+
+    Args:
+        model: As the user built it.
+
+    Raises:
+        ConfigError: A parameter has no values, or is none of the plain kind.
+        UnsupportedError: The model has sparse gradients.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.gemini.build import check_model
+        >>> check_model(torch.nn.Linear(2, 1))
+    """
+    from colossal.lazy import LazyTensor
+
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, ManagedParameter):
+            raise ConfigError(
+                f"A model is put into chunks once. Found that {name} lies in one already. Wrap or boost it once."
+            )
+        plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor and not parameter.is_meta
+        if not (plain or isinstance(parameter, LazyTensor)) or not parameter.is_floating_point():
+            raise ConfigError(
+                "Chunks hold plain floating-point parameters that have values or were built lazily. Found "
+                f"{name}: {type(parameter).__name__} in {parameter.dtype} on {parameter.device}. Build the model on a "
+                "real device, or inside of LazyInitContext."
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise UnsupportedError(
+                f"Chunks hold dense gradients. Found sparse=True in {name or type(module).__name__}. Build the "
+                "embedding with sparse=False, or take TorchDDPPlugin."
+            )
+
+
+def _runs(
+    model: nn.Module, partition: Partition, config: GeminiConfig, memstats: ParameterOrder | None
+) -> tuple[list[list[nn.Parameter]], bool]:
+    """Find the parameters of each chunk, and whether the configuration keeps all of them whole."""
+    if next(model.parameters(), None) is None:
+        return [], False
+    if config.chunk_config_dict is None:
+        step = config.hidden_dim or _DEFAULT_STEP
+        found, *_ = search_chunk_configuration(
+            model,
+            config.search_range_m,
+            step,
+            config.min_chunk_size_m,
+            strict_ddp_flag=config.strict_ddp_mode,
+            process_group=partition.group,
+            memstas=memstats,
+            verbose=config.verbose,
+        )
+    else:
+        found = config.chunk_config_dict
+    if partition.size not in found or "chunk_size" not in found[partition.size]:
+        raise ConfigError(
+            'chunk_config_dict has {"chunk_size": elements} for the number of ranks that share parameters. Found '
+            f"{dict(found)} for {partition.size} ranks. Add an entry, or leave it out to have the size searched for."
+        )
+    own = found[partition.size]
+    size = int(own["chunk_size"])
+    order: Sequence[nn.Parameter] = ordered_parameters(model, memstats)
+    return pack_parameters(order, size, alone=alone_parameters(model, size)), bool(own.get("keep_gathered", False))
+
+
+def _fill(chunk: Chunk, device: torch.device) -> None:
+    """Bring the first rank's values of each parameter into a chunk."""
+    from colossal.lazy import LazyTensor
+
+    for index, parameter in enumerate(chunk.parameters):
+        if isinstance(parameter, LazyTensor):
+            parameter.materialize()
+        values = parameter.detach().to(device)
+        Channel("dp").broadcast([values])
+        chunk.absorb(index, values)
+
+
+def _place_buffers(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Give values to buffers that were built lazily, bring all to the device, and cast those that checkpoints hold."""
+    from colossal.lazy import materialize
+
+    materialize(model)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.device != device:
+                setattr(module, name, buffer.to(device))
+    Channel("dp").broadcast(model.buffers())
+    if dtype is not None:
+        cast_model(model, dtype, parameters=())

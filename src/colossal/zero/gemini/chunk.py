@@ -1,0 +1,366 @@
+"""Parameters in one flat buffer of which each rank keeps a segment, and which is whole only while it is used."""
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import nn
+
+from colossal.comm import Partition, Pending
+from colossal.tensor import boxes_of, mark_like, mark_resting
+from colossal.zero.config import ZeroConfig
+from colossal.zero.flat_parameters import FlatParameters
+from colossal.zero.gemini.memory import DeviceMemory, GradientBuffers, num_references
+from colossal.zero.gemini.state import TensorState
+from colossal.zero.gemini.tiers import Home, Tier
+from colossal.zero.gemini.traffic import Traffic
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@final
+class Chunk(FlatParameters):
+    """A buffer of parameters, which all ranks divide among themselves and gather to compute with.
+
+    [Note: two forms] Between its uses a chunk is `rest`, this rank's segment, on the tier of its home. To be used it
+    becomes `whole`, on the device, and its parameters are views of that. When it is released they become views of one
+    NaN, in their own shapes: nothing reads them unnoticed. If nothing is cut or moved, `rest` lies inside of `whole`,
+    which stays.
+
+    Args:
+        parameters: Of one dtype and device, in the order in which the model has them.
+        partition: The ranks.
+        config: What the user said of gradients.
+        memory: Lends what is on the device.
+        traffic: Counts what moves.
+        home: Where the parts are between their uses.
+        dtype: What the parameters are computed in.
+        index: The number of this chunk.
+
+    Attributes:
+        index: The number of this chunk.
+        home: Where the parts are between their uses.
+        rest: This rank's segment of the parameters.
+        whole: All of them; None while they are in shards.
+        states: What is being done with each parameter.
+        num_pins: How many operations are using it.
+        num_changes: How often the values have changed.
+
+    Source: Fang et al., "Parallel Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", 2021,
+    https://arxiv.org/abs/2108.05818, section 5.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import Partition
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero import ZeroConfig
+        >>> from colossal.zero.gemini import Chunk, DeviceMemory, Traffic
+        >>> weight, bias = torch.nn.Linear(2, 3).parameters()
+        >>> memory = DeviceMemory(torch.device("cpu"))
+        >>> with fake_world(2):
+        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
+        ...     chunk = Chunk([weight, bias], partition, ZeroConfig(stage=2), memory, Traffic())
+        ...     chunk.absorb(0, weight.detach()), chunk.absorb(1, bias.detach())
+        ...     print(chunk.whole, memory.used["parameters"], weight.shape)
+        ...     chunk.start_fetch().wait()
+        ...     print(chunk.whole.shape)
+        (None, None)
+        None 20 torch.Size([3, 2])
+        torch.Size([10])
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        partition: Partition,
+        config: ZeroConfig,
+        memory: DeviceMemory,
+        traffic: Traffic,
+        home: Home = Home(),  # noqa: B008 (frozen)
+        dtype: torch.dtype | None = None,
+        index: int = 0,
+    ) -> None:
+        pool = GradientBuffers(memory)
+        super().__init__(parameters, partition, config, pool, pool, dtype, memory.device)
+        self.index, self.home, self.num_pins = index, home, 0
+        self._memory, self._traffic = memory, traffic
+        self.whole: torch.Tensor | None = None
+        self.states = [TensorState.FREE] * len(self.parameters)
+        self.rest = self._make_rest()
+        self.master = self._make_master()
+        self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
+        self._rests = [
+            mark_like(self.rest[begin:end].data, shard)
+            for shard, (begin, end) in zip(self.shards, self._here(), strict=True)
+        ]
+        self._nan = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
+        self.num_changes = 0
+        self._recomputed: set[int] = set()
+        self._fetch: Pending | None = None
+        self._host_grad: torch.Tensor | None = None
+        self._versions = self._changes()
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the parameters are whole on the device all the time."""
+        return self.home.is_whole or (self._partition.size == 1 and self.home.parameters is Tier.DEVICE)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all parameters."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each parameter begins in the whole."""
+        return self._starts
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether it is being gathered ahead of its use."""
+        return self._fetch is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a backward pass is going to read views of the whole that were made when it repeated operations."""
+        return bool(self._recomputed)
+
+    @property
+    def is_referenced(self) -> bool:
+        """Whether somebody else looks at the memory of the whole, such as an activation that is one of its views."""
+        return self.whole is not None and num_references(self.whole) > 1 + self._num_attached
+
+    @property
+    def _num_attached(self) -> int:
+        return len(self.parameters) if self._fetch is None else 0
+
+    @torch.no_grad()
+    def absorb(self, index: int, values: torch.Tensor) -> None:
+        """Take the values of a parameter, whose own memory is given back.
+
+        Args:
+            index: Which parameter.
+            values: All of its values, on any device.
+        """
+        if self.is_fixed:
+            assert self.whole is not None
+            self._place(self.whole, index).copy_(values)
+        else:
+            for region, box in boxes_of(self._rests[index]):
+                box.copy_(values[region.slices])
+        parameter = self.parameters[index]
+        mark_resting(parameter, self._rests[index])
+        begin, end = self._here()[index]
+        if self.has_copy:
+            self.master[begin:end].copy_(self.rest[begin:end])
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
+            whole = self.whole
+            parameter.data = self._nan.expand(parameter.shape) if whole is None else self._place(whole, index)
+        self.states[index] = TensorState.HOLD if self.is_fixed else TensorState.FREE
+        self._versions = self._changes()
+
+    @torch.no_grad()
+    def start_fetch(self) -> Pending:
+        """Begin to bring the whole of it to the device; `attach` then lets the parameters be views of it.
+
+        Returns:
+            What to wait for.
+
+        Communication: all_gather, dp, the parameters' bytes.
+        """
+        whole = self._memory.take(self.numel, self.dtype, "parameters")
+        self._partition.segment(whole).copy_(self.rest)
+        if self.home.parameters is not Tier.DEVICE:
+            self._traffic.count("upload", self.rest.nbytes)
+        if self._partition.size > 1:
+            self._traffic.count("gather", whole.nbytes)
+        self.whole = whole
+        self._fetch = self._partition.start_all_gather(whole)
+        return self._fetch
+
+    def attach(self) -> None:
+        """Wait for the whole, and let the parameters be views of it."""
+        assert self.whole is not None
+        if self._fetch is not None:
+            self._fetch.wait()
+            self._fetch = None
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+                for index, parameter in enumerate(self.parameters):
+                    parameter.data = self._place(self.whole, index)
+            self._all_become(TensorState.HOLD)
+
+    def release(self) -> None:
+        """Give the whole back; nothing if it stays, or is not there."""
+        if self.whole is None or self.is_fixed:
+            return
+        if self._fetch is not None:
+            self._fetch.wait()
+            self._fetch = None
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            for parameter, shape in zip(self.parameters, self._shapes, strict=True):
+                parameter.data = self._nan.expand(shape)
+        whole, self.whole = self.whole, None
+        self._memory.give_back(whole, "parameters")
+        self._all_become(TensorState.FREE)
+
+    def take(self, index: int) -> None:
+        """Move a gradient from its parameter into the buffer, ready to be summed up.
+
+        Args:
+            index: Which parameter.
+        """
+        super().take(index)
+        self._recomputed.discard(index)
+        self.states[index] = self.states[index].then(TensorState.READY_FOR_REDUCE)
+
+    def rest_after(self, index: int, is_recomputed: bool = False) -> None:
+        """Note that an operation has read a parameter.
+
+        Args:
+            index: Which parameter.
+            is_recomputed: It was an operation of a forward pass that is repeated for a backward pass, which then holds
+                views of the whole until it brings the gradient.
+        """
+        if is_recomputed and self.parameters[index].requires_grad:
+            self._recomputed.add(index)
+        calm = TensorState.FREE if self.whole is None else TensorState.HOLD
+        self.states[index] = TensorState.READY_FOR_REDUCE if index in self._filled else calm
+
+    def read_backward(self, index: int) -> None:
+        """Note that a backward pass reads a parameter.
+
+        Args:
+            index: Which parameter.
+        """
+        if self.states[index] is not TensorState.READY_FOR_REDUCE:
+            self.states[index] = self.states[index].then(TensorState.COMPUTE).then(TensorState.HOLD_AFTER_BWD)
+
+    def lies_in(self, storage: torch.UntypedStorage) -> bool:
+        """Tell whether a memory is that of the whole.
+
+        Args:
+            storage: The memory.
+
+        Returns:
+            Whether it is.
+        """
+        return self.whole is not None and self.whole.untyped_storage()._cdata == storage._cdata  # noqa: SLF001
+
+    def settle(self) -> None:
+        """Begin anew after a pass that was broken off: no operation is under way."""
+        self.num_pins = 0
+        self._recomputed.clear()
+        calm = TensorState.FREE if self.whole is None else TensorState.HOLD
+        self.states = [calm] * len(self.states)
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the optimizer updates a copy of the segment instead of the segment itself."""
+        return self.master is not self.rest
+
+    @property
+    def targets(self) -> Mapping[nn.Parameter, torch.Tensor]:
+        """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
+        if not self.has_copy or self.rest.device != self.master.device:
+            return {}
+        return {shard: self.rest[begin:end] for shard, (begin, end) in zip(self.shards, self._here(), strict=True)}
+
+    @torch.no_grad()
+    def start_gather(self, *, is_written: bool = False) -> Pending:
+        """Bring the new values of the shards to `rest`, and make an old whole new, or give it back.
+
+        Args:
+            is_written: The optimizer has written this rank's new values to their `targets` itself.
+
+        Returns:
+            What to wait for.
+        """
+        if self.has_copy:
+            if not (is_written and self.targets):
+                self.rest.copy_(self.master)
+            if self.home.parameters is Tier.DEVICE and self.home.optimizer is not Tier.DEVICE:
+                self._traffic.count("upload", self.rest.nbytes)
+        self._versions = self._changes()
+        return self._renew()
+
+    @torch.no_grad()
+    def refresh(self, only_written: bool = True) -> None:
+        """Take values that somebody wrote into `rest`, such as those of a checkpoint, over to where else they are.
+
+        Args:
+            only_written: Look only at parameters that torch has seen change.
+        """
+        versions = self._changes()
+        if only_written and versions == self._versions:
+            return
+        if self.has_copy:
+            for index, (begin, end) in enumerate(self._here()):
+                if not only_written or versions[index] != self._versions[index]:
+                    here, master = self.rest[begin:end], self.master[begin:end]
+                    kept = master.to(here.dtype) == here.to(master.device)
+                    master.copy_(torch.where(kept, master, here.to(master)))
+        self._versions = self._changes()
+        self._renew().wait()
+
+    def discard(self) -> None:
+        """Throw the gradients away."""
+        if self.own_grad is not None and self.own_grad is not self._host_grad:
+            self._memory.give_back(self.own_grad, "gradients")
+            self.own_grad = None
+        super().discard()
+        self._spare = None
+        self.settle()
+
+    def _renew(self) -> Pending:
+        self.num_changes += 1
+        if not self.is_fixed:
+            self.release()
+            return Pending()
+        assert self.whole is not None
+        return self._partition.start_all_gather(self.whole)
+
+    def _make_rest(self) -> torch.Tensor:
+        if self.is_fixed:
+            self.whole = self._memory.take(self.numel, self.dtype, "parameters")
+            return self._partition.segment(self.whole)
+        length = self.numel // self._partition.size
+        if self.home.parameters is Tier.DEVICE:
+            return self._memory.take(length, self.dtype, "parameters")
+        return self._memory.beside(length, self.dtype)
+
+    def _make_master(self) -> torch.Tensor:
+        wide = torch.float32 if self._config.master_weights and self.dtype in _HALF else self.dtype
+        if wide == self.dtype and self.home.optimizer is self.home.parameters:
+            return self.rest
+        if self.home.optimizer is Tier.DEVICE:
+            return self._memory.take(self.rest.numel(), wide, "optimizer")
+        return self._memory.beside(self.rest.numel(), wide)
+
+    def _new_segment(self, own: torch.Tensor) -> torch.Tensor:
+        return self._memory.take(own.numel(), own.dtype, "gradients")
+
+    def _add(self, summed: torch.Tensor) -> None:
+        """Bring a sum to the optimizer's tier and type."""
+        self.states = [TensorState.FREE if self.whole is None else TensorState.HOLD for _ in self.states]
+        self._traffic.count("reduce", self.numel * summed.dtype.itemsize)
+        if self.home.optimizer is not Tier.DEVICE:
+            self._traffic.count("download", summed.nbytes)
+        if self.own_grad is not None:
+            self.own_grad.add_(summed.to(self.own_grad))
+        elif self.home.optimizer is not Tier.DEVICE:
+            if self._host_grad is None:
+                self._host_grad = self._memory.beside(summed.numel(), self.master.dtype)
+            self.own_grad = self._host_grad.copy_(summed)
+        elif summed.dtype == self.master.dtype:
+            self.own_grad = summed
+            return
+        else:
+            self.own_grad = self._memory.take(summed.numel(), self.master.dtype, "gradients").copy_(summed)
+        self._memory.give_back(summed, "gradients")
+
+    def _all_become(self, state: TensorState) -> None:
+        self.states = [each if each is TensorState.READY_FOR_REDUCE else each.then(state) for each in self.states]
+
+    def _changes(self) -> list[int]:
+        return [rest._version for rest in self._rests]  # noqa: SLF001 (it has no public name)

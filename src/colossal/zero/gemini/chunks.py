@@ -1,0 +1,318 @@
+"""All chunks of a model: which of them are whole on the device, and when."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal.comm import Partition
+from colossal.errors import CommunicationError, UnsupportedError
+from colossal.zero.gemini.activations import SavedTensors
+from colossal.zero.gemini.chunk import Chunk
+from colossal.zero.gemini.memory import DeviceMemory, Kind
+from colossal.zero.gemini.placement import PlacementPolicy
+from colossal.zero.gemini.state import TensorState
+from colossal.zero.gemini.trace import AccessTrace
+from colossal.zero.gemini.traffic import Event, Move, Traffic
+
+_FINGERPRINT = (1 << 31) - 1
+
+
+@final
+class ChunkManager:
+    """Makes chunks whole when their parameters are read, and lets go of others.
+
+    [Note: one schedule] Gathering is a matter of all ranks, so all must decide alike when a chunk is released. They do,
+    because they decide by what is the same on all of them: the order in which chunks are used, the sizes of buffers,
+    and the non-model data that a pass has measured, of which they take the largest. Before each step they make sure
+    that they have used the same chunks in the same order.
+
+    Args:
+        chunks: In the order of the model.
+        partition: The ranks.
+        memory: That of the device.
+        placement: How much of it chunks may take.
+        traffic: Counts what moves.
+        num_ahead: How many chunks are gathered ahead of their use.
+        scatter_after_inference: Release all chunks after a forward pass without gradients.
+
+    Attributes:
+        chunks: In the order of the model.
+        trace: The order in which they are used.
+        memory: That of the device.
+        traffic: What moved.
+        partition: The ranks.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero.gemini import GeminiDDP
+        >>> with fake_world(2):
+        ...     model = GeminiDDP(torch.nn.Linear(4, 3), mixed_precision=None)
+        ...     _ = model(torch.ones(1, 4))
+        >>> [chunk.numel for chunk in model.chunks.chunks], model.chunks.trace.period
+        ([16], 1)
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        partition: Partition,
+        memory: DeviceMemory,
+        placement: PlacementPolicy,
+        traffic: Traffic,
+        num_ahead: int = 0,
+        scatter_after_inference: bool = True,
+    ) -> None:
+        self.chunks, self.memory, self.traffic, self.trace = list(chunks), memory, traffic, AccessTrace()
+        self.partition = partition
+        self._placement, self._num_ahead = placement, num_ahead
+        self._scatters = scatter_after_inference
+        self._places = {
+            id(parameter): (chunk, index) for chunk in chunks for index, parameter in enumerate(chunk.parameters)
+        }
+        self._largest = max((chunk.num_bytes for chunk in chunks), default=0)
+        self._saved = SavedTensors(self.fetch, self._count_activations if placement.watches_activations else None)
+        self._depth = 0
+        self._is_training = self._has_gone_back = False
+        self._fingerprint = 0
+        memory.make_room = self._make_room
+        for chunk in chunks:
+            if chunk.is_fixed:
+                self._know(chunk)
+
+    def chunk_of(self, parameter: nn.Parameter) -> tuple[Chunk, int]:
+        """Find where a parameter lies.
+
+        Args:
+            parameter: Of the model.
+
+        Returns:
+            The chunk, and the number of the parameter in it.
+        """
+        return self._places[id(parameter)]
+
+    def knows(self, parameter: nn.Parameter) -> bool:
+        """Tell whether a parameter lies in one of the chunks.
+
+        Args:
+            parameter: Any parameter.
+
+        Returns:
+            Whether it does.
+        """
+        return id(parameter) in self._places
+
+    def of_parameters(self, parameters: Sequence[nn.Parameter]) -> list[Chunk]:
+        """Find the chunks that some parameters lie in.
+
+        Args:
+            parameters: Of the model.
+
+        Returns:
+            Each chunk once, the last of the model first, as a backward pass fills them.
+        """
+        found = {self._places[id(parameter)][0].index for parameter in parameters}
+        return [self.chunks[index] for index in sorted(found, reverse=True)]
+
+    @contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Run the forward pass of the model inside: only here, and in backward passes, parameters can be read.
+
+        Communication: all_gather, dp, the bytes of the chunks that are read and not whole.
+        """
+        for chunk in self.chunks:
+            chunk.refresh()
+        training = torch.is_grad_enabled()
+        outer, self._is_training = self._is_training, training
+        if training and not self._depth:
+            self._begin()
+        self._depth += 1
+        try:
+            with self._saved.hooks() if training else nullcontext():
+                yield
+        finally:
+            self._depth -= 1
+            self._is_training = outer
+            if not training and self._scatters and not self._depth:
+                self.release_all()
+
+    def reading(self, parameters: Sequence[nn.Parameter], call: Callable[[], Any]) -> Any:
+        """Make a call that reads parameters, while their chunks are whole.
+
+        Args:
+            parameters: Those that it reads.
+            call: The call.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            UnsupportedError: No pass is running.
+            ConfigError: The budget of the device is too small for what the call needs.
+        """
+        is_backward = _in_backward()
+        if not self._depth and not is_backward:
+            raise UnsupportedError(
+                "Between passes the values of a parameter lie in shards, and only forward and backward passes through "
+                "the wrapped model gather them. Found an operation that reads one outside of those. Use the state dict "
+                "of the wrapped model, save it by the booster, or read parameters in its forward method."
+            )
+        places = [self._places[id(parameter)] for parameter in parameters]
+        for chunk, _ in places:
+            chunk.num_pins += 1
+        try:
+            for chunk, index in places:
+                self._use(chunk, self._is_training or is_backward)
+                chunk.states[index] = chunk.states[index].then(TensorState.COMPUTE)
+            return call()
+        finally:
+            for chunk, index in places:
+                chunk.num_pins -= 1
+                chunk.rest_after(index, is_recomputed=is_backward)
+
+    def fetch(self, chunk: Chunk, index: int) -> None:
+        """Make a chunk whole for a backward pass.
+
+        Args:
+            chunk: The chunk.
+            index: The parameter of it that is read.
+        """
+        self._has_gone_back = True
+        self._use(chunk, True)
+        chunk.read_backward(index)
+
+    def release_all(self) -> None:
+        """Let go of all that is whole for a time."""
+        for chunk in self.chunks:
+            self._release(chunk)
+
+    def check_order(self) -> None:
+        """Make sure that all ranks have gathered the same chunks in the same order.
+
+        Raises:
+            CommunicationError: They have not, and so may have computed with wrong parameters; on all ranks alike.
+
+        Communication: all_reduce, dp, 16 bytes.
+        """
+        own, self._fingerprint = self._fingerprint, 0
+        if self.partition.world_size > 1:
+            pair = torch.tensor([own, -own], dtype=torch.int64, device=self.memory.device)
+            most, least = self.partition.total(pair, "max").tolist()
+            if most != -least:
+                raise CommunicationError(
+                    "All ranks use the same parameters in the same order. Found that they gathered different chunks "
+                    "since the last step, so their gradients are wrong. Make what the forward pass does independent "
+                    "of the data of a rank, or train with TorchDDPPlugin."
+                )
+
+    def _begin(self) -> None:
+        """Begin a pass, unless the last one has not gone back yet, so that this one belongs to it."""
+        if not self._has_gone_back:
+            return
+        self._has_gone_back = False
+        self.trace.begin()
+        peaks = self.trace.activations
+        if self._placement.watches_activations and self.partition.world_size > 1:
+            self.trace.activations = self._agree(peaks)
+
+    def _agree(self, peaks: list[int]) -> list[int]:
+        """Take the largest of all ranks' measurements, which are of the same periods."""
+        own = torch.tensor([len(peaks), -len(peaks)], dtype=torch.int64, device=self.memory.device)
+        most, least = self.partition.total(own, "max").tolist()
+        if most != -least:
+            raise CommunicationError(
+                f"All ranks use chunks equally often in a pass. Found {len(peaks)} uses here, and {-least} to {most} on"
+                " others. Make what the forward pass does independent of the data of a rank."
+            )
+        values = torch.tensor(peaks, dtype=torch.int64, device=self.memory.device)
+        return self.partition.total(values, "max").tolist() if peaks else peaks
+
+    def _use(self, chunk: Chunk, is_traced: bool) -> None:
+        before = self.trace.period
+        if is_traced:
+            self.trace.visit(chunk.index)
+        if chunk.whole is None:
+            self._gather(chunk, "gather")
+        if chunk.is_coming:
+            chunk.attach()
+            self._know(chunk)
+        if is_traced and self.trace.period != before:
+            self._limit(0)
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Begin to gather the next chunks, as long as nothing else has to go for them."""
+        for number in self.trace.coming(self._num_ahead):
+            chunk = self.chunks[number]
+            if chunk.whole is None:
+                if self._temporary() + chunk.num_bytes > self._room() or self.memory.available < chunk.num_bytes:
+                    return
+                self._gather(chunk, "prefetch")
+
+    def _gather(self, chunk: Chunk, event: Event) -> None:
+        self._limit(chunk.num_bytes)
+        chunk.start_fetch()
+        self._fingerprint = (self._fingerprint * 1_000_003 + chunk.index + 1) % _FINGERPRINT
+        self._remember(event, chunk, chunk.num_bytes)
+
+    def _room(self) -> int:
+        return self._placement.room(self._largest, self.memory, self.trace)
+
+    def _temporary(self) -> int:
+        return sum(chunk.num_bytes for chunk in self.chunks if chunk.whole is not None and not chunk.is_fixed)
+
+    def _limit(self, num_bytes: int) -> None:
+        """Let go of chunks until those that are whole for a time, and some bytes more, fit into their room."""
+        room = self._room()
+        while self._temporary() + num_bytes > room and self._evict():
+            pass
+
+    def _make_room(self, num_bytes: int, kind: Kind) -> None:
+        """Let go of chunks until there are so many bytes on the device."""
+        while self.memory.available < num_bytes:
+            if (kind == "activations" and self.partition.world_size > 1) or not self._evict():
+                raise self.memory.refuse(num_bytes, kind)
+
+    def _evict(self) -> bool:
+        """Let go of the chunk that is needed farthest in the future; tell whether there was one."""
+        found = [chunk for chunk in self.chunks if self._can_go(chunk)]
+        if found:
+            how_far: Callable[[Chunk], Any] = lambda chunk: (  # noqa: E731
+                not chunk.is_held,
+                self.trace.next_use(chunk.index),
+                chunk.index,
+            )
+            self._release(max(found, key=how_far))
+        return bool(found)
+
+    def _can_go(self, chunk: Chunk) -> bool:
+        if chunk.whole is None or chunk.is_fixed or chunk.num_pins or chunk.is_coming:
+            return False
+        return self.partition.world_size > 1 or not chunk.is_referenced  # see [Note: lingering]
+
+    def _release(self, chunk: Chunk) -> None:
+        if chunk.whole is not None and not chunk.is_fixed:
+            chunk.release()
+            self._remember("evict", chunk, chunk.num_bytes)
+
+    def _know(self, chunk: Chunk) -> None:
+        assert chunk.whole is not None
+        self._saved.wholes[chunk.whole.untyped_storage()._cdata] = chunk  # noqa: SLF001
+
+    def _count_activations(self, num_bytes: int) -> None:
+        self.memory.add("activations", num_bytes)
+        self.trace.note_activations(self.memory.used["activations"])
+
+    def _remember(self, event: Event, chunk: Chunk, num_bytes: int) -> None:
+        if self.traffic.is_recording:
+            now = self.trace.period
+            self.traffic.moves.append(
+                Move(now, event, chunk.index, num_bytes, self.memory.model_data, self.memory.used["activations"])
+            )
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (torch tells it nowhere else)

@@ -1,0 +1,276 @@
+"""The memory of one device, of which every byte that a chunk takes is accounted for."""
+
+from collections.abc import Callable
+from typing import Any, Literal, final
+
+import torch
+
+from colossal.errors import ConfigError
+from colossal.zero.pool import zeros
+
+Kind = Literal["parameters", "gradients", "optimizer", "activations"]
+KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "activations")
+MODEL_DATA: tuple[Kind, ...] = ("parameters", "gradients", "optimizer")
+
+
+@final
+class DeviceMemory:
+    """Lends buffers on the device, and never more bytes than its budget.
+
+    What comes back is kept for the next one who asks for as much, and dropped when there is no room beside it. A buffer
+    that somebody still looks at, such as an activation that shares its memory, is lent to nobody else until that is
+    over.
+
+    [Note: lingering] A backend may look at a buffer for a moment longer than its work takes, and on each rank for another
+    while. Ranks that must decide alike therefore do not count such buffers; a single rank counts them exactly.
+
+    Args:
+        device: The device; with a budget even the CPU, beside whose memory that of the host is then another tier.
+        budget: The most bytes; as many as there are by default.
+        pin_memory: Page-lock what is kept for it in the memory of the host.
+        counts_lingering: Count buffers that came back, and that somebody still looks at.
+
+    Attributes:
+        used: Bytes in use, by what they hold.
+        peak: The most bytes that were ever in use or kept.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.gemini import DeviceMemory
+        >>> memory = DeviceMemory(torch.device("cpu"), budget=1000)
+        >>> weights = memory.take(100, torch.float32, "parameters")
+        >>> memory.available, memory.used["parameters"]
+        (600, 400)
+        >>> memory.give_back(weights, "parameters")
+        >>> memory.available
+        1000
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        budget: int | None = None,
+        pin_memory: bool = False,
+        counts_lingering: bool = True,
+    ) -> None:
+        self.device, self.budget = device, budget
+        self._pins, self._counts_lingering = pin_memory, counts_lingering
+        self.used: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self.peak = 0
+        self.make_room: Callable[[int, Kind], None] = self._refuse_room
+        self._usual = 0
+        self._free: list[torch.UntypedStorage] = []
+        self._lingering: list[torch.Tensor] = []
+
+    @property
+    def total(self) -> int:
+        """Bytes in use."""
+        return sum(self.used.values())
+
+    @property
+    def model_data(self) -> int:
+        """Bytes in use by parameters, gradients and optimizer states."""
+        return sum(self.used[kind] for kind in MODEL_DATA)
+
+    @property
+    def available(self) -> int:
+        """Bytes that may be used besides; what is kept for later is dropped when they are needed."""
+        if self.budget is None:
+            return 1 << 62
+        self._sweep()
+        lingering = sum(buffer.untyped_storage().nbytes() for buffer in self._lingering)
+        return self.budget - self.total - (lingering if self._counts_lingering else 0)
+
+    def take(self, numel: int, dtype: torch.dtype, kind: Kind) -> torch.Tensor:
+        """Lend a buffer.
+
+        Args:
+            numel: How many elements.
+            dtype: Of which type.
+            kind: What it is going to hold.
+
+        Returns:
+            A tensor of one dimension with any content.
+
+        Raises:
+            ConfigError: The budget does not allow it, even when all that can be moved away is.
+        """
+        num_bytes = numel * dtype.itemsize
+        self._sweep()
+        found = min(
+            (free for free in self._free if num_bytes <= free.nbytes() <= 2 * num_bytes),
+            key=torch.UntypedStorage.nbytes,
+            default=None,
+        )
+        if found is None:
+            if self.available < num_bytes:
+                self.make_room(num_bytes, kind)
+            self._drop(num_bytes)
+            found = self._allocate(num_bytes)
+        else:
+            self._free = [free for free in self._free if free is not found]
+        self.add(kind, found.nbytes())
+        buffer: Any = torch.empty(0, dtype=dtype, device=self.device)
+        return buffer.set_(found, 0, (numel,))
+
+    def beside(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Make a buffer in the memory of the host.
+
+        Args:
+            numel: How many elements.
+            dtype: Of which type.
+
+        Returns:
+            A tensor of one dimension, of zeros.
+        """
+        if self._pins:
+            return torch.zeros(numel, dtype=dtype, pin_memory=True)
+        return zeros(numel, dtype, torch.device("cpu"))
+
+    def expect(self, num_bytes: int) -> None:
+        """Without a budget, make buffers that are not much smaller so large that they fit whoever asks next.
+
+        Args:
+            num_bytes: What is going to be asked for again and again.
+        """
+        self._usual = num_bytes
+
+    def _allocate(self, num_bytes: int) -> torch.UntypedStorage:
+        if self.budget is None and num_bytes <= self._usual < 2 * num_bytes:
+            num_bytes = self._usual
+        return zeros(num_bytes, torch.uint8, self.device).untyped_storage()
+
+    def give_back(self, buffer: torch.Tensor, kind: Kind) -> None:
+        """Take a buffer back.
+
+        Args:
+            buffer: What `take` lent.
+            kind: What it held.
+        """
+        self.used[kind] -= buffer.untyped_storage().nbytes()
+        self._lingering.append(buffer)
+        self._sweep()
+
+    def add(self, kind: Kind, num_bytes: int) -> None:
+        """Account for bytes that were not lent here.
+
+        Args:
+            kind: What they hold.
+            num_bytes: How many; negative when they are gone.
+
+        Raises:
+            ConfigError: The budget does not allow it, even when all that can be moved away is.
+        """
+        if num_bytes > 0 and self.available < num_bytes:
+            self.make_room(num_bytes, kind)
+        self.used[kind] += num_bytes
+        if num_bytes > 0:
+            self._drop(0)
+            self.peak = max(self.peak, self.total + sum(free.nbytes() for free in self._free))
+
+    def refuse(self, num_bytes: int, purpose: str) -> ConfigError:
+        """Say that the budget is too small.
+
+        Args:
+            num_bytes: What is needed.
+            purpose: For what.
+
+        Returns:
+            The error to raise.
+        """
+        taken = ", ".join(f"{number} for {kind}" for kind, number in self.used.items() if number) or "nothing"
+        return ConfigError(
+            f"The budget of a device holds what cannot be anywhere else. Found {num_bytes} bytes needed on "
+            f"{self.device} for {purpose}, where of device_budget={self.budget} these are taken: {taken}. Pass a "
+            f"device_budget of at least {self.total + num_bytes}, smaller chunks (chunk_config_dict), or smaller "
+            "batches."
+        )
+
+    def _refuse_room(self, num_bytes: int, kind: Kind) -> None:
+        """Raise, as long as nobody knows what could be moved away."""
+        raise self.refuse(num_bytes, kind)
+
+    def _keep(self, buffer: torch.UntypedStorage) -> None:
+        """Keep a buffer for the next one, as long as all that are kept would fit into what is not used."""
+        self._free = [*self._free, buffer][-3:]
+        self._drop(0)
+
+    def _drop(self, num_bytes: int) -> None:
+        """Drop what is kept until there is room for it and for some more bytes."""
+        if self.budget is None:
+            return
+        while self._free and self.total + num_bytes + sum(free.nbytes() for free in self._free) > self.budget:
+            self._free.pop(0)
+
+    def _sweep(self) -> None:
+        """Keep those buffers for the next one that nobody looks at any more."""
+        if self._lingering:
+            lingering, self._lingering = self._lingering, []
+            for buffer in lingering:
+                if num_references(buffer) > 1:
+                    self._lingering.append(buffer)
+                else:
+                    self._keep(buffer.untyped_storage())
+
+
+@final
+class GradientBuffers:
+    """Lends room for gradients from the memory of a device.
+
+    Args:
+        memory: That memory.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.gemini import DeviceMemory
+        >>> from colossal.zero.gemini.memory import GradientBuffers
+        >>> memory = DeviceMemory(torch.device("cpu"))
+        >>> buffer = GradientBuffers(memory).take(4, torch.float32, memory.device)
+        >>> memory.used["gradients"]
+        16
+    """
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._memory = memory
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG002 (there is one)
+        """Lend a buffer.
+
+        Args:
+            numel: How many elements.
+            dtype: Of which type.
+            device: That of the memory.
+
+        Returns:
+            A tensor of one dimension with any content.
+        """
+        return self._memory.take(numel, dtype, "gradients")
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back.
+
+        Args:
+            buffer: What `take` lent.
+        """
+        self._memory.give_back(buffer, "gradients")
+
+
+def num_references(buffer: torch.Tensor) -> int:
+    """Count the tensors that share the memory of one, and itself.
+
+    Args:
+        buffer: Any tensor.
+
+    Returns:
+        At least 1.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.gemini.memory import num_references
+        >>> buffer = torch.zeros(4)
+        >>> view = buffer[:2]
+        >>> num_references(buffer)
+        2
+    """
+    storage = buffer.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1  # noqa: SLF001 (torch tells it nowhere else)

@@ -1,0 +1,147 @@
+"""Parameters whose values are fetched when an operation reads them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, final
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+_LINK = "_colossal_reader"
+
+# [Note: what reads] These tell of a parameter without reading its values, or belong to its gradient.
+_PROPERTIES = (
+    "shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "grad_fn", "ndim", "layout", "is_cuda", "is_cpu",
+    "is_meta", "is_sparse", "is_quantized", "names", "itemsize", "nbytes", "_version", "_base", "is_nested", "name",
+    "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "_grad", "is_mps", "is_xpu", "is_mkldnn",
+    "output_nr", "is_sparse_csr", "volatile", "_python_dispatch",
+)  # fmt: skip
+_METHODS = (
+    "dim", "size", "numel", "nelement", "element_size", "ndimension", "is_floating_point", "is_complex", "is_signed",
+    "is_contiguous", "stride", "storage_offset", "get_device", "register_hook", "register_post_accumulate_grad_hook",
+    "requires_grad_", "retain_grad", "is_inference", "is_shared", "__len__", "__hash__", "__format__", "type",
+    "dense_dim", "is_conj", "is_neg", "is_pinned", "has_names", "is_same_size",
+)  # fmt: skip
+
+
+def _tell_only() -> frozenset[Any]:
+    found: list[Any] = [getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name)]
+    found += [
+        getattr(torch, name) for name in ("is_floating_point", "is_complex", "numel", "is_tensor", "is_same_size")
+    ]
+    for name in _PROPERTIES:
+        descriptor = getattr(torch.Tensor, name, None)
+        found += [
+            getattr(descriptor, verb) for verb in ("__get__", "__set__", "__delete__") if hasattr(descriptor, verb)
+        ]
+    return frozenset(found)
+
+
+_TELL_ONLY = _tell_only()
+
+
+class Reader(Protocol):
+    """What has the values of parameters.
+
+    Example:
+        >>> from colossal.zero.gemini.parameter import Reader
+        >>> class Echo(Reader):
+        ...     def reading(self, parameters, call):
+        ...         return call()
+        >>> Echo().reading([], lambda: 1)
+        1
+    """
+
+    def reading(self, parameters: Sequence[nn.Parameter], call: Callable[[], Any]) -> Any:
+        """Make a call that reads parameters.
+
+        Args:
+            parameters: Those that it reads.
+            call: The call.
+
+        Returns:
+            What it returns.
+        """
+        ...
+
+
+@final
+class ManagedParameter(Parameter):
+    """A parameter whose values are elsewhere between its uses.
+
+    Each operation that takes one of these asks its `Reader` for the values first; so it does not matter which module
+    uses it, or how often. What it returns are plain tensors.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.gemini.parameter import ManagedParameter, Reader, manage
+        >>> class Loud(Reader):
+        ...     def reading(self, parameters, call):
+        ...         print(f"reads {len(parameters)}")
+        ...         return call()
+        >>> linear = torch.nn.Linear(2, 1)
+        >>> manage(linear.parameters(), Loud())
+        >>> linear(torch.ones(1, 2)).shape
+        reads 2
+        torch.Size([1, 1])
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Have the values fetched, then run an operation of torch as if its parameters were plain ones.
+
+        Args:
+            func: The operation.
+            types: The types of its arguments.
+            args: Its arguments.
+            kwargs: Those with names.
+
+        Returns:
+            What it returns.
+        """
+        named = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
+            if func in _TELL_ONLY:
+                return func(*args, **named)
+            found = list(_managed((*args, *named.values())))
+            if not found:
+                return func(*args, **named)
+            reader: Reader = getattr(found[0], _LINK)
+            return reader.reading(found, lambda: func(*args, **named))
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Describe it without its values."""
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+            return f"Parameter of {tuple(self.shape)} in {self.dtype} on {self.device}, whose values lie in a chunk"
+
+
+def manage(parameters: Iterable[nn.Parameter], reader: Reader) -> None:
+    """Let parameters ask for their values from now on.
+
+    Args:
+        parameters: Plain ones; they stay the objects that they are.
+        reader: Has their values.
+
+    Example:
+        >>> import torch
+        >>> from colossal.zero.gemini.parameter import ManagedParameter, manage
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> manage([weight], reader=None)
+        >>> type(weight) is ManagedParameter
+        True
+    """
+    for parameter in parameters:
+        setattr(parameter, _LINK, reader)
+        parameter.__class__ = ManagedParameter
+
+
+def _managed(values: Iterable[Any]) -> Iterator[nn.Parameter]:
+    for value in values:
+        if type(value) is ManagedParameter:
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _managed(value)
+        elif isinstance(value, dict):
+            yield from _managed(value.values())
