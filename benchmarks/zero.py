@@ -1,9 +1,11 @@
-"""What a step of ZeRO-1 and ZeRO-2 costs on one host, and its memory, against peers.
+"""What a step of ZeRO-1, ZeRO-2 and ZeRO-3 costs on one host, and its memory, against peers.
 
 A GPT-2 learns Python from a source file of the standard library, in float32 with AdamW, one thread a rank. Ours runs
 `LowLevelZeroPlugin` with HybridAdam and with torch's fused AdamW, over gloo and over shared memory, which is what users
 get on one host. Peers: for stage 1 torch's ZeroRedundancyOptimizer over DDP, as it comes and with views of buckets, and
-DeepSpeed; for stage 2 DeepSpeed, and FSDP2 that keeps the parameters after the forward pass, as ZeRO-2 does, or not.
+DeepSpeed; for stage 2 DeepSpeed, and FSDP2 that keeps the parameters after the forward pass, as ZeRO-2 does, or not;
+for stage 3, where ours is `GeminiPlugin` with the chunks that it finds and with chunks of a block, DeepSpeed and FSDP2
+that does not. Beside those: DDP, and ranks that train each for itself, which no communication can be faster than.
 
 Every contender is a world of its own, whose processes sleep while it is another's turn, so memory is the contender's
 own. Turns alternate, in an order that rotates. All see the same batches, and must learn alike.
@@ -29,7 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ MODELS = {
     "small": {"n_embd": 256, "n_layer": 4, "n_head": 4, "vocab_size": 8192, "n_positions": 128, "sequences": 4},
     "big": {"n_embd": 768, "n_layer": 8, "n_head": 12, "vocab_size": 16384, "n_positions": 128, "sequences": 1},
 }
-BARS = {1: 0.95, 2: 0.80}
+BARS = {1: 0.95, 2: 0.80, 3: 0.90}
 ADAM = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 WARM_UP, COMPARED, TOLERANCE = 2, -1, 1e-3
 START_SECONDS, TURN_SECONDS = 900, 300
@@ -86,6 +88,43 @@ def our_zero(stage: int, backend: str, adam: str, model: Any) -> Training:
     boosted, optimizer, *_ = booster.boost(model, makers[adam](model.parameters(), **ADAM))
     assert optimizer is not None
     return usual(boosted, optimizer, lambda loss: booster.backward(loss, optimizer))
+
+
+def our_gemini(backend: str, by_block: bool, model: Any) -> Training:
+    """Ours of stage 3."""
+    import colossal
+    from colossal.booster import Booster
+    from colossal.booster.plugin import GeminiPlugin
+    from colossal.nn.optimizer import HybridAdam
+
+    colossal.launch_from_torch(backend=backend, verbose=False)
+    block = sum(parameter.numel() for parameter in model.transformer.h[0].parameters())
+    sizes = {int(os.environ["WORLD_SIZE"]): {"chunk_size": block}} if by_block else None
+    booster = Booster(plugin=GeminiPlugin(precision="fp32", chunk_config_dict=sizes, max_prefetch=int(by_block)))
+    boosted, optimizer, *_ = booster.boost(model, HybridAdam(model.parameters(), **ADAM))
+    assert optimizer is not None
+    step = usual(boosted, optimizer, lambda loss: booster.backward(loss, optimizer))
+    return replace(step, optimizer=None)
+
+
+def ddp(model: Any) -> Training:
+    """Everything on every rank."""
+    import torch
+    from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    replicas = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return usual(replicas, torch.optim.AdamW(replicas.parameters(), fused=True, **ADAM))
+
+
+def alone(model: Any) -> Training:
+    """Each rank for itself: it learns from its own data only."""
+    import torch
+    from torch import distributed as dist
+
+    dist.init_process_group("gloo")
+    return usual(model, torch.optim.AdamW(model.parameters(), fused=True, **ADAM))
 
 
 def redundancy(views: bool, model: Any) -> Training:
@@ -142,12 +181,16 @@ class Contender:
         prepare: Joins the world, and makes a training of a model.
         package: What must be installed.
         is_ours: Whether the bar is about it, or it sets the bar.
+        is_lazy: Whether the model is built without memory.
+        is_alike: Whether it learns what the others learn.
     """
 
     stage: int
     prepare: Callable[[Any], Training]
     package: str = "torch"
     is_ours: bool = False
+    is_lazy: bool = False
+    is_alike: bool = True
 
 
 CONTENDERS = {
@@ -160,6 +203,16 @@ CONTENDERS = {
     "fsdp2": Contender(2, partial(fsdp2, False)),
     "fsdp2-reshard": Contender(2, partial(fsdp2, True)),
     "deepspeed2": Contender(2, partial(deepspeed, 2), "deepspeed"),
+    "fsdp2-sharded": Contender(3, partial(fsdp2, True)),
+    "deepspeed3": Contender(3, partial(deepspeed, 3), "deepspeed"),
+    "ddp": Contender(3, ddp),
+    "alone": Contender(3, alone, is_alike=False),
+}
+CONTENDERS |= {
+    f"zero3-{backend}-{'blocks' if by_block else 'found'}": Contender(
+        3, partial(our_gemini, backend, by_block), "colossal", is_ours=True, is_lazy=True
+    )
+    for backend, by_block in itertools.product(("gloo", "shm"), (False, True))
 }
 
 
@@ -208,7 +261,12 @@ def serve(name: str, shape: dict[str, int]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a library prints
     torch.set_num_threads(1)
-    model = build_model(shape)
+    with ExitStack() as stack:
+        if CONTENDERS[name].is_lazy:
+            from colossal.lazy import LazyInitContext
+
+            stack.enter_context(LazyInitContext())
+        model = build_model(shape)
     training = CONTENDERS[name].prepare(model)
     data = itertools.cycle(batches(shape))
 
@@ -324,7 +382,8 @@ def race(pythons: dict[str, str], options: argparse.Namespace) -> tuple[Turns, S
             first, losses = turn % len(worlds), {}
             for world in [*worlds[first:], *worlds[:first]]:
                 said = world.ask(f"go {options.steps}\n")
-                losses[world.name] = statistics.mean(each["loss"] for each in said)
+                if CONTENDERS[world.name].is_alike:
+                    losses[world.name] = statistics.mean(each["loss"] for each in said)
                 spent = {"ms": max(each["ms"] for each in said), "cpu_ms": sum(each["cpu_ms"] for each in said)}
                 times[world.name] += [spent] if turn >= 0 else []
             apart = (max(losses.values()) - min(losses.values())) / min(losses.values())
@@ -343,7 +402,10 @@ def report(times: Turns, said: Said) -> None:
             f"{name:18} {middle:8.1f} ({low:.1f} to {high:.1f}) {_median(turns, 'cpu_ms'):14.1f} {peaks[name]:10.0f}"
             f"   {held or '-'}"
         )
-    least = min((peaks[name] for name in peaks if not CONTENDERS[name].is_ours), default=float("nan"))
+    least = min(
+        (peaks[name] for name in peaks if not CONTENDERS[name].is_ours and CONTENDERS[name].is_alike),
+        default=float("nan"),
+    )
     ours = [name for name in times if CONTENDERS[name].is_ours]
     print(f"\n{'ours / theirs':38} of medians   paired quartiles   CPU-ms")
     for our, their in itertools.product(ours, [name for name in times if name not in ours]):

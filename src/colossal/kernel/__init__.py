@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from colossal.kernel.adam import AdamStep, AdamTensors, adam_step
     from colossal.kernel.arena import huge_zeros
     from colossal.kernel.copy import stream_copy
+    from colossal.kernel.file_memory import FileMemory
     from colossal.kernel.file_probe import DirectIO
     from colossal.kernel.file_states import StateStore
     from colossal.kernel.tensor_file import FileRequest, TensorFile
@@ -18,6 +19,7 @@ _HOMES = {
     "AdamStep": "colossal.kernel.adam",
     "AdamTensors": "colossal.kernel.adam",
     "DirectIO": "colossal.kernel.file_probe",
+    "FileMemory": "colossal.kernel.file_memory",
     "FileRequest": "colossal.kernel.tensor_file",
     "StateStore": "colossal.kernel.file_states",
     "TensorFile": "colossal.kernel.tensor_file",
@@ -30,6 +32,7 @@ __all__ = [
     "AdamStep",
     "AdamTensors",
     "DirectIO",
+    "FileMemory",
     "FileRequest",
     "StateStore",
     "TensorFile",

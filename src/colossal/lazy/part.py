@@ -1,7 +1,5 @@
 """A range of the elements of a lazy tensor, from as little as can be."""
 
-from typing import Any
-
 import torch
 
 from colossal.lazy.recipe import FOREVER, Operation, View
@@ -31,8 +29,8 @@ def part_of(view: View, begin: int, end: int, index: int = FOREVER) -> torch.Ten
         offset = int(view.meta.storage_offset())
         if isinstance(event.func, Stored):
             return event.func.read(offset + begin, offset + end)
-        if event.func in _COPIES and _is_plain(source := event.args[0]):
-            part = part_of(source, offset + begin, offset + end, event.index)
+        if event.func in _COPIES:
+            part = part_of(event.args[0], offset + begin, offset + end, event.index)
             options = {name: value for name, value in event.kwargs.items() if name != "memory_format"}
             return event.func(part, *event.args[1:], **options)
     kept = view.recipe.has_kept
@@ -48,5 +46,5 @@ def _in_order(view: View, event: Operation) -> bool:
     return made is not None and _is_plain(made) and _is_plain(view) and made.meta.dtype == view.meta.dtype
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, View) and value.meta.is_contiguous() and not (value.meta.is_conj() or value.meta.is_neg())
+def _is_plain(view: View) -> bool:
+    return view.meta.is_contiguous() and not (view.meta.is_conj() or view.meta.is_neg())

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from colossal.amp import DynamicScaler, ScalerConfig
 from colossal.cluster import current_mesh
 from colossal.comm import Channel, Partition
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper
 from colossal.zero.config import ZeroConfig
 from colossal.zero.low_level import shard_optimizer
@@ -28,16 +28,16 @@ def zero_model_wrapper(
 
     Args:
         model: In the dtype that it shall run in, on its device.
-        zero_stage: 1 shares optimizer states among the ranks of the dp axis, 2 gradients too.
-        gemini_config: Options of stage 3.
-        verbose: Accepted for stage 3, which reports how it places chunks; these stages have nothing to say.
+        zero_stage: 1 shares optimizer states among the ranks of the dp axis, 2 gradients too, 3 parameters as well.
+        gemini_config: Of stage 3: arguments of `colossal.zero.gemini.GeminiDDP`.
+        verbose: Of stage 3: log the chunk configuration; the other stages have nothing to say.
 
     Returns:
-        The same model.
+        The same model; for stage 3, a `GeminiDDP` around it.
 
     Raises:
         ConfigError: There is no such stage, or `gemini_config` is given for another.
-        UnsupportedError: Stage 3, which is not built yet.
+        UnsupportedError: Stage 3 cannot honour an option, or hold a part of the model.
         MeshError: There is no world yet.
 
     Communication: broadcast, dp, the model's bytes.
@@ -53,10 +53,9 @@ def zero_model_wrapper(
         torch.Size([6])
     """
     if zero_stage == _GEMINI:
-        raise UnsupportedError(
-            "Stages 1 and 2 share optimizer states and gradients. Found zero_stage=3, which is not built yet. The "
-            "nearest that works is TorchFSDPPlugin, which shards parameters as well."
-        )
+        from colossal.zero.gemini import GeminiDDP
+
+        return GeminiDDP(model, **{"verbose": verbose, **(gemini_config or {})})
     stage = ZeroConfig(stage=zero_stage).stage
     if gemini_config or verbose:
         raise ConfigError(
@@ -101,6 +100,8 @@ def zero_optim_wrapper(
             ``overlap_communication``, ``overlap_allgather``, ``cpu_offload`` and ``master_weights``.
         verbose: Log each change of the loss scale on rank 0.
 
+    For stage 3 `optim_config` is empty: what it would say is said in the `gemini_config` of the model.
+
     Returns:
         The optimizer, wrapped: call its ``backward(loss)``, ``step()`` and ``zero_grad()``.
 
@@ -121,12 +122,34 @@ def zero_optim_wrapper(
         >>> optimizer.scale_loss(torch.tensor(1.0)).item()
         8.0
     """
-    config = replace(_config_of(optim_config or {}), stage=_stage_of(model))
     rule = ScalerConfig(initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
+    if getattr(model, "is_wrapper", False):
+        return _over_chunks(model, optimizer, rule, max_norm, norm_type, optim_config, verbose)
+    config = replace(_config_of(optim_config or {}), stage=_stage_of(model))
     half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
     scaler = DynamicScaler(rule, half[0].device.type, verbose=verbose) if half else None
     partition = Partition(current_mesh().group("dp"))
     return shard_optimizer(model, optimizer, partition, config, scaler=scaler, max_norm=max_norm, norm_type=norm_type)
+
+
+def _over_chunks(
+    model: Any,
+    optimizer: Optimizer,
+    rule: ScalerConfig,
+    max_norm: float,
+    norm_type: float,
+    options: dict[str, Any] | None,
+    verbose: bool,
+) -> OptimizerWrapper:
+    from colossal.zero.gemini import GeminiOptimizer
+
+    if options:
+        raise ConfigError(
+            "Of stage 3 the gemini_config of zero_model_wrapper says all there is to say. Found "
+            f"optim_config={options}. Move it there."
+        )
+    scale = {field.name: getattr(rule, field.name) for field in fields(ScalerConfig)}
+    return GeminiOptimizer(optimizer, model, max_norm=max_norm, norm_type=norm_type, verbose=verbose, **scale)
 
 
 def _stage_of(model: nn.Module) -> int:

@@ -36,7 +36,8 @@ class GeminiPlugin(DataParallelPlugin):
     of `colossal.lazy.LazyInitContext` get their values parameter by parameter, so that no rank ever has the whole.
 
     Between passes parameters have no values: only forward and backward passes through the boosted model read them, and
-    `Booster.save_model` saves them. All ranks must use the same parameters in the same order.
+    `Booster.save_model` saves them. The boosted model has its chunks as ``model.chunks``. All ranks must use the same
+    parameters in the same order.
 
     Args:
         chunk_config_dict: For numbers of ranks, ``{"chunk_size": elements, "keep_gathered": bool}``; by default the
@@ -85,6 +86,9 @@ class GeminiPlugin(DataParallelPlugin):
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
             policy for what autograd saves; on a CPU too, beside whose memory that of the host then is another tier.
         scatter_after_inference: Release all chunks after a forward pass without gradients.
+        nvme_param_frac: Static: the share of the parameters that is in files between its uses; within the share that is
+            off the device. The states of `colossal.nn.optimizer.HybridAdam` go there by its own arguments.
+        nvme_offload_dir: The folder of these files, on a fast disk; that of temporary files by default.
 
     Raises:
         ConfigError: A value is outside its range, or contradicts another.
@@ -158,6 +162,8 @@ class GeminiPlugin(DataParallelPlugin):
         fp8_communication: bool = False,
         device_budget: int | None = None,
         scatter_after_inference: bool = True,
+        nvme_param_frac: float = 0.0,
+        nvme_offload_dir: str | None = None,
     ) -> None:
         refuse_unbuilt(
             tp_size=tp_size,
@@ -200,6 +206,8 @@ class GeminiPlugin(DataParallelPlugin):
                 "min_chunk_size_m": min_chunk_size_m,
                 "device_budget": device_budget,
                 "verbose": verbose,
+                "nvme_param_frac": nvme_param_frac,
+                "nvme_offload_dir": nvme_offload_dir,
             },
         )
 
@@ -248,6 +256,7 @@ class GeminiPlugin(DataParallelPlugin):
         optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, chunks)
         BuffersOfFirstRank(model, mesh)
         wrapper = ModelWrapper(model, chunks.forward_pass)
+        wrapper.__dict__["chunks"] = chunks
         if options.dtype is not None:
             run_in(wrapper, options.dtype)
         elif options.force_outputs_fp32:

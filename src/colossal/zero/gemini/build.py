@@ -79,7 +79,8 @@ def build_chunks(
     """
     check_model(model)
     alone = partition.world_size == 1
-    memory = DeviceMemory(device, config.budget_on(device), config.pin_memory, counts_lingering=alone)
+    budget, directory = config.budget_on(device), config.nvme_offload_dir
+    memory = DeviceMemory(device, budget, config.pin_memory, counts_lingering=alone, directory=directory)
     traffic, placement = Traffic(), config.placement
     runs, keep = _runs(model, partition, config, memstats)
     half = set() if dtype is None else set(castable_parameters(model))

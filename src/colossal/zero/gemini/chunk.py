@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from colossal.comm import Partition, Pending
+from colossal.kernel import FileMemory
 from colossal.tensor import boxes_of, mark_like, mark_resting
 from colossal.zero.config import ZeroConfig
 from colossal.zero.flat_parameters import FlatParameters
@@ -87,6 +88,7 @@ class Chunk(FlatParameters):
         self._memory, self._traffic = memory, traffic
         self.whole: torch.Tensor | None = None
         self.states = [TensorState.FREE] * len(self.parameters)
+        self._file: FileMemory | None = None
         self.rest = self._make_rest()
         self.master = self._make_master()
         self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
@@ -159,6 +161,7 @@ class Chunk(FlatParameters):
             parameter.data = self._nan.expand(parameter.shape) if whole is None else self._place(whole, index)
         self.states[index] = TensorState.HOLD if self.is_fixed else TensorState.FREE
         self._versions = self._changes()
+        self._let_go()
 
     @torch.no_grad()
     def start_fetch(self) -> Pending:
@@ -173,6 +176,7 @@ class Chunk(FlatParameters):
         self._partition.segment(whole).copy_(self.rest)
         if self.home.parameters is not Tier.DEVICE:
             self._traffic.count("upload", self.rest.nbytes)
+        self._let_go()
         if self._partition.size > 1:
             self._traffic.count("gather", whole.nbytes)
         self.whole = whole
@@ -282,6 +286,7 @@ class Chunk(FlatParameters):
             if self.home.parameters is Tier.DEVICE and self.home.optimizer is not Tier.DEVICE:
                 self._traffic.count("upload", self.rest.nbytes)
         self._versions = self._changes()
+        self._let_go()
         return self._renew()
 
     @torch.no_grad()
@@ -327,15 +332,23 @@ class Chunk(FlatParameters):
         length = self.numel // self._partition.size
         if self.home.parameters is Tier.DEVICE:
             return self._memory.take(length, self.dtype, "parameters")
+        if self.home.parameters is Tier.DISK:
+            self._file = FileMemory(self._memory.directory, length, self.dtype)
+            return self._file.tensor
         return self._memory.beside(length, self.dtype)
 
     def _make_master(self) -> torch.Tensor:
         wide = torch.float32 if self._config.master_weights and self.dtype in _HALF else self.dtype
-        if wide == self.dtype and self.home.optimizer is self.home.parameters:
+        is_beside = Tier.DEVICE not in (self.home.optimizer, self.home.parameters)
+        if wide == self.dtype and (is_beside or self.home.optimizer is self.home.parameters):
             return self.rest
         if self.home.optimizer is Tier.DEVICE:
             return self._memory.take(self.rest.numel(), wide, "optimizer")
         return self._memory.beside(self.rest.numel(), wide)
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            self._file.let_go()
 
     def _new_segment(self, own: torch.Tensor) -> torch.Tensor:
         return self._memory.take(own.numel(), own.dtype, "gradients")

@@ -35,6 +35,8 @@ class GeminiConfig:
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
             policy for what autograd saves.
         verbose: Log the chunk configuration.
+        nvme_param_frac: Static: the share of the parameters that is in files between its uses.
+        nvme_offload_dir: The folder of these, on a fast disk; that of temporary files by default.
 
     Raises:
         ConfigError: A value is outside its range, or two contradict each other.
@@ -42,7 +44,8 @@ class GeminiConfig:
     Example:
         >>> from colossal.zero.gemini import GeminiConfig
         >>> GeminiConfig(offload_optim_frac=1.0).placement
-        StaticPlacement(shard_param_frac=1.0, offload_optim_frac=1.0, offload_param_frac=0.0, num_ahead=0)
+        StaticPlacement(shard_param_frac=1.0, offload_optim_frac=1.0, offload_param_frac=0.0, num_ahead=0,
+        nvme_param_frac=0.0)
     """
 
     chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None
@@ -60,6 +63,8 @@ class GeminiConfig:
     min_chunk_size_m: float = 32
     device_budget: int | None = None
     verbose: bool = False
+    nvme_param_frac: float = 0.0
+    nvme_offload_dir: str | None = None
 
     def __post_init__(self) -> None:
         if self.placement_policy not in _POLICIES:
@@ -81,11 +86,12 @@ class GeminiConfig:
                 "steady_cuda_cap_ratio is a share of the GPU's memory. Found "
                 f"{self.steady_cuda_cap_ratio}. Pass a number above 0, up to 1; the default is 0.9."
             )
-        shares = (self.shard_param_frac, self.offload_optim_frac, self.offload_param_frac)
-        if self.placement_policy == "auto" and shares != (1.0, 0.0, 0.0):
+        shares = (self.shard_param_frac, self.offload_optim_frac, self.offload_param_frac, self.nvme_param_frac)
+        if self.placement_policy == "auto" and shares != (1.0, 0.0, 0.0, 0.0):
             raise ConfigError(
-                "The auto policy finds shares by itself. Found shard_param_frac, offload_optim_frac and "
-                f"offload_param_frac of {shares}. Leave them out, or pass placement_policy='static'."
+                "The auto policy finds shares by itself. Found shard_param_frac, offload_optim_frac, "
+                f"offload_param_frac and nvme_param_frac of {shares}. Leave them out, or pass "
+                "placement_policy='static'."
             )
         _ = self.placement
 
@@ -95,7 +101,8 @@ class GeminiConfig:
         if self.placement_policy == "auto":
             return AutoPlacement(self.warmup_non_model_data_ratio)
         share = 0.0 if self.strict_ddp_mode else self.shard_param_frac
-        return StaticPlacement(share, self.offload_optim_frac, self.offload_param_frac, self.max_prefetch)
+        shares = (self.offload_optim_frac, self.offload_param_frac)
+        return StaticPlacement(share, *shares, self.max_prefetch, self.nvme_param_frac)
 
     def budget_on(self, device: torch.device) -> int | None:
         """Find the most bytes that may be used on a device.

@@ -1,5 +1,6 @@
 """The memory of one device, of which every byte that a chunk takes is accounted for."""
 
+import tempfile
 from collections.abc import Callable
 from typing import Any, Literal, final
 
@@ -21,7 +22,7 @@ class DeviceMemory:
     that somebody still looks at, such as an activation that shares its memory, is lent to nobody else until that is
     over.
 
-    [Note: lingering] A backend may look at a buffer for a moment longer than its work takes, and on each rank for another
+    [Note: lingering] A backend may look at a buffer for a moment longer than its work takes, on each rank for another
     while. Ranks that must decide alike therefore do not count such buffers; a single rank counts them exactly.
 
     Args:
@@ -29,6 +30,7 @@ class DeviceMemory:
         budget: The most bytes; as many as there are by default.
         pin_memory: Page-lock what is kept for it in the memory of the host.
         counts_lingering: Count buffers that came back, and that somebody still looks at.
+        directory: The folder, on a fast disk, of what is kept for it in files; that of temporary files by default.
 
     Attributes:
         used: Bytes in use, by what they hold.
@@ -52,9 +54,11 @@ class DeviceMemory:
         budget: int | None = None,
         pin_memory: bool = False,
         counts_lingering: bool = True,
+        directory: str | None = None,
     ) -> None:
         self.device, self.budget = device, budget
         self._pins, self._counts_lingering = pin_memory, counts_lingering
+        self.directory = directory or tempfile.gettempdir()
         self.used: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.peak = 0
         self.make_room: Callable[[int, Kind], None] = self._refuse_room
@@ -97,8 +101,9 @@ class DeviceMemory:
         """
         num_bytes = numel * dtype.itemsize
         self._sweep()
+        most = 2 * num_bytes if self.budget is None else num_bytes  # a plan counts what was asked for
         found = min(
-            (free for free in self._free if num_bytes <= free.nbytes() <= 2 * num_bytes),
+            (free for free in self._free if num_bytes <= free.nbytes() <= most),
             key=torch.UntypedStorage.nbytes,
             default=None,
         )

@@ -63,6 +63,9 @@ class GeminiDDP(nn.Module):
         use_fp8: Matrix products in 8 bits; not built yet.
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
             policy for what autograd saves; on a CPU too, beside whose memory that of the host then is another tier.
+        nvme_param_frac: Static: the share of the parameters that is in files between its uses; within the share that is
+            off the device. The states of `colossal.nn.optimizer.HybridAdam` go there by its own arguments.
+        nvme_offload_dir: The folder of these files, on a fast disk; that of temporary files by default.
 
     Attributes:
         chunks: What makes chunks whole.
@@ -127,6 +130,8 @@ class GeminiDDP(nn.Module):
         fp8_communication: bool = False,
         use_fp8: bool = False,
         device_budget: int | None = None,
+        nvme_param_frac: float = 0.0,
+        nvme_offload_dir: str | None = None,
     ) -> None:
         super().__init__()
         _refuse_fp8(fp8_communication, use_fp8)
@@ -146,6 +151,8 @@ class GeminiDDP(nn.Module):
             min_chunk_size_m,
             device_budget,
             verbose,
+            nvme_param_frac,
+            nvme_offload_dir,
         )
         mesh = current_mesh()
         self.partition = Partition(zero_group or mesh.group("dp"), extra_dp_group)

@@ -1,8 +1,11 @@
 """Optimizers that update the shards of chunks."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from colossal.amp import DynamicScaler, LossScaler, ScalerConfig
@@ -60,15 +63,9 @@ def shard_over_chunks(
         [(4,), (0,)]
     """
     check_optimizer(optimizer)
-    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
-        if not chunks.knows(parameter):
-            raise ConfigError(
-                "The optimizer updates parameters of the model that lies in chunks. Found another one, of the shape "
-                f"{tuple(parameter.shape)}. Build the optimizer of the model's own parameters."
-            )
     order = [parameter for chunk in chunks.chunks for parameter in chunk.parameters]
     shards = ZeroShards(
-        optimizer, order, chunks.partition, config, chunks=chunks.of_parameters, before_step=chunks.check_order
+        optimizer, order, chunks.partition, config, chunks=partial(_chunks_of, chunks), before_step=chunks.check_order
     )
     _Footprint(optimizer, chunks)
     return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type)
@@ -160,6 +157,16 @@ class GeminiAdamOptimizer(GeminiOptimizer):
         known = inspect.signature(GeminiOptimizer).parameters
         own = {name: defaults.pop(name) for name in list(defaults) if name in known}
         super().__init__(HybridAdam(model.parameters(), **defaults), model, **own)
+
+
+def _chunks_of(chunks: ChunkManager, parameters: Sequence[nn.Parameter]) -> list[Chunk]:
+    for parameter in parameters:
+        if not chunks.knows(parameter):
+            raise ConfigError(
+                "The optimizer updates parameters of the model that lies in chunks. Found another one, of the shape "
+                f"{tuple(parameter.shape)}. Build the optimizer of the model's own parameters."
+            )
+    return chunks.of_parameters(parameters)
 
 
 def check_margin(ratio: float) -> None:

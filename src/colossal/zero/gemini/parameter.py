@@ -21,14 +21,17 @@ _METHODS = (
     "is_contiguous", "stride", "storage_offset", "get_device", "register_hook", "register_post_accumulate_grad_hook",
     "requires_grad_", "retain_grad", "is_inference", "is_shared", "__len__", "__hash__", "__format__", "type",
     "dense_dim", "is_conj", "is_neg", "is_pinned", "has_names", "is_same_size",
+    "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros",
+)  # fmt: skip
+_FUNCTIONS = (
+    "is_floating_point", "is_complex", "numel", "is_tensor", "is_same_size",
+    "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like",
 )  # fmt: skip
 
 
 def _tell_only() -> frozenset[Any]:
     found: list[Any] = [getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name)]
-    found += [
-        getattr(torch, name) for name in ("is_floating_point", "is_complex", "numel", "is_tensor", "is_same_size")
-    ]
+    found += [getattr(torch, name) for name in _FUNCTIONS]
     for name in _PROPERTIES:
         descriptor = getattr(torch.Tensor, name, None)
         found += [

@@ -62,6 +62,7 @@ class StaticPlacement(PlacementPolicy):
         offload_optim_frac: The share whose masters, gradients and optimizer states are in the memory of the host.
         offload_param_frac: The share whose parameters are there as well, between their uses.
         num_ahead: How many chunks are gathered ahead of their use.
+        nvme_param_frac: The share whose parameters are in files.
 
     Raises:
         ConfigError: A share is not between 0 and 1, or two contradict each other.
@@ -78,9 +79,10 @@ class StaticPlacement(PlacementPolicy):
     offload_optim_frac: float = 0.0
     offload_param_frac: float = 0.0
     num_ahead: int = 0
+    nvme_param_frac: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("shard_param_frac", "offload_optim_frac", "offload_param_frac"):
+        for name in ("shard_param_frac", "offload_optim_frac", "offload_param_frac", "nvme_param_frac"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(
                     f"{name} is a share of the model. Found {getattr(self, name)}. Pass a number from 0 to 1."
@@ -90,6 +92,12 @@ class StaticPlacement(PlacementPolicy):
                 "Parameters in the memory of the host are updated there. Found offload_param_frac="
                 f"{self.offload_param_frac} and offload_optim_frac={self.offload_optim_frac}. Pass an "
                 "offload_optim_frac that is at least as large."
+            )
+        if self.nvme_param_frac > self.offload_param_frac:
+            raise ConfigError(
+                "Parameters on disk are parameters off the device. Found nvme_param_frac="
+                f"{self.nvme_param_frac} and offload_param_frac={self.offload_param_frac}. Pass an offload_param_frac "
+                "that is at least as large."
             )
         if self.shard_param_frac < 1 and self.offload_param_frac > 0:
             raise ConfigError(
@@ -112,7 +120,7 @@ class StaticPlacement(PlacementPolicy):
             begins = done / total
             homes.append(
                 Home(
-                    Tier.HOST if begins < self.offload_param_frac else Tier.DEVICE,
+                    _tier_of(begins, self.nvme_param_frac, self.offload_param_frac),
                     Tier.HOST if begins < self.offload_optim_frac else Tier.DEVICE,
                     begins < 1 - self.shard_param_frac,
                 )
@@ -204,3 +212,9 @@ class AutoPlacement(PlacementPolicy):
         if not trace.is_known:
             return int(memory.budget * (1 - self.warmup_non_model_data_ratio))
         return memory.budget - memory.used["gradients"] - memory.used["optimizer"] - trace.expected_activations()
+
+
+def _tier_of(place: float, on_disk: float, off_device: float) -> Tier:
+    if place < on_disk:
+        return Tier.DISK
+    return Tier.HOST if place < off_device else Tier.DEVICE
