@@ -45,7 +45,7 @@ def cells(matrix: dict, key: str) -> dict[str, str]:
 
 
 def test_the_library_and_the_chooser_know_the_same_plugins() -> None:
-    assert offered_plugins() == ("LowLevelZeroPlugin", "TorchDDPPlugin", "TorchFSDPPlugin")
+    assert offered_plugins() == ("GeminiPlugin", "LowLevelZeroPlugin", "TorchDDPPlugin", "TorchFSDPPlugin")
     check_choices(offered_plugins())
     with pytest.raises(BrokenInputError, match=r"plugins\.py:1: the library has the plugin NewPlugin: say when"):
         check_choices(("TorchDDPPlugin", "NewPlugin"))

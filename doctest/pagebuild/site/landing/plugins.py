@@ -80,7 +80,7 @@ CHOICES = (
     Choice("zero", "LowLevelZeroPlugin", _ZERO, ("many",), ("all", "states"), ("speed", "memory")),
     Choice("fsdp", "TorchFSDPPlugin", "basics/booster_plugins", ("many",), ("states", "none"), ("simple",)),
     Choice("hybrid", "HybridParallelPlugin", "", ("many",), ("none",), ("speed",)),
-    Choice("gemini", "GeminiPlugin", "", ("one", "many"), ("states", "none"), _ANY_GOAL),
+    Choice("gemini", "GeminiPlugin", "features/zero_with_chunk", ("one", "many"), ("states", "none"), _ANY_GOAL),
 )
 
 
