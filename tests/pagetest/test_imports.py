@@ -147,7 +147,10 @@ OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
     ("code", "later"),
     [
         ("import colossal\ncolossal.launch", ""),
-        ("from colossal import Booster", ", colossal.lazy"),
+        (
+            "from colossal import Booster",
+            ", colossal.lazy, colossal.lazy.part, colossal.zero.gemini, colossal.nn" + OPTIMIZERS,
+        ),
         ("from colossal.nn import lr_scheduler", OPTIMIZERS),
     ],
 )

@@ -96,11 +96,9 @@ def zero_optim_wrapper(
         max_scale: The scale does not grow above it.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
-        optim_config: Further options: ``reduce_bucket_size`` (in elements), ``communication_dtype``,
+        optim_config: For stages 1 and 2: ``reduce_bucket_size`` (in elements), ``communication_dtype``,
             ``overlap_communication``, ``overlap_allgather``, ``cpu_offload`` and ``master_weights``.
         verbose: Log each change of the loss scale on rank 0.
-
-    For stage 3 `optim_config` is empty: what it would say is said in the `gemini_config` of the model.
 
     Returns:
         The optimizer, wrapped: call its ``backward(loss)``, ``step()`` and ``zero_grad()``.
@@ -108,8 +106,6 @@ def zero_optim_wrapper(
     Raises:
         ConfigError: The model did not come from `zero_model_wrapper`, or an option is unknown or outside its range.
         UnsupportedError: The optimizer or the model can not be trained in shards.
-
-    Communication: none; that of a step is the one of `LowLevelZeroPlugin`.
 
     Example:
         >>> import torch
@@ -123,13 +119,13 @@ def zero_optim_wrapper(
         8.0
     """
     rule = ScalerConfig(initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
-    if getattr(model, "is_wrapper", False):
+    if getattr(model, "is_wrapper", False):  # a GeminiDDP
         return _over_chunks(model, optimizer, rule, max_norm, norm_type, optim_config, verbose)
     config = replace(_config_of(optim_config or {}), stage=_stage_of(model))
     half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
     scaler = DynamicScaler(rule, half[0].device.type, verbose=verbose) if half else None
-    partition = Partition(current_mesh().group("dp"))
-    return shard_optimizer(model, optimizer, partition, config, scaler=scaler, max_norm=max_norm, norm_type=norm_type)
+    group = Partition(current_mesh().group("dp"))
+    return shard_optimizer(model, optimizer, group, config, scaler=scaler, max_norm=max_norm, norm_type=norm_type)
 
 
 def _over_chunks(
@@ -149,6 +145,7 @@ def _over_chunks(
             f"optim_config={options}. Move it there."
         )
     scale = {field.name: getattr(rule, field.name) for field in fields(ScalerConfig)}
+    scale["initial_scale"] = scale.pop("init_scale")
     return GeminiOptimizer(optimizer, model, max_norm=max_norm, norm_type=norm_type, verbose=verbose, **scale)
 
 

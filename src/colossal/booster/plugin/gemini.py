@@ -8,17 +8,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal.amp import DynamicScaler, ScalerConfig
+from colossal.amp import DynamicScaler
 from colossal.amp.half import cast_floats, run_in
 from colossal.booster.boosted import Boosted, Capabilities, Parts
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
-from colossal.booster.plugin.gemini_options import GeminiOptions, refuse_unbuilt
+from colossal.booster.plugin.gemini_options import sort_options
 from colossal.booster.plugin.replicas import BuffersOfFirstRank, check_equal_kinds
 from colossal.cluster import current_mesh
 from colossal.interface import ModelWrapper, OptimizerWrapper
-from colossal.zero import ZeroConfig
 
 
 @final
@@ -123,7 +122,7 @@ class GeminiPlugin(DataParallelPlugin):
         chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None,
         chunk_init_device: torch.device | str | None = None,
         placement_policy: str = "static",
-        enable_gradient_accumulation: bool = False,  # noqa: ARG002 (gradients always add up)
+        enable_gradient_accumulation: bool = False,
         max_prefetch: int = 0,
         shard_param_frac: float = 1.0,
         offload_optim_frac: float = 0.0,
@@ -165,51 +164,8 @@ class GeminiPlugin(DataParallelPlugin):
         nvme_param_frac: float = 0.0,
         nvme_offload_dir: str | None = None,
     ) -> None:
-        refuse_unbuilt(
-            tp_size=tp_size,
-            gpu_margin_mem_ratio=gpu_margin_mem_ratio,
-            enable_all_optimization=enable_all_optimization,
-            enable_fused_normalization=enable_fused_normalization,
-            enable_flash_attention=enable_flash_attention,
-            enable_sequence_parallelism=enable_sequence_parallelism,
-            enable_jit_fused=enable_jit_fused,
-            use_fp8=use_fp8,
-            fp8_communication=fp8_communication,
-        )
-        self._scaler = ScalerConfig(
-            initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
-        )
-        self._options = GeminiOptions(
-            precision,
-            max_norm,
-            norm_type,
-            extra_dp_size,
-            verbose,
-            force_outputs_fp32,
-            scatter_after_inference,
-            chunk_init_device,
-            memstats,
-            ZeroConfig(2, overlap_communication=enable_async_reduce, master_weights=master_weights),
-            {
-                "chunk_config_dict": chunk_config_dict,
-                "placement_policy": placement_policy,
-                "max_prefetch": max_prefetch,
-                "shard_param_frac": shard_param_frac,
-                "offload_optim_frac": offload_optim_frac,
-                "offload_param_frac": offload_param_frac,
-                "warmup_non_model_data_ratio": warmup_non_model_data_ratio,
-                "steady_cuda_cap_ratio": steady_cuda_cap_ratio,
-                "pin_memory": pin_memory,
-                "strict_ddp_mode": strict_ddp_mode,
-                "search_range_m": search_range_m,
-                "hidden_dim": hidden_dim,
-                "min_chunk_size_m": min_chunk_size_m,
-                "device_budget": device_budget,
-                "verbose": verbose,
-                "nvme_param_frac": nvme_param_frac,
-                "nvme_offload_dir": nvme_offload_dir,
-            },
-        )
+        said = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self._scaler, self._options = sort_options(said)
 
     def configure(
         self,

@@ -2,10 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from colossal.errors import UnsupportedError
@@ -47,6 +49,8 @@ class SavedTensors:
     kept here, so that the chunk can be released; when the backward pass asks for one, the chunk is gathered again, and
     it gets the same view of the new whole. So nothing but the backward pass itself decides what it needs and when: no
     structure of the model is assumed, and what it does not read, such as biases and embeddings, is not gathered.
+    The same holds for operations that a backward pass repeats. Where somebody else's hooks are in force, such as those
+    of a checkpoint that is not reentrant, these get a view of a parameter instead of it: what they keep stays as it is.
 
     Args:
         fetch: Makes a chunk whole, for a parameter of it.
@@ -80,6 +84,21 @@ class SavedTensors:
             A new context manager.
         """
         return saved_tensors_hooks(self._pack, self._unpack)
+
+    def around_call(self) -> AbstractContextManager[Any]:
+        """Open the context in which one operation runs that reads parameters.
+
+        Returns:
+            A new context manager, which does nothing inside of `hooks`.
+        """
+        backend: Any = torch._C  # noqa: SLF001 (torch tells it nowhere else)
+        top = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001
+        if top is None:
+            return self.hooks()
+        pack, unpack = top
+        if pack == self._pack:
+            return nullcontext()
+        return saved_tensors_hooks(lambda tensor: pack(_plain(tensor)), unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
@@ -127,6 +146,10 @@ class SavedTensors:
             del self._held[key]
             if self._count is not None:
                 self._count(-num_bytes)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
 
 
 @final

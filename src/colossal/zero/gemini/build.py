@@ -1,6 +1,6 @@
 """From a model to its chunks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -39,9 +39,6 @@ def build_chunks(
 ) -> ChunkManager:
     """Put the parameters of a model into chunks, one parameter after the other; all ranks get those of the first.
 
-    [Note: one parameter at a time] A parameter that was built lazily gets its values just before they are cut, and its
-    whole is gone before the next one gets any. So no rank ever has more than its shards and one whole parameter.
-
     Args:
         model: Its parameters are managed from now on.
         partition: The ranks that divide chunks among themselves.
@@ -56,46 +53,37 @@ def build_chunks(
         What makes chunks whole.
 
     Raises:
-        ConfigError: A parameter has no values, or is none of the plain kind; or the budget is too small.
-        UnsupportedError: The model has gradients that can not be put into chunks.
+        ConfigError: A parameter has no values or is none of the plain kind, or the budget is too small.
+        UnsupportedError: The model has sparse gradients.
 
     Communication: broadcast, dp, the model's bytes.
 
     Example:
         >>> import torch
-        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.cluster import current_mesh
         >>> from colossal.comm import Partition
         >>> from colossal.testing import fake_world
         >>> from colossal.zero import ZeroConfig
-        >>> from colossal.zero.gemini.build import build_chunks
         >>> from colossal.zero.gemini import GeminiConfig
+        >>> from colossal.zero.gemini.build import build_chunks
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
         >>> config = GeminiConfig(chunk_config_dict={2: {"chunk_size": 20}})
         >>> with fake_world(2):
-        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
-        ...     chunks = build_chunks(model, partition, config, ZeroConfig(stage=2), torch.device("cpu"))
+        ...     group = Partition(current_mesh().group("dp"))
+        ...     chunks = build_chunks(model, group, config, ZeroConfig(stage=2), torch.device("cpu"))
         >>> [chunk.numel for chunk in chunks.chunks]
         [20, 20]
     """
     check_model(model)
-    alone = partition.world_size == 1
-    budget, directory = config.budget_on(device), config.nvme_offload_dir
-    memory = DeviceMemory(device, budget, config.pin_memory, counts_lingering=alone, directory=directory)
-    traffic, placement = Traffic(), config.placement
-    runs, keep = _runs(model, partition, config, memstats)
-    half = set() if dtype is None else set(castable_parameters(model))
-    homes = placement.homes([sum(each.numel() for each in run) for run in runs], memory)
-    chunks: list[Chunk] = []
-    memory.expect(max((sum(each.numel() for each in run) for run in runs), default=0) * 4)
-    for index, (run, home) in enumerate(zip(runs, homes, strict=True)):
-        kind = dtype if run[0] in half and dtype is not None else run[0].dtype
-        place = Home(Tier.DEVICE, home.optimizer, is_whole=True) if keep else home
-        chunk = Chunk(run, partition, gradients, memory, traffic, place, kind, index)
-        _fill(chunk, device)
-        chunks.append(chunk)
+    memory, traffic = _memory(partition, config, device), Traffic()
+    half, chunks = set() if dtype is None else set(castable_parameters(model)), list[Chunk]()
+    for run, home in _plan(model, partition, config, memory, memstats):
+        own = dtype if run[0] in half else None
+        chunks.append(Chunk(run, partition, gradients, memory, traffic, home, own, len(chunks)))
+        _fill(chunks[-1], device)
     memory.expect(max((chunk.num_bytes for chunk in chunks), default=0))
     _place_buffers(model, device, dtype)
-    ahead = config.max_prefetch
+    ahead, placement = config.max_prefetch, config.placement
     manager = ChunkManager(chunks, partition, memory, placement, traffic, ahead, scatter_after_inference)
     manage(model.parameters(), manager)
     return manager
@@ -161,6 +149,31 @@ def check_model(model: nn.Module) -> None:
             )
 
 
+def _memory(partition: Partition, config: GeminiConfig, device: torch.device) -> DeviceMemory:
+    return DeviceMemory(
+        device,
+        config.budget_on(device),
+        config.pin_memory,
+        counts_lingering=partition.world_size == 1,
+        directory=config.nvme_offload_dir,
+    )
+
+
+def _plan(
+    model: nn.Module,
+    partition: Partition,
+    config: GeminiConfig,
+    memory: DeviceMemory,
+    memstats: ParameterOrder | None,
+) -> Iterable[tuple[list[nn.Parameter], Home]]:
+    """Find the parameters of each chunk, and where it is kept."""
+    runs, stay_whole = _runs(model, partition, config, memstats)
+    homes = config.placement.homes([sum(each.numel() for each in run) for run in runs], memory)
+    if stay_whole:
+        homes = [Home(Tier.DEVICE, home.optimizer, is_whole=True) for home in homes]
+    return zip(runs, homes, strict=True)
+
+
 def _runs(
     model: nn.Module, partition: Partition, config: GeminiConfig, memstats: ParameterOrder | None
 ) -> tuple[list[list[nn.Parameter]], bool]:
@@ -193,15 +206,22 @@ def _runs(
 
 
 def _fill(chunk: Chunk, device: torch.device) -> None:
-    """Bring the first rank's values of each parameter into a chunk."""
+    """Bring the first rank's values of each parameter into a chunk.
+
+    [Note: one parameter at a time] A parameter that was built lazily gets its values just before they are cut, and its
+    whole is gone before the next one gets any. So no rank ever has more than its shards and one whole parameter.
+    """
     from colossal.lazy import LazyTensor
 
     for index, parameter in enumerate(chunk.parameters):
         if isinstance(parameter, LazyTensor):
             parameter.materialize()
-        values = parameter.detach().to(device)
-        Channel("dp").broadcast([values])
+        values = parameter.detach().to(device).contiguous()
+        work = Channel("dp").start_broadcast(values, source=0)  # in place: the other way makes a copy
+        if work is not None:
+            work.wait()
         chunk.absorb(index, values)
+        del values, work
 
 
 def _place_buffers(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:

@@ -64,11 +64,8 @@ class Chunk(FlatParameters):
         ...     chunk = Chunk([weight, bias], partition, ZeroConfig(stage=2), memory, Traffic())
         ...     chunk.absorb(0, weight.detach()), chunk.absorb(1, bias.detach())
         ...     print(chunk.whole, memory.used["parameters"], weight.shape)
-        ...     chunk.start_fetch().wait()
-        ...     print(chunk.whole.shape)
         (None, None)
         None 20 torch.Size([3, 2])
-        torch.Size([10])
     """
 
     def __init__(
@@ -98,6 +95,7 @@ class Chunk(FlatParameters):
         ]
         self._nan = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
         self.num_changes = 0
+        self._spilled: torch.Tensor | None = None
         self._recomputed: set[int] = set()
         self._fetch: Pending | None = None
         self._host_grad: torch.Tensor | None = None
@@ -119,6 +117,16 @@ class Chunk(FlatParameters):
         return self._starts
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all of the values are on this rank, on the device or spilled to its host."""
+        return self.whole is not None or self.is_spilled
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether the whole is on the host for now."""
+        return self._spilled is not None
+
+    @property
     def is_coming(self) -> bool:
         """Whether it is being gathered ahead of its use."""
         return self._fetch is not None
@@ -131,11 +139,9 @@ class Chunk(FlatParameters):
     @property
     def is_referenced(self) -> bool:
         """Whether somebody else looks at the memory of the whole, such as an activation that is one of its views."""
-        return self.whole is not None and num_references(self.whole) > 1 + self._num_attached
-
-    @property
-    def _num_attached(self) -> int:
-        return len(self.parameters) if self._fetch is None else 0
+        return self.whole is not None and num_references(self.whole) > 1 + (
+            0 if self.is_coming else len(self.parameters)
+        )
 
     @torch.no_grad()
     def absorb(self, index: int, values: torch.Tensor) -> None:
@@ -196,6 +202,7 @@ class Chunk(FlatParameters):
 
     def release(self) -> None:
         """Give the whole back; nothing if it stays, or is not there."""
+        self._spilled = None
         if self.whole is None or self.is_fixed:
             return
         if self._fetch is not None:
@@ -223,8 +230,7 @@ class Chunk(FlatParameters):
 
         Args:
             index: Which parameter.
-            is_recomputed: It was an operation of a forward pass that is repeated for a backward pass, which then holds
-                views of the whole until it brings the gradient.
+            is_recomputed: It was repeated for a backward pass, which holds views until it brings the gradient.
         """
         if is_recomputed and self.parameters[index].requires_grad:
             self._recomputed.add(index)
@@ -250,6 +256,21 @@ class Chunk(FlatParameters):
             Whether it is.
         """
         return self.whole is not None and self.whole.untyped_storage()._cdata == storage._cdata  # noqa: SLF001
+
+    def spill(self) -> None:
+        """Move the whole to the host; `start_return` brings it back. Other ranks do not take part."""
+        assert self.whole is not None
+        spilled = self._memory.beside(self.numel, self.dtype).copy_(self.whole)
+        self._traffic.count("download", spilled.nbytes)
+        self.release()
+        self._spilled = spilled
+
+    def start_return(self) -> None:
+        """Bring the whole back from the host; `attach` then lets the parameters be views of it."""
+        assert self._spilled is not None
+        self.whole = self._memory.take(self.numel, self.dtype, "parameters").copy_(self._spilled)
+        self._traffic.count("upload", self.whole.nbytes)
+        self._spilled, self._fetch = None, Pending()
 
     def settle(self) -> None:
         """Begin anew after a pass that was broken off: no operation is under way."""

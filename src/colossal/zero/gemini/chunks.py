@@ -75,6 +75,7 @@ class ChunkManager:
         }
         self._largest = max((chunk.num_bytes for chunk in chunks), default=0)
         self._saved = SavedTensors(self.fetch, self._count_activations if placement.watches_activations else None)
+        self._is_alone = partition.world_size == 1
         self._depth = 0
         self._is_training = self._has_gone_back = False
         self._fingerprint = 0
@@ -160,14 +161,15 @@ class ChunkManager:
                 "the wrapped model gather them. Found an operation that reads one outside of those. Use the state dict "
                 "of the wrapped model, save it by the booster, or read parameters in its forward method."
             )
-        places = [self._places[id(parameter)] for parameter in parameters]
+        places, is_traced = [self._places[id(parameter)] for parameter in parameters], self._is_training or is_backward
         for chunk, _ in places:
             chunk.num_pins += 1
         try:
             for chunk, index in places:
-                self._use(chunk, self._is_training or is_backward)
+                self._use(chunk, is_traced)
                 chunk.states[index] = chunk.states[index].then(TensorState.COMPUTE)
-            return call()
+            with self._saved.around_call() if is_traced else nullcontext():
+                return call()
         finally:
             for chunk, index in places:
                 chunk.num_pins -= 1
@@ -181,7 +183,11 @@ class ChunkManager:
             index: The parameter of it that is read.
         """
         self._has_gone_back = True
-        self._use(chunk, True)
+        chunk.num_pins += 1
+        try:
+            self._use(chunk, True)
+        finally:
+            chunk.num_pins -= 1
         chunk.read_backward(index)
 
     def release_all(self) -> None:
@@ -234,6 +240,9 @@ class ChunkManager:
         before = self.trace.period
         if is_traced:
             self.trace.visit(chunk.index)
+        if chunk.is_spilled:
+            chunk.start_return()
+            self._remember("upload", chunk, chunk.num_bytes)
         if chunk.whole is None:
             self._gather(chunk, "gather")
         if chunk.is_coming:
@@ -247,8 +256,9 @@ class ChunkManager:
         """Begin to gather the next chunks, as long as nothing else has to go for them."""
         for number in self.trace.coming(self._num_ahead):
             chunk = self.chunks[number]
-            if chunk.whole is None:
-                if self._temporary() + chunk.num_bytes > self._room() or self.memory.available < chunk.num_bytes:
+            if not chunk.is_whole:
+                is_full = self._is_alone and self.memory.available < chunk.num_bytes
+                if is_full or self._temporary() + chunk.num_bytes > self._room():
                     return
                 self._gather(chunk, "prefetch")
 
@@ -262,7 +272,7 @@ class ChunkManager:
         return self._placement.room(self._largest, self.memory, self.trace)
 
     def _temporary(self) -> int:
-        return sum(chunk.num_bytes for chunk in self.chunks if chunk.whole is not None and not chunk.is_fixed)
+        return sum(chunk.num_bytes for chunk in self.chunks if chunk.is_whole and not chunk.is_fixed)
 
     def _limit(self, num_bytes: int) -> None:
         """Let go of chunks until those that are whole for a time, and some bytes more, fit into their room."""
@@ -271,30 +281,41 @@ class ChunkManager:
             pass
 
     def _make_room(self, num_bytes: int, kind: Kind) -> None:
-        """Let go of chunks until there are so many bytes on the device."""
+        """Let go of chunks until there are so many bytes on the device; with other ranks, behind their backs.
+
+        [Note: spilling] One rank may need room while others do not, such as for a longer batch. It then moves a whole
+        chunk to its host, and back when it is used: the others, which gather by the common schedule, notice nothing.
+        """
         while self.memory.available < num_bytes:
-            if (kind == "activations" and self.partition.world_size > 1) or not self._evict():
+            if not (self._evict() if self._is_alone else self._spill()):
                 raise self.memory.refuse(num_bytes, kind)
 
     def _evict(self) -> bool:
         """Let go of the chunk that is needed farthest in the future; tell whether there was one."""
-        found = [chunk for chunk in self.chunks if self._can_go(chunk)]
+        found = [chunk for chunk in self.chunks if chunk.is_whole and self._can_go(chunk)]
         if found:
-            how_far: Callable[[Chunk], Any] = lambda chunk: (  # noqa: E731
-                not chunk.is_held,
-                self.trace.next_use(chunk.index),
-                chunk.index,
-            )
-            self._release(max(found, key=how_far))
+            self._release(max(found, key=self._how_far))
         return bool(found)
 
+    def _spill(self) -> bool:
+        """Move the chunk that is needed farthest in the future to the host; tell whether there was one."""
+        found = [chunk for chunk in self.chunks if chunk.whole is not None and self._can_go(chunk)]
+        if found:
+            chunk = max(found, key=self._how_far)
+            chunk.spill()
+            self._remember("download", chunk, chunk.num_bytes)
+        return bool(found)
+
+    def _how_far(self, chunk: Chunk) -> tuple[bool, int, int]:
+        return not chunk.is_held, self.trace.next_use(chunk.index), chunk.index
+
     def _can_go(self, chunk: Chunk) -> bool:
-        if chunk.whole is None or chunk.is_fixed or chunk.num_pins or chunk.is_coming:
+        if chunk.is_fixed or chunk.num_pins or chunk.is_coming:
             return False
-        return self.partition.world_size > 1 or not chunk.is_referenced  # see [Note: lingering]
+        return not self._is_alone or not chunk.is_referenced  # see [Note: lingering]
 
     def _release(self, chunk: Chunk) -> None:
-        if chunk.whole is not None and not chunk.is_fixed:
+        if chunk.is_whole and not chunk.is_fixed:
             chunk.release()
             self._remember("evict", chunk, chunk.num_bytes)
 

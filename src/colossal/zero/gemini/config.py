@@ -43,9 +43,8 @@ class GeminiConfig:
 
     Example:
         >>> from colossal.zero.gemini import GeminiConfig
-        >>> GeminiConfig(offload_optim_frac=1.0).placement
-        StaticPlacement(shard_param_frac=1.0, offload_optim_frac=1.0, offload_param_frac=0.0, num_ahead=0,
-        nvme_param_frac=0.0)
+        >>> type(GeminiConfig(placement_policy="auto").placement).__name__
+        'AutoPlacement'
     """
 
     chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None

@@ -101,9 +101,9 @@ class DeviceMemory:
         """
         num_bytes = numel * dtype.itemsize
         self._sweep()
-        most = 2 * num_bytes if self.budget is None else num_bytes  # a plan counts what was asked for
+        most = 2 * num_bytes if self.budget is None else num_bytes + 1  # a plan counts what was asked for
         found = min(
-            (free for free in self._free if num_bytes <= free.nbytes() <= most),
+            (free for free in self._free if num_bytes <= free.nbytes() < most),
             key=torch.UntypedStorage.nbytes,
             default=None,
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import fields
 from typing import Any, final
 
 import torch
@@ -106,7 +107,7 @@ class GeminiDDP(nn.Module):
         chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None,
         chunk_init_device: torch.device | str | None = None,
         placement_policy: str = "static",
-        enable_gradient_accumulation: bool = False,  # noqa: ARG002 (gradients always add up)
+        enable_gradient_accumulation: bool = False,
         max_prefetch: int = 0,
         shard_param_frac: float = 1.0,
         offload_optim_frac: float = 0.0,
@@ -133,27 +134,10 @@ class GeminiDDP(nn.Module):
         nvme_param_frac: float = 0.0,
         nvme_offload_dir: str | None = None,
     ) -> None:
+        said = dict(locals())
         super().__init__()
         _refuse_fp8(fp8_communication, use_fp8)
-        config = GeminiConfig(
-            chunk_config_dict,
-            placement_policy,
-            max_prefetch,
-            shard_param_frac,
-            offload_optim_frac,
-            offload_param_frac,
-            warmup_non_model_data_ratio,
-            steady_cuda_cap_ratio,
-            pin_memory,
-            strict_ddp_mode,
-            search_range_m,
-            hidden_dim,
-            min_chunk_size_m,
-            device_budget,
-            verbose,
-            nvme_param_frac,
-            nvme_offload_dir,
-        )
+        config = GeminiConfig(**{field.name: said[field.name] for field in fields(GeminiConfig)})
         mesh = current_mesh()
         self.partition = Partition(zero_group or mesh.group("dp"), extra_dp_group)
         self.gradients = ZeroConfig(2, overlap_communication=enable_async_reduce, master_weights=master_weights)

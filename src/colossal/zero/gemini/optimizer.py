@@ -60,7 +60,7 @@ def shard_over_chunks(
         ...     adam = torch.optim.AdamW(model.parameters())
         ...     optimizer = shard_over_chunks(adam, model.chunks, ZeroConfig(stage=2), {})
         >>> [tuple(shard.shape) for shard in optimizer.parameters]
-        [(4,), (0,)]
+        [(3,), (0,)]
     """
     check_optimizer(optimizer)
     order = [parameter for chunk in chunks.chunks for parameter in chunk.parameters]

@@ -210,7 +210,7 @@ class AutoPlacement(PlacementPolicy):
         if memory.budget is None:
             return largest * 2
         if not trace.is_known:
-            return int(memory.budget * (1 - self.warmup_non_model_data_ratio))
+            return round(memory.budget * (1 - self.warmup_non_model_data_ratio))
         return memory.budget - memory.used["gradients"] - memory.used["optimizer"] - trace.expected_activations()
 
 

@@ -1,0 +1,101 @@
+"""Where chunks are kept, how much room there is for those that are whole, and which words are refused."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.zero.gemini import AccessTrace, AutoPlacement, DeviceMemory, GeminiConfig, Home, StaticPlacement, Tier
+
+CPU = torch.device("cpu")
+FRACTIONS = (0.0, 0.25, 0.5, 1.0)
+SIZES = [10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(("parameters", "optimizer"), list(itertools.product(FRACTIONS, repeat=2)))
+def test_shares_are_of_the_first_chunks(parameters: float, optimizer: float) -> None:
+    if parameters > optimizer:
+        with pytest.raises(ConfigError, match=f"offload_param_frac={parameters} and offload_optim_frac={optimizer}"):
+            StaticPlacement(offload_optim_frac=optimizer, offload_param_frac=parameters)
+        return
+    placement = StaticPlacement(offload_optim_frac=optimizer, offload_param_frac=parameters)
+    homes = placement.homes(SIZES, DeviceMemory(CPU))
+    assert [home.parameters for home in homes] == [Tier.HOST if n < 4 * parameters else Tier.DEVICE for n in range(4)]
+    assert [home.optimizer for home in homes] == [Tier.HOST if n < 4 * optimizer else Tier.DEVICE for n in range(4)]
+    assert not any(home.is_whole for home in homes)
+
+
+@pytest.mark.parametrize("share", FRACTIONS)
+def test_the_rest_of_the_shared_part_stays_whole(share: float) -> None:
+    homes = StaticPlacement(shard_param_frac=share).homes(SIZES, DeviceMemory(CPU))
+    assert [home.is_whole for home in homes] == [n < 4 * (1 - share) for n in range(4)]
+
+
+def test_room_of_the_static_policy() -> None:
+    memory, trace = DeviceMemory(CPU, budget=10_000), AccessTrace()
+    assert [StaticPlacement(num_ahead=n).room(100, memory, trace) for n in (0, 1, 3)] == [200, 300, 500]
+    assert not StaticPlacement().watches_activations
+
+
+def test_room_of_the_auto_policy() -> None:
+    placement, memory, trace = AutoPlacement(0.75), DeviceMemory(CPU, budget=10_000), AccessTrace()
+    assert placement.watches_activations
+    assert placement.room(100, memory, trace) == 2500
+    for chunk, peak in ((0, 500), (1, 3000), (2, 100), (1, 0)):
+        trace.visit(chunk)
+        trace.note_activations(peak)
+    trace.begin()
+    memory.add("gradients", 1000)
+    memory.add("optimizer", 200)
+    memory.add("parameters", 4000)
+    expected = [3000, 3000, 3000, 100, 0]  # before the first use, and after each
+    for at, chunk in enumerate((None, 0, 1, 2, 1)):
+        if chunk is not None:
+            trace.visit(chunk)
+        assert placement.room(100, memory, trace) == 10_000 - 1200 - expected[at]
+    assert placement.room(100, DeviceMemory(CPU), trace) == 200
+    homes = placement.homes(SIZES, memory)
+    assert homes == [Home(Tier.HOST, Tier.HOST)] * 4
+    assert placement.homes(SIZES, DeviceMemory(CPU)) == [Home()] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"placement_policy": "cpu"}, r"Found 'cpu'.*offload_optim_frac=1.0 and offload_param_frac=1.0"),
+        ({"placement_policy": "cuda"}, "everything on the device pass 'static'"),
+        ({"max_prefetch": -1}, r"Found -1. Pass 0 to gather none ahead"),
+        ({"device_budget": 0}, r"Found 0. Leave it out for no limit"),
+        ({"steady_cuda_cap_ratio": 0.0}, r"steady_cuda_cap_ratio.*the default is 0.9"),
+        ({"steady_cuda_cap_ratio": 1.5}, "steady_cuda_cap_ratio"),
+        ({"warmup_non_model_data_ratio": 1.5, "placement_policy": "auto"}, r"1.5. Pass a number from 0 to 1"),
+        ({"shard_param_frac": -0.1}, "shard_param_frac is a share of the model. Found -0.1"),
+        ({"offload_optim_frac": 2.0}, "offload_optim_frac is a share of the model. Found 2.0"),
+        ({"offload_param_frac": 0.5}, "offload_optim_frac that is at least as large"),
+        (
+            {"offload_param_frac": 0.5, "offload_optim_frac": 0.5, "shard_param_frac": 0.5},
+            "offloaded as shards.*Leave one of them out",
+        ),
+        ({"placement_policy": "auto", "offload_optim_frac": 0.5}, "pass placement_policy='static'"),
+    ],
+)
+def test_words_that_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        GeminiConfig(**options)
+
+
+def test_the_budget() -> None:
+    assert GeminiConfig().budget_on(CPU) is None
+    assert GeminiConfig(placement_policy="auto").budget_on(CPU) is None
+    assert GeminiConfig(device_budget=77).budget_on(CPU) == 77
+    with pytest.raises(UnsupportedError, match="pin_memory=True on the CPU. Leave it out"):
+        GeminiConfig(pin_memory=True).budget_on(CPU)
+
+
+def test_strict_mode_shares_nothing() -> None:
+    assert GeminiConfig(strict_ddp_mode=True).placement == StaticPlacement(shard_param_frac=0.0)
+    assert [home.is_whole for home in StaticPlacement(shard_param_frac=0.0).homes(SIZES, DeviceMemory(CPU))] == [
+        True
+    ] * 4
