@@ -79,7 +79,7 @@ class ChunkManager:
         self._depth = 0
         self._is_training = self._has_gone_back = False
         self._fingerprint = 0
-        memory.make_room = self._make_room
+        memory.plan, memory.make_room = self._plan, self._make_room
         for chunk in chunks:
             if chunk.is_fixed:
                 self._know(chunk)
@@ -279,6 +279,11 @@ class ChunkManager:
         room = self._room()
         while self._temporary() + num_bytes > room and self._evict():
             pass
+
+    def _plan(self, num_bytes: int, kind: Kind) -> None:
+        """Let go of chunks for a gradient, as all ranks do, whether or not this one has room."""
+        if kind == "gradients":
+            self._limit(num_bytes)
 
     def _make_room(self, num_bytes: int, kind: Kind) -> None:
         """Let go of chunks until there are so many bytes on the device; with other ranks, behind their backs.

@@ -35,6 +35,8 @@ class DeviceMemory:
     Attributes:
         used: Bytes in use, by what they hold.
         peak: The most bytes that were ever in use or kept.
+        plan: Called before a buffer is lent, if there is a budget, to let go of what all ranks agree on.
+        make_room: Called when there is no room.
 
     Example:
         >>> import torch
@@ -61,6 +63,7 @@ class DeviceMemory:
         self.directory = directory or tempfile.gettempdir()
         self.used: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.peak = 0
+        self.plan: Callable[[int, Kind], None] = lambda _num_bytes, _kind: None
         self.make_room: Callable[[int, Kind], None] = self._refuse_room
         self._usual = 0
         self._free: list[torch.UntypedStorage] = []
@@ -100,6 +103,8 @@ class DeviceMemory:
             ConfigError: The budget does not allow it, even when all that can be moved away is.
         """
         num_bytes = numel * dtype.itemsize
+        if self.budget is not None:
+            self.plan(num_bytes, kind)
         self._sweep()
         most = 2 * num_bytes if self.budget is None else num_bytes + 1  # a plan counts what was asked for
         found = min(
