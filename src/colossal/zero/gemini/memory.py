@@ -65,7 +65,7 @@ class DeviceMemory:
         self.peak = 0
         self.plan: Callable[[int, Kind], None] = lambda _num_bytes, _kind: None
         self.make_room: Callable[[int, Kind], None] = self._refuse_room
-        self._usual = 0
+        self._usual = self._most_used = 0
         self._free: list[torch.UntypedStorage] = []
         self._lingering: list[torch.Tensor] = []
 
@@ -175,6 +175,7 @@ class DeviceMemory:
             self.make_room(num_bytes, kind)
         self.used[kind] += num_bytes
         if num_bytes > 0:
+            self._most_used = max(self._most_used, self.total)
             self._drop(0)
             self.peak = max(self.peak, self.total + sum(free.nbytes() for free in self._free))
 
@@ -201,15 +202,14 @@ class DeviceMemory:
         raise self.refuse(num_bytes, kind)
 
     def _keep(self, buffer: torch.UntypedStorage) -> None:
-        """Keep a buffer for the next one, as long as all that are kept would fit into what is not used."""
-        self._free = [*self._free, buffer][-3:]
+        """Keep a buffer for the next one, as long as all that are kept fit into what is not used."""
+        self._free.append(buffer)
         self._drop(0)
 
     def _drop(self, num_bytes: int) -> None:
-        """Drop what is kept until there is room for it and for some more bytes."""
-        if self.budget is None:
-            return
-        while self._free and self.total + num_bytes + sum(free.nbytes() for free in self._free) > self.budget:
+        """Drop what is kept until there is room for some more bytes: below the budget, or the most that was in use."""
+        most = max(self._most_used, self.total + num_bytes) if self.budget is None else self.budget
+        while self._free and self.total + num_bytes + sum(free.nbytes() for free in self._free) > most:
             self._free.pop(0)
 
     def _sweep(self) -> None:
