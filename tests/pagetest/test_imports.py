@@ -151,7 +151,7 @@ OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
             "from colossal import Booster",
             ", colossal.lazy, colossal.lazy.part, colossal.zero.gemini, colossal.nn" + OPTIMIZERS,
         ),
-        ("from colossal.nn import lr_scheduler", OPTIMIZERS),
+        ("from colossal.nn import lr_scheduler", OPTIMIZERS + ", colossal.lazy, colossal.lazy.part"),
     ],
 )
 def test_the_graph_has_the_files_that_python_loads(code, later) -> None:

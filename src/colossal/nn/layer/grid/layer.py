@@ -52,7 +52,8 @@ class ParallelLayer(torch.nn.Module, ABC):
         """Take the parameters of a serial module.
 
         Args:
-            native: The module; the same on all ranks, which is not checked.
+            native: The module; the same on all ranks, which is not checked. If it was built inside of
+                `colossal.lazy.LazyInitContext`, the values of one parameter after the other are made, cut, and freed.
             mesh: The mesh; the ambient one by default.
             **options: Further arguments of the layer.
 
@@ -132,9 +133,15 @@ class ParallelLayer(torch.nn.Module, ABC):
         for name, whole in wholes.items():
             self.register_parameter(name, None)
             if whole is not None:
-                part = shard(whole.detach(), self.layouts[name], rank)
+                part = shard(_values_of(whole), self.layouts[name], rank)
                 self.register_parameter(name, torch.nn.Parameter(part, whole.requires_grad))
         self.layouts = {name: self.layouts[name] for name, whole in wholes.items() if whole is not None}
+
+
+def _values_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    from colossal.lazy import LazyTensor
+
+    return parameter.values() if isinstance(parameter, LazyTensor) else parameter.detach()
 
 
 def native_of(native: torch.nn.Module, *kinds: type[torch.nn.Module]) -> Any:
