@@ -122,10 +122,10 @@ def test_sums_in_another_dtype() -> None:
 def wrap_by_hand(stage: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(*build()) if dist.get_rank() == 0 else build().apply(_spoil)
-    model = zero_model_wrapper(model, zero_stage=stage)
-    optimizer = zero_optim_wrapper(
-        model, optimizer_of("sgd", model), max_norm=1.0, optim_config={"reduce_bucket_size": 99}
-    )
+    chunks = {"mixed_precision": None, "chunk_config_dict": {2: {"chunk_size": 99}}} if stage == 3 else None
+    model = zero_model_wrapper(model, zero_stage=stage, gemini_config=chunks)
+    options = None if stage == 3 else {"reduce_bucket_size": 99}
+    optimizer = zero_optim_wrapper(model, optimizer_of("sgd", model), max_norm=1.0, optim_config=options)
     losses = []
     for step in range(STEPS):
         inputs, labels = batch_of(step, dist.get_rank(), dist.get_world_size())
@@ -134,7 +134,7 @@ def wrap_by_hand(stage: int) -> tuple[list[float], dict[str, torch.Tensor]]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, dict(model.state_dict())
+    return losses, dict(model.state_dict(only_rank_0=False) if stage == 3 else model.state_dict())
 
 
 def _spoil(module: nn.Module) -> None:
@@ -142,7 +142,7 @@ def _spoil(module: nn.Module) -> None:
         nn.init.constant_(parameter, 7.0)
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_the_two_wrappers_start_from_the_first_rank(stage: int) -> None:
     assert_alike(run_processes(wrap_by_hand, 2, stage), train_plainly("sgd", max_norm=1.0), torch.float32)
 
@@ -238,7 +238,14 @@ def test_inputs_are_cast_only_on_request() -> None:
 @pytest.mark.parametrize(
     ("wrap", "match"),
     [
-        (lambda m: zero_model_wrapper(m, zero_stage=3), "TorchFSDPPlugin"),
+        (lambda m: zero_model_wrapper(m, zero_stage=4), "Found stage=4"),
+        (lambda m: zero_model_wrapper(m, zero_stage=3, gemini_config={"use_fp8": True}), "use_fp8"),
+        (
+            lambda m: zero_optim_wrapper(
+                zero_model_wrapper(m, zero_stage=3), optimizer_of("sgd", m), optim_config={"cpu_offload": True}
+            ),
+            "gemini_config of zero_model_wrapper",
+        ),
         (lambda m: zero_model_wrapper(m, gemini_config={"placement_policy": "auto"}), "belong to stage 3"),
         (lambda m: zero_optim_wrapper(m, optimizer_of("sgd", m)), "zero_model_wrapper returned"),
         (

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from colossal.cluster import current_mesh
 from colossal.errors import ConfigError
 from colossal.testing import WorldError, run_threads
 from colossal.zero.gemini import Chunk, ChunkManager, DeviceMemory, SavedTensors
@@ -316,3 +317,28 @@ def test_any_order_of_lending(steps: list[tuple[int, bool, bool]]) -> None:
         assert memory.used["parameters"] == sum(buffer.untyped_storage().nbytes() for buffer, _ in held)
         assert memory.peak <= 600
     assert len(views) <= 1
+
+
+def grow_apart(model: nn.Module, budget: int) -> tuple[list[float], int, int]:
+    """One rank gets longer batches than the others, which nobody has measured."""
+    wrapped, optimizer = wrap(model, chunk_numel=300, placement_policy="auto", device_budget=budget)
+    chunks, losses = wrapped.chunks, []
+    for number, rows in enumerate((2, 2, 2, 12, 12)):
+        own = rows if current_mesh().rank("dp") == 0 else 2
+        loss = loss_of(wrapped, BATCHES[number % 3][:own])
+        optimizer.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, chunks.memory.peak, chunks.traffic.num_bytes.get("upload", 0)
+
+
+def test_a_rank_that_needs_more_room_spills_alone() -> None:
+    model = model_of(lambda: Deep(8, 16))
+    plenty = run_threads(lambda: grow_apart(model, 1_000_000), 2)
+    budget = smallest(model, 1000, 200_000, 2, chunk_numel=300, placement_policy="auto") + 2000
+    tight = run_threads(lambda: grow_apart(model, budget), 2)
+    for (losses, peak, _), (expected, _, _) in zip(tight, plenty, strict=True):
+        assert losses == pytest.approx(expected, rel=1e-9)
+        assert peak <= budget
+    assert tight[0][2] > tight[1][2], "the rank with the long batches has brought chunks back from its host"
