@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from pagebuild.api.source import Function
@@ -44,7 +45,9 @@ class Signature:
 
 
 def signature_of(target: Target, resolver: Resolver) -> Signature:
-    """The signature of any object; that of a class is the one of its constructor."""
+    """The signature of any object; that of a class is the one of its constructor, and an enumeration needs none."""
+    if target.is_class and issubclass(target.value, Enum):
+        return Signature(None)
     if target.is_class:
         return Signature(_of_class(target, resolver))
     node, speller = resolver.node(target), Speller(resolver.source(target), resolver)

@@ -107,6 +107,8 @@ def zero_optim_wrapper(
         ConfigError: The model did not come from `zero_model_wrapper`, or an option is unknown or outside its range.
         UnsupportedError: The optimizer or the model can not be trained in shards.
 
+    Communication: none; that of a step is the plugin's.
+
     Example:
         >>> import torch
         >>> from colossal.testing import fake_world
@@ -122,10 +124,14 @@ def zero_optim_wrapper(
     if getattr(model, "is_wrapper", False):  # a GeminiDDP
         return _over_chunks(model, optimizer, rule, max_norm, norm_type, optim_config, verbose)
     config = replace(_config_of(optim_config or {}), stage=_stage_of(model))
-    half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
-    scaler = DynamicScaler(rule, half[0].device.type, verbose=verbose) if half else None
+    scaler = _scaler_of(model, rule, verbose)
     group = Partition(current_mesh().group("dp"))
     return shard_optimizer(model, optimizer, group, config, scaler=scaler, max_norm=max_norm, norm_type=norm_type)
+
+
+def _scaler_of(model: nn.Module, rule: ScalerConfig, verbose: bool) -> DynamicScaler | None:
+    half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
+    return DynamicScaler(rule, half[0].device.type, verbose=verbose) if half else None
 
 
 def _over_chunks(

@@ -48,10 +48,12 @@ class ChunkManager:
     Example:
         >>> import torch
         >>> from colossal.testing import fake_world
-        >>> from colossal.zero.gemini import GeminiDDP
+        >>> from colossal.zero.gemini import ChunkManager, GeminiDDP
         >>> with fake_world(2):
         ...     model = GeminiDDP(torch.nn.Linear(4, 3), mixed_precision=None)
         ...     _ = model(torch.ones(1, 4))
+        >>> isinstance(model.chunks, ChunkManager)
+        True
         >>> [chunk.numel for chunk in model.chunks.chunks], model.chunks.trace.period
         ([16], 1)
     """

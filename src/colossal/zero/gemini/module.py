@@ -70,6 +70,10 @@ class GeminiDDP(nn.Module):
 
     Attributes:
         chunks: What makes chunks whole.
+        dtype: What the model computes in; None if it was not cast.
+        gradients: How gradients travel.
+        partition: The ranks that divide chunks among themselves.
+        is_wrapper: True: the user's own model is inside.
 
     Raises:
         ConfigError: A value is outside its range, or the budget is too small for what cannot be elsewhere.
@@ -166,7 +170,7 @@ class GeminiDDP(nn.Module):
         with self.chunks.forward_pass():
             return self.module(*args, **kwargs)
 
-    def state_dict(self, *, only_rank_0: bool = True, **_options: Any) -> dict[str, Any]:
+    def state_dict(self, *, only_rank_0: bool = True) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Collect the whole state of the model in host memory, by the names of the model that was wrapped.
 
         Args:

@@ -93,6 +93,8 @@ class GeminiOptimizer(OptimizerWrapper):
         ConfigError: A value is outside its range, or a parameter is not the model's.
         UnsupportedError: The optimizer looks at more than one element at once.
 
+    Communication: none when it is made; that of a step is the model's.
+
     Example:
         >>> import torch
         >>> from colossal.testing import fake_world
