@@ -2,6 +2,7 @@
 
 from colossal.zero.bucket import Bucket
 from colossal.zero.config import ZeroConfig
+from colossal.zero.flat_parameters import FlatParameters
 from colossal.zero.low_level import shard_optimizer
 from colossal.zero.pool import BufferPool
 from colossal.zero.shards import ZeroShards
@@ -10,6 +11,7 @@ from colossal.zero.wrapper import zero_model_wrapper, zero_optim_wrapper
 __all__ = [
     "Bucket",
     "BufferPool",
+    "FlatParameters",
     "ZeroConfig",
     "ZeroShards",
     "shard_optimizer",

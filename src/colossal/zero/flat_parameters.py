@@ -42,8 +42,7 @@ class FlatParameters(ABC):
         shards: What is here of each parameter; a range of `master`, maybe an empty one.
 
     Example:
-        >>> from colossal.zero import Bucket
-        >>> from colossal.zero.flat_parameters import FlatParameters
+        >>> from colossal.zero import Bucket, FlatParameters
         >>> issubclass(Bucket, FlatParameters)
         True
     """

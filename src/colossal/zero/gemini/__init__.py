@@ -7,6 +7,7 @@ from colossal.zero.gemini.config import GeminiConfig
 from colossal.zero.gemini.memory import DeviceMemory
 from colossal.zero.gemini.module import GeminiDDP, get_static_torch_model
 from colossal.zero.gemini.optimizer import GeminiAdamOptimizer, GeminiOptimizer
+from colossal.zero.gemini.parameter_order import ParameterOrder
 from colossal.zero.gemini.placement import AutoPlacement, PlacementPolicy, StaticPlacement
 from colossal.zero.gemini.search import search_chunk_configuration
 from colossal.zero.gemini.state import TensorState
@@ -26,6 +27,7 @@ __all__ = [
     "GeminiOptimizer",
     "Home",
     "Move",
+    "ParameterOrder",
     "PlacementPolicy",
     "SavedTensors",
     "StaticPlacement",

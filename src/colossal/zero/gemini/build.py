@@ -14,8 +14,8 @@ from colossal.zero.gemini.chunks import ChunkManager
 from colossal.zero.gemini.config import GeminiConfig
 from colossal.zero.gemini.memory import DeviceMemory
 from colossal.zero.gemini.parameter import ManagedParameter, manage
+from colossal.zero.gemini.parameter_order import ParameterOrder
 from colossal.zero.gemini.search import (
-    ParameterOrder,
     alone_parameters,
     ordered_parameters,
     pack_parameters,

@@ -17,7 +17,7 @@ from colossal.tensor import parts_of, resting_part, whole_of
 from colossal.zero.config import ZeroConfig
 from colossal.zero.gemini.build import build_chunks, check_init_device
 from colossal.zero.gemini.config import GeminiConfig
-from colossal.zero.gemini.search import ParameterOrder
+from colossal.zero.gemini.parameter_order import ParameterOrder
 
 _FP8 = "mixed_precision=torch.bfloat16"
 

@@ -11,7 +11,7 @@ it is the same on all ranks, without communication. Parameters stay where they a
 import math
 from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch import nn
 
 from colossal.errors import ConfigError
 from colossal.logging import get_dist_logger
+from colossal.zero.gemini.parameter_order import ParameterOrder
 
 _MEBI = 1 << 20
 _ALIGNMENT = 16  # elements of each rank's part of a chunk that is as long as the model
@@ -29,15 +30,6 @@ _TIED_FRACTION = 4
 
 _Numels = npt.NDArray[np.int64]
 _Piece = tuple[int, int]  # the elements of a parameter, and the shortest chunk that it shares with others
-
-
-class ParameterOrder(Protocol):
-    """What knows in which order a model uses its parameters."""
-
-    @property
-    def param_order(self) -> Sequence[nn.Parameter]:
-        """The parameters, the one that is used first in front."""
-        ...
 
 
 @final
