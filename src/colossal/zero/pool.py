@@ -14,8 +14,12 @@ class Pool(Protocol):
     """What lends buffers.
 
     Example:
-        >>> from colossal.zero.pool import BufferPool, Pool
-        >>> pool: Pool = BufferPool()
+        >>> import torch
+        >>> from colossal.zero import BufferPool, Pool
+        >>> def borrow(pool: Pool) -> int:
+        ...     return pool.take(8, torch.float32, torch.device("cpu")).numel()
+        >>> borrow(BufferPool())
+        8
     """
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
