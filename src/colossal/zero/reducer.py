@@ -107,7 +107,8 @@ class Reducer:
             UnsupportedError: The gradient is sparse.
         """
         assert isinstance(parameter, nn.Parameter)
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+        grad = parameter.grad
+        if grad is not None and grad.layout != torch.strided:
             raise UnsupportedError(
                 "Low-level ZeRO sums up dense gradients. Found a sparse one, of a parameter of shape "
                 f"{tuple(parameter.shape)}. Build the embedding with sparse=False."

@@ -32,7 +32,7 @@ class ZeroShards(Masters):
         partition: The ranks.
         config: What the user said.
         chunks: Finds the buffers that parameters lie in already; by default new ones are made.
-        before_step: Called before gradients are brought to the shards.
+        agree: Takes numbers of this rank, and returns for each the largest of all ranks; by default just that.
 
     Attributes:
         buckets: The buffers, in the order in which a backward pass fills them.
@@ -62,11 +62,11 @@ class ZeroShards(Masters):
         partition: Partition,
         config: ZeroConfig,
         chunks: Callable[[Sequence[nn.Parameter]], Sequence[FlatParameters]] | None = None,
-        before_step: Callable[[], None] | None = None,
+        agree: Callable[[list[int]], list[int]] | None = None,
     ) -> None:
         self.pairs: dict[nn.Parameter, nn.Parameter] = {}
         self.buckets: list[FlatParameters] = []
-        self._buffers_of, self._before_step = chunks or self._make_buckets, before_step
+        self._buffers_of, self._largest_of = chunks or self._make_buckets, agree or self._take_largest
         self._optimizer, self._partition, self._config = optimizer, partition, config
         self._pool, self._scratch = BufferPool(), BufferPool()
         self._reducer = Reducer(config.overlap_communication)
@@ -125,8 +125,6 @@ class ZeroShards(Masters):
         """
         self.wait()
         self._reducer.finish()
-        if self._before_step is not None:
-            self._before_step()
         for bucket in self.buckets:
             bucket.refresh()
         waiting = [bucket.is_waiting for bucket in self.buckets]
@@ -222,13 +220,16 @@ class ZeroShards(Masters):
 
     def _agree(self, waiting: list[bool]) -> tuple[list[list[bool]], list[bool]]:
         """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce."""
-        own = [*waiting, *(used for bucket in self.buckets for used in bucket.used)]
-        if self._partition.world_size > 1 and own:
-            device = self.buckets[0].device
-            own = (self._partition.total(torch.tensor(own, dtype=torch.int32, device=device), "max") > 0).tolist()
-        agreed = iter(own)
+        own = [int(each) for each in (*waiting, *(used for bucket in self.buckets for used in bucket.used))]
+        agreed = map(bool, self._largest_of(own))
         waiting = [next(agreed) for _ in self.buckets]
         return [[next(agreed) for _ in bucket.parameters] for bucket in self.buckets], waiting
+
+    def _take_largest(self, values: list[int]) -> list[int]:
+        if self._partition.world_size == 1 or not values:
+            return values
+        own = torch.tensor(values, dtype=torch.int32, device=self.buckets[0].device)
+        return self._partition.total(own, "max").tolist()
 
 
 def _runs(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:

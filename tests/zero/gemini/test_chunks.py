@@ -52,8 +52,8 @@ def test_gathers_and_reductions_of_a_step(size: int, max_prefetch: int) -> None:
     assert counter.bytes["all_gather", "dp"] == pytest.approx(gathers * chunk * share, abs=gathers)
     assert counter.calls["reduce_scatter", "dp"] == num_chunks
     assert counter.bytes["reduce_scatter", "dp"] == pytest.approx(num_chunks * chunk * share, abs=num_chunks)
-    assert counter.calls["all_reduce", "dp"] == 2
-    agreed = 16 + 4 * (num_chunks + 2 * num_chunks)  # what each parameter and chunk is used for, and the order
+    assert counter.calls["all_reduce", "dp"] == 1
+    agreed = 8 + 4 * (num_chunks + 2 * num_chunks)  # what each parameter and chunk is used for, and the order
     assert counter.bytes["all_reduce", "dp"] == pytest.approx(2 * agreed * share, abs=2)
     assert {op for op, _ in counter.calls} == {"all_gather", "reduce_scatter", "all_reduce"}
 

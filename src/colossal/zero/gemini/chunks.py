@@ -197,24 +197,32 @@ class ChunkManager:
         for chunk in self.chunks:
             self._release(chunk)
 
-    def check_order(self) -> None:
-        """Make sure that all ranks have gathered the same chunks in the same order.
+    def agree(self, values: list[int]) -> list[int]:
+        """Take the largest of all ranks' numbers, and make sure that all have used the same chunks in the same order.
+
+        Args:
+            values: Numbers of this rank, of 32 bits; equally many on all.
+
+        Returns:
+            For each the largest.
 
         Raises:
-            CommunicationError: They have not, and so may have computed with wrong parameters; on all ranks alike.
+            CommunicationError: Ranks have gathered different chunks since the last time, and so may have computed with
+                wrong parameters; on all ranks alike.
 
-        Communication: all_reduce, dp, 16 bytes.
+        Communication: all_reduce, dp, 4 bytes for each number, and 8.
         """
         own, self._fingerprint = self._fingerprint, 0
-        if self.partition.world_size > 1:
-            pair = torch.tensor([own, -own], dtype=torch.int64, device=self.memory.device)
-            most, least = self.partition.total(pair, "max").tolist()
-            if most != -least:
-                raise CommunicationError(
-                    "All ranks use the same parameters in the same order. Found that they gathered different chunks "
-                    "since the last step, so their gradients are wrong. Make what the forward pass does independent "
-                    "of the data of a rank, or train with TorchDDPPlugin."
-                )
+        if self.partition.world_size == 1:
+            return values
+        most, least, *agreed = self._largest_of([own, -own, *values], torch.int32)
+        if most != -least:
+            raise CommunicationError(
+                "All ranks use the same parameters in the same order. Found that they gathered different chunks since "
+                "the last step, so their gradients are wrong. Make what the forward pass does independent of the data "
+                "of a rank, or train with TorchDDPPlugin."
+            )
+        return agreed
 
     def _begin(self) -> None:
         """Begin a pass, unless the last one has not gone back yet, so that this one belongs to it."""
@@ -224,19 +232,20 @@ class ChunkManager:
         self.trace.begin()
         peaks = self.trace.activations
         if self._placement.watches_activations and self.partition.world_size > 1:
-            self.trace.activations = self._agree(peaks)
+            self.trace.activations = self._agree_on_peaks(peaks)
 
-    def _agree(self, peaks: list[int]) -> list[int]:
+    def _agree_on_peaks(self, peaks: list[int]) -> list[int]:
         """Take the largest of all ranks' measurements, which are of the same periods."""
-        own = torch.tensor([len(peaks), -len(peaks)], dtype=torch.int64, device=self.memory.device)
-        most, least = self.partition.total(own, "max").tolist()
+        most, least = self._largest_of([len(peaks), -len(peaks)])
         if most != -least:
             raise CommunicationError(
                 f"All ranks use chunks equally often in a pass. Found {len(peaks)} uses here, and {-least} to {most} on"
                 " others. Make what the forward pass does independent of the data of a rank."
             )
-        values = torch.tensor(peaks, dtype=torch.int64, device=self.memory.device)
-        return self.partition.total(values, "max").tolist() if peaks else peaks
+        return self._largest_of(peaks) if peaks else peaks
+
+    def _largest_of(self, values: list[int], dtype: torch.dtype = torch.int64) -> list[int]:
+        return self.partition.total(torch.tensor(values, dtype=dtype, device=self.memory.device), "max").tolist()
 
     def _use(self, chunk: Chunk, is_traced: bool) -> None:
         before = self.trace.period

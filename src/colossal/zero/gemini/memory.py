@@ -106,12 +106,7 @@ class DeviceMemory:
         if self.budget is not None:
             self.plan(num_bytes, kind)
         self._sweep()
-        most = 2 * num_bytes if self.budget is None else num_bytes + 1  # a plan counts what was asked for
-        found = min(
-            (free for free in self._free if num_bytes <= free.nbytes() < most),
-            key=torch.UntypedStorage.nbytes,
-            default=None,
-        )
+        found = min(filter(self._fits(num_bytes), self._free), key=torch.UntypedStorage.nbytes, default=None)
         if found is None:
             if self.available < num_bytes:
                 self.make_room(num_bytes, kind)
@@ -144,6 +139,17 @@ class DeviceMemory:
             num_bytes: What is going to be asked for again and again.
         """
         self._usual = num_bytes
+
+    def _fits(self, num_bytes: int) -> Callable[[torch.UntypedStorage], bool]:
+        """Tell what may be lent again for so many bytes: nothing much larger, unless a new one would displace it."""
+        kept = sum(free.nbytes() for free in self._free)
+        if self.budget is not None:  # a plan counts what was asked for
+            most = num_bytes + 1
+        elif self.total + kept + num_bytes > self._most_used:
+            most = kept + 1
+        else:
+            most = 2 * num_bytes
+        return lambda free: num_bytes <= free.nbytes() < most
 
     def _allocate(self, num_bytes: int) -> torch.UntypedStorage:
         if self.budget is None and num_bytes <= self._usual < 2 * num_bytes:

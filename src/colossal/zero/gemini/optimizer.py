@@ -65,7 +65,7 @@ def shard_over_chunks(
     check_optimizer(optimizer)
     order = [parameter for chunk in chunks.chunks for parameter in chunk.parameters]
     shards = ZeroShards(
-        optimizer, order, chunks.partition, config, chunks=partial(_chunks_of, chunks), before_step=chunks.check_order
+        optimizer, order, chunks.partition, config, chunks=partial(_chunks_of, chunks), agree=chunks.agree
     )
     _Footprint(optimizer, chunks)
     return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type)
