@@ -12,15 +12,18 @@ from colossal.zero.pool import zeros
 Kind = Literal["parameters", "gradients", "optimizer", "activations"]
 KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "activations")
 MODEL_DATA: tuple[Kind, ...] = ("parameters", "gradients", "optimizer")
+_SLACK = 20
 
 
 @final
 class DeviceMemory:
     """Lends buffers on the device, and never more bytes than its budget.
 
-    What comes back is kept for the next one who asks for as much, and dropped when there is no room beside it. A buffer
-    that somebody still looks at, such as an activation that shares its memory, is lent to nobody else until that is
-    over.
+    What comes back is kept for the next one who asks for as much, and dropped when there is no room beside it: without
+    a budget, when that would take a twentieth more than was ever in use. Buffers are not all of one size, and with no
+    more than the most that was in use, each step would drop some and get new ones, which the system fills with zeros
+    page by page. A buffer that somebody still looks at, such as an activation that shares its memory, is lent to nobody
+    else until that is over.
 
     [Note: lingering] A backend may look at a buffer for a moment longer than its work takes, on each rank for another
     while. Ranks that must decide alike therefore do not count such buffers; a single rank counts them exactly.
@@ -106,7 +109,12 @@ class DeviceMemory:
         if self.budget is not None:
             self.plan(num_bytes, kind)
         self._sweep()
-        found = min(filter(self._fits(num_bytes), self._free), key=torch.UntypedStorage.nbytes, default=None)
+        most = 2 * num_bytes if self.budget is None else num_bytes + 1  # a plan counts what was asked for
+        found = min(
+            (free for free in self._free if num_bytes <= free.nbytes() < most),
+            key=torch.UntypedStorage.nbytes,
+            default=None,
+        )
         if found is None:
             if self.available < num_bytes:
                 self.make_room(num_bytes, kind)
@@ -139,17 +147,6 @@ class DeviceMemory:
             num_bytes: What is going to be asked for again and again.
         """
         self._usual = num_bytes
-
-    def _fits(self, num_bytes: int) -> Callable[[torch.UntypedStorage], bool]:
-        """Tell what may be lent again for so many bytes: nothing much larger, unless a new one would displace it."""
-        kept = sum(free.nbytes() for free in self._free)
-        if self.budget is not None:  # a plan counts what was asked for
-            most = num_bytes + 1
-        elif self.total + kept + num_bytes > self._most_used:
-            most = kept + 1
-        else:
-            most = 2 * num_bytes
-        return lambda free: num_bytes <= free.nbytes() < most
 
     def _allocate(self, num_bytes: int) -> torch.UntypedStorage:
         if self.budget is None and num_bytes <= self._usual < 2 * num_bytes:
@@ -213,8 +210,9 @@ class DeviceMemory:
         self._drop(0)
 
     def _drop(self, num_bytes: int) -> None:
-        """Drop what is kept until there is room for some more bytes: below the budget, or the most that was in use."""
-        most = max(self._most_used, self.total + num_bytes) if self.budget is None else self.budget
+        """Drop what is kept until there is room for some more bytes, see the class."""
+        usual = self._most_used + self._most_used // _SLACK
+        most = max(usual, self.total + num_bytes) if self.budget is None else self.budget
         while self._free and self.total + num_bytes + sum(free.nbytes() for free in self._free) > most:
             self._free.pop(0)
 
