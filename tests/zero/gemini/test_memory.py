@@ -283,7 +283,7 @@ def test_without_a_budget_there_is_no_end() -> None:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_step_like_the_last_gets_no_new_buffers(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though shares, chunks and gradients on their way differ in size; what is kept for that raises the peak by a twentieth at most."""
+    """Though shares, chunks and gradients differ in size; what is kept raises the peak by a twentieth at most."""
     allocate, owners = DeviceMemory._allocate, []
 
     def new_allocate(self: DeviceMemory, num_bytes: int) -> torch.UntypedStorage:
