@@ -15,6 +15,7 @@ from colossal.tensor.flat import (
 )
 from colossal.tensor.layout import Layout
 from colossal.tensor.path import LayoutPath, greedy_path, plan_relayout
+from colossal.tensor.plan import HeadCounts, ParallelPlan, find_modules
 from colossal.tensor.region import Region
 from colossal.tensor.relayout import relayout
 from colossal.tensor.shard import shard, unshard
@@ -23,12 +24,15 @@ from colossal.tensor.step import Step, difference, one_step
 __all__ = [
     "FlatLayout",
     "FlatShard",
+    "HeadCounts",
     "Layout",
     "LayoutPath",
+    "ParallelPlan",
     "Region",
     "Step",
     "boxes_of",
     "difference",
+    "find_modules",
     "flat_shard_of",
     "greedy_path",
     "layout_of",

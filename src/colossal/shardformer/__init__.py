@@ -1,0 +1,24 @@
+"""Models of Hugging Face, divided along the tp axis by a table for each family."""
+
+from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
+from colossal.shardformer.heads import HeadTable, SharedHeads
+from colossal.shardformer.hf_plan import hf_plan
+from colossal.shardformer.loss import DividedCausalLoss
+from colossal.shardformer.plans import plan_of
+from colossal.shardformer.shard_config import ShardConfig
+from colossal.shardformer.shardformer import ShardFormer
+from colossal.shardformer.styles import STYLES, Division
+
+__all__ = [
+    "STYLES",
+    "Conv1DCol",
+    "Conv1DRow",
+    "DividedCausalLoss",
+    "Division",
+    "HeadTable",
+    "ShardConfig",
+    "ShardFormer",
+    "SharedHeads",
+    "hf_plan",
+    "plan_of",
+]

@@ -1,0 +1,121 @@
+"""Linear layers whose weight is transposed, as GPT-2 has them."""
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+
+from colossal.cluster import ParallelMesh
+from colossal.nn.layer.grid.arrangement import find_mesh, lay
+from colossal.nn.layer.grid.layer import ParallelLayer
+from colossal.nn.layer.grid.product import Column, LinearProduct, Row
+
+
+class Conv1DLayer(ParallelLayer, ABC):
+    """`transformers.pytorch_utils.Conv1D`, of which each rank has a part.
+
+    Args:
+        nf: Features of the whole output.
+        nx: Features of the whole input.
+        split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        mesh: The mesh; the ambient one by default.
+    """
+
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter
+    _kind: type[LinearProduct]
+
+    def __init__(
+        self,
+        nf: int,
+        nx: int,
+        split_sizes: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        super().__init__(find_mesh(mesh, "1d"))
+        self.nf, self.nx, self._dtype = nf, nx, dtype
+        self._product = self._kind(self.mesh, nx, nf, split_sizes)
+        out_axes, in_axes = self._product.weight_axes
+        weight = lay(self.mesh, (nx, nf), {0: in_axes, 1: out_axes}, {1: self._product.split_sizes})
+        self._build({"weight": weight, "bias": self._product.bias}, device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer.
+
+        Args:
+            x: This rank's part of the input, its features last.
+
+        Returns:
+            Its part of the output.
+        """
+        return self._product(x, self.weight.mT, self.bias)
+
+    @classmethod
+    def _arguments_of(cls, native: torch.nn.Module) -> dict[str, Any]:
+        layer: Any = native
+        return {"nf": layer.nf, "nx": layer.nx}
+
+    def _make_native(self, device: torch.device | str | None) -> torch.nn.Module:
+        from transformers.pytorch_utils import Conv1D
+
+        with torch.device(device or "cpu"):
+            return Conv1D(self.nf, self.nx).to(self._dtype)
+
+
+@final
+class Conv1DCol(Conv1DLayer):
+    """The column-parallel form: each rank makes some of the features.
+
+    Args:
+        nf: Features of the whole output.
+        nx: Features of the whole input.
+        split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        mesh: The mesh; the ambient one by default.
+
+    Communication: none forward; backward all_reduce, tp, the input's bytes.
+
+    Example:
+        >>> from transformers.pytorch_utils import Conv1D
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.shardformer import Conv1DCol
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     Conv1DCol.from_native(Conv1D(6, 4), ParallelMesh(tp=2)).weight.shape
+        torch.Size([4, 3])
+    """
+
+    _kind = Column
+
+
+@final
+class Conv1DRow(Conv1DLayer):
+    """The row-parallel form: each rank takes some of the features, and the results are summed up.
+
+    Args:
+        nf: Features of the whole output.
+        nx: Features of the whole input.
+        split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        mesh: The mesh; the ambient one by default.
+
+    Communication: all_reduce, tp, the output's bytes; none backward.
+
+    Example:
+        >>> from transformers.pytorch_utils import Conv1D
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.shardformer import Conv1DRow
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     Conv1DRow.from_native(Conv1D(6, 4), ParallelMesh(tp=2)).weight.shape
+        torch.Size([2, 6])
+    """
+
+    _kind = Row

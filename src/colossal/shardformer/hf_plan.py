@@ -1,0 +1,55 @@
+"""Plans that come with a model of Hugging Face, read as data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from colossal.errors import PlanError
+from colossal.tensor import HeadCounts, ParallelPlan
+
+_STYLES: Mapping[str, str] = {
+    "colwise": "col",
+    "rowwise": "row",
+    "colwise_gather_output": "col+",
+    "colwise_rep": "col+",
+    "rowwise_split_input": "row+",
+    "rowwise_rep": "row+",
+    "replicated_with_grad_allreduce": "shared",
+    "moe_tp_experts": "experts",
+}
+_PART_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+_KEY_VALUE = ("k_proj", "v_proj")
+
+
+def hf_plan(config: Any) -> ParallelPlan | None:
+    """Make a plan of what a configuration says about tensor parallelism.
+
+    Args:
+        config: Of a model of Hugging Face.
+
+    Returns:
+        The plan, in which the table of embeddings and the head stay whole; None if the configuration says nothing.
+
+    Raises:
+        PlanError: It names a style that is not known here.
+
+    Example:
+        >>> from transformers import GemmaConfig
+        >>> from colossal.shardformer import hf_plan
+        >>> hf_plan(GemmaConfig()).styles["layers.*.mlp.down_proj"]
+        'row'
+    """
+    rows: Mapping[str, str] | None = getattr(config, "base_model_tp_plan", None)
+    if not rows:
+        return None
+    styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
+    counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
+    return ParallelPlan(styles, counts=(counts,))
+
+
+def _style_of(name: str, style: str) -> str:
+    if style not in _STYLES:
+        raise PlanError(
+            f"A plan of Hugging Face names one of the styles {', '.join(_STYLES)}. Found {style!r} for {name!r}. Pass "
+            "a ParallelPlan of your own as the policy."
+        )
+    return "kv" if style == "colwise" and name.endswith(_KEY_VALUE) else _STYLES[style]

@@ -1,0 +1,64 @@
+"""The tables of the families, and which model they are for."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from colossal.errors import PlanError
+from colossal.shardformer.hf_plan import hf_plan
+from colossal.tensor import ParallelPlan
+
+__all__ = ["plan_of"]
+
+_HOMES: Mapping[str, str] = {
+    "bert": "bert",
+    "bloom": "bloom",
+    "cohere": "llama",
+    "falcon": "falcon",
+    "glm": "glm",
+    "gpt2": "gpt2",
+    "gptj": "gptj",
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "mixtral",
+    "opt": "opt",
+    "qwen2": "llama",
+    "qwen3": "qwen3",
+    "t5": "t5",
+    "vit": "vit",
+    "whisper": "whisper",
+}
+
+
+def plan_of(model: nn.Module) -> ParallelPlan:
+    """Find the table of a model of Hugging Face.
+
+    Args:
+        model: The model, of any class of its family.
+
+    Returns:
+        Its plan: that of the family, or else that which its configuration has.
+
+    Raises:
+        PlanError: There is no table for this family, and its configuration has no plan.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> from colossal.shardformer import plan_of
+        >>> plan_of(GPT2Model(GPT2Config(n_layer=1, n_embd=24, vocab_size=8))).styles["h.*.attn.c_attn"]
+        'col/3'
+    """
+    config: Any = getattr(model, "config", None)
+    family = str(getattr(config, "model_type", None))
+    if family in _HOMES:
+        return importlib.import_module(f"{__name__}.{_HOMES[family]}").plan(config)
+    found = hf_plan(config)
+    if found is None:
+        raise PlanError(
+            f"A model is divided by the table of its family. Found {type(model).__name__}, of the family {family!r}, "
+            "which has none, and whose configuration has no plan either. Pass a ParallelPlan as the policy; there are "
+            f"tables for {', '.join(_HOMES)}."
+        )
+    return found

@@ -1,0 +1,24 @@
+"""BLOOM, whose query, key and value lie behind each other for each head, and whose positions are a bias of heads."""
+
+from typing import Any
+
+from colossal.tensor import HeadCounts, ParallelPlan
+
+BLOOM = ParallelPlan(
+    styles={
+        "word_embeddings": "vocab",
+        "h.*.self_attention.query_key_value": "col",
+        "h.*.self_attention.dense": "row",
+        "h.*.mlp.dense_h_to_4h": "col",
+        "h.*.mlp.dense_4h_to_h": "row",
+    },
+    beside={"lm_head": "head"},
+    divide_by_tp=tuple(f"h.*.self_attention.{name}" for name in ("num_heads", "hidden_size", "split_size")),
+    counts=(HeadCounts("n_head"),),
+    cut_inputs={"h.*.self_attention": ("alibi",)},
+)
+
+
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+    """Return the plan of a configuration."""
+    return BLOOM

@@ -1,0 +1,24 @@
+"""Llama, and what differs from it in numbers only: Mistral, Qwen2, Cohere."""
+
+from typing import Any
+
+from colossal.tensor import HeadCounts, ParallelPlan
+
+LLAMA = ParallelPlan(
+    styles={
+        "embed_tokens": "vocab",
+        "layers.*.self_attn.q_proj": "col",
+        "layers.*.self_attn.[kv]_proj": "kv",
+        "layers.*.self_attn.o_proj": "row",
+        "layers.*.mlp.gate_proj": "col",
+        "layers.*.mlp.up_proj": "col",
+        "layers.*.mlp.down_proj": "row",
+    },
+    beside={"lm_head": "head"},
+    counts=(HeadCounts("num_attention_heads", "num_key_value_heads"),),
+)
+
+
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+    """Return the plan of a configuration."""
+    return LLAMA

@@ -1,0 +1,20 @@
+"""Mixtral: the attention of Llama, and experts whose features are divided."""
+
+from typing import Any
+
+from colossal.shardformer.plans.llama import LLAMA
+from colossal.tensor import ParallelPlan
+
+MIXTRAL = ParallelPlan(
+    styles={
+        **{row: style for row, style in LLAMA.styles.items() if ".mlp." not in row},
+        "layers.*.mlp.experts": "experts",
+    },
+    beside=LLAMA.beside,
+    counts=LLAMA.counts,
+)
+
+
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+    """Return the plan of a configuration."""
+    return MIXTRAL

@@ -1,0 +1,23 @@
+"""OPT."""
+
+from typing import Any
+
+from colossal.tensor import HeadCounts, ParallelPlan
+
+OPT = ParallelPlan(
+    styles={
+        "decoder.embed_tokens": "vocab",
+        "decoder.layers.*.self_attn.[qkv]_proj": "col",
+        "decoder.layers.*.self_attn.out_proj": "row",
+        "decoder.layers.*.fc1": "col",
+        "decoder.layers.*.fc2": "row",
+    },
+    beside={"lm_head": "head"},
+    divide_by_tp=("decoder.layers.*.self_attn.num_heads", "decoder.layers.*.self_attn.embed_dim"),
+    counts=(HeadCounts(),),
+)
+
+
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+    """Return the plan of a configuration."""
+    return OPT

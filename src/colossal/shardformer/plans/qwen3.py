@@ -1,0 +1,14 @@
+"""Qwen3: Llama with a norm of each head, whose weight all heads share."""
+
+from dataclasses import replace
+from typing import Any
+
+from colossal.shardformer.plans.llama import LLAMA
+from colossal.tensor import ParallelPlan
+
+QWEN3 = replace(LLAMA, styles={**LLAMA.styles, "layers.*.self_attn.[qk]_norm": "shared"})
+
+
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+    """Return the plan of a configuration."""
+    return QWEN3

@@ -1,0 +1,21 @@
+"""ViT."""
+
+from typing import Any
+
+from colossal.tensor import HeadCounts, ParallelPlan
+
+VIT = ParallelPlan(
+    styles={
+        "layers.*.attention.[qkv]_proj": "col",
+        "layers.*.attention.o_proj": "row",
+        "layers.*.mlp.fc1": "col",
+        "layers.*.mlp.fc2": "row",
+    },
+    divide_by_tp=("layers.*.attention.num_attention_heads",),
+    counts=(HeadCounts(),),
+)
+
+
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+    """Return the plan of a configuration."""
+    return VIT

@@ -1,0 +1,140 @@
+"""Divide a model as its plan says."""
+
+from collections.abc import Iterator
+from typing import Any, final
+
+from torch import nn
+
+from colossal.cluster import ParallelMesh, current_mesh
+from colossal.errors import MeshError, PlanError
+from colossal.logging import get_dist_logger
+from colossal.shardformer.counts import check_heads, divide_number, share_groups
+from colossal.shardformer.head_inputs import CutHeads
+from colossal.shardformer.loss import DividedCausalLoss
+from colossal.shardformer.plans import plan_of
+from colossal.shardformer.shard_config import ShardConfig
+from colossal.shardformer.styles import STYLES, Division
+from colossal.shardformer.ties import find_ties, tie_again
+from colossal.tensor import ParallelPlan, find_modules
+
+_LARGE = 1 << 20
+_KEEP_MODULE = ("shared", "experts")
+_COMPUTE_ALIKE = ("FalconLinear",)
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+@final
+class ShardFormer:
+    """Divides models along the tp axis: their forward methods stay as they are, some of their modules are replaced.
+
+    Args:
+        shard_config: How.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.shardformer import ShardConfig, ShardFormer
+        >>> from colossal.testing import fake_world
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=64))
+        >>> with fake_world(2):
+        ...     sharded, _ = ShardFormer(ShardConfig(ParallelMesh(tp=2))).optimize(model)
+        >>> sharded.model.layers[0].mlp.up_proj.weight.shape
+        torch.Size([16, 16])
+    """
+
+    def __init__(self, shard_config: ShardConfig) -> None:
+        self.shard_config = shard_config
+
+    def optimize(self, model: nn.Module, policy: ParallelPlan | None = None) -> tuple[nn.Module, list[Any]]:
+        """Divide a model in place.
+
+        Args:
+            model: The same model on all ranks; of Hugging Face, or with a plan of its own.
+            policy: Its plan; by default that of its family, or else that which its configuration has.
+
+        Returns:
+            The model, and what stages of a pipeline have in common: nothing, as there is one stage.
+
+        Raises:
+            PlanError: The plan does not fit the model, or numbers of the model do not divide by the ranks.
+            MeshError: The tp axis is arranged as a grid.
+        """
+        mesh = self.shard_config.mesh or current_mesh()
+        if not self.shard_config.enable_tensor_parallelism or mesh.size("tp") == 1:
+            return model, []
+        if mesh.tp_mode != "1d":
+            raise MeshError(
+                f"Plans divide models along one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
+                "it with tp_mode='1d'."
+            )
+        _divide(model, policy or plan_of(model), mesh, self.shard_config.parallel_output)
+        return model, []
+
+
+def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_output: bool) -> None:
+    base, size = _base_of(model), mesh.size("tp")
+    num_key_value_heads = check_heads(plan, getattr(model, "config", None), size)
+    keeps_divided = parallel_output and _has_causal_loss(model)
+    division = Division(mesh, num_key_value_heads, gathers_logits=not keeps_divided)
+    chosen, ties = list(_chosen(model, base, plan)), find_ties(model)
+    made: dict[nn.Module, nn.Module] = {}
+    for root, name, module, style in chosen:
+        if module not in made:
+            _check_kind(name, module, style)
+            made[module] = STYLES[style](module, division)
+        path, _, last = name.rpartition(".")
+        setattr(root.get_submodule(path), last, made[module])
+    tie_again(model, ties, set(made.values()))
+    for pattern in plan.divide_by_tp:
+        divide_number(base, pattern, size)
+    share_groups(base, num_key_value_heads, size)
+    for pattern, arguments in plan.cut_inputs.items():
+        for _, module in find_modules(base, pattern):
+            module.register_forward_pre_hook(CutHeads(arguments, mesh), with_kwargs=True)
+    if keeps_divided and any(style == "head" for *_, style in chosen):
+        causal: Any = model
+        causal.loss_function = DividedCausalLoss(mesh)
+    _summarise(model, len(made), size)
+
+
+def _base_of(model: nn.Module) -> nn.Module:
+    found = getattr(model, getattr(model, "base_model_prefix", None) or "base_model", None)
+    return found if isinstance(found, nn.Module) else model
+
+
+def _has_causal_loss(model: nn.Module) -> bool:
+    """Tell whether a model leaves its loss to its `loss_function`; the classes that do are known by their names."""
+    is_causal = any(kind.__name__.endswith(_CAUSAL) for kind in type(model).__mro__)
+    return is_causal and hasattr(type(model), "loss_function")
+
+
+def _chosen(model: nn.Module, base: nn.Module, plan: ParallelPlan) -> Iterator[tuple[nn.Module, str, nn.Module, str]]:
+    for name, module, style in plan.rows(base):
+        yield base, name, module, style
+    for pattern, style in plan.beside.items():
+        for name, module in find_modules(model, f"?{pattern}"):
+            yield model, name, module, style
+
+
+def _check_kind(name: str, module: nn.Module, style: str) -> None:
+    """Refuse a layer that computes something of its own, which what takes its place would not."""
+    if style in _KEEP_MODULE or type(module).__name__ in _COMPUTE_ALIKE:
+        return
+    kinds = [kind for kind in type(module).__mro__ if kind in (nn.Linear, nn.Embedding) or kind.__name__ == "Conv1D"]
+    if not kinds or type(module).forward is not kinds[0].forward:
+        raise PlanError(
+            f"The style {style!r} is for modules that compute what Linear, Embedding or Conv1D do. Found {name}, a "
+            f"{type(module).__name__}. Leave its row out, so that it stays whole."
+        )
+
+
+def _summarise(model: nn.Module, num_divided: int, size: int) -> None:
+    """Say which large layers every rank has whole."""
+    whole = [
+        f"{name} ({' x '.join(map(str, module.weight.shape))})"
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, nn.Embedding)) and module.weight.numel() >= _LARGE
+    ]
+    left = f"; large layers that stay whole: {', '.join(whole)}" if whole else ""
+    get_dist_logger().info(f"{type(model).__name__}: tp={size} divides {num_divided} layers{left}", ranks=[0])

@@ -1,0 +1,147 @@
+"""How one module is divided along the tp axis.
+
+=========  =========================================================================================================
+style      what becomes of the module
+=========  =========================================================================================================
+col        a linear layer of whose features each rank makes some; ``col/3`` if three pieces are packed into it
+col+       the same, whose output is put together again
+row        a linear layer that takes some features on each rank, and sums up
+row+       the same, that takes whole inputs
+kv         col; where there are fewer heads than ranks, ranks that need the same head share it
+vocab      a table of embeddings, some rows on each rank
+head       the linear layer into the words of a vocabulary, some of them on each rank; for a loss that knows
+heads      a table with a column for each head, some of them on each rank
+shared     parameters that each rank uses for heads of its own: their gradients are summed up
+experts    the linear layers of experts in one tensor each, of whose inner features each rank has some
+=========  =========================================================================================================
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, final
+
+from torch import nn
+
+from colossal import comm
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel
+from colossal.nn import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
+from colossal.nn.layer.grid.arrangement import lay
+from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
+from colossal.shardformer.heads import HeadTable, SharedHeads
+from colossal.tensor import shard
+
+
+@final
+@dataclass(frozen=True)
+class Division:
+    """What a style needs to know besides the module.
+
+    Args:
+        mesh: The mesh, whose tp axis divides.
+        num_key_value_heads: How many heads keys and values have in the whole model; None for as many as queries.
+        gathers_logits: Whether logits are put together.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.shardformer import STYLES, Division
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     STYLES["col"](nn.Linear(4, 6), Division(ParallelMesh(tp=2))).weight.shape
+        torch.Size([3, 4])
+    """
+
+    mesh: ParallelMesh
+    num_key_value_heads: int | None = None
+    gathers_logits: bool = True
+
+
+Style = Callable[[nn.Module, Division], nn.Module]
+
+
+def _column(module: nn.Module, division: Division, num_pieces: int = 1, **options: Any) -> nn.Module:
+    if isinstance(module, nn.Linear):
+        return Linear1D_Col.from_native(
+            module, division.mesh, split_sizes=_pieces(module.out_features, num_pieces), **options
+        )
+    conv: Any = module
+    return Conv1DCol.from_native(conv, division.mesh, split_sizes=_pieces(conv.nf, num_pieces))
+
+
+def _pieces(features: int, number: int) -> list[int] | None:
+    return [features // number] * number if number > 1 else None
+
+
+def _row(module: nn.Module, division: Division, **options: Any) -> nn.Module:
+    kind: Any = Linear1D_Row if isinstance(module, nn.Linear) else Conv1DRow
+    return kind.from_native(module, division.mesh, **options)
+
+
+def _key_value(module: nn.Module, division: Division) -> nn.Module:
+    heads = division.num_key_value_heads
+    if heads is None or heads >= division.mesh.size("tp"):
+        return _column(module, division)
+    return SharedHeads(module, heads, division.mesh)
+
+
+def _vocabulary(module: nn.Module, division: Division) -> nn.Module:
+    return VocabParallelEmbedding.from_native(module, division.mesh)
+
+
+def _head(module: nn.Module, division: Division) -> nn.Module:
+    return _column(module, division, gather_output=division.gathers_logits)
+
+
+def _table_of_heads(module: nn.Module, division: Division) -> nn.Module:
+    return HeadTable.from_native(module, division.mesh)
+
+
+def _shared(module: nn.Module, division: Division) -> nn.Module:
+    for parameter in module.parameters():
+        parameter.register_hook(Channel("tp", division.mesh).all_reduce)
+    return module
+
+
+def _experts(module: nn.Module, division: Division) -> nn.Module:
+    mesh, experts = division.mesh, module
+    up, down = experts.get_parameter("gate_up_proj"), experts.get_parameter("down_proj")
+    inner = up.shape[1] // 2
+    layouts = {
+        "gate_up_proj": lay(mesh, tuple(up.shape), {1: ("tp",)}, {1: (inner, inner)}),
+        "down_proj": lay(mesh, tuple(down.shape), {2: ("tp",)}),
+    }
+    for name, whole in (("gate_up_proj", up), ("down_proj", down)):
+        part = shard(whole.detach(), layouts[name], mesh.global_rank)
+        setattr(experts, name, nn.Parameter(part, whole.requires_grad))
+    other: Any = experts
+    other.layouts = layouts
+
+    def enter(_experts: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, chosen, weights = args
+        return comm.replicate(hidden, "tp", mesh), chosen, comm.replicate(weights, "tp", mesh)
+
+    def leave(_experts: nn.Module, _args: Any, output: Any) -> Any:
+        return comm.reduce(output, "tp", mesh)
+
+    experts.register_forward_pre_hook(enter)
+    experts.register_forward_hook(leave)
+    return experts
+
+
+STYLES: Mapping[str, Style] = {
+    "col": _column,
+    "col/2": partial(_column, num_pieces=2),
+    "col/3": partial(_column, num_pieces=3),
+    "col+": partial(_column, gather_output=True),
+    "row": partial(_row),
+    "row+": partial(_row, parallel_input=False),
+    "kv": _key_value,
+    "vocab": _vocabulary,
+    "head": _head,
+    "heads": _table_of_heads,
+    "shared": _shared,
+    "experts": _experts,
+}
+"""What a row of a plan may say; each takes a module and a `Division`, and returns what takes its place."""

@@ -1,0 +1,114 @@
+"""What a family of models wants when it is divided among ranks: a table."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import final
+
+from torch import nn
+
+from colossal.errors import PlanError
+
+_OPTIONAL = "?"
+
+
+@final
+@dataclass(frozen=True)
+class HeadCounts:
+    """The attributes of a model's configuration that say how many heads its attention has.
+
+    Args:
+        heads: Heads of the queries.
+        key_value_heads: Heads of keys and values, where there may be fewer.
+
+    Example:
+        >>> from colossal.tensor import HeadCounts
+        >>> HeadCounts("n_head").heads
+        'n_head'
+    """
+
+    heads: str = "num_attention_heads"
+    key_value_heads: str | None = None
+
+
+@final
+@dataclass(frozen=True)
+class ParallelPlan:
+    """How the modules of a model are divided along the tp axis.
+
+    A row names modules by a pattern: parts between dots are matched by themselves, as shells match names, so that ``*``
+    stands for one part or a piece of it. A row that matches no module is an error, unless it begins with ``?``.
+
+    Args:
+        styles: For modules of the base model, the style of each: see `colossal.shardformer.STYLES`.
+        beside: The same for modules beside the base model, such as heads; each may be missing.
+        divide_by_tp: Attributes of modules of the base model that hold a number which tp divides, such as of heads.
+        counts: Which numbers of the configuration must divide.
+        cut_inputs: For modules of the base model, the argument that holds something for each head, such as a bias of
+            positions, of shape (batch x heads, ...).
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.tensor import ParallelPlan
+        >>> plan = ParallelPlan(styles={"*.up": "col", "*.down": "row"})
+        >>> block = nn.ModuleDict({"up": nn.Linear(4, 8), "down": nn.Linear(8, 4)})
+        >>> [name for name, _, _ in plan.rows(nn.ModuleList([block, block]))]
+        ['0.up', '1.up', '0.down', '1.down']
+    """
+
+    styles: Mapping[str, str]
+    beside: Mapping[str, str] = field(default_factory=dict)
+    divide_by_tp: tuple[str, ...] = ()
+    counts: tuple[HeadCounts, ...] = ()
+    cut_inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def rows(self, base: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+        """Go through the modules that have a style.
+
+        Args:
+            base: The base model.
+
+        Yields:
+            The name of each module, the module, and its style.
+
+        Raises:
+            PlanError: A row matches nothing.
+        """
+        for pattern, style in self.styles.items():
+            for name, module in find_modules(base, pattern):
+                yield name, module, style
+
+
+def find_modules(root: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    """Find the modules that a row of a plan names.
+
+    Args:
+        root: The model.
+        pattern: See `ParallelPlan`.
+
+    Returns:
+        The name of each module, and the module.
+
+    Raises:
+        PlanError: There is none, and the row does not allow it.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.tensor import find_modules
+        >>> [name for name, _ in find_modules(nn.Sequential(nn.ReLU(), nn.ReLU()), "[1-9]")]
+        ['1']
+    """
+    names = pattern.removeprefix(_OPTIONAL).split(".")
+    found = [
+        (name, module)
+        for name, module in root.named_modules(remove_duplicate=False)
+        if len(parts := name.split(".")) == len(names) and all(map(fnmatchcase, parts, names))
+    ]
+    if not found and not pattern.startswith(_OPTIONAL):
+        known = dict.fromkeys(re.sub(r"(?<=\.)\d+|^\d+", "*", name) for name, _ in root.named_modules() if name)
+        raise PlanError(
+            f"Each row of a plan names modules of its model. Found no module of {type(root).__name__} for {pattern!r}. "
+            f"Mark a row that may be missing by a question mark in front; the modules are {', '.join(known)}."
+        )
+    return found
