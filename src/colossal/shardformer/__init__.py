@@ -4,12 +4,13 @@ from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal.shardformer.heads import HeadTable, SharedHeads
 from colossal.shardformer.hf_plan import hf_plan
 from colossal.shardformer.loss import DividedCausalLoss
-from colossal.shardformer.plans import plan_of
+from colossal.shardformer.plans import FAMILIES, plan_of
 from colossal.shardformer.shard_config import ShardConfig
 from colossal.shardformer.shardformer import ShardFormer
 from colossal.shardformer.styles import STYLES, Division
 
 __all__ = [
+    "FAMILIES",
     "STYLES",
     "Conv1DCol",
     "Conv1DRow",

@@ -6,19 +6,21 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
 from colossal.booster import plugin as home
 from colossal.booster.boosted import Parts
 from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError
+from colossal.shardformer import FAMILIES
 from pagebuild.site.badges import Results
 from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.landing import features, texts
 from pagebuild.site.landing.data import landing, tutorials
 from pagebuild.site.landing.example import example
 from pagebuild.site.landing.features import FEATURES, feature_matrix
-from pagebuild.site.landing.models import model_matrix
+from pagebuild.site.landing.models import METHODS, inputs_of, is_same_when_divided, model_matrix, tiny_model
 from pagebuild.site.landing.plugins import CHOICES, QUESTIONS, Choice, check_choices, offered_plugins
 from pagebuild.site.landing.trial import attempt
 from pagebuild.site.pages import Knowledge
@@ -167,10 +169,23 @@ def test_the_librarys_table_of_precisions_is_held_against_what_happens(monkeypat
 # ------------------------------------------------------------------------------------------ models, example, pages
 
 
-def test_models_have_no_rows_until_the_library_has_families() -> None:
-    assert model_matrix() == {"columns": [], "rows": []}
-    with pytest.raises(BrokenInputError, match=r"models\.py:1: colossal\.nn is there: make a row of each"):
-        model_matrix("colossal.nn")
+@pytest.fixture(scope="module")
+def models() -> dict:
+    return model_matrix()
+
+
+def test_every_family_is_a_row_and_was_tried(models) -> None:
+    assert [row["key"] for row in models["rows"]] == list(FAMILIES)
+    assert [column["key"] for column in models["columns"]] == ["tensor"]
+    for row in models["rows"]:
+        assert row["cells"] == {"tensor": {"state": "yes"}}, row["key"]
+    assert models["rows"][0]["label"] == {"en": "Bert", "zh-Hans": "Bert"}
+
+
+def test_a_model_that_says_something_else_when_divided_is_a_no(monkeypatch) -> None:
+    monkeypatch.setattr("pagebuild.site.landing.models.inputs_of", lambda model: inputs_of(model) | next(others))
+    others = iter([{}, {"input_ids": torch.ones(2, 8, dtype=torch.long)}, {}])  # alone, and one for each rank
+    assert not is_same_when_divided(tiny_model("llama"))
 
 
 def test_the_example_is_what_a_page_runs(docs) -> None:
@@ -212,6 +227,7 @@ def test_every_text_is_there_in_both_languages_and_used() -> None:
     assert all(set(text) == LANGUAGES and all(text.values()) for group in content.values() for text in group.values())
     assert set(content["plugins"]) == {choice.key for choice in CHOICES}
     assert set(content["features"]) == {feature.key for feature in FEATURES}
+    assert set(content["methods"]) == set(METHODS)
     assert set(content["groups"]) == {feature.group for feature in FEATURES}
 
 

@@ -1,25 +1,110 @@
-"""The matrix of model families: read from the library, once it has families."""
+"""The matrix of model families: one row for each table of the library, and cells that were tried, not typed."""
 
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from pagebuild.site.edition import BrokenInputError
-from pagetest.finding import Finding
+from pagebuild.site.landing.texts import text
+from pagebuild.site.landing.trial import NO, YES
+from pagetest.model.tree import LANGUAGES
 
-FAMILIES = "colossal.shardformer"
+if TYPE_CHECKING:
+    import torch
+
+METHODS = ("tensor",)
+WORLD = 2
+
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "d_model": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "vocab_size": 64,
+}
+_SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+_SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+_OF_FAMILY: Mapping[str, dict[str, Any]] = {
+    "falcon": {"new_decoder_architecture": True},
+    "glm": {"head_dim": 8},
+    "gptj": {"rotary_dim": 4},
+    "qwen3": {"head_dim": 8},
+    "whisper": {"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+}
+_LENGTHS = {"input_features": 3000}  # of the sound that Whisper hears; everything else is short
 
 
-def model_matrix(package: str = FAMILIES) -> dict[str, Any]:
-    """The matrix; without rows as long as any `torch.nn.Module` is trained in one and the same way.
+def model_matrix() -> dict[str, Any]:
+    """Divides a tiny model of every family, and sees that it says what it said before."""
+    from colossal.shardformer import FAMILIES
+
+    columns = [{"key": key, "label": text("methods", key), "state": "works"} for key in METHODS]
+    return {"columns": columns, "rows": [_row(family) for family in FAMILIES]}
+
+
+def _row(family: str) -> dict[str, Any]:
+    model = tiny_model(family)
+    name = type(model).__name__.removesuffix("Model")
+    state = YES if is_same_when_divided(model) else NO
+    cells = {key: {"state": state} for key in METHODS}
+    return {"key": family, "label": dict.fromkeys(LANGUAGES, name), "page": None, "cells": cells}
+
+
+def tiny_model(family: str) -> Any:
+    """A model of a family, of one layer, which does not draw random numbers.
 
     Args:
-        package: Where the library keeps the plans of its model families.
-
-    Raises:
-        BrokenInputError: The library has families, and nothing here reads them.
+        family: The ``model_type`` of its configuration.
     """
-    if find_spec(package) is not None:
-        message = f"{package} is there: make a row of each of its model families here, and a column of each method"
-        raise BrokenInputError(Finding(Path(__file__), 1, message))
-    return {"columns": [], "rows": []}
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return AutoModel.from_config(AutoConfig.for_model(family, **(_SIZES | _OF_FAMILY.get(family, {})))).eval()
+
+
+def is_same_when_divided(model: Any) -> bool:
+    """Whether a model that is divided over two ranks says what the whole one says.
+
+    Args:
+        model: The model; it stays whole.
+    """
+    import torch
+
+    from colossal.testing import run_threads
+
+    with torch.no_grad():
+        expected = model(**inputs_of(model)).last_hidden_state
+    found = run_threads(_forward_divided, WORLD, model)
+    return all(torch.allclose(each, expected, rtol=1e-3, atol=1e-4) for each in found)
+
+
+def inputs_of(model: Any) -> dict[str, "torch.Tensor"]:
+    """A batch for a model.
+
+    Args:
+        model: Any model of Hugging Face.
+    """
+    import torch
+
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 64, (2, 8), generator=draw)
+    main, config = model.main_input_name, model.config
+    shapes = {
+        "input_features": (2, getattr(config, "num_mel_bins", 0), _LENGTHS["input_features"]),
+        "pixel_values": (2, 3, getattr(config, "image_size", 0), getattr(config, "image_size", 0)),
+    }
+    inputs = {main: torch.randn(shapes[main], generator=draw) if main in shapes else ids}
+    return inputs | ({"decoder_input_ids": ids} if config.is_encoder_decoder else {})
+
+
+def _forward_divided(model: Any) -> "torch.Tensor":
+    import copy
+
+    import torch
+
+    from colossal.cluster import ParallelMesh
+    from colossal.shardformer import ShardConfig, ShardFormer
+
+    with ParallelMesh(tp=WORLD) as mesh, torch.no_grad():
+        divided, _ = ShardFormer(ShardConfig(mesh)).optimize(copy.deepcopy(model))
+        return divided(**inputs_of(model)).last_hidden_state

@@ -1,9 +1,31 @@
-"""Recipes of parallelism for `Booster`."""
+"""Recipes of parallelism for `Booster`. The names are loaded when they are first used: a program needs one of them."""
 
-from colossal.booster.plugin.base import Plugin
-from colossal.booster.plugin.gemini import GeminiPlugin
-from colossal.booster.plugin.low_level_zero import LowLevelZeroPlugin
-from colossal.booster.plugin.torch_ddp import TorchDDPPlugin
-from colossal.booster.plugin.torch_fsdp import TorchFSDPPlugin
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from colossal.booster.plugin.base import Plugin
+    from colossal.booster.plugin.gemini import GeminiPlugin
+    from colossal.booster.plugin.low_level_zero import LowLevelZeroPlugin
+    from colossal.booster.plugin.torch_ddp import TorchDDPPlugin
+    from colossal.booster.plugin.torch_fsdp import TorchFSDPPlugin
+
+_HOMES = {
+    "GeminiPlugin": "colossal.booster.plugin.gemini",
+    "LowLevelZeroPlugin": "colossal.booster.plugin.low_level_zero",
+    "Plugin": "colossal.booster.plugin.base",
+    "TorchDDPPlugin": "colossal.booster.plugin.torch_ddp",
+    "TorchFSDPPlugin": "colossal.booster.plugin.torch_fsdp",
+}
 
 __all__ = ["GeminiPlugin", "LowLevelZeroPlugin", "Plugin", "TorchDDPPlugin", "TorchFSDPPlugin"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'colossal.booster.plugin' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,7 +10,7 @@ from colossal.errors import PlanError
 from colossal.shardformer.hf_plan import hf_plan
 from colossal.tensor import ParallelPlan
 
-__all__ = ["plan_of"]
+__all__ = ["FAMILIES", "plan_of"]
 
 _HOMES: Mapping[str, str] = {
     "bert": "bert",
@@ -30,6 +30,9 @@ _HOMES: Mapping[str, str] = {
     "vit": "vit",
     "whisper": "whisper",
 }
+
+FAMILIES = tuple(_HOMES)
+"""The families that have a table, by the ``model_type`` of their configurations."""
 
 
 def plan_of(model: nn.Module) -> ParallelPlan:
@@ -59,6 +62,6 @@ def plan_of(model: nn.Module) -> ParallelPlan:
         raise PlanError(
             f"A model is divided by the table of its family. Found {type(model).__name__}, of the family {family!r}, "
             "which has none, and whose configuration has no plan either. Pass a ParallelPlan as the policy; there are "
-            f"tables for {', '.join(_HOMES)}."
+            f"tables for {', '.join(FAMILIES)}."
         )
     return found
