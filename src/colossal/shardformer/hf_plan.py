@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from colossal.errors import PlanError
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 _STYLES: Mapping[str, str] = {
     "colwise": "col",
@@ -43,7 +43,12 @@ def hf_plan(config: Any) -> ParallelPlan | None:
         return None
     styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
     counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
-    return ParallelPlan(styles, counts=(counts,))
+    return ParallelPlan(styles, counts=(counts,), stages=_stages_of(config))
+
+
+def _stages_of(config: Any) -> Stages | None:
+    names = list(getattr(config, "base_model_pp_plan", None) or ())
+    return Stages("layers", first=tuple(names[: names.index("layers")])) if "layers" in names else None
 
 
 def _style_of(name: str, style: str) -> str:

@@ -15,7 +15,7 @@ from colossal.tensor.flat import (
 )
 from colossal.tensor.layout import Layout
 from colossal.tensor.path import LayoutPath, greedy_path, plan_relayout
-from colossal.tensor.plan import HeadCounts, ParallelPlan, find_modules
+from colossal.tensor.plan import HeadCounts, ParallelPlan, Stages, base_of, find_modules
 from colossal.tensor.region import Region
 from colossal.tensor.relayout import relayout
 from colossal.tensor.shard import shard, unshard
@@ -28,6 +28,8 @@ __all__ = [
     "Layout",
     "LayoutPath",
     "ParallelPlan",
+    "Stages",
+    "base_of",
     "Region",
     "Step",
     "boxes_of",

@@ -34,6 +34,30 @@ class HeadCounts:
 
 @final
 @dataclass(frozen=True)
+class Stages:
+    """How a model is cut into the stages of a pipeline.
+
+    What comes before the layers belongs to the first stage, the layers are shared out, and everything else that has
+    parameters belongs to the last stage. What has none, such as rotary positions, is on every stage.
+
+    Args:
+        layers: The list of layers, in the base model. Each takes hidden states as its first argument.
+        first: Modules of the base model that make hidden states of the inputs, in the order in which they are called.
+        gives_tuple: Whether a layer returns its hidden states as the first of several values.
+
+    Example:
+        >>> from colossal.tensor import Stages
+        >>> Stages("layers", first=("embed_tokens",)).gives_tuple
+        False
+    """
+
+    layers: str
+    first: tuple[str, ...]
+    gives_tuple: bool = False
+
+
+@final
+@dataclass(frozen=True)
 class ParallelPlan:
     """How the modules of a model are divided along the tp axis.
 
@@ -47,6 +71,7 @@ class ParallelPlan:
         counts: Which numbers of the configuration must divide.
         cut_inputs: For modules of the base model, the argument that holds something for each head, such as a bias of
             positions, of shape (batch x heads, ...).
+        stages: How it is cut into the stages of a pipeline; None if it can not be.
 
     Example:
         >>> from torch import nn
@@ -62,6 +87,7 @@ class ParallelPlan:
     divide_by_tp: tuple[str, ...] = ()
     counts: tuple[HeadCounts, ...] = ()
     cut_inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stages: Stages | None = None
 
     def rows(self, base: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         """Go through the modules that have a style.
@@ -78,6 +104,26 @@ class ParallelPlan:
         for pattern, style in self.styles.items():
             for name, module in find_modules(base, pattern):
                 yield name, module, style
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """Find the part of a model of Hugging Face that its heads have in common.
+
+    Args:
+        model: The model, with a head or without one.
+
+    Returns:
+        Its base model; the model itself if it has none.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.tensor import base_of
+        >>> model = nn.Linear(1, 1)
+        >>> base_of(model) is model
+        True
+    """
+    found = getattr(model, getattr(model, "base_model_prefix", None) or "base_model", None)
+    return found if isinstance(found, nn.Module) else model
 
 
 def find_modules(root: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:

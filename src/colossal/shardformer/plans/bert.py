@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 BERT = ParallelPlan(
     styles={
@@ -15,6 +15,7 @@ BERT = ParallelPlan(
     beside={"cls.predictions.decoder": "col+"},
     divide_by_tp=("encoder.layer.*.attention.self.num_attention_heads", "encoder.layer.*.attention.self.all_head_size"),
     counts=(HeadCounts(),),
+    stages=Stages("encoder.layer", first=("embeddings",)),
 )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 BLOOM = ParallelPlan(
     styles={
@@ -16,6 +16,7 @@ BLOOM = ParallelPlan(
     divide_by_tp=tuple(f"h.*.self_attention.{name}" for name in ("num_heads", "hidden_size", "split_size")),
     counts=(HeadCounts("n_head"),),
     cut_inputs={"h.*.self_attention": ("alibi",)},
+    stages=Stages("h", first=("word_embeddings", "word_embeddings_layernorm"), gives_tuple=True),
 )
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from colossal.errors import UnsupportedError
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 
 def plan(config: Any) -> ParallelPlan:
@@ -27,4 +27,5 @@ def plan(config: Any) -> ParallelPlan:
         divide_by_tp=tuple(f"h.*.self_attention.{name}" for name in numbers),
         counts=(HeadCounts(), *((HeadCounts("num_kv_heads"),) if config.new_decoder_architecture else ())),
         cut_inputs={"h.*.self_attention": ("alibi", "attention_mask")} if config.alibi else {},
+        stages=Stages("h", first=("word_embeddings",), gives_tuple=True),
     )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 GLM = ParallelPlan(
     styles={
@@ -15,6 +15,7 @@ GLM = ParallelPlan(
     },
     beside={"lm_head": "head"},
     counts=(HeadCounts("num_attention_heads", "num_key_value_heads"),),
+    stages=Stages("layers", first=("embed_tokens",)),
 )
 
 

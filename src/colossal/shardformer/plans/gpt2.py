@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 GPT2 = ParallelPlan(
     styles={
@@ -21,6 +21,7 @@ GPT2 = ParallelPlan(
         "?h.*.crossattention.num_heads", "?h.*.crossattention.split_size",
     ),
     counts=(HeadCounts("n_head"),),
+    stages=Stages("h", first=("wte", "wpe")),
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 GPTJ = ParallelPlan(
     styles={
@@ -15,6 +15,7 @@ GPTJ = ParallelPlan(
     beside={"lm_head": "head"},
     divide_by_tp=("h.*.attn.num_attention_heads", "h.*.attn.embed_dim"),
     counts=(HeadCounts("n_head"),),
+    stages=Stages("h", first=("wte",), gives_tuple=True),
 )
 
 

@@ -12,6 +12,7 @@ MIXTRAL = ParallelPlan(
     },
     beside=LLAMA.beside,
     counts=LLAMA.counts,
+    stages=LLAMA.stages,
 )
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 OPT = ParallelPlan(
     styles={
@@ -15,6 +15,7 @@ OPT = ParallelPlan(
     beside={"lm_head": "head"},
     divide_by_tp=("decoder.layers.*.self_attn.num_heads", "decoder.layers.*.self_attn.embed_dim"),
     counts=(HeadCounts(),),
+    stages=Stages("decoder.layers", first=("decoder.embed_tokens", "decoder.embed_positions", "decoder.project_in")),
 )
 
 

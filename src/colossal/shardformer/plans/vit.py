@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 VIT = ParallelPlan(
     styles={
@@ -13,6 +13,7 @@ VIT = ParallelPlan(
     },
     divide_by_tp=("layers.*.attention.num_attention_heads",),
     counts=(HeadCounts(),),
+    stages=Stages("layers", first=("embeddings",)),
 )
 
 

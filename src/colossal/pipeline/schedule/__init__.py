@@ -1,0 +1,31 @@
+"""Schedules of a pipeline: what each rank does, in which order."""
+
+from collections.abc import Callable, Mapping
+
+from colossal.pipeline.placement import PipelineStyle
+from colossal.pipeline.schedule.action import Action, ActionKind, Costs, Orders
+from colossal.pipeline.schedule.greedy import forward_only, zero_bubble_v
+from colossal.pipeline.schedule.one_f_one_b import interleaved, one_forward_one_backward
+from colossal.pipeline.schedule.simulate import Pass, bubble_of, simulate
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "ActionKind",
+    "Costs",
+    "Orders",
+    "Pass",
+    "bubble_of",
+    "forward_only",
+    "interleaved",
+    "one_forward_one_backward",
+    "simulate",
+    "zero_bubble_v",
+]
+
+SCHEDULES: Mapping[PipelineStyle, Callable[..., Orders]] = {
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+    "zbv": zero_bubble_v,
+}
+"""The schedule of each ``pp_style``; each takes a `Placement` and the number of micro-batches."""

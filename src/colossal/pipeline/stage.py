@@ -1,0 +1,164 @@
+"""One stage of a pipeline, as a module."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal.errors import PlanError, UnsupportedError
+from colossal.pipeline.cut import Passage, SharedParameter, StageEnd, cut
+from colossal.tensor import Stages
+
+Carry = torch.Tensor | tuple[torch.Tensor, ...]
+"""What one stage hands to the next."""
+
+
+@final
+class Stage(nn.Module):
+    """A model of which one stage is left.
+
+    Args:
+        module: The model, cut already.
+        index: Which stage it is.
+        num_stages: How many there are.
+        passage: Where hidden states enter; None for a `torch.nn.Sequential`, which takes them as its input.
+        shared: The parameters that several stages have.
+
+    Attributes:
+        module: The model: parameters have the names that they have in the whole one.
+
+    Example:
+        >>> import torch
+        >>> from colossal.pipeline import Stage
+        >>> layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.ReLU())
+        >>> last = Stage.of_sequential(layers, [range(0, 1), range(1, 3)], index=1)
+        >>> last(torch.ones(2, 4), inputs=None).shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        num_stages: int,
+        passage: Passage | None = None,
+        shared: Sequence[SharedParameter] = (),
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.index, self.num_stages, self.shared = index, num_stages, tuple(shared)
+        self._passage = passage
+        self._signature = inspect.signature(module.forward)
+
+    @classmethod
+    def of_model(cls, model: nn.Module, stages: Stages, layers: Sequence[range], index: int) -> "Stage":
+        """Cut a model whose family has a plan.
+
+        Args:
+            model: The whole model; it is cut in place.
+            stages: What the plan says.
+            layers: The layers of each stage.
+            index: The stage that stays.
+
+        Returns:
+            The stage.
+
+        Raises:
+            PlanError: The plan does not fit the model.
+        """
+        if len(layers) == 1:
+            return cls(model, index, num_stages=1, passage=Passage())
+        passage, shared = cut(model, stages, layers, index)
+        return cls(model, index, len(layers), passage, shared)
+
+    @classmethod
+    def of_sequential(cls, model: nn.Sequential, layers: Sequence[range], index: int) -> "Stage":
+        """Cut a sequence of modules.
+
+        Args:
+            model: The whole model; modules of other stages are replaced in place.
+            layers: The modules of each stage.
+            index: The stage that stays.
+
+        Returns:
+            The stage.
+
+        Raises:
+            UnsupportedError: A module appears on several stages.
+        """
+        first_seen: dict[int, int] = {}
+        for stage, each in enumerate(layers):
+            for position in each:
+                if first_seen.setdefault(id(model[position]), stage) != stage and any(model[position].parameters()):
+                    raise UnsupportedError(
+                        "A module of a sequence that is cut belongs to one stage. Found the module "
+                        f"{position} on stages {first_seen[id(model[position])]} and {stage}. Put both places on one "
+                        "stage by num_layers_per_stage."
+                    )
+        for position in range(len(model)):
+            if position not in layers[index]:
+                model[position] = nn.Identity()
+        return cls(model, index, len(layers))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes the inputs of the whole model."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it returns the outputs of the whole model."""
+        return self.index == self.num_stages - 1
+
+    def forward(self, carry: Carry | None, inputs: Any) -> Any:
+        """Run the stage.
+
+        Args:
+            carry: What the stage before returned; None on the first.
+            inputs: The inputs of the whole model: a mapping is passed by names, a tuple as positional arguments, of
+                which the model gets as many as it takes. What the model does not take is for the criterion.
+
+        Returns:
+            What the whole model returns, on the last stage; else what the next stage takes.
+
+        Raises:
+            PlanError: The model came to its end on a stage that is not the last.
+        """
+        if self._passage is None and carry is not None:
+            return self.module(carry)
+        args, kwargs = _arguments(self._signature, inputs)
+        if self._passage is None:
+            return self.module(*args, **kwargs)
+        self._passage.carry = carry
+        try:
+            outputs = self.module(*args, **kwargs)
+        except StageEnd as end:
+            return end.carry
+        finally:
+            self._passage.carry = None
+        if not self.is_last:
+            raise PlanError(
+                "A forward pass calls all layers of its model, in their order. Found that "
+                f"{type(self.module).__name__} left out the first layer of the stage after stage {self.index}. Turn "
+                "off what leaves layers out, such as layerdrop."
+            )
+        return outputs
+
+
+def _arguments(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if isinstance(inputs, Mapping):
+        takes_all = inspect.Parameter.VAR_KEYWORD in kinds
+        return (), {name: value for name, value in inputs.items() if takes_all or name in signature.parameters}
+    if not isinstance(inputs, (tuple, list)):
+        return (inputs,), {}
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return tuple(inputs), {}
+    number = sum(
+        parameter.default is inspect.Parameter.empty
+        for parameter in signature.parameters.values()
+        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    )
+    return tuple(inputs[: max(number, 1)]), {}
