@@ -125,16 +125,16 @@ class OptimizerWrapper:
 
     def backward_by_grad(
         self,
-        tensor: torch.Tensor,
-        grad: torch.Tensor,
+        tensor: torch.Tensor | Sequence[torch.Tensor],
+        grad: torch.Tensor | Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor] | None = None,
         retain_graph: bool = False,
     ) -> None:
         """Continue a backward pass from `tensor`, whose gradient is known and scaled already.
 
         Args:
-            tensor: Any tensor of the graph.
-            grad: The gradient of the scaled loss with respect to `tensor`; same shape.
+            tensor: Any tensor of the graph, or several.
+            grad: The gradient of the scaled loss with respect to `tensor`, of the same shape, or one for each.
             inputs: Accumulate into these tensors only; into all leaves by default.
             retain_graph: Keep the graph for another backward pass.
         """

@@ -1,6 +1,54 @@
-"""Models cut into stages."""
+"""Models cut into stages that ranks of the pp axis have, and batches that pass through them in parts."""
+
+from colossal.pipeline.executor import PipelineExecutor
+from colossal.pipeline.microbatch import Microbatching, join, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
 from colossal.pipeline.placement import PipelineStyle, Placement
-from colossal.pipeline.schedule import *
-from colossal.pipeline.cut import SharedParameter
-from colossal.pipeline.stage import Stage
+from colossal.pipeline.schedule import (
+    SCHEDULES,
+    Action,
+    ActionKind,
+    Costs,
+    Orders,
+    Pass,
+    bubble_of,
+    forward_only,
+    interleaved,
+    one_forward_one_backward,
+    simulate,
+    zero_bubble_v,
+)
+from colossal.pipeline.shared_parameter import SharedParameter
+from colossal.pipeline.stage import Carry, Stage
+from colossal.pipeline.timeline import Timeline
+from colossal.pipeline.weight_grads import WeightGrads
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "ActionKind",
+    "Carry",
+    "Costs",
+    "Microbatching",
+    "Orders",
+    "Pass",
+    "PipelineExecutor",
+    "PipelineStyle",
+    "Placement",
+    "SharedParameter",
+    "Stage",
+    "Timeline",
+    "WeightGrads",
+    "bubble_of",
+    "forward_only",
+    "interleaved",
+    "join",
+    "one_forward_one_backward",
+    "partition_balanced",
+    "partition_by_counts",
+    "partition_uniform",
+    "simulate",
+    "split",
+    "stage_of_layer",
+    "zero_bubble_v",
+]

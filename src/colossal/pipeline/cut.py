@@ -1,12 +1,11 @@
 """Keep one stage of a model of Hugging Face, whose forward method stays as it is.
 
-The forward method still runs from its beginning on every stage, which makes masks and positions of the inputs. Layers of
-earlier stages hand over what came from the stage before, and the first layer of a later stage ends the forward pass.
+The forward method still runs from its beginning on every stage, and makes masks and positions of the inputs. Layers of
+earlier stages hand over what came from the stage before; the first layer of a later stage ends the forward pass.
 """
 
 import copy
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, final
 
@@ -15,26 +14,8 @@ from torch import nn
 
 from colossal.errors import PlanError
 from colossal.pipeline.partition import stage_of_layer
+from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.tensor import Stages, base_of
-
-
-@final
-@dataclass(frozen=True)
-class SharedParameter:
-    """A parameter that several stages have, such as a table of embeddings that is the head too.
-
-    Args:
-        names: Its names in the whole model, in the order of the stages.
-        stages: The stage that has the name.
-
-    Example:
-        >>> from colossal.pipeline import SharedParameter
-        >>> SharedParameter(("wte.weight", "lm_head.weight"), (0, 3)).stages
-        (0, 3)
-    """
-
-    names: tuple[str, ...]
-    stages: tuple[int, ...]
 
 
 class StageEnd(Exception):  # noqa: N818 (it is no error)

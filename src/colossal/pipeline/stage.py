@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from colossal.errors import PlanError, UnsupportedError
-from colossal.pipeline.cut import Passage, SharedParameter, StageEnd, cut
+from colossal.pipeline.cut import Passage, StageEnd, cut
+from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.tensor import Stages
 
 Carry = torch.Tensor | tuple[torch.Tensor, ...]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 ActionKind = Literal["F", "B", "I", "W"]
-"""A forward pass, a backward pass, or a backward pass in two parts: the gradient of the input, then those of weights."""
+"""A forward pass, a backward pass, or the two parts of one: the gradient of the input, then those of weights."""
 
 
 class Action(NamedTuple):

@@ -1,0 +1,23 @@
+"""A parameter that belongs to several stages."""
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True)
+class SharedParameter:
+    """A parameter that several stages have, such as a table of embeddings that is the head too.
+
+    Args:
+        names: Its names in the whole model, in the order of the stages.
+        stages: The stage that has the name.
+
+    Example:
+        >>> from colossal.pipeline import SharedParameter
+        >>> SharedParameter(("wte.weight", "lm_head.weight"), (0, 3)).stages
+        (0, 3)
+    """
+
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
