@@ -25,7 +25,7 @@ def pytest_configure() -> None:
     """Test on the CPU, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
     os.environ["COLOSSAL_DEVICE"] = "cpu"
     torch.set_num_threads(1)
-    PRELOADED.append("sklearn.datasets")
+    PRELOADED.extend(["sklearn.datasets", "transformers.modeling_utils"])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,7 +10,7 @@ from colossal.pipeline.schedule import Pass, bubble_of
 
 _COLOURS = {"F": "#4c78a8", "B": "#f2a03d", "I": "#f2a03d", "W": "#6aa84f"}
 _WORDS = {"F": "forward", "B": "backward", "I": "backward to inputs", "W": "gradients of weights"}
-_WIDTH, _ROW, _LEFT, _TOP = 960, 34, 64, 30
+_WIDTH, _ROW, _LEFT, _TOP, _NARROWEST = 960, 34, 64, 30, 9
 
 
 @final
@@ -49,18 +49,17 @@ class Timeline:
         """
         begin, scale = min(each.begin for each in self.passes), (_WIDTH - _LEFT - 8) / self.duration
         num_ranks = 1 + max(each.rank for each in self.passes)
-        lowest = {
-            rank: min(each.action.stage for each in self.passes if each.rank == rank) for rank in range(num_ranks)
-        }
+        stages = {rank: [each.action.stage for each in self.passes if each.rank == rank] for rank in range(num_ranks)}
         boxes = []
         for each in self.passes:
             x, width = _LEFT + (each.begin - begin) * scale, max(each.duration * scale, 0.5)
-            y, opacity = _TOP + each.rank * _ROW, 1.0 if each.action.stage == lowest[each.rank] else 0.6
+            y, opacity = _TOP + each.rank * _ROW, 1.0 if each.action.stage == min(stages[each.rank]) else 0.6
             boxes.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 6}" fill="{_COLOURS[each.action.kind]}" '
-                f'fill-opacity="{opacity}" stroke="#fff" stroke-width="0.5"><title>{each.action!r}</title></rect>'
+                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 6}" fill-opacity="{opacity}" '
+                f'fill="{_COLOURS[each.action.kind]}" stroke="#fff" stroke-width="0.5">'
+                f"<title>{each.action!r}</title></rect>"
             )
-            if width >= 9:
+            if width >= _NARROWEST:
                 boxes.append(
                     f'<text x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle">{each.action.microbatch}</text>'
                 )

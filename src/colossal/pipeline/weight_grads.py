@@ -1,4 +1,4 @@
-"""Backward passes in two parts: first the gradient of the input, for which another rank waits, later those of weights."""
+"""Backward passes in two parts: first gradients of inputs, for which other ranks wait, and later those of weights."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,7 +82,10 @@ class _Debt(NamedTuple):
 
 
 def _linear(
-    later: WeightGrads, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    later: WeightGrads,
+    input: torch.Tensor,  # noqa: A002 (as torch names it)
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     if not _is_deferred(input, weight):
         return None
@@ -90,7 +93,11 @@ def _linear(
 
 
 def _addmm(
-    later: WeightGrads, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **others: Any
+    later: WeightGrads,
+    input: torch.Tensor,  # noqa: A002 (as torch names it)
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    **others: Any,
 ) -> torch.Tensor | None:
     if others or input.dim() != 1 or not _is_deferred(mat1, mat2):
         return None

@@ -47,7 +47,7 @@ def hf_plan(config: Any) -> ParallelPlan | None:
 
 
 def _stages_of(config: Any) -> Stages | None:
-    names = list(getattr(config, "base_model_pp_plan", None) or ())
+    names: list[str] = list(getattr(config, "base_model_pp_plan", None) or ())
     return Stages("layers", first=tuple(names[: names.index("layers")])) if "layers" in names else None
 
 
