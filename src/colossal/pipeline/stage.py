@@ -92,7 +92,7 @@ class Stage(nn.Module):
         first_seen: dict[int, int] = {}
         for stage, each in enumerate(layers):
             for position in each:
-                if first_seen.setdefault(id(model[position]), stage) != stage and any(model[position].parameters()):
+                if first_seen.setdefault(id(model[position]), stage) != stage and _has_parameters(model[position]):
                     raise UnsupportedError(
                         "A module of a sequence that is cut belongs to one stage. Found the module "
                         f"{position} on stages {first_seen[id(model[position])]} and {stage}. Put both places on one "
@@ -146,6 +146,10 @@ class Stage(nn.Module):
                 "off what leaves layers out, such as layerdrop."
             )
         return outputs
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _arguments(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
