@@ -1,0 +1,250 @@
+"""What an executor does besides a plain step: other shapes, evaluation, frozen stages, and what goes wrong."""
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from colossal.cluster import ParallelMesh
+from colossal.errors import ConfigError, ShapeError
+from colossal.interface import OptimizerWrapper
+from colossal.pipeline import Microbatching, PipelineExecutor, PipelineStyle, Placement, Stage, partition_uniform
+from colossal.pipeline.cut import copy_structure
+from colossal.testing import WorldError, run_processes
+
+WIDTH = 8
+STYLES: list[PipelineStyle] = ["1f1b", "interleaved", "zbv"]
+
+
+class Wide(nn.Module):
+    """Hands a tuple to the next layer, part of which needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, mask = x if isinstance(x, tuple) else (x, x[..., :1] > 0)
+        return torch.tanh(self.linear(x)) * mask, mask
+
+
+class Narrow(nn.Module):
+    def forward(self, x: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return x[0].sum(-1)
+
+
+def model_of(num_layers: int) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(*(Wide() for _ in range(num_layers - 1)), Narrow()).double()
+
+
+def batch_of(length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(8, length, WIDTH, generator=draw, dtype=torch.float64)
+    return {"input": x, "target": torch.randn(8, length, generator=draw, dtype=torch.float64)}
+
+
+def criterion(outputs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return (outputs - inputs["target"]).square().mean()
+
+
+def pipeline(
+    mesh: ParallelMesh, style: PipelineStyle, frozen: int = 0, **options: Any
+) -> tuple[PipelineExecutor, list[Stage], OptimizerWrapper]:
+    placement = Placement(mesh.size("pp"), 1 if style == "1f1b" else 2, is_v=style == "zbv")
+    model = model_of(placement.num_stages + 2)
+    for layer in model[:frozen]:
+        layer.requires_grad_(False)
+    layers = partition_uniform(len(model), placement.num_stages)
+    own = placement.stages_of(mesh.rank("pp"))
+    stages = [Stage.of_sequential(_sequence(copy_structure(model)), layers, index) for index in own]
+    parameters = [parameter for stage in stages for parameter in stage.parameters()]
+    optimizer = OptimizerWrapper(torch.optim.AdamW(parameters or [torch.zeros(1)], lr=0.1))
+    run = PipelineExecutor(stages, placement, mesh, style, Microbatching(microbatch_size=2), **options)
+    return run, stages, optimizer
+
+
+def _sequence(model: nn.Module) -> nn.Sequential:
+    assert isinstance(model, nn.Sequential)
+    return model
+
+
+# ------------------------------------------------------------------------------------------ what it can
+
+
+def train(style: PipelineStyle, size: int, frozen: int, caches: bool) -> dict[str, Any]:
+    """Three steps with batches of other lengths, and an evaluation after each."""
+    with ParallelMesh(pp=size) as mesh:
+        run, stages, optimizer = pipeline(mesh, style, frozen, enable_metadata_cache=caches)
+        losses, evaluated = [], []
+        for length in (3, 5, 3):
+            losses.append(run(iter([batch_of(length)]), criterion, optimizer)["loss"])
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                evaluated.append(run(iter([batch_of(4)]), criterion, optimizer, return_outputs=True))
+        with run.record() as recorded:
+            run(iter([batch_of(3)]), criterion, optimizer, return_loss=False)
+        silent = run(iter([batch_of(3)]), criterion, return_loss=False)
+        grads = any(p.grad is not None for stage in stages for p in stage.parameters() if p.requires_grad)
+        state = {name: value for stage in stages for name, value in stage.module.state_dict().items()}
+    return {
+        "losses": losses,
+        "evaluated": evaluated,
+        "state": state,
+        "silent": silent,
+        "grads": grads,
+        "timeline": recorded[0],
+    }
+
+
+def alone(num_stages: int, frozen: int) -> dict[str, Any]:
+    model = model_of(num_stages + 2)
+    for layer in model[:frozen]:
+        layer.requires_grad_(False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    losses, evaluated = [], []
+    for length in (3, 5, 3):
+        losses.append(loss := criterion(model(batch_of(length)["input"]), batch_of(length)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            evaluated.append(model(batch_of(4)["input"]))
+    return {"losses": losses, "evaluated": evaluated, "state": model.state_dict()}
+
+
+@pytest.mark.parametrize(
+    ("style", "size", "frozen", "caches"),
+    [
+        ("1f1b", 2, 0, True),
+        ("1f1b", 3, 3, False),
+        ("interleaved", 2, 0, True),
+        ("zbv", 2, 2, True),
+        ("zbv", 4, 0, False),
+    ],
+)
+def test_steps_of_other_lengths_and_evaluations(style, size, frozen, caches) -> None:
+    placement = Placement(size, 1 if style == "1f1b" else 2)
+    expected = alone(placement.num_stages, frozen)
+    for found in run_processes(train, size, style, size, frozen, caches):
+        torch.testing.assert_close(found["losses"], [loss.detach() for loss in expected["losses"]], rtol=1e-9, atol=0)
+        for name, value in found["state"].items():
+            torch.testing.assert_close(value, expected["state"][name], rtol=1e-8, atol=1e-12)
+        for each, outputs in zip(found["evaluated"], expected["evaluated"], strict=True):
+            torch.testing.assert_close(each["loss"], criterion(outputs, batch_of(4)), rtol=1e-9, atol=0)
+            if each["outputs"] is not None:
+                torch.testing.assert_close(each["outputs"], outputs, rtol=1e-9, atol=1e-12)
+        assert found["silent"] == {"loss": None, "outputs": None}
+        kinds = 3 if style == "zbv" else 2
+        assert len(found["timeline"].passes) == placement.num_stages * 4 * kinds
+        assert 0 < found["timeline"].bubble < 1
+        assert {each.rank for each in found["timeline"].passes} == set(range(size))
+
+
+def keeps() -> list[Any]:
+    with ParallelMesh(pp=2) as mesh:
+        run, _, optimizer = pipeline(mesh, "1f1b")
+        done = run(iter([batch_of(3)]), criterion, optimizer, return_outputs=True)
+    return [done["loss"], done["outputs"] is None]
+
+
+def test_the_loss_is_on_every_rank_and_outputs_on_the_last() -> None:
+    first, last = run_processes(keeps, 2)
+    assert first[0] == last[0]
+    assert (first[1], last[1]) == (True, False)
+
+
+# ------------------------------------------------------------------------------------------ what goes wrong
+
+
+def meet(problem: str) -> str:
+    """One rank, or all of them, meet a problem; all of them must raise."""
+    with ParallelMesh(pp=2) as mesh:
+        run, _, optimizer = pipeline(mesh, "1f1b")
+        is_second = mesh.rank("pp") == 1
+        batch = batch_of(3)
+        batches = [batch]
+        if problem == "length":
+            batches = [batch_of(5 if is_second else 3)]
+        if problem == "end":
+            batches = [] if is_second else batches
+        if problem == "divide":
+            batches = [{key: value[:7] for key, value in batch.items()}]
+        try:
+            run(iter(batches), criterion, optimizer)
+        except (ConfigError, ShapeError, StopIteration) as error:
+            left = run(iter([batch]), criterion, optimizer)["loss"]
+            return f"{type(error).__name__}: {error} {left:.3f}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("problem", "first", "second"),
+    [
+        ("length", r"ranks \[1\] of the pp axis have a batch of other shapes than rank 0", r"ranks \[0\]"),
+        ("end", r"ranks \[1\] of the pp axis", "StopIteration"),
+        ("divide", "Found 7 samples and microbatch_size=2", "Found 7 samples and microbatch_size=2"),
+    ],
+)
+def test_all_ranks_find_a_problem_of_one_and_go_on(problem, first, second) -> None:
+    found = run_processes(meet, 2, problem)
+    for text, pattern in zip(found, (first, second), strict=True):
+        assert re.search(pattern, text), text
+    assert found[0].split()[-1] == found[1].split()[-1]
+
+
+def shapes_that_change() -> str:
+    class Pack(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, : int(x[0, 0, 0])]
+
+    with ParallelMesh(pp=2) as mesh:
+        model = nn.Sequential(Pack(), nn.Linear(WIDTH, 1))
+        stage = Stage.of_sequential(model, [range(1), range(1, 2)], mesh.rank("pp"))
+        run = PipelineExecutor([stage], Placement(2), mesh, "1f1b", Microbatching(2))
+        x = torch.ones(2, 4, WIDTH)
+        x[1] = 3
+        run(iter([x]), lambda outputs, _: outputs.mean())
+    return ""
+
+
+def test_micro_batches_of_other_shapes() -> None:
+    with pytest.raises(WorldError, match=r"All micro-batches leave a stage in the same shape\. Found .*\(1, 3, 8\)"):
+        run_processes(shapes_that_change, 2, timeout_seconds=20)
+
+
+def no_loss() -> None:
+    with ParallelMesh(pp=1) as mesh:
+        run, _, optimizer = pipeline(mesh, "1f1b")
+        run(iter([batch_of(3)]), lambda outputs, _: outputs, optimizer)
+
+
+def test_a_criterion_that_returns_no_number() -> None:
+    with pytest.raises(WorldError, match=r"returns its loss, one number in a tensor\. Found \(2, 3\)"):
+        run_processes(no_loss, 1)
+
+
+def leave() -> None:
+    with ParallelMesh(pp=2) as mesh:
+        run, _, optimizer = pipeline(mesh, "1f1b")
+        if mesh.rank("pp") == 1:
+            raise KeyError("gone")
+        run(iter([batch_of(3)]), criterion, optimizer)
+
+
+def test_a_peer_that_is_lost_is_an_error() -> None:
+    with pytest.raises(WorldError, match="Rank 0: (?s:.*)rank 1 has left"):
+        run_processes(leave, 2, timeout_seconds=20)
+
+
+def test_structures_are_copied_and_tensors_are_not() -> None:
+    model = model_of(3)
+    other = copy_structure(model)
+    assert other[0] is not model[0]
+    assert all(a is b for a, b in zip(other.parameters(), model.parameters(), strict=True))
+    assert copy.deepcopy(model)[0].linear.weight is not model[0].linear.weight
