@@ -11,7 +11,7 @@ ActionKind = Literal["F", "B", "I", "W"]
 class Action(NamedTuple):
     """One pass of one micro-batch through one stage.
 
-    Args:
+    Attributes:
         kind: What is done.
         stage: The stage of the pipeline.
         microbatch: The micro-batch.
