@@ -147,8 +147,9 @@ OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
     ("code", "later"),
     [
         ("import colossal\ncolossal.launch", ""),
+        ("from colossal import Booster", ", colossal.lazy, colossal.lazy.part"),
         (
-            "from colossal import Booster",
+            "from colossal.booster.plugin import GeminiPlugin",
             ", colossal.lazy, colossal.lazy.part, colossal.zero.gemini, colossal.nn" + OPTIMIZERS,
         ),
         ("from colossal.nn import lr_scheduler", OPTIMIZERS + ", colossal.lazy, colossal.lazy.part"),

@@ -207,7 +207,7 @@ def test_an_interruption_leaves_no_process_behind(project, number) -> None:
     watcher.until("Ctrl-C ends")
     project.page("import time\nprint('here', flush=True)\ntime.sleep(60)")
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(family := watcher.family()) < 2 and time.monotonic() < deadline:  # the parent, and the page
+    while len(family := watcher.family()) != 2 and time.monotonic() < deadline:  # the parent, and the page
         time.sleep(0.05)
     assert len(family) == 2
     assert watcher.end(number) == 130
