@@ -13,6 +13,7 @@ from colossal.shardformer.head_inputs import CutHeads
 from colossal.shardformer.loss import DividedCausalLoss
 from colossal.shardformer.plans import plan_of
 from colossal.shardformer.shard_config import ShardConfig
+from colossal.shardformer.shared_input import share_inputs
 from colossal.shardformer.styles import STYLES, Division
 from colossal.shardformer.ties import find_ties, tie_again
 from colossal.tensor import ParallelPlan, find_modules
@@ -86,6 +87,7 @@ def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_o
         path, _, last = name.rpartition(".")
         setattr(root.get_submodule(path), last, made[module])
     tie_again(model, ties, set(made.values()))
+    share_inputs(model, mesh)
     for pattern in plan.divide_by_tp:
         divide_number(base, pattern, size)
     share_groups(base, num_key_value_heads, size)
