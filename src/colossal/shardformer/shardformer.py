@@ -8,7 +8,7 @@ from torch import nn
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.errors import MeshError, PlanError
 from colossal.logging import get_dist_logger
-from colossal.shardformer.counts import check_heads, divide_number, share_groups
+from colossal.shardformer.counts import check_heads, divide_number, keep_uneven, share_groups
 from colossal.shardformer.head_inputs import CutHeads
 from colossal.shardformer.loss import DividedCausalLoss
 from colossal.shardformer.plans import plan_of
@@ -75,7 +75,9 @@ class ShardFormer:
 
 def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_output: bool) -> None:
     base, size = _base_of(model), mesh.size("tp")
-    num_key_value_heads = check_heads(plan, getattr(model, "config", None), size)
+    config = getattr(model, "config", None)
+    plan = keep_uneven(plan, config, size)
+    num_key_value_heads = check_heads(plan, config, size)
     keeps_divided = parallel_output and _has_causal_loss(model)
     division = Division(mesh, num_key_value_heads, gathers_logits=not keeps_divided)
     chosen, ties = list(_chosen(model, base, plan)), find_ties(model)

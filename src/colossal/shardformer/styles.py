@@ -5,6 +5,8 @@ style      what becomes of the module
 =========  =========================================================================================================
 col        a linear layer of whose features each rank makes some; ``col/3`` if three pieces are packed into it
 col+       the same, whose output is put together again
+col/mq     a linear layer into queries, as many as it has inputs, and behind them one key and value for all heads:
+           those are made by all ranks together
 row        a linear layer that takes some features on each rank, and sums up
 row+       the same, that takes whole inputs
 kv         col; where there are fewer heads than ranks, ranks that need the same head share it
@@ -21,13 +23,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
+import torch
 from torch import nn
 
 from colossal import comm
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.nn import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
-from colossal.nn.layer.grid.arrangement import lay
+from colossal.nn.layer.grid.arrangement import lay, part_of
 from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal.shardformer.heads import HeadTable, SharedHeads
 from colossal.tensor import shard
@@ -68,6 +71,21 @@ def _column(module: nn.Module, division: Division, num_pieces: int = 1, **option
         )
     conv: Any = module
     return Conv1DCol.from_native(conv, division.mesh, split_sizes=_pieces(conv.nf, num_pieces))
+
+
+def _multi_query(module: nn.Module, division: Division) -> nn.Module:
+    """Cut queries, and key and value, each by itself, and put the latter together, as all heads use them."""
+    assert isinstance(module, nn.Linear)
+    mesh, queries, total = division.mesh, module.in_features, module.out_features
+    layer = Linear1D_Col.from_native(module, mesh, split_sizes=[queries, total - queries])
+    own = part_of(queries, ("tp",), mesh)
+
+    def gather(_layer: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        shared = comm.gather(output[..., own:], "tp", -1, mesh, partial_grad=True, length=total - queries)
+        return torch.cat([output[..., :own], shared], -1)
+
+    layer.register_forward_hook(gather)
+    return layer
 
 
 def _pieces(features: int, number: int) -> list[int] | None:
@@ -135,6 +153,7 @@ STYLES: Mapping[str, Style] = {
     "col/2": partial(_column, num_pieces=2),
     "col/3": partial(_column, num_pieces=3),
     "col+": partial(_column, gather_output=True),
+    "col/mq": _multi_query,
     "row": partial(_row),
     "row+": partial(_row, parallel_input=False),
     "kv": _key_value,

@@ -21,6 +21,8 @@ class HeadCounts:
     Args:
         heads: Heads of the queries.
         key_value_heads: Heads of keys and values, where there may be fewer.
+        attention: The modules of the base model that stay whole where the heads do not divide, with all in them; by
+            default such a number of ranks is an error.
 
     Example:
         >>> from colossal.tensor import HeadCounts
@@ -30,6 +32,7 @@ class HeadCounts:
 
     heads: str = "num_attention_heads"
     key_value_heads: str | None = None
+    attention: str | None = None
 
 
 @final
