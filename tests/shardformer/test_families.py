@@ -31,6 +31,29 @@ WHISPER |= {"num_mel_bins": 16, "max_source_positions": 32, "pad_token_id": 0, "
 WHISPER |= {"bos_token_id": 1, "eos_token_id": 2}
 VIT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 VIT |= {"image_size": 32, "patch_size": 8} | CALM
+DEEPSEEK = LLAMA | {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16}
+DEEPSEEK |= {
+    "num_key_value_heads": 4,
+    "v_head_dim": 16,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK |= {"n_group": 2, "topk_group": 1, "num_experts_per_tok": 2}
+SEEN = VIT | {"initializer_range": 0.2}
+MASKS = {"hidden_size": 32, "num_attention_heads": 4, "mlp_dim": 64, "iou_head_hidden_dim": 32}
+SAM: dict[str, Any] = {
+    "vision_config": SEEN | {"output_channels": 32, "window_size": 2, "global_attn_indexes": [1], "num_pos_feats": 16},
+    "initializer_range": 0.2,
+    "prompt_encoder_config": {"hidden_size": 32, "image_size": 32, "patch_size": 8},
+    "mask_decoder_config": MASKS,
+}
+BLIP_2: dict[str, Any] = {
+    "vision_config": SEEN,
+    "qformer_config": {key: VIT[key] for key in LLAMA if key in VIT} | CALM,
+    "num_query_tokens": 3,
+    "image_token_index": 1,
+}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", PAIRED),
@@ -57,11 +80,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", T5 | {"decoder_start_token_id": 0}),
     "whisper": ("WhisperForConditionalGeneration", WHISPER),
     "vit": ("ViTForImageClassification", VIT),
+    "deepseek": ("DeepseekV3ForCausalLM", DEEPSEEK),
+    "deepseek-whole-queries": ("DeepseekV3ForCausalLM", DEEPSEEK | {"q_lora_rank": None}),
+    "sam": ("SamModel", SAM),
+    "blip-2-opt": ("Blip2ForConditionalGeneration", BLIP_2 | {"text_config": OPT | {"model_type": "opt"}}),
+    "blip-2-t5": (
+        "Blip2ForConditionalGeneration",
+        BLIP_2 | {"text_config": T5 | {"model_type": "t5", "decoder_start_token_id": 0}},
+    ),
     "gemma": ("GemmaForCausalLM", PAIRED | {"head_dim": 16}),
     "olmo": ("OlmoForCausalLM", PAIRED),
     "starcoder2": ("Starcoder2ForCausalLM", PAIRED | {"residual_dropout": 0, "embedding_dropout": 0}),
 }
-NOT_CAUSAL = ("bert", "bert-tokens", "t5", "vit", "whisper", "llama-sequence")
+NOT_CAUSAL = ("bert", "bert-tokens", "t5", "vit", "whisper", "llama-sequence", "sam", "blip-2-t5")
 # The norms and the rotary positions of some families compute in float32, whatever the type of the model.
 RTOL, ATOL = 1e-4, 2e-7
 
@@ -72,9 +103,12 @@ def build(name: str, attention: str = "sdpa") -> nn.Module:
     class_of: Any = getattr(transformers, kind)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = class_of(class_of.config_class(**sizes)).double()
+        model = class_of(class_of.config_class(**sizes, attn_implementation=attention)).double()
+        for parameter in model.parameters():
+            if not parameter.any():
+                nn.init.normal_(parameter, std=0.1)  # what is zero would hide what is done with it
     model.set_attn_implementation(attention)
-    if name == "mixtral":
+    if name == "mixtral" or name.startswith("deepseek"):
         model.set_experts_implementation("eager")  # others have no float64
     return model
 
@@ -86,11 +120,27 @@ def inputs_of(name: str, num_changed: int = 0) -> dict[str, torch.Tensor]:
     ids[:, LENGTH - num_changed :] = (ids[:, LENGTH - num_changed :] + 7) % VOCAB
     if name == "vit":
         return {"pixel_values": torch.randn(2, 3, 32, 32, generator=draw).double(), "labels": torch.tensor([0, 1])}
+    if name.startswith("blip-2"):
+        ids[:, :3] = 1
+        decoder = {"decoder_input_ids": ids} if name == "blip-2-t5" else {}
+        pixels = torch.randn(2, 3, 32, 32, generator=draw).double()
+        return {"pixel_values": pixels, "input_ids": ids, "labels": ids, **decoder}
+    if name == "sam":
+        points = 32 * torch.rand(2, 1, 3, 2, generator=draw).double()
+        return {"pixel_values": torch.randn(2, 3, 32, 32, generator=draw).double(), "input_points": points}
     if name == "whisper":
         return {"input_features": torch.randn(2, 16, 64, generator=draw).double(), "labels": ids}
     if name == "llama-sequence":
         return {"input_ids": ids, "labels": torch.tensor([0, 1])}
     return {"input_ids": ids, "labels": ids % 2 if name == "bert-tokens" else ids}
+
+
+def results_of(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run a model: its loss and its logits, or what stands for them."""
+    outputs = model(**inputs)
+    if "pred_masks" in outputs:
+        return outputs.pred_masks.square().mean() + outputs.iou_scores.sum(), outputs.pred_masks
+    return outputs.loss, outputs.logits
 
 
 def whole_grads(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor | None]:
@@ -112,15 +162,15 @@ def train_sharded(name: str, model: nn.Module, size: int, parallel_output: bool)
     """Run a step of a divided copy, and forward once more with another last token."""
     with ParallelMesh(tp=size) as mesh:
         sharded, _ = ShardFormer(ShardConfig(mesh, parallel_output=parallel_output)).optimize(copy.deepcopy(model))
-        outputs = sharded(**inputs_of(name))
-        outputs.loss.backward()
+        loss, logits = results_of(sharded, inputs_of(name))
+        loss.backward()
         with torch.no_grad():
-            changed = sharded(**inputs_of(name, num_changed=1)).logits
+            _, changed = results_of(sharded, inputs_of(name, num_changed=1))
         numel = sum(parameter.numel() for parameter in sharded.parameters())
         grads = whole_grads(sharded, mesh)
     return {
-        "loss": outputs.loss.detach(),
-        "logits": outputs.logits.detach(),
+        "loss": loss.detach(),
+        "logits": logits.detach(),
         "changed": changed,
         "grads": grads,
         "numel": numel,
@@ -130,11 +180,11 @@ def train_sharded(name: str, model: nn.Module, size: int, parallel_output: bool)
 def check(name: str, size: int, attention: str, parallel_output: bool) -> None:
     model = build(name, attention)
     alone = copy.deepcopy(model)
-    expected = alone(**inputs_of(name))
-    expected.loss.backward()
+    loss, logits = results_of(alone, inputs_of(name))
+    loss.backward()
     ranks = run_threads(train_sharded, size, name, model, size, parallel_output)
     for found in ranks:
-        torch.testing.assert_close(found["loss"], expected.loss.detach(), rtol=RTOL, atol=ATOL)
+        torch.testing.assert_close(found["loss"], loss.detach(), rtol=RTOL, atol=ATOL)
         if name not in NOT_CAUSAL:
             before = found["logits"][..., : LENGTH - 1, :]
             torch.testing.assert_close(found["changed"][..., : LENGTH - 1, :], before, rtol=0, atol=1e-12)
@@ -146,8 +196,8 @@ def check(name: str, size: int, attention: str, parallel_output: bool) -> None:
                 assert grad.shape == parameter.shape, key
                 torch.testing.assert_close(grad, parameter.grad, rtol=RTOL, atol=ATOL, msg=lambda m, k=key: f"{k}: {m}")
     joined = [found["logits"] for found in ranks]
-    whole = joined[0] if joined[0].shape == expected.logits.shape else torch.cat(joined, -1)
-    torch.testing.assert_close(whole, expected.logits.detach(), rtol=RTOL, atol=ATOL)
+    whole = joined[0] if joined[0].shape == logits.shape else torch.cat(joined, -1)
+    torch.testing.assert_close(whole, logits.detach(), rtol=RTOL, atol=ATOL)
     total = sum(parameter.numel() for parameter in alone.parameters())
     assert all(found["numel"] < 0.8 * total for found in ranks), "hardly anything was divided"
 
@@ -158,6 +208,6 @@ def test_equal_to_one_process(name: str, size: int) -> None:
     check(name, size, "sdpa", parallel_output=True)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_CAUSAL])
+@pytest.mark.parametrize("name", [*(name for name in MODELS if name not in NOT_CAUSAL), "sam", "blip-2-t5"])
 def test_eager_attention_and_whole_logits(name: str) -> None:
     check(name, 2, "eager", parallel_output=False)

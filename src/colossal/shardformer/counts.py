@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from torch import nn
@@ -36,7 +37,7 @@ def check_heads(plan: ParallelPlan, config: Any, size: int) -> int | None:
     """
     found = None
     for counts in plan.counts:
-        heads, shared = getattr(config, counts.heads), _number(counts.key_value_heads, config)
+        heads, shared = attrgetter(counts.heads)(config), _number(counts.key_value_heads, config)
         if not _fits(heads, shared, size):
             fitting = [number for number in range(1, heads + 1) if _fits(heads, shared, number)]
             keys = "" if shared is None else f" and {counts.key_value_heads}={shared}"
@@ -68,7 +69,7 @@ def keep_uneven(plan: ParallelPlan, config: Any, size: int) -> ParallelPlan:
         {'mlp.up': 'col'}
     """
     for counts in plan.counts:
-        heads, shared = getattr(config, counts.heads), _number(counts.key_value_heads, config)
+        heads, shared = attrgetter(counts.heads)(config), _number(counts.key_value_heads, config)
         if counts.attention and not _fits(heads, shared, size):
             kept, prefix = [one for one in plan.counts if one is not counts], f"{counts.attention}."
             plan = replace(

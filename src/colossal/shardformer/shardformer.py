@@ -19,7 +19,7 @@ from colossal.shardformer.ties import find_ties, tie_again
 from colossal.tensor import ParallelPlan, find_modules
 
 _LARGE = 1 << 20
-_KEEP_MODULE = ("shared", "experts")
+_KEEP_MODULE = ("whole", "shared", "cut", "experts")
 _COMPUTE_ALIKE = ("FalconLinear",)
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
@@ -75,6 +75,9 @@ class ShardFormer:
 
 def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_output: bool) -> None:
     base, size = _base_of(model), mesh.size("tp")
+    for pattern in plan.nested:
+        for _, module in find_modules(base, pattern):
+            _divide(module, plan_of(module), mesh, parallel_output=False)
     config = getattr(model, "config", None)
     plan = keep_uneven(plan, config, size)
     num_key_value_heads = check_heads(plan, config, size)

@@ -5,6 +5,7 @@ style      what becomes of the module
 =========  =========================================================================================================
 col        a linear layer of whose features each rank makes some; ``col/3`` if three pieces are packed into it
 col+       the same, whose output is put together again
+col-       col, of an input whose gradient is summed up already
 col/mq     a linear layer into queries, as many as it has inputs, and behind them one key and value for all heads:
            those are made by all ranks together
 row        a linear layer that takes some features on each rank, and sums up
@@ -13,7 +14,10 @@ kv         col; where there are fewer heads than ranks, ranks that need the same
 vocab      a table of embeddings, some rows on each rank
 head       the linear layer into the words of a vocabulary, some of them on each rank; for a loss that knows
 heads      a table with a column for each head, some of them on each rank
-shared     parameters that each rank uses for heads of its own: their gradients are summed up
+whole      a layer that stays whole, of whose output each rank makes heads of its own: its gradient is summed up
+shared     parameters of a module itself that each rank uses for heads of its own: their gradients are summed up
+cut        a module that reads off its input how many features it has: that is cut, and the col layers in it put it
+           together again
 experts    the linear layers of experts in one tensor each, of whose inner features each rank has some
 =========  =========================================================================================================
 """
@@ -73,6 +77,16 @@ def _column(module: nn.Module, division: Division, num_pieces: int = 1, **option
     return Conv1DCol.from_native(conv, division.mesh, split_sizes=_pieces(conv.nf, num_pieces))
 
 
+def _column_of_summed(module: nn.Module, division: Division) -> nn.Module:
+    layer: Any = _column(module, division)
+    layer.product.enter = _as_it_is
+    return layer
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 def _multi_query(module: nn.Module, division: Division) -> nn.Module:
     """Cut queries, and key and value, each by itself, and put the latter together, as all heads use them."""
     assert isinstance(module, nn.Linear)
@@ -116,8 +130,26 @@ def _table_of_heads(module: nn.Module, division: Division) -> nn.Module:
     return HeadTable.from_native(module, division.mesh)
 
 
+def _whole(module: nn.Module, division: Division) -> nn.Module:
+    def leave(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return comm.replicate(output, "tp", division.mesh)
+
+    module.register_forward_hook(leave)
+    return module
+
+
+def _cut(module: nn.Module, division: Division) -> nn.Module:
+    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if args:
+            return (comm.scatter(args[0], "tp", -1, division.mesh), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": comm.scatter(kwargs["hidden_states"], "tp", -1, division.mesh)}
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    return module
+
+
 def _shared(module: nn.Module, division: Division) -> nn.Module:
-    for parameter in module.parameters():
+    for parameter in module.parameters(recurse=False):
         parameter.register_hook(Channel("tp", division.mesh).all_reduce)
     return module
 
@@ -153,6 +185,7 @@ STYLES: Mapping[str, Style] = {
     "col/2": partial(_column, num_pieces=2),
     "col/3": partial(_column, num_pieces=3),
     "col+": partial(_column, gather_output=True),
+    "col-": _column_of_summed,
     "col/mq": _multi_query,
     "row": partial(_row),
     "row+": partial(_row, parallel_input=False),
@@ -160,7 +193,9 @@ STYLES: Mapping[str, Style] = {
     "vocab": _vocabulary,
     "head": _head,
     "heads": _table_of_heads,
+    "whole": _whole,
     "shared": _shared,
+    "cut": _cut,
     "experts": _experts,
 }
 """What a row of a plan may say; each takes a module and a `Division`, and returns what takes its place."""

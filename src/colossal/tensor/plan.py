@@ -19,7 +19,7 @@ class HeadCounts:
     """The attributes of a model's configuration that say how many heads its attention has.
 
     Args:
-        heads: Heads of the queries.
+        heads: Heads of the queries; with dots, of a configuration in that of the model.
         key_value_heads: Heads of keys and values, where there may be fewer.
         attention: The modules of the base model that stay whole where the heads do not divide, with all in them; by
             default such a number of ranks is an error.
@@ -50,6 +50,7 @@ class ParallelPlan:
         counts: Which numbers of the configuration must divide.
         cut_inputs: For modules of the base model, the argument that holds something for each head, such as a bias of
             positions, of shape (batch x heads, ...).
+        nested: Modules of the base model that are models by themselves, each divided by the plan of its own family.
 
     Example:
         >>> from torch import nn
@@ -65,6 +66,7 @@ class ParallelPlan:
     divide_by_tp: tuple[str, ...] = ()
     counts: tuple[HeadCounts, ...] = ()
     cut_inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nested: tuple[str, ...] = ()
 
     def rows(self, base: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         """Go through the modules that have a style.
