@@ -101,9 +101,10 @@ def build(name: str, attention: str = "sdpa") -> nn.Module:
     """Build a tiny model in float64."""
     kind, sizes = MODELS[name]
     class_of: Any = getattr(transformers, kind)
+    chosen = {"attn_implementation": attention} if attention == "eager" else {}  # SAM chooses when it is built
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = class_of(class_of.config_class(**sizes, attn_implementation=attention)).double()
+        model = class_of(class_of.config_class(**sizes, **chosen)).double()
         for parameter in model.parameters():
             if not parameter.any():
                 nn.init.normal_(parameter, std=0.1)  # what is zero would hide what is done with it
