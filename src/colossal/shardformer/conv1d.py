@@ -22,6 +22,9 @@ class Conv1DLayer(ParallelLayer, ABC):
         dtype: Of the parameters.
         device: Of the parameters.
         mesh: The mesh; the ambient one by default.
+
+    Attributes:
+        product: How it multiplies.
     """
 
     weight: torch.nn.Parameter
@@ -39,10 +42,10 @@ class Conv1DLayer(ParallelLayer, ABC):
     ) -> None:
         super().__init__(find_mesh(mesh, "1d"))
         self.nf, self.nx, self._dtype = nf, nx, dtype
-        self._product = self._kind(self.mesh, nx, nf, split_sizes)
-        out_axes, in_axes = self._product.weight_axes
-        weight = lay(self.mesh, (nx, nf), {0: in_axes, 1: out_axes}, {1: self._product.split_sizes})
-        self._build({"weight": weight, "bias": self._product.bias}, device)
+        self.product = self._kind(self.mesh, nx, nf, split_sizes)
+        out_axes, in_axes = self.product.weight_axes
+        weight = lay(self.mesh, (nx, nf), {0: in_axes, 1: out_axes}, {1: self.product.split_sizes})
+        self._build({"weight": weight, "bias": self.product.bias}, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the layer.
@@ -53,7 +56,7 @@ class Conv1DLayer(ParallelLayer, ABC):
         Returns:
             Its part of the output.
         """
-        return self._product(x, self.weight.mT, self.bias)
+        return self.product(x, self.weight.mT, self.bias)
 
     @classmethod
     def _arguments_of(cls, native: torch.nn.Module) -> dict[str, Any]:

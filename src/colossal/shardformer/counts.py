@@ -1,11 +1,16 @@
 """Numbers of a model that tp divides."""
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from torch import nn
 
 from colossal.errors import PlanError
-from colossal.tensor import HeadCounts, ParallelPlan, find_modules
+from colossal.tensor import ParallelPlan, find_modules
+
+_Value = TypeVar("_Value")
 
 
 def check_heads(plan: ParallelPlan, config: Any, size: int) -> int | None:
@@ -32,7 +37,7 @@ def check_heads(plan: ParallelPlan, config: Any, size: int) -> int | None:
     """
     found = None
     for counts in plan.counts:
-        heads, shared = getattr(config, counts.heads), _key_value_heads(counts, config)
+        heads, shared = attrgetter(counts.heads)(config), _number(counts.key_value_heads, config)
         if not _fits(heads, shared, size):
             fitting = [number for number in range(1, heads + 1) if _fits(heads, shared, number)]
             keys = "" if shared is None else f" and {counts.key_value_heads}={shared}"
@@ -42,6 +47,39 @@ def check_heads(plan: ParallelPlan, config: Any, size: int) -> int | None:
             )
         found = found or shared
     return found
+
+
+def keep_uneven(plan: ParallelPlan, config: Any, size: int) -> ParallelPlan:
+    """Leave out attention whose heads do not divide, where a plan allows it.
+
+    Args:
+        plan: Says where.
+        config: Has the numbers of heads.
+        size: Ranks of the tp axis.
+
+    Returns:
+        The plan, without what is about such attention.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from colossal.shardformer.counts import keep_uneven
+        >>> from colossal.tensor import HeadCounts, ParallelPlan
+        >>> plan = ParallelPlan({"attn.q": "col", "mlp.up": "col"}, counts=(HeadCounts("n_head", attention="attn"),))
+        >>> keep_uneven(plan, SimpleNamespace(n_head=71), size=2).styles
+        {'mlp.up': 'col'}
+    """
+    for counts in plan.counts:
+        heads, shared = attrgetter(counts.heads)(config), _number(counts.key_value_heads, config)
+        if counts.attention and not _fits(heads, shared, size):
+            kept, prefix = [one for one in plan.counts if one is not counts], f"{counts.attention}."
+            plan = replace(
+                plan,
+                styles=_without(plan.styles, prefix),
+                divide_by_tp=tuple(_without(dict.fromkeys(plan.divide_by_tp), prefix)),
+                counts=tuple(kept),
+                cut_inputs=_without(plan.cut_inputs, prefix),
+            )
+    return plan
 
 
 def divide_number(base: nn.Module, pattern: str, size: int) -> None:
@@ -100,8 +138,12 @@ def share_groups(base: nn.Module, num_key_value_heads: int | None, size: int) ->
             attention.num_key_value_groups = groups * num_key_value_heads // size
 
 
-def _key_value_heads(counts: HeadCounts, config: Any) -> int | None:
-    return getattr(config, counts.key_value_heads, None) if counts.key_value_heads else None
+def _number(name: str | None, config: Any) -> int | None:
+    return getattr(config, name, None) if name else None
+
+
+def _without(rows: Mapping[str, _Value], prefix: str) -> dict[str, _Value]:
+    return {name: value for name, value in rows.items() if not f"{name}.".startswith(prefix)}
 
 
 def _fits(heads: int, shared: int | None, size: int) -> bool:

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from colossal import comm
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.nn.layer.grid.arrangement import find_mesh, lay
 from colossal.nn.layer.grid.layer import ParallelLayer
+from colossal.nn.layer.grid.product import Column
 
 
 @final
@@ -27,6 +27,7 @@ class SharedHeads(nn.Module):
     Attributes:
         weight: The whole weight, the same on all ranks.
         bias: The whole bias, or None.
+        product: How it multiplies.
 
     Communication: backward all_reduce, tp, the input's bytes and those of the parameters.
 
@@ -51,7 +52,8 @@ class SharedHeads(nn.Module):
             self.register_parameter(name, parameter)
         length = native.out_features // num_heads
         begin = mesh.rank("tp") * num_heads // mesh.size("tp") * length
-        self._own, self._mesh = slice(begin, begin + length), mesh
+        self._own = slice(begin, begin + length)
+        self.product = Column(mesh, native.in_features, native.out_features)
         for parameter in native.parameters():
             parameter.register_hook(Channel("tp", mesh).all_reduce)
 
@@ -65,7 +67,7 @@ class SharedHeads(nn.Module):
             The features of the head.
         """
         bias = None if self.bias is None else self.bias[self._own]
-        return functional.linear(comm.replicate(x, "tp", self._mesh), self.weight[self._own], bias)
+        return self.product(x, self.weight[self._own], bias)
 
 
 @final

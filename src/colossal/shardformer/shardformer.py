@@ -8,17 +8,18 @@ from torch import nn
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.errors import MeshError, PlanError
 from colossal.logging import get_dist_logger
-from colossal.shardformer.counts import check_heads, divide_number, share_groups
+from colossal.shardformer.counts import check_heads, divide_number, keep_uneven, share_groups
 from colossal.shardformer.head_inputs import CutHeads
 from colossal.shardformer.loss import DividedCausalLoss
 from colossal.shardformer.plans import plan_of
 from colossal.shardformer.shard_config import ShardConfig
+from colossal.shardformer.shared_input import share_inputs
 from colossal.shardformer.styles import STYLES, Division
 from colossal.shardformer.ties import find_ties, tie_again
 from colossal.tensor import ParallelPlan, find_modules
 
 _LARGE = 1 << 20
-_KEEP_MODULE = ("shared", "experts")
+_KEEP_MODULE = ("whole", "shared", "cut", "experts")
 _COMPUTE_ALIKE = ("FalconLinear",)
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
@@ -74,7 +75,12 @@ class ShardFormer:
 
 def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_output: bool) -> None:
     base, size = _base_of(model), mesh.size("tp")
-    num_key_value_heads = check_heads(plan, getattr(model, "config", None), size)
+    for pattern in plan.nested:
+        for _, module in find_modules(base, pattern):
+            _divide(module, plan_of(module), mesh, parallel_output=False)
+    config = getattr(model, "config", None)
+    plan = keep_uneven(plan, config, size)
+    num_key_value_heads = check_heads(plan, config, size)
     keeps_divided = parallel_output and _has_causal_loss(model)
     division = Division(mesh, num_key_value_heads, gathers_logits=not keeps_divided)
     chosen, ties = list(_chosen(model, base, plan)), find_ties(model)
@@ -86,6 +92,7 @@ def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_o
         path, _, last = name.rpartition(".")
         setattr(root.get_submodule(path), last, made[module])
     tie_again(model, ties, set(made.values()))
+    share_inputs(model, mesh)
     for pattern in plan.divide_by_tp:
         divide_number(base, pattern, size)
     share_groups(base, num_key_value_heads, size)

@@ -5,13 +5,19 @@ style      what becomes of the module
 =========  =========================================================================================================
 col        a linear layer of whose features each rank makes some; ``col/3`` if three pieces are packed into it
 col+       the same, whose output is put together again
+col-       col, of an input whose gradient is summed up already
+col/mq     a linear layer into queries, as many as it has inputs, and behind them one key and value for all heads:
+           those are made by all ranks together
 row        a linear layer that takes some features on each rank, and sums up
 row+       the same, that takes whole inputs
 kv         col; where there are fewer heads than ranks, ranks that need the same head share it
 vocab      a table of embeddings, some rows on each rank
 head       the linear layer into the words of a vocabulary, some of them on each rank; for a loss that knows
 heads      a table with a column for each head, some of them on each rank
-shared     parameters that each rank uses for heads of its own: their gradients are summed up
+whole      a layer that stays whole, of whose output each rank makes heads of its own: its gradient is summed up
+shared     parameters of a module itself that each rank uses for heads of its own: their gradients are summed up
+cut        a module that reads off its input how many features it has: that is cut, and the col layers in it put it
+           together again
 experts    the linear layers of experts in one tensor each, of whose inner features each rank has some
 =========  =========================================================================================================
 """
@@ -21,13 +27,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
+import torch
 from torch import nn
 
 from colossal import comm
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.nn import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
-from colossal.nn.layer.grid.arrangement import lay
+from colossal.nn.layer.grid.arrangement import lay, part_of
 from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal.shardformer.heads import HeadTable, SharedHeads
 from colossal.tensor import shard
@@ -70,6 +77,31 @@ def _column(module: nn.Module, division: Division, num_pieces: int = 1, **option
     return Conv1DCol.from_native(conv, division.mesh, split_sizes=_pieces(conv.nf, num_pieces))
 
 
+def _column_of_summed(module: nn.Module, division: Division) -> nn.Module:
+    layer: Any = _column(module, division)
+    layer.product.enter = _as_it_is
+    return layer
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _multi_query(module: nn.Module, division: Division) -> nn.Module:
+    """Cut queries, and key and value, each by itself, and put the latter together, as all heads use them."""
+    assert isinstance(module, nn.Linear)
+    mesh, queries, total = division.mesh, module.in_features, module.out_features
+    layer = Linear1D_Col.from_native(module, mesh, split_sizes=[queries, total - queries])
+    own = part_of(queries, ("tp",), mesh)
+
+    def gather(_layer: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        shared = comm.gather(output[..., own:], "tp", -1, mesh, partial_grad=True, length=total - queries)
+        return torch.cat([output[..., :own], shared], -1)
+
+    layer.register_forward_hook(gather)
+    return layer
+
+
 def _pieces(features: int, number: int) -> list[int] | None:
     return [features // number] * number if number > 1 else None
 
@@ -98,8 +130,26 @@ def _table_of_heads(module: nn.Module, division: Division) -> nn.Module:
     return HeadTable.from_native(module, division.mesh)
 
 
+def _whole(module: nn.Module, division: Division) -> nn.Module:
+    def leave(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return comm.replicate(output, "tp", division.mesh)
+
+    module.register_forward_hook(leave)
+    return module
+
+
+def _cut(module: nn.Module, division: Division) -> nn.Module:
+    def enter(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if args:
+            return (comm.scatter(args[0], "tp", -1, division.mesh), *args[1:]), kwargs
+        return args, kwargs | {"hidden_states": comm.scatter(kwargs["hidden_states"], "tp", -1, division.mesh)}
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+    return module
+
+
 def _shared(module: nn.Module, division: Division) -> nn.Module:
-    for parameter in module.parameters():
+    for parameter in module.parameters(recurse=False):
         parameter.register_hook(Channel("tp", division.mesh).all_reduce)
     return module
 
@@ -135,13 +185,17 @@ STYLES: Mapping[str, Style] = {
     "col/2": partial(_column, num_pieces=2),
     "col/3": partial(_column, num_pieces=3),
     "col+": partial(_column, gather_output=True),
+    "col-": _column_of_summed,
+    "col/mq": _multi_query,
     "row": partial(_row),
     "row+": partial(_row, parallel_input=False),
     "kv": _key_value,
     "vocab": _vocabulary,
     "head": _head,
     "heads": _table_of_heads,
+    "whole": _whole,
     "shared": _shared,
+    "cut": _cut,
     "experts": _experts,
 }
 """What a row of a plan may say; each takes a module and a `Division`, and returns what takes its place."""

@@ -19,8 +19,10 @@ class HeadCounts:
     """The attributes of a model's configuration that say how many heads its attention has.
 
     Args:
-        heads: Heads of the queries.
+        heads: Heads of the queries; with dots, of a configuration in that of the model.
         key_value_heads: Heads of keys and values, where there may be fewer.
+        attention: The modules of the base model that stay whole where the heads do not divide, with all in them; by
+            default such a number of ranks is an error.
 
     Example:
         >>> from colossal.tensor import HeadCounts
@@ -30,6 +32,7 @@ class HeadCounts:
 
     heads: str = "num_attention_heads"
     key_value_heads: str | None = None
+    attention: str | None = None
 
 
 @final
@@ -71,6 +74,7 @@ class ParallelPlan:
         counts: Which numbers of the configuration must divide.
         cut_inputs: For modules of the base model, the argument that holds something for each head, such as a bias of
             positions, of shape (batch x heads, ...).
+        nested: Modules of the base model that are models by themselves, each divided by the plan of its own family.
         stages: How it is cut into the stages of a pipeline; None if it can not be.
 
     Example:
@@ -87,6 +91,7 @@ class ParallelPlan:
     divide_by_tp: tuple[str, ...] = ()
     counts: tuple[HeadCounts, ...] = ()
     cut_inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    nested: tuple[str, ...] = ()
     stages: Stages | None = None
 
     def rows(self, base: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

@@ -22,11 +22,28 @@ _SIZES: dict[str, Any] = {
 }
 _SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 _SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+_SEEN = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+_SEEN |= {"image_size": 32, "patch_size": 8, "initializer_range": 0.02}
+_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "moe_intermediate_size": 16}
+_LATENT |= {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 0}
 _OF_FAMILY: Mapping[str, dict[str, Any]] = {
+    "blip-2": {
+        "vision_config": _SEEN,
+        "qformer_config": _SEEN,
+        "text_config": {"model_type": "opt", "word_embed_proj_dim": 32, "ffn_dim": 64, **_SIZES},
+        "num_query_tokens": 2,
+        "image_token_index": 1,
+    },
+    "deepseek_v3": _LATENT,
     "falcon": {"new_decoder_architecture": True},
     "glm": {"head_dim": 8},
     "gptj": {"rotary_dim": 4},
     "qwen3": {"head_dim": 8},
+    "sam": {
+        "vision_config": _SEEN | {"output_channels": 32, "window_size": 2, "num_pos_feats": 16},
+        "prompt_encoder_config": {"hidden_size": 32, "image_size": 32, "patch_size": 8},
+        "mask_decoder_config": {"hidden_size": 32, "num_attention_heads": 4, "mlp_dim": 64},
+    },
     "whisper": {"encoder_attention_heads": 4, "decoder_attention_heads": 4},
 }
 _LENGTHS = {"input_features": 3000}  # of the sound that Whisper hears; everything else is short
@@ -73,9 +90,19 @@ def is_same_when_divided(model: Any) -> bool:
     from colossal.testing import run_threads
 
     with torch.no_grad():
-        expected = model(**inputs_of(model)).last_hidden_state
+        expected = said_by(model)
     found = run_threads(_forward_divided, WORLD, model)
     return all(torch.allclose(each, expected, rtol=1e-3, atol=1e-4) for each in found)
+
+
+def said_by(model: Any) -> "torch.Tensor":
+    """What a model makes of a batch: its last hidden states, or the logits or masks of a model that has several.
+
+    Args:
+        model: Any model of Hugging Face.
+    """
+    outputs = model(**inputs_of(model))
+    return next(outputs[key] for key in ("last_hidden_state", "logits", "pred_masks") if key in outputs)
 
 
 def inputs_of(model: Any) -> dict[str, "torch.Tensor"]:
@@ -89,11 +116,15 @@ def inputs_of(model: Any) -> dict[str, "torch.Tensor"]:
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 64, (2, 8), generator=draw)
     main, config = model.main_input_name, model.config
+    num_queries = getattr(config, "num_query_tokens", 0)
+    ids[:, :num_queries] = 1  # where an image goes
+    side = getattr(getattr(config, "vision_config", config), "image_size", 0)
     shapes = {
         "input_features": (2, getattr(config, "num_mel_bins", 0), _LENGTHS["input_features"]),
-        "pixel_values": (2, 3, getattr(config, "image_size", 0), getattr(config, "image_size", 0)),
+        "pixel_values": (2, 3, side, side),
     }
     inputs = {main: torch.randn(shapes[main], generator=draw) if main in shapes else ids}
+    inputs |= {"input_ids": ids} if num_queries else {}
     return inputs | ({"decoder_input_ids": ids} if config.is_encoder_decoder else {})
 
 
@@ -107,4 +138,4 @@ def _forward_divided(model: Any) -> "torch.Tensor":
 
     with ParallelMesh(tp=WORLD) as mesh, torch.no_grad():
         divided, _ = ShardFormer(ShardConfig(mesh)).optimize(copy.deepcopy(model))
-        return divided(**inputs_of(model)).last_hidden_state
+        return said_by(divided)

@@ -29,6 +29,9 @@ class LinearLayer(ParallelLayer, ABC):
         skip_bias_add: Return the bias beside the product instead of adding it.
         weight_initializer: Fills the whole weight; as `torch.nn.Linear` does by default.
         bias_initializer: Fills the whole bias.
+
+    Attributes:
+        product: How it multiplies.
     """
 
     weight: torch.nn.Parameter
@@ -51,7 +54,7 @@ class LinearLayer(ParallelLayer, ABC):
             product.out_features,
             skip_bias_add,
         )
-        self._product, self._has_bias, self._dtype = product, bias, dtype
+        self.product, self._has_bias, self._dtype = product, bias, dtype
         self._build(
             {"weight": product.weight, "bias": product.bias},
             device,
@@ -70,10 +73,10 @@ class LinearLayer(ParallelLayer, ABC):
         Raises:
             ShapeError: It has not the features of the layer.
         """
-        bias = None if self.bias is None else self._product.usable_bias(self.bias)
+        bias = None if self.bias is None else self.product.usable_bias(self.bias)
         if self.skip_bias_add:
-            return self._product(x, self.weight, None), bias
-        return self._product(x, self.weight, bias)
+            return self.product(x, self.weight, None), bias
+        return self.product(x, self.weight, bias)
 
     def extra_repr(self) -> str:
         """Name the sizes, and how the weight lies.

@@ -14,8 +14,10 @@ __all__ = ["FAMILIES", "plan_of"]
 
 _HOMES: Mapping[str, str] = {
     "bert": "bert",
+    "blip-2": "blip_2",
     "bloom": "bloom",
     "cohere": "llama",
+    "deepseek_v3": "deepseek_v3",
     "falcon": "falcon",
     "glm": "glm",
     "gpt2": "gpt2",
@@ -26,6 +28,7 @@ _HOMES: Mapping[str, str] = {
     "opt": "opt",
     "qwen2": "llama",
     "qwen3": "qwen3",
+    "sam": "sam",
     "t5": "t5",
     "vit": "vit",
     "whisper": "whisper",

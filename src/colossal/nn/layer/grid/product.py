@@ -19,7 +19,7 @@ travels is the smaller one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -127,6 +127,8 @@ class Column(LinearProduct):
     weight_axes = ("tp",), ()
     bias_axes = ("tp",)
     gather_output = False
+    enter: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What makes a whole input one whose gradient is summed up; `colossal.comm.replicate` by default."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
@@ -134,7 +136,7 @@ class Column(LinearProduct):
         if x.shape[-1] != self.in_features:
             self._check_features(x, self.in_features, part_of(self.in_features, ("tp",), self.mesh))
         if x.shape[-1] == self.in_features:
-            x = comm.replicate(x, "tp", self.mesh)
+            x = self.enter(x) if self.enter else comm.replicate(x, "tp", self.mesh)
         else:
             x = comm.gather(x, "tp", -1, self.mesh, partial_grad=True, length=self.in_features)
         y = functional.linear(x, weight, bias)

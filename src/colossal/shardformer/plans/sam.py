@@ -1,0 +1,32 @@
+"""SAM, whose images have relative positions that all heads share, and whose masks have three kinds of attention."""
+
+from typing import Any
+
+from colossal.tensor import HeadCounts, ParallelPlan
+
+SAM = ParallelPlan(
+    styles={
+        "vision_encoder.layers.*.attn": "shared",
+        "vision_encoder.layers.*.attn.qkv": "col/3",
+        "vision_encoder.layers.*.attn.proj": "row",
+        "vision_encoder.layers.*.mlp.lin1": "col",
+        "vision_encoder.layers.*.mlp.lin2": "row",
+        "mask_decoder.transformer.layers.*.*_att*.[qkv]_proj": "col",
+        "mask_decoder.transformer.layers.*.*_att*.out_proj": "row",
+        "mask_decoder.transformer.layers.*.mlp.lin1": "col",
+        "mask_decoder.transformer.layers.*.mlp.lin2": "row",
+        "mask_decoder.transformer.final_attn_token_to_image.[qkv]_proj": "col",
+        "mask_decoder.transformer.final_attn_token_to_image.out_proj": "row",
+    },
+    divide_by_tp=(
+        "vision_encoder.layers.*.attn.num_attention_heads",
+        "mask_decoder.transformer.layers.*.*_att*.num_attention_heads",
+        "mask_decoder.transformer.final_attn_token_to_image.num_attention_heads",
+    ),
+    counts=(HeadCounts("vision_config.num_attention_heads"), HeadCounts("mask_decoder_config.num_attention_heads")),
+)  # fmt: skip
+
+
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+    """Return the plan of a configuration."""
+    return SAM
