@@ -53,8 +53,7 @@ def loss_of(logits: Any, ids: Any) -> Any:
 
 def own_stages(style: str, rank: int, layers: int, width: int) -> tuple[Any, list[Any]]:
     """The stages of this rank."""
-    from colossal.pipeline import Placement, Stage, partition_uniform
-    from colossal.pipeline.cut import copy_structure
+    from colossal.pipeline import Placement, Stage, copy_structure, partition_uniform
     from colossal.shardformer import plan_of
 
     placement = Placement(2, 1 if style == "1f1b" else 2, is_v=style == "zbv")

@@ -11,8 +11,15 @@ from torch import nn
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, ShapeError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline import Microbatching, PipelineExecutor, PipelineStyle, Placement, Stage, partition_uniform
-from colossal.pipeline.cut import copy_structure
+from colossal.pipeline import (
+    Microbatching,
+    PipelineExecutor,
+    PipelineStyle,
+    Placement,
+    Stage,
+    copy_structure,
+    partition_uniform,
+)
 from colossal.testing import WorldError, run_processes
 
 WIDTH = 8

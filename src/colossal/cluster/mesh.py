@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from colossal.accelerator import Accelerator, get_accelerator
-from colossal.cluster.axes import AXES, Axis
+from colossal.cluster.axes import AXES, Axis, MeshAxis
 from colossal.cluster.grid import TensorParallelMode, grid_of
 from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, LinkCost, link_cost_of_environment
 from colossal.errors import MeshError
@@ -46,6 +46,8 @@ class ParallelMesh:
         timeout_seconds: How long a collective waits for a peer; by default as in the ambient mesh, or 600.
         link_cost: What it costs to send bytes along the axes, or a file of ``colossal benchmark --collectives``; by
             default as in the ambient mesh, or the file that the environment variable ``COLOSSAL_LINK_COST`` names.
+        dp_outside: Number the ranks of a replica one after the other, so that stages of one pipeline are neighbours;
+            otherwise those of a stage.
 
     Attributes:
         world_size: Number of processes.
@@ -86,6 +88,7 @@ class ParallelMesh:
         local_rank: int | None = None,
         timeout_seconds: float | None = None,
         link_cost: LinkCost | str | Path | None = None,
+        dp_outside: bool = False,
     ) -> None:
         if not dist.is_initialized():
             raise MeshError(
@@ -102,10 +105,10 @@ class ParallelMesh:
         self.timeout_seconds = _first(timeout_seconds, outer and outer.timeout_seconds, DEFAULT_TIMEOUT_SECONDS)
         self.accelerator = get_accelerator(device)
         self.link_cost = _find_link_cost(link_cost, outer and outer.link_cost, self.accelerator)
-        self._ranks = torch.arange(self.world_size).view(*self.shape.values())
+        self._ranks = _arrange(self.shape, dp_outside)
         self.coordinate = dict(zip(AXES, (self._ranks == self.global_rank).nonzero()[0].tolist(), strict=True))
         sizes = {axis: size for axis, size in self.shape.items() if axis != "tp"} | self.grid
-        self._finest = self._ranks.view(*sizes.values())
+        self._finest = self._ranks.reshape(*sizes.values())
         self._place = dict(zip(sizes, (self._finest == self.global_rank).nonzero()[0].tolist(), strict=True))
         self._sizes, self._coordinates = {**self.shape, **self.grid}, {**self.coordinate, **self._place}
         self.device_mesh = self._form_groups()
@@ -306,6 +309,14 @@ def _fit_sizes(world_size: int, pp: int, dp: int | None, sp: int, tp: int) -> tu
             f"in a world of {world_size}. Change a size, or start {fitting} processes."
         )
     return pp, given["dp"], sp, tp
+
+
+def _arrange(shape: Mapping[MeshAxis, int], dp_outside: bool) -> torch.Tensor:
+    """Number the processes, of shape (pp, dp, sp, tp)."""
+    pp, dp, sp, tp = shape.values()
+    if dp_outside:
+        return torch.arange(pp * dp * sp * tp).view(dp, pp, sp, tp).transpose(0, 1)
+    return torch.arange(pp * dp * sp * tp).view(pp, dp, sp, tp)
 
 
 def _find_link_cost(

@@ -28,6 +28,8 @@ class OptimizerWrapper:
             default it holds the parameters themselves.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
+        norm: Measures the common norm of gradients; takes parameters that have one, and the p. By default each
+            element counts once, as `colossal.tensor.shard_groups` says; a model that is divided otherwise has its own.
 
     Example:
         >>> import torch
@@ -50,12 +52,13 @@ class OptimizerWrapper:
         masters: Masters | None = None,
         max_norm: float = 0.0,
         norm_type: float = 2.0,
+        norm: Callable[[Sequence[torch.nn.Parameter], float], torch.Tensor] | None = None,
     ) -> None:
         self.optim = optim
         self.scaler = scaler or NoScaler()
         self.param_names = dict(param_names or {})
         self.masters = masters
-        self._max_norm, self._norm_type = max_norm, norm_type
+        self._max_norm, self._norm_type, self._norm = max_norm, norm_type, norm
         self._name_masters(masters.pairs if masters else {})
         self._on_discard: list[Callable[[], None]] = []
 
@@ -179,7 +182,7 @@ class OptimizerWrapper:
         is_scaled = not isinstance(self.scaler, NoScaler)
         divides = hasattr(self.optim, "write_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
         if divides and (self._max_norm > 0 or is_scaled):  # as those of colossal.nn.optimizer
-            norm = total_norm(self._grads, self._norm_type)
+            norm = self._measure(self._norm_type)
             scale_ = self.scaler.judge(norm)
             if scale_ is not None:
                 limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0
@@ -233,7 +236,7 @@ class OptimizerWrapper:
         in `unscale_grad`.
         """
         self.unscale_grad()
-        norm = total_norm(self._grads, norm_type)
+        norm = self._measure(norm_type)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"Clipping with error_if_nonfinite needs a finite norm. Found {norm.item()}: a gradient is non-finite. "
@@ -258,7 +261,12 @@ class OptimizerWrapper:
         in `unscale_grad`.
         """
         self.unscale_grad()
-        return total_norm(self._grads, norm_type).item()
+        return self._measure(norm_type).item()
+
+    def _measure(self, norm_type: float) -> torch.Tensor:
+        if self._norm is None:
+            return total_norm(self._grads, norm_type)
+        return self._norm([parameter for parameter in self.parameters if parameter.grad is not None], norm_type)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the loss scale.

@@ -1,5 +1,6 @@
 """Models cut into stages that ranks of the pp axis have, and batches that pass through them in parts."""
 
+from colossal.pipeline.cut import copy_structure
 from colossal.pipeline.executor import PipelineExecutor
 from colossal.pipeline.microbatch import Microbatching, join, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
@@ -40,6 +41,7 @@ __all__ = [
     "Timeline",
     "WeightGrads",
     "bubble_of",
+    "copy_structure",
     "forward_only",
     "interleaved",
     "join",

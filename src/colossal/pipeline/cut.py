@@ -89,7 +89,7 @@ def copy_structure(model: nn.Module) -> nn.Module:
 
     Example:
         >>> from torch import nn
-        >>> from colossal.pipeline.cut import copy_structure
+        >>> from colossal.pipeline import copy_structure
         >>> model = nn.Linear(2, 2)
         >>> copy_structure(model).weight is model.weight
         True

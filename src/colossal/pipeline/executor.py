@@ -18,9 +18,9 @@ from colossal.pipeline.lane import Description, Inbox, Message, make_links
 from colossal.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
 from colossal.pipeline.placement import PipelineStyle, Placement
 from colossal.pipeline.schedule import SCHEDULES, Orders, Pass, forward_only
+from colossal.pipeline.shared_grads import SharedGrads
 from colossal.pipeline.stage import Stage
 from colossal.pipeline.step import Step
-from colossal.pipeline.sum_shared import sum_shared
 from colossal.pipeline.timeline import Timeline
 
 Criterion = Callable[[Any, Any], torch.Tensor]
@@ -77,6 +77,7 @@ class PipelineExecutor:
         self.stages = {stage.index: stage for stage in stages}
         self._placement, self._mesh, self._microbatching = placement, mesh, microbatching
         self._links = make_links(mesh)
+        self._shared = SharedGrads(self.stages, placement, self._links, mesh.rank("pp"))
         self._caches = enable_metadata_cache
         self._known: dict[int, dict[int, tuple[Description, ...]]] = {}
         self._context = forward_context
@@ -131,10 +132,18 @@ class PipelineExecutor:
         with nullcontext() if trains else torch.no_grad():
             self._run(step, orders[self._mesh.rank("pp")])
         if trains:
-            sum_shared(self.stages, self._placement, self._links, self._mesh.rank("pp"))
+            assert optimizer is not None
+            self._shared.exchange(optimizer.backward_by_grad)
         for link in self._links.values():
             link.drain()
         return {"loss": self._tell_loss(step.loss) if return_loss else None, "outputs": step.join_outputs()}
+
+    def share_values(self) -> None:
+        """Let a parameter that two ranks have take the value that it has on the earlier stage.
+
+        Communication: the bytes of these parameters, to one other rank.
+        """
+        self._shared.share_values()
 
     @contextmanager
     def record(self) -> Iterator[list[Timeline]]:

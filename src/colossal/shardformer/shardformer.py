@@ -1,6 +1,7 @@
 """Divide a model as its plan says."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, final
 
 from torch import nn
@@ -16,7 +17,7 @@ from colossal.shardformer.shard_config import ShardConfig
 from colossal.shardformer.shared_input import share_inputs
 from colossal.shardformer.styles import STYLES, Division
 from colossal.shardformer.ties import find_ties, tie_again
-from colossal.tensor import ParallelPlan, find_modules
+from colossal.tensor import ParallelPlan, base_of, find_modules
 
 _LARGE = 1 << 20
 _KEEP_MODULE = ("whole", "shared", "cut", "experts")
@@ -74,7 +75,7 @@ class ShardFormer:
 
 
 def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_output: bool) -> None:
-    base, size = _base_of(model), mesh.size("tp")
+    base, size = base_of(model), mesh.size("tp")
     for pattern in plan.nested:
         for _, module in find_modules(base, pattern):
             _divide(module, plan_of(module), mesh, parallel_output=False)
@@ -105,11 +106,6 @@ def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_o
     _summarise(model, len(made), size)
 
 
-def _base_of(model: nn.Module) -> nn.Module:
-    found = getattr(model, getattr(model, "base_model_prefix", None) or "base_model", None)
-    return found if isinstance(found, nn.Module) else model
-
-
 def _has_causal_loss(model: nn.Module) -> bool:
     """Tell whether a model leaves its loss to its `loss_function`; the classes that do are known by their names."""
     is_causal = any(kind.__name__.endswith(_CAUSAL) for kind in type(model).__mro__)
@@ -117,11 +113,14 @@ def _has_causal_loss(model: nn.Module) -> bool:
 
 
 def _chosen(model: nn.Module, base: nn.Module, plan: ParallelPlan) -> Iterator[tuple[nn.Module, str, nn.Module, str]]:
-    for name, module, style in plan.rows(base):
-        yield base, name, module, style
-    for pattern, style in plan.beside.items():
-        for name, module in find_modules(model, f"?{pattern}"):
-            yield model, name, module, style
+    beside = (
+        (model, name, module, style)
+        for pattern, style in plan.beside.items()
+        for name, module in find_modules(model, f"?{pattern}")
+    )
+    for found in chain(((base, *row) for row in plan.rows(base)), beside):
+        if next(found[2].parameters(), None) is not None:  # of other stages of a pipeline only stand-ins are here
+            yield found
 
 
 def _check_kind(name: str, module: nn.Module, style: str) -> None:

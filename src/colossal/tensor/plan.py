@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import final
 
@@ -94,6 +94,25 @@ class ParallelPlan:
     nested: tuple[str, ...] = ()
     stages: Stages | None = None
 
+    def for_a_part(self) -> "ParallelPlan":
+        """Make the plan of a stage, on which some of the modules are missing.
+
+        Returns:
+            The same plan, in which every row may match nothing.
+
+        Example:
+            >>> from colossal.tensor import ParallelPlan
+            >>> ParallelPlan({"up": "col"}).for_a_part().styles
+            {'?up': 'col'}
+        """
+        return replace(
+            self,
+            styles={_optional(row): style for row, style in self.styles.items()},
+            divide_by_tp=tuple(map(_optional, self.divide_by_tp)),
+            cut_inputs={_optional(row): names for row, names in self.cut_inputs.items()},
+            nested=tuple(map(_optional, self.nested)),
+        )
+
     def rows(self, base: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         """Go through the modules that have a style.
 
@@ -109,6 +128,10 @@ class ParallelPlan:
         for pattern, style in self.styles.items():
             for name, module in find_modules(base, pattern):
                 yield name, module, style
+
+
+def _optional(row: str) -> str:
+    return _OPTIONAL + row.removeprefix(_OPTIONAL)
 
 
 def base_of(model: nn.Module) -> nn.Module:

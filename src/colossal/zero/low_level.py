@@ -1,6 +1,6 @@
 """Low-level ZeRO: an optimizer whose states, and maybe gradients, are shared among data-parallel ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ def shard_optimizer(
     max_norm: float = 0.0,
     norm_type: float = 2.0,
     units: Sequence[nn.Module] = (),
+    norm: Callable[[Sequence[nn.Parameter], float], torch.Tensor] | None = None,
 ) -> OptimizerWrapper:
     """Let an optimizer update this rank's share of a model's parameters.
 
@@ -40,6 +41,7 @@ def shard_optimizer(
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
         units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
+        norm: Measures the common norm of gradients, of a model that is divided over other axes, too.
 
     Returns:
         The optimizer, wrapped; its gradients are averages over all ranks.
@@ -72,7 +74,7 @@ def shard_optimizer(
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:
         wait_before_use(model, units, shards)
-    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type)
+    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, norm)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer) -> None:

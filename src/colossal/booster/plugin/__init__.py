@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from colossal.booster.plugin.base import Plugin
     from colossal.booster.plugin.gemini import GeminiPlugin
+    from colossal.booster.plugin.hybrid_parallel import HybridParallelPlugin
     from colossal.booster.plugin.low_level_zero import LowLevelZeroPlugin
     from colossal.booster.plugin.torch_ddp import TorchDDPPlugin
     from colossal.booster.plugin.torch_fsdp import TorchFSDPPlugin
 
 _HOMES = {
     "GeminiPlugin": "colossal.booster.plugin.gemini",
+    "HybridParallelPlugin": "colossal.booster.plugin.hybrid_parallel",
     "LowLevelZeroPlugin": "colossal.booster.plugin.low_level_zero",
     "Plugin": "colossal.booster.plugin.base",
     "TorchDDPPlugin": "colossal.booster.plugin.torch_ddp",
     "TorchFSDPPlugin": "colossal.booster.plugin.torch_fsdp",
 }
 
-__all__ = ["GeminiPlugin", "LowLevelZeroPlugin", "Plugin", "TorchDDPPlugin", "TorchFSDPPlugin"]
+__all__ = ["GeminiPlugin", "HybridParallelPlugin", "LowLevelZeroPlugin", "Plugin", "TorchDDPPlugin", "TorchFSDPPlugin"]
 
 
 def __getattr__(name: str) -> object:

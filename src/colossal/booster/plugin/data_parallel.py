@@ -17,7 +17,7 @@ class DataParallelPlugin(Plugin):
         """
         return CheckpointIO(OneForAll())
 
-    def get_lora(self) -> Lora:
+    def get_lora(self) -> Lora | None:
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:

@@ -22,8 +22,12 @@ _RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
 
 
 @dataclass(frozen=True)
-class _DDPConfig:
-    """What `DistributedDataParallel` is told."""
+class DDPConfig:
+    """What `DistributedDataParallel` is told; see `TorchDDPPlugin`.
+
+    Raises:
+        ConfigError: `bucket_cap_mb` is not greater than 0.
+    """
 
     broadcast_buffers: bool = True
     bucket_cap_mb: float = 25
@@ -102,7 +106,7 @@ class TorchDDPPlugin(DataParallelPlugin):
                 "TorchDDPPlugin reduces gradients in the dtype that they have. Found fp8_communication=True, which is "
                 "not built yet. Leave it False."
             )
-        self._ddp = _DDPConfig(
+        self._ddp = DDPConfig(
             broadcast_buffers,
             bucket_cap_mb,
             find_unused_parameters,

@@ -1,0 +1,148 @@
+"""The options of `HybridParallelPlugin`, checked and sorted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+
+from colossal.booster.plugin.zero_options import ZeroOptions
+from colossal.cluster import ParallelMesh, ambient_mesh
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.pipeline import Microbatching, PipelineStyle, Placement
+
+_CHUNKS: Mapping[str, int | None] = {"1f1b": 1, "interleaved": None, "zbv": 2}
+
+# What is documented and does nothing here, the value that asks for nothing, and the nearest that works.
+_NOT_BUILT: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "sp_size": ((None, 1), "tp_size or pp_size"),
+    "enable_sequence_parallelism": ((False,), "tensor parallelism alone"),
+    "sequence_parallelism_mode": ((None,), "tensor parallelism alone"),
+    "inner_ring_size": ((None,), "tensor parallelism alone"),
+    "enable_all_optimization": ((False,), "a model that is built with attn_implementation='sdpa'"),
+    "enable_flash_attention": ((False,), "a model that is built with attn_implementation='sdpa'"),
+    "enable_fused_normalization": ((False,), "the model's own normalisation"),
+    "enable_jit_fused": ((False,), "torch.compile of the model's activations"),
+    "gradient_checkpoint_config": ((None,), "model.gradient_checkpointing_enable() before boost"),
+    "scheduler_nodes": ((None,), "pp_style='zbv', which makes its schedule by itself"),
+    "make_vocab_size_divisible_by": ((64,), "64: a vocabulary is divided unevenly instead of padded"),
+    "overlap_p2p": ((True,), "True: messages of a pipeline always travel while stages compute"),
+    "fp8_communication": ((False,), "communication_dtype=torch.bfloat16 with zero_stage=1"),
+    "use_fp8": ((False,), "precision='bf16'"),
+}
+
+
+def refuse_what_is_not_built(options: Mapping[str, Any]) -> None:
+    """Refuse options that nothing would honour.
+
+    Args:
+        options: By their names.
+
+    Raises:
+        UnsupportedError: One of them has a value that asks for something.
+    """
+    for name, (nothing, instead) in _NOT_BUILT.items():
+        if options[name] not in nothing:
+            raise UnsupportedError(
+                f"HybridParallelPlugin has tensor, pipeline and data parallelism. Found {name}={options[name]!r}, "
+                f"which is not built yet. The nearest that works is {instead}."
+            )
+
+
+@final
+@dataclass(frozen=True)
+class HybridOptions:
+    """What the user said about dividing a model; how data-parallel ranks share states stands in `ZeroOptions`.
+
+    Args:
+        tp_size: Ranks that share a tensor.
+        pp_size: Ranks that share the layers.
+        zero_stage: 0 for replicas, 1 to share optimizer states, 2 to share gradients too.
+        dp_outside: Number the ranks of one replica one after the other.
+        style: The schedule of the pipeline.
+        num_chunks: Stages of each rank.
+        num_layers_per_stage: Layers of each stage, in order; equal parts by default.
+        microbatching: Into how many parts a batch is divided; None without a pipeline.
+        parallel_output: Whether logits stay divided.
+        caches: Whether shapes of hidden states are sent once.
+        zero: How data-parallel ranks share states.
+        ddp: What `DistributedDataParallel` is told.
+
+    Raises:
+        ConfigError: A value is outside its range.
+        UnsupportedError: Two values do not work together.
+    """
+
+    tp_size: int
+    pp_size: int
+    zero_stage: int
+    dp_outside: bool
+    style: PipelineStyle
+    num_chunks: int
+    num_layers_per_stage: tuple[int, ...] | None
+    microbatching: Microbatching | None
+    parallel_output: bool
+    caches: bool
+    zero: ZeroOptions
+    ddp: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.tp_size < 1 or self.pp_size < 1 or self.zero_stage not in (0, 1, 2):
+            raise ConfigError(
+                "tp_size and pp_size are at least 1, and zero_stage is 0, 1 or 2. Found "
+                f"tp_size={self.tp_size}, pp_size={self.pp_size}, zero_stage={self.zero_stage}. Correct them."
+            )
+        if self.style not in _CHUNKS:
+            raise ConfigError(
+                f"A pipeline has a pp_style of {', '.join(map(repr, _CHUNKS))}. Found {self.style!r}. Pass one of them."
+            )
+        fitting = _CHUNKS[self.style]
+        if self.pp_size > 1 and (self.num_chunks == 1 if fitting is None else self.num_chunks != fitting):
+            raise ConfigError(
+                f"pp_style={self.style!r} has {'2 chunks of the model or more' if fitting is None else fitting} on "
+                f"each rank. Found num_model_chunks={self.num_chunks}. Change one of them."
+            )
+        if self.pp_size > 1 and self.microbatching is None:
+            raise ConfigError(
+                "A pipeline takes a batch in parts. Found neither num_microbatches nor microbatch_size with "
+                f"pp_size={self.pp_size}. Pass one of them."
+            )
+        if self.pp_size > 1 and self.zero_stage == 2:  # noqa: PLR2004 (the stage of ZeRO)
+            raise UnsupportedError(
+                "ZeRO-2 reduces gradients in every backward pass, and a pipeline has one for each micro-batch, which "
+                f"would send as many times as much. Found zero_stage=2 with pp_size={self.pp_size}. The nearest that "
+                "works is zero_stage=1."
+            )
+        if self.zero_stage == 0 and self.zero.zero.cpu_offload:
+            raise UnsupportedError(
+                "cpu_offload keeps optimizer states that data-parallel ranks share in host memory. Found it with "
+                "zero_stage=0, where they are not shared. The nearest that works is zero_stage=1."
+            )
+
+    @property
+    def placement(self) -> Placement:
+        """Which rank of the pp axis has which stage."""
+        return Placement(self.pp_size, self.num_chunks if self.pp_size > 1 else 1, is_v=self.style == "zbv")
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """What the model is cast to; None leaves it as it is."""
+        return self.zero.dtype
+
+    def find_mesh(self) -> ParallelMesh:
+        """Find the mesh in force if it has these axes, or make one.
+
+        Returns:
+            The mesh.
+
+        Raises:
+            MeshError: There is no world yet, or the sizes do not fit it.
+        """
+        ambient = ambient_mesh()
+        if ambient is not None and (ambient.size("tp"), ambient.size("pp"), ambient.tp_mode) == (
+            self.tp_size,
+            self.pp_size,
+            "1d",
+        ):
+            return ambient
+        return ParallelMesh(tp=self.tp_size, pp=self.pp_size, dp_outside=self.dp_outside)

@@ -1,0 +1,364 @@
+"""Tensor, pipeline and data parallelism together, with ZeRO inside of the latter."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from colossal.amp import DynamicScaler, MasterWeights, NoScaler, ScalerConfig
+from colossal.amp.half import cast_model, castable_parameters, run_in
+from colossal.booster.boosted import Boosted, Capabilities, Parts
+from colossal.booster.lora import Lora
+from colossal.booster.mixed_precision import MixedPrecision
+from colossal.booster.plugin.data_parallel import DataParallelPlugin
+from colossal.booster.plugin.device import check_device
+from colossal.booster.plugin.hybrid_norm import HybridNorm
+from colossal.booster.plugin.hybrid_options import HybridOptions, refuse_what_is_not_built
+from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
+from colossal.booster.plugin.hybrid_stages import make_stages, names_of, regroup, run_stages_in
+from colossal.booster.plugin.torch_ddp import DDPConfig
+from colossal.booster.plugin.zero_options import ZeroOptions
+from colossal.checkpoint_io import CheckpointIO
+from colossal.cluster import ParallelMesh
+from colossal.errors import UnsupportedError
+from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.pipeline import Microbatching, PipelineExecutor, PipelineStyle, Stage
+from colossal.tensor import ParallelPlan
+from colossal.zero import ZeroConfig, ZeroShards, shard_optimizer
+
+_MILLION = 1024 * 1024
+
+
+@final
+class HybridParallelPlugin(DataParallelPlugin):
+    """Divides transformers over ranks in three ways at once: tensors, layers, and batches.
+
+    For models that do not fit on one device, or that train faster in parts. The layers of a model go to the stages of
+    a pipeline, each layer is divided among tensor-parallel ranks by the table of its family (`ShardFormer`), and the
+    replicas of that see different data. The model is built as for one process, the same on all ranks; its forward
+    method stays as it is. A step equals one of a single process on the joined batch.
+
+    With a pipeline a batch is run by `Booster.execute_pipeline`, and ZeRO reduces gradients after the last
+    micro-batch. Checkpoints of models that are divided are not built yet.
+
+    Args:
+        tp_size: Ranks that share a tensor; these should be neighbours on one host.
+        pp_size: Ranks that share the layers.
+        sp_size: Ranks that share a sequence; not built yet.
+        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has.
+        zero_stage: What data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients too; 2 without a
+            pipeline only.
+        enable_all_optimization: Not built yet.
+        enable_fused_normalization: Not built yet.
+        enable_flash_attention: Not built yet.
+        enable_jit_fused: Not built yet.
+        enable_sequence_parallelism: Not built yet.
+        sequence_parallelism_mode: Not built yet.
+        parallel_output: Leave logits of causal language models divided by vocabulary, and compute the loss from that.
+        num_microbatches: Parts of a batch in a pipeline; or
+        microbatch_size: samples of each.
+        initial_scale: First loss scale in fp16; greater than 0.
+        min_scale: The scale does not fall below it.
+        growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
+        backoff_factor: Factor of the scale after overflows; between 0 and 1.
+        growth_interval: Number of steps without an overflow after which the scale grows; at least 1.
+        hysteresis: Number of overflows since the scale last grew that it takes until it falls.
+        max_scale: The scale does not grow above it.
+        max_norm: Clip the common norm of the gradients, over all axes, to it before each step; 0 does not.
+        broadcast_buffers: Without ZeRO and pipeline: give replicas the buffers of the first at each forward pass.
+        ddp_bucket_cap_mb: Without ZeRO: size in MB of the buckets in which gradients are reduced.
+        find_unused_parameters: Without ZeRO and pipeline: look for parameters that a forward pass did not use.
+        check_reduction: Passed on to torch, which has deprecated it.
+        gradient_as_bucket_view: Without ZeRO and pipeline: let gradients share memory with the buckets.
+        static_graph: Without ZeRO and pipeline: the graph is the same in every step.
+        zero_bucket_size_in_m: With ZeRO: gradients travel when so many millions (2**20) of elements are there.
+        cpu_offload: With ZeRO: keep masters and optimizer states in host memory.
+        communication_dtype: With ZeRO: the dtype that gradients are summed in; by default that of the parameters.
+        overlap_communication: With ZeRO and no pipeline: reduce gradients while the backward pass goes on.
+        custom_policy: The plan of the model; by default that of its family.
+        pp_style: The schedule: ``"1f1b"``, ``"interleaved"`` or ``"zbv"``.
+        num_model_chunks: Stages of each rank: 1 for 1F1B, 2 for zbv, and 2 or more for interleaved.
+        scheduler_nodes: Not built yet: schedules are made when they are needed.
+        num_layers_per_stage: Layers of each stage, over all chunks; equal parts by default.
+        gradient_checkpoint_config: Not built yet.
+        enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
+        make_vocab_size_divisible_by: Only 64, the default, which does nothing: a vocabulary is divided unevenly if the
+            ranks do not divide it.
+        dp_outside: Number the ranks of one replica one after the other, so that a pipeline stays within a host.
+        overlap_p2p: Always True: messages of a pipeline travel while stages compute.
+        overlap_allgather: With ZeRO and no pipeline: gather updated parameters while the next forward pass goes on.
+        fp8_communication: Not built yet.
+        use_fp8: Not built yet.
+        inner_ring_size: Not built yet.
+
+    Raises:
+        ConfigError: A value is outside its range, or contradicts another.
+        UnsupportedError: An option is not built yet; the message names the nearest that works.
+
+    Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053; Narayanan et al., "Efficient
+    Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021, https://arxiv.org/abs/2104.04473.
+
+    Communication: in each layer, all_reduce, tp, of its input, forward and backward; between stages, hidden states and
+    their gradients; and over dp as `TorchDDPPlugin` or `LowLevelZeroPlugin` do.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from colossal.booster import Booster
+        >>> from colossal.booster.plugin import HybridParallelPlugin
+        >>> from colossal.testing import fake_world
+        >>> model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=24, vocab_size=64))
+        >>> with fake_world(4):
+        ...     booster = Booster(device="cpu", plugin=HybridParallelPlugin(tp_size=2, pp_size=1, precision="bf16"))
+        ...     model, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters()))
+        ...     print(model.unwrap().transformer.h[0].mlp.c_fc.weight.shape, booster.plugin.dp_size)
+        torch.Size([24, 48]) 2
+    """
+
+    supported_devices = ("cpu", "cuda")
+    supported_precisions = ()
+
+    def __init__(
+        self,
+        tp_size: int,
+        pp_size: int,
+        sp_size: int | None = None,
+        precision: str = "fp16",
+        zero_stage: int = 0,
+        enable_all_optimization: bool = False,
+        enable_fused_normalization: bool = False,
+        enable_flash_attention: bool = False,
+        enable_jit_fused: bool = False,
+        enable_sequence_parallelism: bool = False,
+        sequence_parallelism_mode: str | None = None,
+        parallel_output: bool = True,
+        num_microbatches: int | None = None,
+        microbatch_size: int | None = None,
+        initial_scale: float = 2.0**16,
+        min_scale: float = 1.0,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 1000,
+        hysteresis: int = 2,
+        max_scale: float = 2.0**32,
+        max_norm: float = 0.0,
+        broadcast_buffers: bool = True,
+        ddp_bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        zero_bucket_size_in_m: float = 12,
+        cpu_offload: bool = False,
+        communication_dtype: torch.dtype | None = None,
+        overlap_communication: bool = True,
+        custom_policy: ParallelPlan | None = None,
+        pp_style: PipelineStyle = "1f1b",
+        num_model_chunks: int = 1,
+        scheduler_nodes: Any = None,
+        num_layers_per_stage: Sequence[int] | None = None,
+        gradient_checkpoint_config: Any = None,
+        enable_metadata_cache: bool = True,
+        make_vocab_size_divisible_by: int = 64,
+        dp_outside: bool = True,
+        overlap_p2p: bool = True,
+        overlap_allgather: bool = False,
+        fp8_communication: bool = False,
+        use_fp8: bool = False,
+        inner_ring_size: int | None = None,
+    ) -> None:
+        refuse_what_is_not_built(locals())
+        self._plan = custom_policy
+        self._scaler = ScalerConfig(
+            initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
+        )
+        zero = ZeroConfig(
+            max(zero_stage, 1),
+            int(zero_bucket_size_in_m * _MILLION),
+            communication_dtype,
+            overlap_communication,
+            overlap_allgather,
+            cpu_offload,
+        )
+        takes_parts = num_microbatches is not None or microbatch_size is not None
+        self._options = HybridOptions(
+            tp_size,
+            pp_size,
+            zero_stage,
+            dp_outside,
+            pp_style,
+            num_model_chunks,
+            None if num_layers_per_stage is None else tuple(num_layers_per_stage),
+            Microbatching(num_microbatches, microbatch_size) if takes_parts else None,
+            parallel_output,
+            enable_metadata_cache,
+            ZeroOptions(precision, max_norm, 2.0, 1, True, False, zero, plugin=type(self).__name__),
+            DDPConfig(
+                broadcast_buffers,
+                ddp_bucket_cap_mb,
+                find_unused_parameters,
+                check_reduction,
+                gradient_as_bucket_view,
+                static_graph,
+            ).keywords(),
+        )
+
+    @cached_property
+    def mesh(self) -> ParallelMesh:
+        """The mesh: that in force if it has the sizes of the constructor, else a new one."""
+        return self._options.find_mesh()
+
+    @property
+    def tp_size(self) -> int:
+        """Ranks that share a tensor."""
+        return self.mesh.size("tp")
+
+    @property
+    def pp_size(self) -> int:
+        """Ranks that share the layers."""
+        return self.mesh.size("pp")
+
+    @property
+    def dp_size(self) -> int:
+        """Replicas, which see different data."""
+        return self.mesh.size("dp")
+
+    def data_parallel_place(self) -> tuple[int, int]:
+        """Tell which part of the data this rank sees.
+
+        Returns:
+            Its index on the dp axis, and the size of that axis.
+        """
+        return self.mesh.rank("dp"), self.mesh.size("dp")
+
+    def get_lora(self) -> Lora | None:
+        """Make what adds low-rank adapters to models and saves them.
+
+        Returns:
+            None where the model is divided: its adapters are not built yet.
+        """
+        return super().get_lora() if self._is_whole else None
+
+    def get_checkpoint_io(self) -> CheckpointIO:
+        """Make what reads and writes checkpoints.
+
+        Returns:
+            As other plugins do, where the model is whole on every rank.
+
+        Raises:
+            UnsupportedError: The model is divided.
+        """
+        if not self._is_whole:
+            raise UnsupportedError(
+                "A checkpoint of HybridParallelPlugin needs a model that is whole on every rank. Found "
+                f"tp_size={self._options.tp_size} and pp_size={self._options.pp_size}, whose checkpoints are not built "
+                "yet. Save model.unwrap().state_dict() of each rank by torch.save for now."
+            )
+        return super().get_checkpoint_io()
+
+    @property
+    def _is_whole(self) -> bool:
+        return self._options.tp_size == self._options.pp_size == 1
+
+    def configure(
+        self,
+        parts: Parts,
+        device: torch.device,
+        precision: MixedPrecision | None = None,  # noqa: ARG002 (this plugin has its own)
+    ) -> Boosted:
+        """Put the parts of a training program together.
+
+        Args:
+            parts: As the user built them, the same on all ranks; the model is cut and divided in place.
+            device: Where the model goes.
+            precision: None: this plugin has a precision of its own.
+
+        Returns:
+            The parts: of the model, what this rank has.
+
+        Raises:
+            MeshError: There is no world yet, or the sizes do not fit it.
+            ConfigError: The world was launched for another device, or the optimizer has made a step.
+            PlanError: The plan does not fit the model.
+            UnsupportedError: The model or the optimizer can not be trained in parts.
+
+        Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
+        """
+        mesh, options = self.mesh, self._options
+        check_device(device, mesh)
+        names = names_of(parts.model)
+        stages = make_stages(parts.model, self._plan, options, mesh, device)
+        run = None
+        if options.microbatching is not None and options.pp_size > 1:
+            run = PipelineExecutor(
+                stages, options.placement, mesh, options.style, options.microbatching, options.caches
+            )
+            run.share_values()
+        if parts.optimizer is not None:
+            regroup(parts.optimizer, names, stages)
+        model = stages[0].module if run is None else PipelinedModel(stages)
+        optimizer = self._wrap(model, parts.optimizer, stages, device)
+        if run is not None and options.dtype is not None:
+            run_stages_in(stages, options.dtype)
+        wrapper, capabilities = self._connect(model, optimizer, stages, run)
+        if run is None and options.dtype is not None:
+            run_in(wrapper, options.dtype)
+        return Boosted(wrapper, optimizer, parts.criterion, parts.dataloader, parts.lr_scheduler, capabilities)
+
+    def _wrap(
+        self, model: nn.Module, optimizer: Optimizer | None, stages: Sequence[Stage], device: torch.device
+    ) -> OptimizerWrapper | None:
+        """Cast the model, and let the optimizer hold masters or shards."""
+        options, mesh = self._options, self.mesh
+        zero, dtype = options.zero, options.dtype
+        groups = [mesh.group(axis) for axis in ("tp", "pp") if mesh.size(axis) > 1]
+        scaler = DynamicScaler(self._scaler, device.type, groups) if dtype == torch.float16 else NoScaler()
+        masters = None
+        if optimizer is not None and options.zero_stage == 0 and dtype is not None:
+            masters = MasterWeights(optimizer, castable_parameters(model), dtype)
+        if dtype is not None:
+            cast_model(model, dtype)
+        if optimizer is None:
+            return None
+        norm = HybridNorm(stages, mesh, shares_over_dp=options.zero_stage > 0)
+        if options.zero_stage > 0:
+            wrapper = shard_optimizer(
+                model, optimizer, zero.partition(mesh), zero.zero, scaler=scaler, max_norm=zero.max_norm, norm=norm
+            )
+        else:
+            names = {parameter: name for name, parameter in model.named_parameters()}
+            wrapper = OptimizerWrapper(optimizer, scaler, names, masters, zero.max_norm, norm=norm)
+        norm.masters = wrapper.masters
+        return wrapper
+
+    def _connect(
+        self,
+        model: nn.Module,
+        optimizer: OptimizerWrapper | None,
+        stages: Sequence[Stage],
+        run: PipelineExecutor | None,
+    ) -> tuple[ModelWrapper, Capabilities]:
+        """Let replicas agree on gradients."""
+        shards = optimizer.masters if optimizer is not None else None
+        if run is not None:
+            replicas = Replicas(stages, self.mesh)
+            if isinstance(shards, ZeroShards):
+                return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, shards.no_sync, _nothing))
+            executor = HybridExecutor(run, nullcontext, replicas.average)
+            return ModelWrapper(model), Capabilities(no_sync=replicas.no_sync, executor=executor)
+        if isinstance(shards, ZeroShards):
+            return ModelWrapper(model), Capabilities(no_sync=self._options.zero.no_sync_of(shards))
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        if self.mesh.size("dp") == 1 or not trains:
+            return ModelWrapper(model), Capabilities()
+        ddp = DistributedDataParallel(model, process_group=self.mesh.group("dp"), **self._options.ddp)
+        return ModelWrapper(ddp), Capabilities(no_sync=ddp.no_sync)
+
+
+def _nothing() -> None:
+    """Gradients of shards are reduced when they are needed."""

@@ -1,0 +1,130 @@
+"""A model that is cut into stages, and what happens around its micro-batches."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel
+from colossal.errors import UnsupportedError
+from colossal.interface import OptimizerWrapper
+from colossal.pipeline import PipelineExecutor, Stage
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+@final
+class PipelinedModel(nn.Module):
+    """The stages that a rank has of a model.
+
+    Args:
+        stages: The stages.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Refuse: no rank has the whole model.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "The stages of a pipeline are run by booster.execute_pipeline. Found a call of the model. Call "
+            "execute_pipeline(data_iter, model, criterion, optimizer), under torch.no_grad() to evaluate."
+        )
+
+
+@final
+class Replicas:
+    """Averages gradients over data-parallel ranks after the last micro-batch of a step.
+
+    Args:
+        stages: The stages of this rank.
+        mesh: The mesh.
+    """
+
+    def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh) -> None:
+        self._parameters = list(
+            dict.fromkeys(each for stage in stages for each in stage.parameters() if each.requires_grad)
+        )
+        self._mesh, self._enabled = mesh, True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave gradients as they are on each rank."""
+        before, self._enabled = self._enabled, False
+        try:
+            yield
+        finally:
+            self._enabled = before
+
+    def average(self) -> None:
+        """Take the mean of the gradients of all ranks, of parameters that any rank has used.
+
+        Communication: all_reduce, dp, the gradients' bytes, and 4 bytes for each parameter.
+        """
+        if not self._enabled or self._mesh.size("dp") == 1:
+            return
+        channel = Channel("dp", self._mesh)
+        device = self._mesh.accelerator.get_current_device()
+        own = torch.tensor([each.grad is not None for each in self._parameters], dtype=torch.int32, device=device)
+        used = channel.all_reduce(own, "max").tolist()
+        chosen = [each for each, is_used in zip(self._parameters, used, strict=True) if is_used]
+        for parameter in chosen:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for bucket in _buckets(chosen):
+            grads = [parameter.grad for parameter in bucket if parameter.grad is not None]
+            total = channel.all_reduce(torch.cat([grad.reshape(-1) for grad in grads])).div_(channel.size)
+            for grad, mean in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
+                grad.copy_(mean.view_as(grad))
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        bucket = by_dtype.setdefault(parameter.dtype, [])
+        bucket.append(parameter)
+        if sum(each.nbytes for each in bucket) >= _BUCKET_BYTES:
+            yield by_dtype.pop(parameter.dtype)
+    yield from by_dtype.values()
+
+
+@final
+class HybridExecutor:
+    """Runs a batch through a pipeline, and then lets data-parallel ranks agree on gradients.
+
+    Args:
+        run: Runs the stages of this rank.
+        hold: Opens the context in which backward passes leave gradients on each rank.
+        finish: Called after the last micro-batch of a batch that was trained on.
+    """
+
+    def __init__(
+        self,
+        run: PipelineExecutor,
+        hold: Callable[[], AbstractContextManager[Any]],
+        finish: Callable[[], None],
+    ) -> None:
+        self.run, self._hold, self._finish = run, hold, finish
+
+    def __call__(
+        self,
+        data_iter: Iterator[Any],
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: OptimizerWrapper | None,
+        return_loss: bool,
+        return_outputs: bool,
+    ) -> dict[str, Any]:
+        """Run the next batch; see `PipelineExecutor`."""
+        with self._hold():
+            done = self.run(data_iter, criterion, optimizer, return_loss, return_outputs)
+        if optimizer is not None and torch.is_grad_enabled():
+            self._finish()
+        return done

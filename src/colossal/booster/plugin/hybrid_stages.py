@@ -1,0 +1,160 @@
+"""From a whole model to the stages of a rank, divided along tp."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal.amp.half import cast_floats
+from colossal.booster.plugin.hybrid_options import HybridOptions
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.pipeline import Stage, copy_structure, partition_by_counts, partition_uniform
+from colossal.shardformer import ShardConfig, ShardFormer, plan_of
+from colossal.tensor import ParallelPlan, base_of
+
+
+def make_stages(
+    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, device: torch.device
+) -> list[Stage]:
+    """Cut a model, give values to what is left, and divide it.
+
+    Args:
+        model: The whole model, the same on all ranks; it may be built lazily. It is changed in place.
+        plan: Its plan; None for that of its family.
+        options: What the user said.
+        mesh: The mesh.
+        device: Where it goes.
+
+    Returns:
+        The stages of this rank.
+
+    Raises:
+        PlanError: The plan does not fit the model.
+        ConfigError: The layers do not go round.
+        UnsupportedError: The model has no plan, or its plan no stages.
+
+    Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
+    """
+    from colossal.lazy import materialize
+
+    needs_plan = mesh.size("tp") > 1 or (mesh.size("pp") > 1 and not isinstance(model, nn.Sequential))
+    if needs_plan and plan is None:
+        plan = plan_of(model)
+    if needs_plan and plan is not None and mesh.size("tp") > 1:
+        list(plan.rows(base_of(model)))  # a row that matches nothing is an error of the whole model
+    own = options.placement.stages_of(mesh.rank("pp"))
+    models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
+    stages = [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
+    materialize(nn.ModuleList([stage.module for stage in stages])).to(device)
+    tensors = [each for stage in stages for each in (*stage.parameters(), *stage.buffers())]
+    for axis in ("tp", "dp"):
+        Channel(axis, mesh).broadcast(dict.fromkeys(tensors))
+    if mesh.size("tp") > 1:
+        assert plan is not None
+        sharder = ShardFormer(ShardConfig(mesh, parallel_output=options.parallel_output))
+        for stage in stages:
+            sharder.optimize(stage.module, plan.for_a_part() if stage.num_stages > 1 else plan)
+    return stages
+
+
+def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: HybridOptions) -> Stage:
+    number = options.placement.num_stages
+    if number == 1:
+        return Stage(model, 0, 1)
+    if isinstance(model, nn.Sequential):
+        return Stage.of_sequential(model, _partition(len(model), options), index)
+    if plan is None or plan.stages is None:
+        raise UnsupportedError(
+            "A pipeline needs a plan that says how the model is cut. Found "
+            f"{type(model).__name__}, whose plan has no stages yet. Use tp_size instead of pp_size, or pass a "
+            "ParallelPlan with stages as the custom_policy."
+        )
+    layers = base_of(model).get_submodule(plan.stages.layers)
+    assert isinstance(layers, nn.ModuleList)
+    return Stage.of_model(model, plan.stages, _partition(len(layers), options), index)
+
+
+def _partition(num_layers: int, options: HybridOptions) -> list[range]:
+    if options.num_layers_per_stage is None:
+        return partition_uniform(num_layers, options.placement.num_stages)
+    parts = partition_by_counts(options.num_layers_per_stage, num_layers)
+    if len(parts) != options.placement.num_stages:
+        raise ConfigError(
+            f"num_layers_per_stage has a number for each of {options.placement.num_stages} stages. Found "
+            f"{list(options.num_layers_per_stage)}. With several chunks on each rank, stages are counted over all."
+        )
+    return parts
+
+
+def names_of(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """Find all names of the parameters of a model.
+
+    Args:
+        model: The whole model.
+
+    Returns:
+        The names of each.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return names
+
+
+def parameters_of(stages: Sequence[Stage]) -> dict[str, nn.Parameter]:
+    """Find the parameters of this rank by the names that they have in the whole model.
+
+    Args:
+        stages: The stages of this rank.
+
+    Returns:
+        The parameters; one that has several names has them all.
+    """
+    return {name: each for stage in stages for name, each in stage.module.named_parameters(remove_duplicate=False)}
+
+
+def regroup(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: Sequence[Stage]) -> None:
+    """Let an optimizer of the whole model hold what this rank has of it.
+
+    Args:
+        optimizer: As the user built it; changed in place.
+        names: The names of the parameters that it holds.
+        stages: The stages of this rank.
+
+    Raises:
+        ConfigError: It has made a step already, or holds parameters of another model.
+    """
+    here = parameters_of(stages)
+    if optimizer.state:
+        raise ConfigError(
+            f"An optimizer is boosted before its first step. Found {type(optimizer).__name__} with state of "
+            f"{len(optimizer.state)} parameters. Build a new one."
+        )
+    for group in optimizer.param_groups:
+        strange = [parameter for parameter in group["params"] if parameter not in names]
+        if strange:
+            raise ConfigError(
+                "The optimizer holds parameters of the model that is boosted with it. Found "
+                f"{len(strange)} that the model does not have, the first of shape {tuple(strange[0].shape)}. "
+                "Build it of model.parameters()."
+            )
+        held = (here[name] for parameter in group["params"] for name in names[parameter] if name in here)
+        group["params"][:] = dict.fromkeys(held)
+
+
+def run_stages_in(stages: Sequence[Stage], dtype: torch.dtype) -> None:
+    """Cast floating-point inputs of stages on the way in, and outputs of the last to float32 on the way out.
+
+    Args:
+        stages: The stages of this rank.
+        dtype: What inputs are cast to.
+    """
+    for stage in stages:
+        stage.register_forward_pre_hook(
+            lambda _stage, args, kwargs: cast_floats((args, kwargs), dtype), with_kwargs=True
+        )
+        if stage.is_last:
+            stage.register_forward_hook(lambda _stage, _args, outputs: cast_floats(outputs, torch.float32))

@@ -1,0 +1,130 @@
+"""Tensor, pipeline and data parallelism together equal one process: losses, norms, parameters after several steps."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from families import build, inputs_of
+from torch import nn
+
+from colossal.booster import Booster
+from colossal.booster.plugin import HybridParallelPlugin
+from colossal.cluster import ParallelMesh
+from colossal.tensor import relayout
+from colossal.testing import run_processes
+
+STEPS, MAX_NORM, BATCH = 3, 0.05, 4
+ADAM = {"lr": 1e-2, "weight_decay": 0.1}
+FAMILIES = ("llama", "llama-tied", "gpt2", "bert", "vit", "mixtral", "bloom")
+WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tp2": (2, {"tp_size": 2, "pp_size": 1}),
+    "pp2": (2, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}),
+    "dp2": (2, {"tp_size": 1, "pp_size": 1}),
+    "pp2-v": (2, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "pp_style": "zbv", "num_model_chunks": 2}),
+    "tp2-pp2": (4, {"tp_size": 2, "pp_size": 2, "microbatch_size": 2}),
+    "tp2-dp2-zero1": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1}),
+    "tp2-dp2-zero2": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 2, "dp_outside": False}),
+    "pp2-dp2": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}),
+    "pp2-dp2-zero1": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "zero_stage": 1, "dp_outside": False}),
+}
+
+
+def batch_of(name: str, step: int) -> dict[str, torch.Tensor]:
+    """Four samples: two as `inputs_of` makes them, and two others."""
+    pairs = [inputs_of(name, num_changed=each) for each in (step, step + 4)]
+    return {key: torch.cat([pair[key] for pair in pairs]) for key in pairs[0]}
+
+
+def loss_of(outputs: Any, _inputs: Any = None) -> torch.Tensor:
+    return outputs.loss
+
+
+def whole_parameters(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor]:
+    """The parameters of a rank by their names in the whole model, those that tp divides put together."""
+    stages = getattr(model, "stages", None)
+    found = {}
+    for module in [model] if stages is None else [stage.module for stage in stages]:
+        layouts = {
+            id(part.get_parameter(name)): layout
+            for part in module.modules()
+            for name, layout in getattr(part, "layouts", {}).items()
+        }
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            layout, value = layouts.get(id(parameter)), parameter.detach()
+            found[name] = value if layout is None else relayout(value, layout, replace(layout, dims=()), mesh)
+    return found
+
+
+def train(world: str) -> dict[str, Any]:
+    """Train every family in one world."""
+    return {name: train_one(name, WORLDS[world][1]) for name in FAMILIES}
+
+
+def train_one(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    plugin = HybridParallelPlugin(precision="fp32", max_norm=MAX_NORM, **options)
+    booster = Booster(plugin=plugin)
+    model: nn.Module = build(name, num_layers=4)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    model, optimizer, criterion, *_ = booster.boost(model, optimizer, loss_of)
+    rank, size = plugin.data_parallel_place()
+    losses, norms = [], []
+    for step in range(STEPS):
+        batch = {key: value.chunk(size)[rank] for key, value in batch_of(name, step).items()}
+        if plugin.pp_size > 1:
+            loss = booster.execute_pipeline(iter([batch]), model, criterion, optimizer)["loss"]
+        else:
+            loss = criterion(model(**batch))
+            booster.backward(loss, optimizer)
+        norms.append(optimizer.get_grad_norm())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return {"losses": losses, "norms": norms, "parameters": whole_parameters(model.unwrap(), plugin.mesh), "dp": rank}
+
+
+def alone(name: str, num_parts: int) -> dict[str, Any]:
+    model = build(name, num_layers=4)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    losses, norms = [], []
+    for step in range(STEPS):
+        batch, parts = batch_of(name, step), []
+        for index in range(num_parts):
+            loss = model(**{key: value.chunk(num_parts)[index] for key, value in batch.items()}).loss
+            (loss / num_parts).backward()
+            parts.append(loss.detach())
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(parts)
+    return {"losses": losses, "norms": norms, "parameters": dict(model.named_parameters(remove_duplicate=False))}
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def world(request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
+    size, _ = WORLDS[request.param]
+    return request.param, run_processes(train, size, request.param, timeout_seconds=300)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_equals_one_process(name, world) -> None:
+    label, ranks = world
+    size, options = WORLDS[label]
+    dp = size // options["tp_size"] // options["pp_size"]
+    parts = 2 if options["pp_size"] == 2 else 1
+    expected = alone(name, dp * parts)
+    found: dict[str, torch.Tensor] = {}
+    for rank in (each[name] for each in ranks):
+        for step in range(STEPS):
+            own = expected["losses"][step][rank["dp"] * parts :][:parts]
+            torch.testing.assert_close(rank["losses"][step], sum(own) / parts, rtol=1e-4, atol=1e-6)
+            assert rank["norms"][step] == pytest.approx(float(expected["norms"][step]), rel=1e-4)
+        for key, value in rank["parameters"].items():
+            if key in found:
+                torch.testing.assert_close(found[key], value, rtol=0, atol=0)
+        found |= rank["parameters"]
+    assert found.keys() == expected["parameters"].keys()
+    for key, value in expected["parameters"].items():
+        torch.testing.assert_close(
+            found[key], value.detach(), rtol=1e-4, atol=2e-5, msg=lambda t, key=key: f"{key}: {t}"
+        )
