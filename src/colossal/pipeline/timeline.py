@@ -64,7 +64,7 @@ class Timeline:
                     f'<text x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle">{each.action.microbatch}</text>'
                 )
         ranks = [f'<text x="4" y="{_TOP + rank * _ROW + 19}">rank {rank}</text>' for rank in range(num_ranks)]
-        kinds = dict.fromkeys(each.action.kind for each in sorted(self.passes, key=lambda each: each.action.kind))
+        kinds = sorted({each.action.kind for each in self.passes}, key=list(_COLOURS).index)
         legend = [
             f'<rect x="{_LEFT + place * 170}" y="8" width="12" height="12" fill="{_COLOURS[kind]}"/>'
             f'<text x="{_LEFT + place * 170 + 17}" y="18">{_WORDS[kind]}</text>'

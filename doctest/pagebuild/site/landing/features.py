@@ -1,5 +1,6 @@
 """The matrix of features: one column per plugin, and cells that were tried, not typed."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +44,13 @@ def _clip(bench: Bench, by: str) -> None:
 
 
 def _pipeline(bench: Bench) -> None:
-    bench.booster.execute_pipeline(iter([]), bench.model, lambda outputs, _: outputs.sum(), bench.optimizer)
+    import torch
+
+    if bench.make_plugin is not None and "num_microbatches" in inspect.signature(type(bench.booster.plugin)).parameters:
+        bench = Bench(partial(bench.make_plugin, num_microbatches=2), bench.folder)
+    batches = iter([torch.ones(2, 16)])
+    bench.booster.execute_pipeline(batches, bench.model, lambda outputs, _: outputs.sum(), bench.optimizer)
+    bench.optimizer.step()
 
 
 def _adapt(bench: Bench) -> None:
@@ -127,7 +134,11 @@ def _row(feature: Feature, states: dict[str, dict[str, str]], has_run_on: Callab
 def _states(choice: Choice) -> dict[str, str]:
     """The state of each feature under one plugin."""
     with world_of_one() as folder:
-        return {feature.key: _state(feature, choice, Bench(choice.plugin, folder)) for feature in FEATURES}
+        return {feature.key: _state(feature, choice, Bench(_maker(choice), folder)) for feature in FEATURES}
+
+
+def _maker(choice: Choice) -> Callable[[], Any] | None:
+    return None if choice.plugin is None else choice.make
 
 
 def _state(feature: Feature, choice: Choice, bench: Bench) -> str:
@@ -135,9 +146,9 @@ def _state(feature: Feature, choice: Choice, bench: Bench) -> str:
         return YES if feature.key in bench.booster.plugin.supported_devices else NO
     plugin = choice.plugin
     if feature.group == "precision" and plugin is not None and has_own_precision(plugin):
-        return attempt(lambda: Bench(partial(plugin, precision=feature.key), bench.folder).step())
+        return attempt(lambda: Bench(partial(choice.make, precision=feature.key), bench.folder).step())
     if feature.group == "precision":
-        state = attempt(lambda: Bench(choice.plugin, bench.folder, feature.key).step())
+        state = attempt(lambda: Bench(_maker(choice), bench.folder, feature.key).step())
         listed = feature.key in bench.booster.plugin.supported_precisions
         assert listed == (state == YES), f"{choice.name}.supported_precisions is wrong about {feature.key}: {state}"
         return state

@@ -1,8 +1,8 @@
 """The plugins in the order in which the chooser tries them, and which of them exist today."""
 
 import importlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Choice:
         workers: Answers to: one process, or many?
         fits: Answers to: what fits on one device? All of the training, the model but not its `states` besides, or none.
         goal: Answers to: what matters most?
+        arguments: What stands between the parentheses.
+        smallest: The keywords without which there is none, for one process.
     """
 
     key: str
@@ -40,11 +42,21 @@ class Choice:
     workers: tuple[str, ...]
     fits: tuple[str, ...]
     goal: tuple[str, ...]
+    arguments: str = ""
+    smallest: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def plugin(self) -> type | None:
         """The class; None where it is not built, or where there is none."""
         return getattr(importlib.import_module(HOME), self.name, None) if self.name else None
+
+    def make(self, **others: Any) -> Any:
+        """Makes one for one process; None where there is none.
+
+        Args:
+            others: Keywords besides.
+        """
+        return None if self.plugin is None else self.plugin(**self.smallest, **others)
 
     @property
     def state(self) -> str:
@@ -59,7 +71,7 @@ class Choice:
         return {
             "key": self.key,
             "name": self.name or "Booster",
-            "code": f"Booster(plugin={self.name}())" if self.name else "Booster()",
+            "code": f"Booster(plugin={self.name}({self.arguments}))" if self.name else "Booster()",
             "state": self.state,
             "object": f"{HOME}.{self.name}" if self.plugin else None,
             "page": self.page if self.state == WORKS else None,
@@ -79,7 +91,16 @@ CHOICES = (
     Choice("ddp", "TorchDDPPlugin", "basics/booster_plugins", ("many",), ("all",), ("simple", "speed")),
     Choice("zero", "LowLevelZeroPlugin", _ZERO, ("many",), ("all", "states"), ("speed", "memory")),
     Choice("fsdp", "TorchFSDPPlugin", "basics/booster_plugins", ("many",), ("states", "none"), ("simple",)),
-    Choice("hybrid", "HybridParallelPlugin", "", ("many",), ("none",), ("speed",)),
+    Choice(
+        "hybrid",
+        "HybridParallelPlugin",
+        "features/pipeline_parallel",
+        ("many",),
+        ("none",),
+        ("speed",),
+        "tp_size=2, pp_size=2, num_microbatches=8",
+        {"tp_size": 1, "pp_size": 1},
+    ),
     Choice("gemini", "GeminiPlugin", "features/zero_with_chunk", ("one", "many"), ("states", "none"), _ANY_GOAL),
 )
 

@@ -43,8 +43,8 @@ class HybridParallelPlugin(DataParallelPlugin):
     replicas of that see different data. The model is built as for one process, the same on all ranks; its forward
     method stays as it is. A step equals one of a single process on the joined batch.
 
-    With a pipeline a batch is run by `Booster.execute_pipeline`, and ZeRO reduces gradients after the last
-    micro-batch. Checkpoints of models that are divided are not built yet.
+    With `num_microbatches` or `microbatch_size` a batch is run by `Booster.execute_pipeline`, on any number of stages,
+    and data-parallel ranks reduce gradients after the last micro-batch. Checkpoints and LoRA are not built yet.
 
     Args:
         tp_size: Ranks that share a tensor; these should be neighbours on one host.
@@ -240,30 +240,21 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            None where the model is divided: its adapters are not built yet.
+            None: adapters of a model that is divided are not built yet.
         """
-        return super().get_lora() if self._is_whole else None
+        return None
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Make what reads and writes checkpoints.
 
-        Returns:
-            As other plugins do, where the model is whole on every rank.
-
         Raises:
-            UnsupportedError: The model is divided.
+            UnsupportedError: Always: checkpoints of a model that is divided are not built yet.
         """
-        if not self._is_whole:
-            raise UnsupportedError(
-                "A checkpoint of HybridParallelPlugin needs a model that is whole on every rank. Found "
-                f"tp_size={self._options.tp_size} and pp_size={self._options.pp_size}, whose checkpoints are not built "
-                "yet. Save model.unwrap().state_dict() of each rank by torch.save for now."
-            )
-        return super().get_checkpoint_io()
-
-    @property
-    def _is_whole(self) -> bool:
-        return self._options.tp_size == self._options.pp_size == 1
+        raise UnsupportedError(
+            "HybridParallelPlugin divides models, and a checkpoint puts them together. Found a request for one, which "
+            "is not built yet. Save model.unwrap().state_dict() of each rank by torch.save, or use LowLevelZeroPlugin "
+            "or GeminiPlugin."
+        )
 
     def configure(
         self,
@@ -294,14 +285,14 @@ class HybridParallelPlugin(DataParallelPlugin):
         names = names_of(parts.model)
         stages = make_stages(parts.model, self._plan, options, mesh, device)
         run = None
-        if options.microbatching is not None and options.pp_size > 1:
+        if options.microbatching is not None:
             run = PipelineExecutor(
                 stages, options.placement, mesh, options.style, options.microbatching, options.caches
             )
             run.share_values()
         if parts.optimizer is not None:
             regroup(parts.optimizer, names, stages)
-        model = stages[0].module if run is None else PipelinedModel(stages)
+        model = stages[0].module if run is None else PipelinedModel(stages, run)
         optimizer = self._wrap(model, parts.optimizer, stages, device)
         if run is not None and options.dtype is not None:
             run_stages_in(stages, options.dtype)

@@ -11,7 +11,7 @@ from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import UnsupportedError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline import PipelineExecutor, Stage
+from colossal.pipeline import PipelineExecutor, Stage, Timeline
 
 _BUCKET_BYTES = 25 * 2**20
 
@@ -22,11 +22,21 @@ class PipelinedModel(nn.Module):
 
     Args:
         stages: The stages.
+        run: Runs them.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self, stages: Sequence[Stage], run: PipelineExecutor) -> None:
         super().__init__()
         self.stages = nn.ModuleList(stages)
+        self._run = run
+
+    def record(self) -> AbstractContextManager[list[Timeline]]:
+        """Measure when each pass of a step is; see `PipelineExecutor.record`.
+
+        Returns:
+            A new context manager, whose list has the timeline of all ranks when it ends.
+        """
+        return self._run.record()
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refuse: no rank has the whole model.
