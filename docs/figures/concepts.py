@@ -43,10 +43,11 @@ STEPS = (
     ("save", "once for all ranks", "所有 rank 只存一份"),
 )
 FLOORS = (
-    ("booster", "one set of verbs, plugins", "统一接口与插件", "legacy, inference, cli"),
-    ("checkpoint_io", "models and optimizers on disk", "模型与优化器的存取", "zero, pipeline, shardformer"),
-    ("nn, amp, interface", "schedules, loss scaling, wrappers", "学习率调度、损失缩放、封装", "layers, optimizers"),
-    ("comm", "collectives with gradients, counted", "带梯度、可计量的集合通信", "kernel, tensor, lazy"),
+    ("booster, cli", "one set of verbs, plugins", "统一接口与插件", "legacy, inference"),
+    ("shardformer, pipeline, zero, checkpoint_io", "methods, blind to each other", "各种方法，互不依赖", ""),
+    ("nn, amp, interface", "layers, optimizers, loss scaling", "层、优化器、损失缩放", ""),
+    ("kernel, tensor, lazy", "layouts, plans, fast arithmetic", "布局、切分方案、高性能算子", ""),
+    ("comm", "collectives with gradients, counted", "带梯度、可计量的集合通信", ""),
     ("cluster, accelerator", "launch, mesh, devices", "启动、设备网格、设备", ""),
     ("errors, logging", "the ground", "基础", ""),
 )
@@ -267,7 +268,7 @@ def draw_workflow(language: str) -> Drawing:
 
 def draw_layers(language: str) -> Drawing:
     """The floors of the library; a floor uses those below it."""
-    d = Drawing(900, 390, language)
+    d = Drawing(900, 50 + 56 * len(FLOORS), language)
     d.text(390, 24, d.word("here"), 13, MUTED)
     d.text(770, 24, d.word("planned"), 13, MUTED)
     for i, (name, english, chinese, planned) in enumerate(FLOORS):

@@ -100,7 +100,8 @@ def copy_structure(model: nn.Module) -> nn.Module:
 
 def _without_data(module: nn.Module) -> nn.Module:
     tensors = chain(module.parameters(), module.buffers())
-    return copy.deepcopy(module, {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors})
+    empty = {id(each): torch.empty(each.shape, dtype=each.dtype, device="meta") for each in tensors}
+    return copy.deepcopy(module, empty)
 
 
 def _has(base: nn.Module, name: str) -> bool:

@@ -44,7 +44,8 @@ class Stages:
     parameters belongs to the last stage. What has none, such as rotary positions, is on every stage.
 
     Args:
-        layers: The list of layers, in the base model. Each takes hidden states as its first argument.
+        layers: The list of layers, in the base model. Each takes hidden states as its first argument, and these are
+            just what the layer before has returned.
         first: Modules of the base model that make hidden states of the inputs, in the order in which they are called.
         gives_tuple: Whether a layer returns its hidden states as the first of several values.
 

@@ -20,7 +20,7 @@ from pagebuild.site.landing import features, texts
 from pagebuild.site.landing.data import landing, tutorials
 from pagebuild.site.landing.example import example
 from pagebuild.site.landing.features import FEATURES, feature_matrix
-from pagebuild.site.landing.models import METHODS, inputs_of, is_same_when_divided, model_matrix, tiny_model
+from pagebuild.site.landing.models import METHODS, inputs_of, model_matrix, tiny_model
 from pagebuild.site.landing.plugins import CHOICES, QUESTIONS, Choice, check_choices, offered_plugins
 from pagebuild.site.landing.trial import attempt
 from pagebuild.site.pages import Knowledge
@@ -47,7 +47,13 @@ def cells(matrix: dict, key: str) -> dict[str, str]:
 
 
 def test_the_library_and_the_chooser_know_the_same_plugins() -> None:
-    assert offered_plugins() == ("GeminiPlugin", "LowLevelZeroPlugin", "TorchDDPPlugin", "TorchFSDPPlugin")
+    assert offered_plugins() == (
+        "GeminiPlugin",
+        "HybridParallelPlugin",
+        "LowLevelZeroPlugin",
+        "TorchDDPPlugin",
+        "TorchFSDPPlugin",
+    )
     check_choices(offered_plugins())
     with pytest.raises(BrokenInputError, match=r"plugins\.py:1: the library has the plugin NewPlugin: say when"):
         check_choices(("TorchDDPPlugin", "NewPlugin"))
@@ -81,11 +87,14 @@ def test_a_working_row_says_what_the_library_says() -> None:
 
 
 def test_what_is_not_built_is_planned_and_promises_nothing() -> None:
-    rows = [choice.row() for choice in CHOICES if choice.name not in {"", *offered_plugins()}]
-    assert rows
-    for row in rows:
-        empty = {"state": "planned", "object": None, "page": None, "devices": [], "precisions": []}
-        assert row | empty == row
+    row = dataclasses.replace(CHOICES[-1], key="hybrid", name="NotYetPlugin").row()
+    empty = {"state": "planned", "object": None, "page": None, "devices": [], "precisions": []}
+    assert row | empty == row
+
+
+def test_a_plugin_that_needs_arguments_shows_some() -> None:
+    (row,) = [choice.row() for choice in CHOICES if choice.key == "hybrid"]
+    assert row["code"] == "Booster(plugin=HybridParallelPlugin(tp_size=2, pp_size=2, num_microbatches=8))"
 
 
 def test_a_plugin_that_works_names_its_page() -> None:
@@ -114,17 +123,19 @@ class Lazy(Plugin):
 
 
 def test_cells_are_what_happened(matrix) -> None:
-    assert [column["key"] for column in matrix["columns"]] == ["single", "ddp", "zero", "fsdp", "gemini"]
+    assert [column["key"] for column in matrix["columns"]] == ["single", "ddp", "zero", "fsdp", "hybrid", "gemini"]
     assert [row["key"] for row in matrix["rows"]] == [feature.key for feature in FEATURES]
-    everywhere = {"fp16", "bf16", "accumulation", "clip_norm", "clip_value", "lora"}
-    everywhere |= {"whole", "sharded", "safetensors", "resume", "async"}
-    for key in everywhere:
-        gemini = "no" if key == "accumulation" else "yes"  # that is tried with no_sync, which it refuses as ZeRO-2 does
-        expected = {"single": "yes", "ddp": "yes", "zero": "yes", "fsdp": "yes", "gemini": gemini}
-        assert cells(matrix, key) == expected, key
-    assert cells(matrix, "fp8") == {"single": "yes", "ddp": "yes", "zero": "no", "fsdp": "yes", "gemini": "no"}
-    assert cells(matrix, "fp16_naive") == {"single": "yes", "ddp": "yes", "zero": "no", "fsdp": "no", "gemini": "no"}
-    assert cells(matrix, "pipeline") == {"single": "no", "ddp": "no", "zero": "no", "fsdp": "no", "gemini": "no"}
+    columns = ["single", "ddp", "zero", "fsdp", "hybrid", "gemini"]
+    for key in ("fp16", "bf16", "clip_norm", "clip_value"):
+        assert cells(matrix, key) == dict.fromkeys(columns, "yes"), key
+    for key in ("whole", "sharded", "safetensors", "resume", "async", "lora"):
+        assert cells(matrix, key) == dict.fromkeys(columns, "yes") | {"hybrid": "planned"}, key
+    # with no_sync, which Gemini refuses as ZeRO-2 does
+    assert cells(matrix, "accumulation") == dict.fromkeys(columns, "yes") | {"gemini": "no"}
+    have_their_own = {"zero": "no", "hybrid": "no", "gemini": "no"}
+    assert cells(matrix, "fp8") == dict.fromkeys(columns, "yes") | have_their_own
+    assert cells(matrix, "fp16_naive") == dict.fromkeys(columns, "yes") | have_their_own | {"fsdp": "no"}
+    assert cells(matrix, "pipeline") == dict.fromkeys(columns, "no") | {"hybrid": "yes"}
 
 
 def test_a_device_counts_when_a_page_has_run_on_it(matrix) -> None:
@@ -132,14 +143,9 @@ def test_a_device_counts_when_a_page_has_run_on_it(matrix) -> None:
     assert row["cells"]["ddp"]["state"] == "partial"
     assert set(row["cells"]["ddp"]["note"]) == LANGUAGES
     proved = feature_matrix(lambda device: device == "cuda")
-    assert cells(proved, "cuda") == {"single": "yes", "ddp": "yes", "zero": "yes", "fsdp": "yes", "gemini": "yes"}
-    assert cells(proved, "cpu") == {
-        "single": "partial",
-        "ddp": "partial",
-        "zero": "partial",
-        "fsdp": "partial",
-        "gemini": "partial",
-    }
+    columns = ["single", "ddp", "zero", "fsdp", "hybrid", "gemini"]
+    assert cells(proved, "cuda") == dict.fromkeys(columns, "yes")
+    assert cells(proved, "cpu") == dict.fromkeys(columns, "partial")
 
 
 def test_a_refusal_is_a_no_and_any_other_error_is_raised() -> None:
@@ -176,16 +182,18 @@ def models() -> dict:
 
 def test_every_family_is_a_row_and_was_tried(models) -> None:
     assert [row["key"] for row in models["rows"]] == list(FAMILIES)
-    assert [column["key"] for column in models["columns"]] == ["tensor"]
+    assert [column["key"] for column in models["columns"]] == ["tensor", "pipeline"]
     for row in models["rows"]:
-        assert row["cells"] == {"tensor": {"state": "yes"}}, row["key"]
+        pipeline = "planned" if row["key"] in ("blip-2", "sam", "t5", "whisper") else "yes"
+        assert row["cells"] == {"tensor": {"state": "yes"}, "pipeline": {"state": pipeline}}, row["key"]
     assert models["rows"][0]["label"] == {"en": "Bert", "zh-Hans": "Bert"}
 
 
-def test_a_model_that_says_something_else_when_divided_is_a_no(monkeypatch) -> None:
+@pytest.mark.parametrize("attempted", METHODS.values())
+def test_a_model_that_says_something_else_when_divided_is_a_no(attempted, monkeypatch) -> None:
     monkeypatch.setattr("pagebuild.site.landing.models.inputs_of", lambda model: inputs_of(model) | next(others))
-    others = iter([{}, {"input_ids": torch.ones(2, 8, dtype=torch.long)}, {}])  # alone, and one for each rank
-    assert not is_same_when_divided(tiny_model("llama"))
+    others = iter([{}, {"input_ids": torch.ones(2, 8, dtype=torch.long)}, {}])  # whole, and then in parts
+    assert attempted(tiny_model("llama")) == "no"
 
 
 def test_the_example_is_what_a_page_runs(docs) -> None:

@@ -60,8 +60,8 @@ export default function Home() {
           text={translate({
             id: 'site.models.text',
             message:
-              'Data-parallel plugins take any torch.nn.Module as it is. Layers are divided by a table for each family ' +
-              'of models; when this site was built, a small model of each was divided over two ranks and compared.',
+              'Data-parallel plugins take any torch.nn.Module as it is. Layers are divided, and cut into stages, by a ' +
+              'table for each family of models. When this site was built, a small model of each was compared with itself.',
           })}
         >
           <Matrix matrix={landing.models} label={translate({id: 'site.models.label', message: 'Model'})} />

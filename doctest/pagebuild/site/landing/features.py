@@ -46,8 +46,9 @@ def _clip(bench: Bench, by: str) -> None:
 def _pipeline(bench: Bench) -> None:
     import torch
 
-    if bench.make_plugin is not None and "num_microbatches" in inspect.signature(type(bench.booster.plugin)).parameters:
-        bench = Bench(partial(bench.make_plugin, num_microbatches=2), bench.folder)
+    make: Any = bench.make_plugin
+    if make is not None and "num_microbatches" in inspect.signature(type(bench.booster.plugin)).parameters:
+        bench = Bench(partial(make, num_microbatches=2), bench.folder)
     batches = iter([torch.ones(2, 16)])
     bench.booster.execute_pipeline(batches, bench.model, lambda outputs, _: outputs.sum(), bench.optimizer)
     bench.optimizer.step()

@@ -1,28 +1,27 @@
 """The matrix of model families: one row for each table of the library, and cells that were tried, not typed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pagebuild.site.landing.texts import text
-from pagebuild.site.landing.trial import NO, YES
+from pagebuild.site.landing.trial import NO, PLANNED, YES
 from pagetest.model.tree import LANGUAGES
 
 if TYPE_CHECKING:
     import torch
 
-METHODS = ("tensor",)
 WORLD = 2
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "d_model": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "vocab_size": 64,
 }
 _SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 _SIZES |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-_SEEN = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+_SEEN = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SEEN |= {"image_size": 32, "patch_size": 8, "initializer_range": 0.02}
 _LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "moe_intermediate_size": 16}
 _LATENT |= {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 0}
@@ -60,13 +59,12 @@ def model_matrix() -> dict[str, Any]:
 def _row(family: str) -> dict[str, Any]:
     model = tiny_model(family)
     name = type(model).__name__.removesuffix("Model")
-    state = YES if is_same_when_divided(model) else NO
-    cells = {key: {"state": state} for key in METHODS}
+    cells = {key: {"state": attempted(model)} for key, attempted in METHODS.items()}
     return {"key": family, "label": dict.fromkeys(LANGUAGES, name), "page": None, "cells": cells}
 
 
 def tiny_model(family: str) -> Any:
-    """A model of a family, of one layer, which does not draw random numbers.
+    """A model of a family, of two layers, which does not draw random numbers.
 
     Args:
         family: The ``model_type`` of its configuration.
@@ -79,20 +77,37 @@ def tiny_model(family: str) -> Any:
         return AutoModel.from_config(AutoConfig.for_model(family, **(_SIZES | _OF_FAMILY.get(family, {})))).eval()
 
 
-def is_same_when_divided(model: Any) -> bool:
+def try_tensor(model: Any) -> str:
     """Whether a model that is divided over two ranks says what the whole one says.
 
     Args:
         model: The model; it stays whole.
     """
-    import torch
-
     from colossal.testing import run_threads
+
+    return _compare(model, lambda: run_threads(_forward_divided, WORLD, model))
+
+
+def try_pipeline(model: Any) -> str:
+    """Whether a model that is cut into two stages says what the whole one says.
+
+    Args:
+        model: The model; it stays whole.
+    """
+    from colossal.shardformer import plan_of
+
+    if plan_of(model).stages is None:
+        return PLANNED
+    return _compare(model, lambda: [_forward_cut(model)])
+
+
+def _compare(model: Any, others: Callable[[], "list[torch.Tensor]"]) -> str:
+    import torch
 
     with torch.no_grad():
         expected = said_by(model)
-    found = run_threads(_forward_divided, WORLD, model)
-    return all(torch.allclose(each, expected, rtol=1e-3, atol=1e-4) for each in found)
+        found = others()
+    return YES if all(torch.allclose(each, expected, rtol=1e-3, atol=1e-4) for each in found) else NO
 
 
 def said_by(model: Any) -> "torch.Tensor":
@@ -101,7 +116,10 @@ def said_by(model: Any) -> "torch.Tensor":
     Args:
         model: Any model of Hugging Face.
     """
-    outputs = model(**inputs_of(model))
+    return _part_of(model(**inputs_of(model)))
+
+
+def _part_of(outputs: Any) -> "torch.Tensor":
     return next(outputs[key] for key in ("last_hidden_state", "logits", "pred_masks") if key in outputs)
 
 
@@ -139,3 +157,18 @@ def _forward_divided(model: Any) -> "torch.Tensor":
     with ParallelMesh(tp=WORLD) as mesh, torch.no_grad():
         divided, _ = ShardFormer(ShardConfig(mesh)).optimize(copy.deepcopy(model))
         return said_by(divided)
+
+
+def _forward_cut(model: Any) -> "torch.Tensor":
+    from colossal.pipeline import Stage, copy_structure
+    from colossal.shardformer import plan_of
+
+    stages, layers = plan_of(model).stages, [range(1), range(1, 2)]
+    assert stages is not None
+    first, last = (Stage.of_model(copy_structure(model), stages, layers, index) for index in range(2))
+    inputs = inputs_of(model)
+    return _part_of(last(first(None, inputs), inputs))
+
+
+METHODS: Mapping[str, Callable[[Any], str]] = {"tensor": try_tensor, "pipeline": try_pipeline}
+"""What is tried with every family."""

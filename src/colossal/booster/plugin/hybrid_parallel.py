@@ -178,7 +178,7 @@ class HybridParallelPlugin(DataParallelPlugin):
             initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
         )
         zero = ZeroConfig(
-            max(zero_stage, 1),
+            2 if zero_stage == 2 else 1,  # noqa: PLR2004 (the stage of ZeRO)
             int(zero_bucket_size_in_m * _MILLION),
             communication_dtype,
             overlap_communication,
@@ -246,6 +246,9 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Make what reads and writes checkpoints.
+
+        Returns:
+            Nothing.
 
         Raises:
             UnsupportedError: Always: checkpoints of a model that is divided are not built yet.

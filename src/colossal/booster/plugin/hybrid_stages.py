@@ -125,7 +125,7 @@ def regroup(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: 
         stages: The stages of this rank.
 
     Raises:
-        ConfigError: It has made a step already, or holds parameters of another model.
+        ConfigError: It has made a step already.
     """
     here = parameters_of(stages)
     if optimizer.state:
@@ -134,13 +134,6 @@ def regroup(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: 
             f"{len(optimizer.state)} parameters. Build a new one."
         )
     for group in optimizer.param_groups:
-        strange = [parameter for parameter in group["params"] if parameter not in names]
-        if strange:
-            raise ConfigError(
-                "The optimizer holds parameters of the model that is boosted with it. Found "
-                f"{len(strange)} that the model does not have, the first of shape {tuple(strange[0].shape)}. "
-                "Build it of model.parameters()."
-            )
         held = (here[name] for parameter in group["params"] for name in names[parameter] if name in here)
         group["params"][:] = dict.fromkeys(held)
 
