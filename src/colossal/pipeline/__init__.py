@@ -1,6 +1,6 @@
 """Models cut into stages that ranks of the pp axis have, and batches that pass through them in parts."""
 
-from colossal.pipeline.cut import copy_structure
+from colossal.pipeline.cut import Passage, copy_structure
 from colossal.pipeline.executor import PipelineExecutor
 from colossal.pipeline.microbatch import Microbatching, join, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
@@ -33,6 +33,7 @@ __all__ = [
     "Microbatching",
     "Orders",
     "Pass",
+    "Passage",
     "PipelineExecutor",
     "PipelineStyle",
     "Placement",

@@ -36,6 +36,11 @@ class Passage:
 
     Attributes:
         carry: The hidden states; None at other times.
+
+    Example:
+        >>> from colossal.pipeline import Passage
+        >>> Passage().carry is None
+        True
     """
 
     def __init__(self) -> None:

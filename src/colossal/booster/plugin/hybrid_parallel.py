@@ -210,7 +210,7 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     @cached_property
     def mesh(self) -> ParallelMesh:
-        """The mesh: that in force if it has the sizes of the constructor, else a new one."""
+        """The mesh in force if it has the sizes of the constructor, else a new one."""
         return self._options.find_mesh()
 
     @property
