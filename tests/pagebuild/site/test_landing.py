@@ -224,6 +224,7 @@ def test_pages_come_in_the_order_of_the_sidebar(docs) -> None:
     assert [badge["state"] for badge in card["badges"]["zh-Hans"]] == ["never", "never"]
 
 
+@pytest.mark.usefixtures("matrix", "models")
 def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
     monkeypatch.setattr("pagebuild.site.landing.data.PAGE", "basics/lesson")
     with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_plugins, which is no page"):
@@ -239,7 +240,7 @@ def test_every_text_is_there_in_both_languages_and_used() -> None:
     assert set(content["groups"]) == {feature.group for feature in FEATURES}
 
 
-@pytest.mark.usefixtures("matrix")  # the first world of a process leaves a socket of the backend
+@pytest.mark.usefixtures("matrix", "models")  # the first world of a process leaves a socket of the backend
 def test_the_real_landing_page_can_be_made() -> None:
     root = Path(__file__).resolve().parents[3]
     edition = current_edition(root)

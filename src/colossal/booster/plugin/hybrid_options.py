@@ -1,16 +1,20 @@
 """The options of `HybridParallelPlugin`, checked and sorted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, final
 
 import torch
 
+from colossal.amp import ScalerConfig
+from colossal.booster.plugin.torch_ddp import DDPConfig
 from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import Microbatching, PipelineStyle, Placement
+from colossal.zero import ZeroConfig
 
+_MILLION = 1024 * 1024
 _CHUNKS: Mapping[str, int | None] = {"1f1b": 1, "interleaved": None, "zbv": 2}
 
 # What is documented and does nothing here, the value that asks for nothing, and the nearest that works.
@@ -30,23 +34,6 @@ _NOT_BUILT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "fp8_communication": ((False,), "communication_dtype=torch.bfloat16 with zero_stage=1"),
     "use_fp8": ((False,), "precision='bf16'"),
 }
-
-
-def refuse_what_is_not_built(options: Mapping[str, Any]) -> None:
-    """Refuse options that nothing would honour.
-
-    Args:
-        options: By their names.
-
-    Raises:
-        UnsupportedError: One of them has a value that asks for something.
-    """
-    for name, (nothing, instead) in _NOT_BUILT.items():
-        if options[name] not in nothing:
-            raise UnsupportedError(
-                f"HybridParallelPlugin has tensor, pipeline and data parallelism. Found {name}={options[name]!r}, "
-                f"which is not built yet. The nearest that works is {instead}."
-            )
 
 
 @final
@@ -146,3 +133,59 @@ class HybridOptions:
         ):
             return ambient
         return ParallelMesh(tp=self.tp_size, pp=self.pp_size, dp_outside=self.dp_outside)
+
+
+def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]:
+    """Fold the keywords of the plugin into one object for each concern.
+
+    Args:
+        given: The keywords, by their names.
+
+    Returns:
+        How the loss scale moves, and everything else.
+
+    Raises:
+        ConfigError: A value is outside its range.
+        UnsupportedError: A value asks for something that is not built, or two do not work together.
+    """
+    _refuse_what_is_not_built(given)
+    scaler = ScalerConfig(
+        given["initial_scale"],
+        **{
+            name: given[name]
+            for name in ("growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis")
+        },
+    )
+    zero = ZeroConfig(
+        2 if given["zero_stage"] == 2 else 1,  # noqa: PLR2004 (the stage of ZeRO)
+        int(given["zero_bucket_size_in_m"] * _MILLION),
+        *(given[name] for name in ("communication_dtype", "overlap_communication", "overlap_allgather", "cpu_offload")),
+    )
+    ddp = DDPConfig(
+        bucket_cap_mb=given["ddp_bucket_cap_mb"],
+        **{field.name: given[field.name] for field in fields(DDPConfig) if field.name in given},
+    )
+    parts, layers = (given["num_microbatches"], given["microbatch_size"]), given["num_layers_per_stage"]
+    return scaler, HybridOptions(
+        given["tp_size"],
+        given["pp_size"],
+        given["zero_stage"],
+        given["dp_outside"],
+        given["pp_style"],
+        given["num_model_chunks"],
+        None if layers is None else tuple(layers),
+        None if parts == (None, None) else Microbatching(*parts),
+        given["parallel_output"],
+        given["enable_metadata_cache"],
+        ZeroOptions(given["precision"], given["max_norm"], 2.0, 1, True, False, zero, plugin="HybridParallelPlugin"),
+        ddp.keywords(),
+    )
+
+
+def _refuse_what_is_not_built(options: Mapping[str, Any]) -> None:
+    for name, (nothing, instead) in _NOT_BUILT.items():
+        if options[name] not in nothing:
+            raise UnsupportedError(
+                f"HybridParallelPlugin has tensor, pipeline and data parallelism. Found {name}={options[name]!r}, "
+                f"which is not built yet. The nearest that works is {instead}."
+            )

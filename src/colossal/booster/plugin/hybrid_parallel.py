@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from colossal.amp import DynamicScaler, MasterWeights, NoScaler, ScalerConfig
+from colossal.amp import DynamicScaler, MasterWeights, NoScaler
 from colossal.amp.half import cast_model, castable_parameters, run_in
 from colossal.booster.boosted import Boosted, Capabilities, Parts
 from colossal.booster.lora import Lora
@@ -18,20 +18,16 @@ from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.hybrid_norm import HybridNorm
-from colossal.booster.plugin.hybrid_options import HybridOptions, refuse_what_is_not_built
+from colossal.booster.plugin.hybrid_options import sort_options
 from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
 from colossal.booster.plugin.hybrid_stages import make_stages, names_of, regroup, run_stages_in
-from colossal.booster.plugin.torch_ddp import DDPConfig
-from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.checkpoint_io import CheckpointIO
 from colossal.cluster import ParallelMesh
 from colossal.errors import UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
-from colossal.pipeline import Microbatching, PipelineExecutor, PipelineStyle, Stage
+from colossal.pipeline import PipelineExecutor, PipelineStyle, Stage
 from colossal.tensor import ParallelPlan
-from colossal.zero import ZeroConfig, ZeroShards, shard_optimizer
-
-_MILLION = 1024 * 1024
+from colossal.zero import ZeroShards, shard_optimizer
 
 
 @final
@@ -172,41 +168,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         use_fp8: bool = False,
         inner_ring_size: int | None = None,
     ) -> None:
-        refuse_what_is_not_built(locals())
         self._plan = custom_policy
-        self._scaler = ScalerConfig(
-            initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
-        )
-        zero = ZeroConfig(
-            2 if zero_stage == 2 else 1,  # noqa: PLR2004 (the stage of ZeRO)
-            int(zero_bucket_size_in_m * _MILLION),
-            communication_dtype,
-            overlap_communication,
-            overlap_allgather,
-            cpu_offload,
-        )
-        takes_parts = num_microbatches is not None or microbatch_size is not None
-        self._options = HybridOptions(
-            tp_size,
-            pp_size,
-            zero_stage,
-            dp_outside,
-            pp_style,
-            num_model_chunks,
-            None if num_layers_per_stage is None else tuple(num_layers_per_stage),
-            Microbatching(num_microbatches, microbatch_size) if takes_parts else None,
-            parallel_output,
-            enable_metadata_cache,
-            ZeroOptions(precision, max_norm, 2.0, 1, True, False, zero, plugin=type(self).__name__),
-            DDPConfig(
-                broadcast_buffers,
-                ddp_bucket_cap_mb,
-                find_unused_parameters,
-                check_reduction,
-                gradient_as_bucket_view,
-                static_graph,
-            ).keywords(),
-        )
+        self._scaler, self._options = sort_options(locals())
 
     @cached_property
     def mesh(self) -> ParallelMesh:
