@@ -174,8 +174,8 @@ class Booster(CheckpointVerbs):
             model: The boosted model.
             criterion: Takes outputs and inputs, returns the loss.
             optimizer: The boosted optimizer; without it only forward passes run.
-            return_loss: Return the loss on the last stage.
-            return_outputs: Return the outputs on the last stage.
+            return_loss: Return the loss, on all ranks.
+            return_outputs: Return the outputs, on the rank with the last stage.
 
         Returns:
             ``{"loss": ..., "outputs": ...}``.
