@@ -40,7 +40,11 @@ def plugin_of(**options: Any) -> HybridParallelPlugin:
         ),
         ({"pp_size": 2, "num_microbatches": 2, "pp_style": "zbv"}, ConfigError, "Found num_model_chunks=1"),
         ({"pp_size": 2, "num_microbatches": 2, "zero_stage": 2}, UnsupportedError, "works is zero_stage=1"),
-        ({"cpu_offload": True}, UnsupportedError, "Found it with zero_stage=0"),
+        ({"cpu_offload": True}, UnsupportedError, "Found cpu_offload with zero_stage=0"),
+        ({"communication_dtype": torch.bfloat16}, UnsupportedError, "Found communication_dtype with zero_stage=0"),
+        ({"overlap_allgather": True}, UnsupportedError, "it works with zero_stage=1 and no pipeline"),
+        ({"overlap_allgather": True, "zero_stage": 1, "num_microbatches": 2}, UnsupportedError, "and a pipeline"),
+        ({"static_graph": True, "zero_stage": 1}, UnsupportedError, "it works with zero_stage=0 and no pipeline"),
         ({"sp_size": 2}, UnsupportedError, "Found sp_size=2"),
         ({"enable_flash_attention": True}, UnsupportedError, "attn_implementation='sdpa'"),
         ({"make_vocab_size_divisible_by": 128}, UnsupportedError, "divided unevenly instead of padded"),
@@ -220,3 +224,39 @@ def test_a_plan_of_the_users_own_and_stages_of_other_lengths() -> None:
     assert [even, uneven] == other
     assert even == pytest.approx(uneven, rel=1e-9)
     assert even[-1] < even[0]
+
+
+def buffers_of(options: dict[str, Any]) -> list[Any]:
+    """Train on other data on each rank: running means of replicas are those of the first one, or each its own."""
+    found = []
+    for broadcast in (True, False):
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        booster = Booster(plugin=HybridParallelPlugin(1, 1, precision="fp32", broadcast_buffers=broadcast, **options))
+        model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        rank, _ = booster.plugin.data_parallel_place()
+        x = torch.randn(4, 2, generator=torch.Generator().manual_seed(rank))
+
+        def run(
+            x: torch.Tensor = x, model: Any = model, optimizer: Any = optimizer, booster: Booster = booster
+        ) -> None:
+            if "num_microbatches" in options:
+                booster.execute_pipeline(iter([x]), model, lambda y, _: y.square().mean(), optimizer)
+            elif torch.is_grad_enabled():
+                booster.backward(model(x).square().mean(), optimizer)
+            else:
+                model(x)
+
+        run()
+        model.unwrap().eval()
+        with torch.no_grad():  # the first forward pass has moved them apart; this one brings them together
+            run()
+        found += [each.tolist() for name, each in model.state_dict().items() if name.endswith("running_mean")]
+    return found
+
+
+@pytest.mark.parametrize("options", [{"zero_stage": 1}, {"num_microbatches": 1}])
+def test_replicas_have_the_buffers_of_the_first_if_asked(options) -> None:
+    first, second = run_processes(buffers_of, 2, options)
+    assert first[0] == second[0]
+    assert first[1] != second[1]

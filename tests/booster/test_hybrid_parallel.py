@@ -23,9 +23,10 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "dp2": (2, {"tp_size": 1, "pp_size": 1}),
     "pp2-v": (2, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "pp_style": "zbv", "num_model_chunks": 2}),
     "tp2-pp2": (4, {"tp_size": 2, "pp_size": 2, "microbatch_size": 2}),
-    "tp2-dp2-zero1": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1}),
+    "tp2-dp2": (4, {"tp_size": 2, "pp_size": 1}),
+    "tp2-dp2-zero1": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1, "overlap_allgather": True}),
     "tp2-dp2-zero2": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 2, "dp_outside": False}),
-    "pp2-dp2": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}),
+    "pp2-dp2": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "ddp_bucket_cap_mb": 0.05}),
     "pp2-dp2-zero1": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "zero_stage": 1, "dp_outside": False}),
 }
 
@@ -80,6 +81,7 @@ def train_one(name: str, options: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
+    model.state_dict()  # waits for parameters that are still being gathered
     return {"losses": losses, "norms": norms, "parameters": whole_parameters(model.unwrap(), plugin.mesh), "dp": rank}
 
 

@@ -71,7 +71,7 @@ class HybridOptions:
     parallel_output: bool
     caches: bool
     zero: ZeroOptions
-    ddp: Mapping[str, Any]
+    ddp: DDPConfig
 
     def __post_init__(self) -> None:
         if self.tp_size < 1 or self.pp_size < 1 or self.zero_stage not in (0, 1, 2):
@@ -100,11 +100,27 @@ class HybridOptions:
                 f"would send as many times as much. Found zero_stage=2 with pp_size={self.pp_size}. The nearest that "
                 "works is zero_stage=1."
             )
-        if self.zero_stage == 0 and self.zero.zero.cpu_offload:
-            raise UnsupportedError(
-                "cpu_offload keeps optimizer states that data-parallel ranks share in host memory. Found it with "
-                "zero_stage=0, where they are not shared. The nearest that works is zero_stage=1."
-            )
+        self._refuse_what_nothing_honours()
+
+    def _refuse_what_nothing_honours(self) -> None:
+        """Refuse options of ZeRO without it, and those of `DistributedDataParallel` where something else is used."""
+        zero, shares, is_cut = self.zero.zero, self.zero_stage > 0, self.microbatching is not None
+        of_ddp = ("check_reduction", "gradient_as_bucket_view", "static_graph")
+        refused = {
+            "cpu_offload": (zero.cpu_offload and not shares, "zero_stage=1, which shares optimizer states"),
+            "communication_dtype": (zero.communication_dtype is not None and not shares, "zero_stage=1"),
+            "overlap_allgather": (zero.overlap_allgather and (is_cut or not shares), "zero_stage=1 and no pipeline"),
+            **{
+                name: (getattr(self.ddp, name) and (shares or is_cut), "zero_stage=0 and no pipeline")
+                for name in of_ddp
+            },
+        }
+        for name, (is_refused, instead) in refused.items():
+            if is_refused:
+                raise UnsupportedError(
+                    f"An option needs something that honours it. Found {name} with zero_stage={self.zero_stage} and "
+                    f"{'a' if is_cut else 'no'} pipeline, where nothing does. Leave it out; it works with {instead}."
+                )
 
     @property
     def placement(self) -> Placement:
@@ -178,7 +194,7 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
         given["parallel_output"],
         given["enable_metadata_cache"],
         ZeroOptions(given["precision"], given["max_norm"], 2.0, 1, True, False, zero, plugin="HybridParallelPlugin"),
-        ddp.keywords(),
+        ddp,
     )
 
 

@@ -21,6 +21,8 @@ from colossal.booster.plugin.hybrid_norm import HybridNorm
 from colossal.booster.plugin.hybrid_options import sort_options
 from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
 from colossal.booster.plugin.hybrid_stages import make_stages, names_of, regroup, run_stages_in
+from colossal.booster.plugin.replicas import BuffersOfFirstRank
+from colossal.booster.plugin.units import find_units
 from colossal.checkpoint_io import CheckpointIO
 from colossal.cluster import ParallelMesh
 from colossal.errors import UnsupportedError
@@ -66,9 +68,10 @@ class HybridParallelPlugin(DataParallelPlugin):
         hysteresis: Number of overflows since the scale last grew that it takes until it falls.
         max_scale: The scale does not grow above it.
         max_norm: Clip the common norm of the gradients, over all axes, to it before each step; 0 does not.
-        broadcast_buffers: Without ZeRO and pipeline: give replicas the buffers of the first at each forward pass.
+        broadcast_buffers: Give replicas the buffers of the first at each forward pass.
         ddp_bucket_cap_mb: Without ZeRO: size in MB of the buckets in which gradients are reduced.
-        find_unused_parameters: Without ZeRO and pipeline: look for parameters that a forward pass did not use.
+        find_unused_parameters: Look for parameters that a forward pass did not use; with ZeRO or a pipeline that is
+            always done.
         check_reduction: Passed on to torch, which has deprecated it.
         gradient_as_bucket_view: Without ZeRO and pipeline: let gradients share memory with the buckets.
         static_graph: Without ZeRO and pipeline: the graph is the same in every step.
@@ -285,7 +288,14 @@ class HybridParallelPlugin(DataParallelPlugin):
         norm = HybridNorm(stages, mesh, shares_over_dp=options.zero_stage > 0)
         if options.zero_stage > 0:
             wrapper = shard_optimizer(
-                model, optimizer, zero.partition(mesh), zero.zero, scaler=scaler, max_norm=zero.max_norm, norm=norm
+                model,
+                optimizer,
+                zero.partition(mesh),
+                zero.zero,
+                scaler=scaler,
+                max_norm=zero.max_norm,
+                units=find_units(model, None, set()) if zero.zero.overlap_allgather else (),
+                norm=norm,
             )
         else:
             names = {parameter: name for name, parameter in model.named_parameters()}
@@ -300,10 +310,13 @@ class HybridParallelPlugin(DataParallelPlugin):
         stages: Sequence[Stage],
         run: PipelineExecutor | None,
     ) -> tuple[ModelWrapper, Capabilities]:
-        """Let replicas agree on gradients."""
+        """Let replicas agree on gradients and buffers."""
         shards = optimizer.masters if optimizer is not None else None
+        if self._options.ddp.broadcast_buffers and (run is not None or isinstance(shards, ZeroShards)):
+            for stage in stages:
+                BuffersOfFirstRank(stage.module, self.mesh)
         if run is not None:
-            replicas = Replicas(stages, self.mesh)
+            replicas = Replicas(stages, self.mesh, self._options.ddp.bucket_cap_mb)
             if isinstance(shards, ZeroShards):
                 return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, shards.no_sync, _nothing))
             executor = HybridExecutor(run, nullcontext, replicas.average)
@@ -313,7 +326,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if self.mesh.size("dp") == 1 or not trains:
             return ModelWrapper(model), Capabilities()
-        ddp = DistributedDataParallel(model, process_group=self.mesh.group("dp"), **self._options.ddp)
+        ddp = DistributedDataParallel(model, process_group=self.mesh.group("dp"), **self._options.ddp.keywords())
         return ModelWrapper(ddp), Capabilities(no_sync=ddp.no_sync)
 
 

@@ -13,8 +13,6 @@ from colossal.errors import UnsupportedError
 from colossal.interface import OptimizerWrapper
 from colossal.pipeline import PipelineExecutor, Stage, Timeline
 
-_BUCKET_BYTES = 25 * 2**20
-
 
 @final
 class PipelinedModel(nn.Module):
@@ -57,13 +55,14 @@ class Replicas:
     Args:
         stages: The stages of this rank.
         mesh: The mesh.
+        bucket_mb: How many MB (2**20 bytes) of gradients travel together.
     """
 
-    def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh) -> None:
+    def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, bucket_mb: float) -> None:
         self._parameters = list(
             dict.fromkeys(each for stage in stages for each in stage.parameters() if each.requires_grad)
         )
-        self._mesh, self._enabled = mesh, True
+        self._mesh, self._bucket_bytes, self._enabled = mesh, bucket_mb * 2**20, True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -89,19 +88,19 @@ class Replicas:
         for parameter in chosen:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets(chosen):
+        for bucket in _buckets(chosen, self._bucket_bytes):
             grads = [parameter.grad for parameter in bucket if parameter.grad is not None]
             total = channel.all_reduce(torch.cat([grad.reshape(-1) for grad in grads])).div_(channel.size)
             for grad, mean in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
                 grad.copy_(mean.view_as(grad))
 
 
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+def _buckets(parameters: Sequence[nn.Parameter], most: float) -> Iterator[list[nn.Parameter]]:
     by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
     for parameter in parameters:
         bucket = by_dtype.setdefault(parameter.dtype, [])
         bucket.append(parameter)
-        if sum(each.nbytes for each in bucket) >= _BUCKET_BYTES:
+        if sum(each.nbytes for each in bucket) >= most:
             yield by_dtype.pop(parameter.dtype)
     yield from by_dtype.values()
 
