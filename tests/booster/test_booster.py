@@ -304,9 +304,7 @@ def save_gpt2(folder: str) -> torch.Tensor:
 def test_hugging_face_loads_what_ddp_saved(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     from transformers import GPT2LMHeadModel
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     logits, _ = run_processes(save_gpt2, 2, str(tmp_path))
     for kind in ("bin", "safetensors"):
         model = GPT2LMHeadModel.from_pretrained(tmp_path / kind)

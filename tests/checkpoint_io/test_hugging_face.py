@@ -12,7 +12,6 @@ from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO
 from colossal.errors import CheckpointError
 
 transformers = pytest.importorskip("transformers")
-transformers.utils.logging.disable_progress_bar()  # its bars leave a thread behind
 
 IO = CheckpointIO()
 IDS = torch.arange(8).reshape(1, 8)
