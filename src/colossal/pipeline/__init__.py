@@ -1,6 +1,6 @@
 """Models cut into stages that ranks of the pp axis have, and batches that pass through them in parts."""
 
-from colossal.pipeline.cut import Passage, copy_structure
+from colossal.pipeline.cut import copy_structure, count_layers
 from colossal.pipeline.executor import PipelineExecutor
 from colossal.pipeline.microbatch import Microbatching, join, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
@@ -21,6 +21,7 @@ from colossal.pipeline.schedule import (
 )
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stage import Carry, Stage
+from colossal.pipeline.stand_in import Passage
 from colossal.pipeline.timeline import Timeline
 from colossal.pipeline.weight_grads import WeightGrads
 
@@ -43,6 +44,7 @@ __all__ = [
     "WeightGrads",
     "bubble_of",
     "copy_structure",
+    "count_layers",
     "forward_only",
     "interleaved",
     "join",

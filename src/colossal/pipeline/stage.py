@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from colossal.errors import PlanError, UnsupportedError
-from colossal.pipeline.cut import Passage, StageEnd, cut
+from colossal.pipeline.cut import cut
 from colossal.pipeline.shared_parameter import SharedParameter
+from colossal.pipeline.stand_in import Passage, StageEnd
 from colossal.tensor import Stages
 
 Carry = torch.Tensor | tuple[torch.Tensor, ...]
@@ -24,7 +25,7 @@ class Stage(nn.Module):
         module: The model, cut already.
         index: Which stage it is.
         num_stages: How many there are.
-        passage: Where hidden states enter; None for a `torch.nn.Sequential`, which takes them as its input.
+        passage: Where hidden states enter and leave; None for a `torch.nn.Sequential`, which takes them as its input.
         shared: The parameters that several stages have.
 
     Attributes:
@@ -60,7 +61,7 @@ class Stage(nn.Module):
         Args:
             model: The whole model; it is cut in place.
             stages: What the plan says.
-            layers: The layers of each stage.
+            layers: The layers of each stage; if the model has several lists, of all of them one after the other.
             index: The stage that stays.
 
         Returns:
@@ -132,13 +133,13 @@ class Stage(nn.Module):
         args, kwargs = _arguments(self._signature, inputs)
         if self._passage is None:
             return self.module(*args, **kwargs)
-        self._passage.carry = carry
+        self._passage.enter(carry)
         try:
             outputs = self.module(*args, **kwargs)
         except StageEnd as end:
-            return end.carry
+            return end.carry[0] if len(end.carry) == 1 else end.carry
         finally:
-            self._passage.carry = None
+            self._passage.enter(None)
         if not self.is_last:
             raise PlanError(
                 "A forward pass calls all layers of its model, in their order. Found that "

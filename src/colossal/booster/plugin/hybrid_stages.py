@@ -11,7 +11,7 @@ from colossal.booster.plugin.hybrid_options import HybridOptions
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.pipeline import Stage, copy_structure, partition_by_counts, partition_uniform
+from colossal.pipeline import Stage, copy_structure, count_layers, partition_by_counts, partition_uniform
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.tensor import ParallelPlan, base_of
 
@@ -72,9 +72,8 @@ def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: Hybri
             f"{type(model).__name__}, whose plan has no stages yet. Use tp_size instead of pp_size, or pass a "
             "ParallelPlan with stages as the custom_policy."
         )
-    layers = base_of(model).get_submodule(plan.stages.layers)
-    assert isinstance(layers, nn.ModuleList)
-    return Stage.of_model(model, plan.stages, _partition(len(layers), options), index)
+    layers = _partition(count_layers(model, plan.stages), options)
+    return Stage.of_model(model, plan.stages, layers, index)
 
 
 def _partition(num_layers: int, options: HybridOptions) -> list[range]:
