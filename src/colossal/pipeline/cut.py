@@ -11,7 +11,7 @@ from torch import nn
 from colossal.errors import PlanError
 from colossal.pipeline.partition import stage_of_layer
 from colossal.pipeline.shared_parameter import SharedParameter
-from colossal.pipeline.stand_in import RESULT, Absent, After, Before, Entrance, Finished, Passage
+from colossal.pipeline.stand_in import HIDDEN, RESULT, Absent, After, Before, Entrance, Finished, Passage
 from colossal.tensor import Stages, base_of
 
 
@@ -122,7 +122,7 @@ def _names_at(border: int, lists: Sequence[_List]) -> tuple[str, ...]:
             result = (RESULT,) if place else ()
             if border == span.start:
                 return result
-            return ("hidden_states", *filter(None, table.gives[1:]), *result)
+            return (HIDDEN, *filter(None, table.gives[1:]), *result)
     return ()
 
 
@@ -134,8 +134,9 @@ def _cut_list(base: nn.Module, each: _List, kept: range, passage: Passage) -> It
         return
     yield from table.first
     if kept.start > span.start:
+        source = HIDDEN if kept.start < span.stop else RESULT
         for name in table.first:
-            _enter_by(base, name, passage, makes_states=name == table.first[0])
+            _enter_by(base, name, passage, source, makes_states=name == table.first[0])
     if kept.start >= span.stop:
         if table.result:
             replace(base, table.result, Finished(base.get_submodule(table.result), passage))
@@ -159,7 +160,7 @@ def _keep_result(module: nn.Module, passage: Passage, ends: bool) -> None:
     module.register_forward_hook(keep)
 
 
-def _enter_by(base: nn.Module, name: str, passage: Passage, makes_states: bool) -> None:
+def _enter_by(base: nn.Module, name: str, passage: Passage, source: str, makes_states: bool) -> None:
     """Let what makes hidden states of the inputs do nothing."""
     native = _find(base, name)
     if isinstance(native, nn.Parameter):
@@ -168,7 +169,7 @@ def _enter_by(base: nn.Module, name: str, passage: Passage, makes_states: bool) 
         zeros = torch.zeros(native.shape, dtype=native.dtype)
         base.get_submodule(path).register_buffer(last, zeros, persistent=False)
     elif isinstance(native, nn.Module):
-        replace(base, name, Entrance(native, passage, makes_states))
+        replace(base, name, Entrance(native, passage, source, makes_states))
 
 
 def _find(base: nn.Module, name: str) -> Any:

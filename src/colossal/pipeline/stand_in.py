@@ -13,6 +13,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
+HIDDEN = "hidden_states"
+"""The name of what one layer hands to the next."""
+
 RESULT = "result"
 """The name of what a list of layers that has come to its end hands to the next list."""
 
@@ -119,8 +122,8 @@ class Before(nn.Module):
         """Hand over what came from the stage before."""
         values = self._passage.values
         if not self._gives:
-            return values["hidden_states"]
-        return (values["hidden_states"], *(values.get(name) for name in self._gives[1:]))
+            return values[HIDDEN]
+        return (values[HIDDEN], *(values.get(name) for name in self._gives[1:]))
 
 
 @final
@@ -139,9 +142,9 @@ class After(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """End the forward pass."""
         given = self._signature.bind(*args, **kwargs).arguments
-        hidden = args[0] if args else kwargs["hidden_states"]
+        hidden = args[0] if args else kwargs[HIDDEN]
         raise self._passage.leave(
-            {name: given[name] for name in self._passage.leaving if name in given} | {"hidden_states": hidden}
+            {name: given[name] for name in self._passage.leaving if name in given} | {HIDDEN: hidden}
         )
 
 
@@ -152,19 +155,23 @@ class Entrance(_StandIn):
     Args:
         native: What it takes the place of.
         passage: Where hidden states come from.
+        source: Under which name: that of hidden states, or of the result of a list that has come to its end.
         makes_states: Whether it is the one that makes them; others add to them, or pass them on.
     """
 
-    def __init__(self, native: nn.Module, passage: Passage, makes_states: bool) -> None:
+    def __init__(self, native: nn.Module, passage: Passage, source: str, makes_states: bool) -> None:
         super().__init__(native)
-        self._passage, self._makes_states = passage, makes_states
+        self._passage, self._source, self._makes_states = passage, source, makes_states
 
     def forward(self, *args: Any, **_kwargs: Any) -> torch.Tensor:
-        """Return hidden states, or a zero that is added to them."""
-        values = self._passage.values
-        carry = values["hidden_states" if "hidden_states" in values else RESULT].detach()
-        is_passing = bool(args) and isinstance(args[0], torch.Tensor) and args[0].shape == carry.shape
-        return carry if self._makes_states or is_passing else carry.new_zeros(())
+        """Return hidden states, or zeros in the place of what is added to them."""
+        carry, given = self._passage.values[self._source].detach(), args[0] if args else None
+        if self._makes_states or (isinstance(given, torch.Tensor) and given.shape == carry.shape):
+            return carry
+        zero = carry.new_zeros(())
+        if isinstance(given, torch.Tensor) and given.is_floating_point() and given.dim() == carry.dim():
+            return zero.expand(*given.shape[:-1], carry.shape[-1])
+        return zero
 
 
 @final

@@ -1,8 +1,11 @@
 """BLIP-2: a vision model, a Q-Former, and a language model of another family."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.shardformer.plans.t5 import GIVES
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 BLIP_2 = ParallelPlan(
     styles={
@@ -24,6 +27,30 @@ BLIP_2 = ParallelPlan(
 )
 
 
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+SEEN = Stages("vision_model.encoder.layers", first=("vision_model.embeddings",), result="vision_model")
+ASKED = Stages("qformer.encoder.layer", first=("qformer.layernorm", "query_tokens"), result="qformer", before=SEEN)
+READ = Stages(
+    "language_model.encoder.block",
+    first=("language_model.shared", "language_model.encoder.embed_tokens", "language_projection"),
+    gives=GIVES,
+    result="language_model.encoder",
+    before=ASKED,
+)
+STAGES: Mapping[str, Stages] = {  # by the family of the language model
+    "opt": Stages(
+        "language_model.model.decoder.layers",
+        first=(
+            *(f"language_model.model.decoder.{name}" for name in ("embed_tokens", "embed_positions", "project_in")),
+            "language_projection",
+        ),
+        before=ASKED,
+    ),
+    "t5": Stages(
+        "language_model.decoder.block", first=("language_model.decoder.embed_tokens",), gives=GIVES, before=READ
+    ),
+}
+
+
+def plan(config: Any) -> ParallelPlan:
     """Return the plan of a configuration."""
-    return BLIP_2
+    return replace(BLIP_2, stages=STAGES.get(config.text_config.model_type))
