@@ -19,11 +19,13 @@ from colossal.pipeline.schedule import (
     simulate,
     zero_bubble_v,
 )
+from colossal.pipeline.sequence import ExecutionSequence
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stage import Carry, Stage
 from colossal.pipeline.stand_in import Passage
 from colossal.pipeline.timeline import Timeline
 from colossal.pipeline.weight_grads import WeightGrads
+from colossal.pipeline.weights import layer_parameters, layer_seconds
 
 __all__ = [
     "SCHEDULES",
@@ -31,6 +33,7 @@ __all__ = [
     "ActionKind",
     "Carry",
     "Costs",
+    "ExecutionSequence",
     "Microbatching",
     "Orders",
     "Pass",
@@ -48,6 +51,8 @@ __all__ = [
     "forward_only",
     "interleaved",
     "join",
+    "layer_parameters",
+    "layer_seconds",
     "one_forward_one_backward",
     "partition_balanced",
     "partition_by_counts",

@@ -42,7 +42,25 @@ def count_layers(model: nn.Module, stages: Stages) -> int:
         >>> count_layers(nn.ModuleDict({"blocks": nn.ModuleList([nn.Identity()] * 3)}), Stages("blocks", first=()))
         3
     """
-    return _lists_of(base_of(model), stages)[-1].span.stop
+    return len(layers_of(model, stages))
+
+
+def layers_of(model: nn.Module, stages: Stages) -> list[nn.Module]:
+    """Find the layers that the stages of a pipeline share out.
+
+    Args:
+        model: The whole model.
+        stages: What the plan of its family says.
+
+    Returns:
+        The layers of all lists, one after the other.
+
+    Raises:
+        PlanError: The model has no such list.
+    """
+    base = base_of(model)
+    lists = [base.get_submodule(each.table.layers) for each in _lists_of(base, stages)]
+    return [layer for each in lists for layer in each.children()]
 
 
 def cut(model: nn.Module, stages: Stages, layers: Sequence[range], stage: int) -> tuple[Passage, list[SharedParameter]]:
@@ -64,15 +82,27 @@ def cut(model: nn.Module, stages: Stages, layers: Sequence[range], stage: int) -
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
     lists = _lists_of(base, stages)
     shared = _find_shared(model, prefix, lists, layers)
-    if hasattr(model, "config") and hasattr(model.config, "use_cache"):
-        other: Any = model.config
-        other.use_cache = False
+    for config in configs_with_cache(model):
+        config.use_cache = False
     passage = Passage(_names_at(kept.start, lists), _names_at(kept.stop, lists))
     names = [f"{prefix}{name}" for each in lists for name in _cut_list(base, each, kept, passage)]
     if stage < len(layers) - 1:
         later = {f"{prefix}{name}" for each in lists for name in each.table.first}
         _drop_rest(model, names, later)
     return passage, shared
+
+
+def configs_with_cache(model: nn.Module) -> list[Any]:
+    """Find the configurations that say whether keys and values are kept, which training has no use for.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The configurations; a model within another may have one of its own.
+    """
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    return [config for config in configs.values() if hasattr(config, "use_cache")]
 
 
 def copy_structure(model: nn.Module) -> nn.Module:

@@ -7,8 +7,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from colossal.errors import PlanError, UnsupportedError
+from colossal.errors import PlanError
 from colossal.pipeline.cut import cut
+from colossal.pipeline.sequence import ExecutionSequence, cut_sequence
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stand_in import Passage, StageEnd
 from colossal.tensor import Stages
@@ -76,7 +77,7 @@ class Stage(nn.Module):
         return cls(model, index, len(layers), passage, shared)
 
     @classmethod
-    def of_sequential(cls, model: nn.Sequential, layers: Sequence[range], index: int) -> "Stage":
+    def of_sequential(cls, model: nn.Sequential | ExecutionSequence, layers: Sequence[range], index: int) -> "Stage":
         """Cut a sequence of modules.
 
         Args:
@@ -86,23 +87,9 @@ class Stage(nn.Module):
 
         Returns:
             The stage.
-
-        Raises:
-            UnsupportedError: A module appears on several stages.
         """
-        first_seen: dict[int, int] = {}
-        for stage, each in enumerate(layers):
-            for position in each:
-                if first_seen.setdefault(id(model[position]), stage) != stage and _has_parameters(model[position]):
-                    raise UnsupportedError(
-                        "A module of a sequence that is cut belongs to one stage. Found the module "
-                        f"{position} on stages {first_seen[id(model[position])]} and {stage}. Put both places on one "
-                        "stage by num_layers_per_stage."
-                    )
-        for position in range(len(model)):
-            if position not in layers[index]:
-                model[position] = nn.Identity()
-        return cls(model, index, len(layers))
+        shared = cut_sequence(model, layers, index)
+        return cls(model, index, len(layers), shared=shared)
 
     @property
     def is_first(self) -> bool:
@@ -147,10 +134,6 @@ class Stage(nn.Module):
                 "off what leaves layers out, such as layerdrop."
             )
         return outputs
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _arguments(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -11,9 +11,18 @@ from colossal.booster.plugin.hybrid_options import HybridOptions
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.pipeline import Stage, copy_structure, count_layers, partition_by_counts, partition_uniform
+from colossal.pipeline import (
+    ExecutionSequence,
+    Stage,
+    copy_structure,
+    count_layers,
+    partition_by_counts,
+    partition_uniform,
+)
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.tensor import ParallelPlan, base_of
+
+_SEQUENCES = (nn.Sequential, ExecutionSequence)
 
 
 def make_stages(
@@ -40,7 +49,7 @@ def make_stages(
     """
     from colossal.lazy import materialize
 
-    needs_plan = mesh.size("tp") > 1 or (mesh.size("pp") > 1 and not isinstance(model, nn.Sequential))
+    needs_plan = mesh.size("tp") > 1 or (mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES))
     if needs_plan and plan is None:
         plan = plan_of(model)
     if needs_plan and plan is not None and mesh.size("tp") > 1:
@@ -64,12 +73,12 @@ def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: Hybri
     number = options.placement.num_stages
     if number == 1:
         return Stage(model, 0, 1)
-    if isinstance(model, nn.Sequential):
+    if isinstance(model, _SEQUENCES):
         return Stage.of_sequential(model, _partition(len(model), options), index)
     if plan is None or plan.stages is None:
         raise UnsupportedError(
             "A pipeline needs a plan that says how the model is cut. Found "
-            f"{type(model).__name__}, whose plan has no stages yet. Use tp_size instead of pp_size, or pass a "
+            f"{type(model).__name__}, whose plan has no stages. Use tp_size instead of pp_size, or pass a "
             "ParallelPlan with stages as the custom_policy."
         )
     layers = _partition(count_layers(model, plan.stages), options)
