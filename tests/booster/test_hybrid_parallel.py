@@ -16,7 +16,7 @@ from colossal.testing import run_processes
 
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4
 ADAM = {"lr": 1e-2, "weight_decay": 0.1}
-FAMILIES = ("llama", "llama-tied", "gpt2", "bert", "vit", "mixtral", "bloom", "t5", "whisper")
+FAMILIES = ("llama", "llama-tied", "gpt2", "bert", "vit", "mixtral", "bloom", "t5", "blip-2-t5")
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2": (2, {"tp_size": 2, "pp_size": 1}),
     "pp2": (2, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}),
