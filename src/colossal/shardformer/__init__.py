@@ -1,5 +1,6 @@
 """Models of Hugging Face, divided along the tp axis by a table for each family."""
 
+from colossal.shardformer.checkpointing import GradientCheckpointConfig, PipelineGradientCheckpointConfig
 from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal.shardformer.heads import HeadTable, SharedHeads
 from colossal.shardformer.hf_plan import hf_plan
@@ -16,7 +17,9 @@ __all__ = [
     "Conv1DRow",
     "DividedCausalLoss",
     "Division",
+    "GradientCheckpointConfig",
     "HeadTable",
+    "PipelineGradientCheckpointConfig",
     "ShardConfig",
     "ShardFormer",
     "SharedHeads",

@@ -1,21 +1,30 @@
-"""What the user says about dividing a model."""
+"""What the user says about dividing a model, and about making it faster."""
 
 from dataclasses import dataclass
 from typing import final
 
 from colossal.cluster import ParallelMesh
+from colossal.shardformer.checkpointing import GradientCheckpointConfig, PipelineGradientCheckpointConfig
 
 
 @final
 @dataclass(frozen=True)
 class ShardConfig:
-    """How a model is divided.
+    """How a model is divided, and what is done besides. An option that a model cannot honour is an error.
 
     Args:
         mesh: The mesh whose tp axis divides it; the ambient one by default.
         enable_tensor_parallelism: Whether the tp axis divides the model; otherwise it stays as it is.
         parallel_output: Leave the logits of a causal language model divided by vocabulary, and compute its loss from
             that; others put them together.
+        enable_flash_attention: Compute attention without storing its scores, by ``"flash_attention_2"`` where the
+            package, the device, the dtype and the classes of the model allow it, and else by ``"sdpa"`` of torch.
+        enable_fused_normalization: Compute norms in one kernel; those of torch, such as LayerNorm, are that already.
+        enable_jit_fused: Compile activations of several operations, such as GPT-2's GELU, into one kernel. Biases and
+            dropout around them are not fused: that would take other forward methods.
+        enable_all_optimization: The three options above, as far as the model can honour them; a line of the log says
+            which, and why others are left out.
+        gradient_checkpoint_config: How many layers compute their activations again in the backward pass.
 
     Example:
         >>> from colossal.shardformer import ShardConfig
@@ -26,3 +35,8 @@ class ShardConfig:
     mesh: ParallelMesh | None = None
     enable_tensor_parallelism: bool = True
     parallel_output: bool = True
+    enable_flash_attention: bool = False
+    enable_fused_normalization: bool = False
+    enable_jit_fused: bool = False
+    enable_all_optimization: bool = False
+    gradient_checkpoint_config: GradientCheckpointConfig | PipelineGradientCheckpointConfig | None = None

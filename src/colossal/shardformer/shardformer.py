@@ -9,9 +9,11 @@ from torch import nn
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.errors import MeshError, PlanError
 from colossal.logging import get_dist_logger
+from colossal.shardformer.checkpointing import checkpoint_layers
 from colossal.shardformer.counts import check_heads, divide_number, keep_uneven, share_groups
 from colossal.shardformer.head_inputs import CutHeads
 from colossal.shardformer.loss import DividedCausalLoss
+from colossal.shardformer.options import apply_options, choose_options
 from colossal.shardformer.plans import plan_of
 from colossal.shardformer.shard_config import ShardConfig
 from colossal.shardformer.shared_input import share_inputs
@@ -27,7 +29,9 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 @final
 class ShardFormer:
-    """Divides models along the tp axis: their forward methods stay as they are, some of their modules are replaced.
+    """Divides models along the tp axis, and does what else its options say.
+
+    Forward methods of models stay as they are; some of their modules are replaced.
 
     Args:
         shard_config: How.
@@ -49,7 +53,7 @@ class ShardFormer:
         self.shard_config = shard_config
 
     def optimize(self, model: nn.Module, policy: ParallelPlan | None = None) -> tuple[nn.Module, list[Any]]:
-        """Divide a model in place.
+        """Divide a model in place, and apply the options.
 
         Args:
             model: The same model on all ranks; of Hugging Face, or with a plan of its own.
@@ -61,16 +65,25 @@ class ShardFormer:
         Raises:
             PlanError: The plan does not fit the model, or numbers of the model do not divide by the ranks.
             MeshError: The tp axis is arranged as a grid.
+            ConfigError: The numbers of layers that are checkpointed do not fit the model.
+            UnsupportedError: The model cannot honour an option.
         """
-        mesh = self.shard_config.mesh or current_mesh()
-        if not self.shard_config.enable_tensor_parallelism or mesh.size("tp") == 1:
-            return model, []
-        if mesh.tp_mode != "1d":
+        config = self.shard_config
+        mesh = config.mesh or current_mesh()
+        divides = config.enable_tensor_parallelism and mesh.size("tp") > 1
+        if divides and mesh.tp_mode != "1d":
             raise MeshError(
                 f"Plans divide models along one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
                 "it with tp_mode='1d'."
             )
-        _divide(model, policy or plan_of(model), mesh, self.shard_config.parallel_output)
+        if policy is None and (divides or config.gradient_checkpoint_config is not None):
+            policy = plan_of(model)
+        chosen = choose_options(model, config)
+        if config.gradient_checkpoint_config is not None:
+            checkpoint_layers(model, policy, config.gradient_checkpoint_config)
+        apply_options(model, chosen)
+        if divides and policy is not None:
+            _divide(model, policy, mesh, config.parallel_output)
         return model, []
 
 
