@@ -126,11 +126,12 @@ class Step:
         assert self._optimizer is not None
         place = (stage.index, microbatch)
         entered, left = self._entered.pop(place), self._left.pop(place)
-        grads = () if stage.is_last else self._take(Message(True, stage.index, microbatch))
-        with self._later[place].defer() if self._defers else nullcontext():  # also what checkpoints compute again
-            if stage.is_last:
-                self._optimizer.backward(left[0])
-            elif left := tuple(tensor for tensor in left if tensor.requires_grad):
+        if stage.is_last:
+            self._optimizer.backward(left[0])
+        else:
+            left = tuple(tensor for tensor in left if tensor.requires_grad)
+            grads = self._take(Message(True, stage.index, microbatch))
+            if left:
                 self._optimizer.backward_by_grad(left, grads)
         if not stage.is_first:
             grads = tuple(

@@ -1,13 +1,15 @@
 """Activation checkpointing of some layers of a model: what they store in the forward pass is computed again."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from colossal.errors import ConfigError, UnsupportedError
@@ -182,7 +184,7 @@ def checkpoint_layers(
     for layer in layers[: config.num_layers(len(layers), stage, num_stages)]:
         if hasattr(layer, "gradient_checkpointing"):
             layer.gradient_checkpointing = True
-            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)  # noqa: SLF001
+            layer._gradient_checkpointing_func = _run_again  # noqa: SLF001
         else:
             layer.forward = _Again(layer)
 
@@ -198,7 +200,25 @@ class _Again:
         forward = partial(type(self._layer).forward, self._layer)
         if not (self._layer.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return _run_again(forward, *args, **kwargs)
+
+
+def _run_again(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(function, *args, use_reentrant=False, context_fn=_with_the_same_modes, **kwargs)
+
+
+def _with_the_same_modes() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Let what intercepts calls of torch, as a zero-bubble pipeline does, intercept those that are made again."""
+    return nullcontext(), _entered(_get_current_function_mode_stack())
+
+
+@contextmanager
+def _entered(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for mode in modes:
+            if mode not in _get_current_function_mode_stack():
+                stack.enter_context(mode)
+        yield
 
 
 def _held(layers: nn.ModuleList) -> Iterator[Any]:

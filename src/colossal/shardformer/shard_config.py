@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from colossal.cluster import ParallelMesh
+from colossal.errors import ConfigError
 from colossal.shardformer.checkpointing import GradientCheckpointConfig, PipelineGradientCheckpointConfig
 
 
@@ -26,6 +27,9 @@ class ShardConfig:
             which, and why others are left out.
         gradient_checkpoint_config: How many layers compute their activations again in the backward pass.
 
+    Raises:
+        ConfigError: `gradient_checkpoint_config` is something else.
+
     Example:
         >>> from colossal.shardformer import ShardConfig
         >>> ShardConfig().parallel_output
@@ -40,3 +44,11 @@ class ShardConfig:
     enable_jit_fused: bool = False
     enable_all_optimization: bool = False
     gradient_checkpoint_config: GradientCheckpointConfig | PipelineGradientCheckpointConfig | None = None
+
+    def __post_init__(self) -> None:
+        config = self.gradient_checkpoint_config
+        if config is not None and not isinstance(config, GradientCheckpointConfig | PipelineGradientCheckpointConfig):
+            raise ConfigError(
+                "gradient_checkpoint_config is a GradientCheckpointConfig or a PipelineGradientCheckpointConfig. Found "
+                f"{config!r}. Pass one of them, such as GradientCheckpointConfig(gradient_checkpointing_ratio=1.0)."
+            )

@@ -12,9 +12,18 @@ from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import Microbatching, PipelineStyle, Placement
+from colossal.shardformer import ShardConfig
 from colossal.zero import ZeroConfig
 
 _MILLION = 1024 * 1024
+_OF_SHARDFORMER = (
+    "parallel_output",
+    "enable_flash_attention",
+    "enable_fused_normalization",
+    "enable_jit_fused",
+    "enable_all_optimization",
+    "gradient_checkpoint_config",
+)
 _CHUNKS: Mapping[str, int | None] = {"1f1b": 1, "interleaved": None, "zbv": 2}
 
 # What is documented and does nothing here, the value that asks for nothing, and the nearest that works.
@@ -23,11 +32,6 @@ _NOT_BUILT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_sequence_parallelism": ((False,), "tensor parallelism alone"),
     "sequence_parallelism_mode": ((None,), "tensor parallelism alone"),
     "inner_ring_size": ((None,), "tensor parallelism alone"),
-    "enable_all_optimization": ((False,), "a model that is built with attn_implementation='sdpa'"),
-    "enable_flash_attention": ((False,), "a model that is built with attn_implementation='sdpa'"),
-    "enable_fused_normalization": ((False,), "the model's own normalisation"),
-    "enable_jit_fused": ((False,), "torch.compile of the model's activations"),
-    "gradient_checkpoint_config": ((None,), "model.gradient_checkpointing_enable() before boost"),
     "scheduler_nodes": ((None,), "pp_style='zbv', which makes its schedule by itself"),
     "make_vocab_size_divisible_by": ((64,), "64: a vocabulary is divided unevenly instead of padded"),
     "overlap_p2p": ((True,), "True: messages of a pipeline always travel while stages compute"),
@@ -50,7 +54,7 @@ class HybridOptions:
         num_chunks: Stages of each rank.
         num_layers_per_stage: Layers of each stage, in order; equal parts by default.
         microbatching: Into how many parts a batch is divided; None without a pipeline.
-        parallel_output: Whether logits stay divided.
+        shard: What `ShardFormer` does, without a mesh yet.
         caches: Whether shapes of hidden states are sent once.
         zero: How data-parallel ranks share states.
         ddp: What `DistributedDataParallel` is told.
@@ -68,7 +72,7 @@ class HybridOptions:
     num_chunks: int
     num_layers_per_stage: tuple[int, ...] | None
     microbatching: Microbatching | None
-    parallel_output: bool
+    shard: ShardConfig
     caches: bool
     zero: ZeroOptions
     ddp: DDPConfig
@@ -191,7 +195,7 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
         given["num_model_chunks"],
         None if layers is None else tuple(layers),
         None if parts == (None, None) else Microbatching(*parts),
-        given["parallel_output"],
+        ShardConfig(**{name: given[name] for name in _OF_SHARDFORMER}),
         given["enable_metadata_cache"],
         ZeroOptions(given["precision"], given["max_norm"], 2.0, 1, True, False, zero, plugin="HybridParallelPlugin"),
         ddp,

@@ -28,6 +28,7 @@ from colossal.cluster import ParallelMesh
 from colossal.errors import UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.pipeline import PipelineExecutor, PipelineStyle, Stage
+from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
 from colossal.tensor import ParallelPlan
 from colossal.zero import ZeroShards, shard_optimizer
 
@@ -51,10 +52,10 @@ class HybridParallelPlugin(DataParallelPlugin):
         precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has.
         zero_stage: What data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients too; 2 without a
             pipeline only.
-        enable_all_optimization: Not built yet.
-        enable_fused_normalization: Not built yet.
-        enable_flash_attention: Not built yet.
-        enable_jit_fused: Not built yet.
+        enable_all_optimization: The three options below, as far as the model can honour them; the log says which.
+        enable_fused_normalization: Compute norms in one kernel; see `ShardConfig` for this option and the next two.
+        enable_flash_attention: Compute attention without storing its scores.
+        enable_jit_fused: Compile activations of several operations into one kernel.
         enable_sequence_parallelism: Not built yet.
         sequence_parallelism_mode: Not built yet.
         parallel_output: Leave logits of causal language models divided by vocabulary, and compute the loss from that.
@@ -84,7 +85,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         num_model_chunks: Stages of each rank: 1 for 1F1B, 2 for zbv, and 2 or more for interleaved.
         scheduler_nodes: Not built yet: schedules are made when they are needed.
         num_layers_per_stage: Layers of each stage, over all chunks; equal parts by default.
-        gradient_checkpoint_config: Not built yet.
+        gradient_checkpoint_config: A `GradientCheckpointConfig`, or a `PipelineGradientCheckpointConfig` with numbers
+            for each stage: how many layers compute their activations again in the backward pass.
         enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
         make_vocab_size_divisible_by: Only 64, the default, which does nothing: a vocabulary is divided unevenly if the
             ranks do not divide it.
@@ -161,7 +163,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         num_model_chunks: int = 1,
         scheduler_nodes: Any = None,
         num_layers_per_stage: Sequence[int] | None = None,
-        gradient_checkpoint_config: Any = None,
+        gradient_checkpoint_config: GradientCheckpointConfig | PipelineGradientCheckpointConfig | None = None,
         enable_metadata_cache: bool = True,
         make_vocab_size_divisible_by: int = 64,
         dp_outside: bool = True,
