@@ -2,11 +2,11 @@
 
 import copy
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from divided import whole_grads
 from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -21,7 +21,7 @@ from colossal.shardformer import (
 )
 from colossal.shardformer.fused_norm import FusedOffsetRMSNorm, FusedRMSNorm, FusedScaleNorm
 from colossal.shardformer.options import OPTIONS
-from colossal.tensor import Layout, ParallelPlan, Stages, relayout
+from colossal.tensor import ParallelPlan, Stages
 from colossal.testing import fake_world, run_processes, run_threads
 
 # The norms and the rotary positions of some families compute in float32, whatever the type of the model.
@@ -30,21 +30,6 @@ FUSED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "cohere", "glm", "deep
 EAGER_ONLY = ("gptj", "bloom")
 CHOSEN_WHEN_BUILT = ("falcon", "sam")
 IN_PARTS = ("gpt2", "gptj", "bloom")
-
-
-def whole_grads(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor | None]:
-    """Put gradients together."""
-    layouts: dict[int, Layout] = {
-        id(module.get_parameter(name)): layout
-        for module in model.modules()
-        for name, layout in getattr(module, "layouts", {}).items()
-    }
-    found: dict[str, torch.Tensor | None] = {}
-    for name, parameter in model.named_parameters():
-        layout, grad = layouts.get(id(parameter)), parameter.grad
-        is_cut = layout is not None and grad is not None
-        found[name] = relayout(grad, layout, replace(layout, dims=()), mesh) if is_cut else grad
-    return found
 
 
 class Calls(TorchFunctionMode):
