@@ -1,5 +1,6 @@
 """The plugin hands options of `ShardFormer` on to each stage: equal to one process, with fewer bytes, or an error."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.lazy import LazyInitContext
-from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
+from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, plan_of
 from colossal.testing import fake_world, run_processes
 
 STEPS, FAMILIES = 3, ("llama", "gpt2", "bloom")
@@ -159,7 +160,9 @@ def test_what_does_not_fit_is_an_error_on_all_ranks(name, options, kind, message
 
 
 def test_families_without_stages() -> None:
+    model, config = build("t5"), GradientCheckpointConfig(1.0)
+    plan = replace(plan_of(model), stages=None)
     with fake_world(2):
-        plugin = HybridParallelPlugin(2, 1, precision="fp32", gradient_checkpoint_config=GradientCheckpointConfig(1.0))
+        plugin = HybridParallelPlugin(2, 1, precision="fp32", custom_policy=plan, gradient_checkpoint_config=config)
         with pytest.raises(UnsupportedError, match="whose plan has no stages"):
-            Booster(device="cpu", plugin=plugin).boost(build("t5"))
+            Booster(device="cpu", plugin=plugin).boost(model)

@@ -20,6 +20,7 @@ from colossal.testing import run_threads
 # The norms and the rotary positions of some families compute in float32, whatever the type of the model.
 RTOL, ATOL = 1e-4, 1e-6
 LENGTH = 8
+OF_A_WHOLE = ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
 READS_TEXT = ("Blip2ForImageTextRetrieval", "Blip2TextModelWithProjection")
 SIZES: dict[str, dict[str, Any]] = {
     "bert": LLAMA | CALM,
@@ -95,7 +96,9 @@ def inputs_of(name: str) -> dict[str, torch.Tensor]:
     }
     if name == "T5ForSequenceClassification":
         known |= {"input_ids": ids.index_fill(1, torch.tensor(LENGTH - 1), 1), "labels": two}  # they end
-    elif name.endswith(("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")):
+    elif name.endswith(
+        ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
+    ):
         known["labels"] = two
     elif name.endswith("TokenClassification"):
         known["labels"] = ids % 2

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from colossal.shardformer import (
     PipelineGradientCheckpointConfig,
     ShardConfig,
     ShardFormer,
+    option_matrix,
+    options_of,
+    plan_of,
 )
 from colossal.shardformer.fused_norm import FusedOffsetRMSNorm, FusedRMSNorm, FusedScaleNorm
 from colossal.shardformer.options import OPTIONS
@@ -101,6 +105,25 @@ def test_what_honours_an_option(name: str) -> None:
         assert OPTIONS["enable_flash_attention"].check(model) == "sdpa"
     assert OPTIONS["enable_fused_normalization"].check(model) == ("fused" if name.startswith(FUSED) else "torch's")
     assert OPTIONS["enable_jit_fused"].check(model) == ("compiled" if name.startswith(IN_PARTS) else "torch's")
+
+
+def test_the_matrix_is_what_models_say() -> None:
+    matrix = option_matrix()
+    assert matrix["bloom"]["enable_flash_attention"] == "refused"
+    assert matrix["llama"] == {
+        "tensor_parallelism": "yes",
+        "pipeline_parallelism": "yes",
+        "enable_flash_attention": "sdpa",
+        "enable_fused_normalization": "fused",
+        "enable_jit_fused": "torch's",
+        "gradient_checkpoint_config": "yes",
+    }
+    for name in MODELS:
+        model = build(name)
+        family = model.config.model_type
+        if family in matrix and name != "blip-2-t5":  # the language model of BLIP-2 is OPT by default
+            assert options_of(model) == matrix[family], name
+    assert set(options_of(nn.Linear(2, 2)).values()) == {"refused"}
 
 
 @pytest.mark.parametrize(
@@ -252,8 +275,6 @@ def saved_bytes(name: str, model: Any) -> int:
 
 
 def with_stages() -> list[str]:
-    from colossal.shardformer import plan_of
-
     return [name for name in MODELS if plan_of(build(name)).stages is not None]
 
 
@@ -311,9 +332,10 @@ def test_checkpointing_that_cannot_be() -> None:
     some = PipelineGradientCheckpointConfig(0.5)
     assert [some.num_layers(held, 1, 2) for held in (4, 5)] == [2, 2]
     with fake_world(1), ParallelMesh() as mesh:
+        model = build("t5")
         with pytest.raises(UnsupportedError, match="T5ForConditionalGeneration, whose plan has no stages"):
-            optimize(build("t5"), mesh, gradient_checkpoint_config=some)
+            optimize(model, mesh, replace(plan_of(model), stages=None), gradient_checkpoint_config=some)
         for numbers in ([3], [1, 1]):
+            config = PipelineGradientCheckpointConfig(num_ckpt_layers_per_stage=numbers)
             with pytest.raises(ConfigError, match=r"where stage 0 has 2 layers"):
-                config = PipelineGradientCheckpointConfig(num_ckpt_layers_per_stage=numbers)
                 optimize(build("llama"), mesh, gradient_checkpoint_config=config)

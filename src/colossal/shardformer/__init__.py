@@ -5,6 +5,7 @@ from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal.shardformer.heads import HeadTable, SharedHeads
 from colossal.shardformer.hf_plan import hf_plan
 from colossal.shardformer.loss import DividedCausalLoss
+from colossal.shardformer.matrix import option_matrix, options_of
 from colossal.shardformer.plans import FAMILIES, plan_of
 from colossal.shardformer.shard_config import ShardConfig
 from colossal.shardformer.shardformer import ShardFormer
@@ -24,5 +25,7 @@ __all__ = [
     "ShardFormer",
     "SharedHeads",
     "hf_plan",
+    "option_matrix",
+    "options_of",
     "plan_of",
 ]

@@ -117,7 +117,7 @@ class PipelineGradientCheckpointConfig:
         return numbers[stage]
 
 
-def check_checkpointing(model: nn.Module, plan: ParallelPlan | None) -> nn.ModuleList:
+def check_checkpointing(model: nn.Module, plan: ParallelPlan | None) -> list[nn.Module]:
     """Find the layers of a model that can be checkpointed.
 
     Args:
@@ -125,7 +125,7 @@ def check_checkpointing(model: nn.Module, plan: ParallelPlan | None) -> nn.Modul
         plan: Its plan, whose `stages` name the layers.
 
     Returns:
-        The list of layers.
+        The layers, and the stand-ins for those of other stages.
 
     Raises:
         UnsupportedError: There is no such plan.
@@ -144,9 +144,7 @@ def check_checkpointing(model: nn.Module, plan: ParallelPlan | None) -> nn.Modul
             f"{type(model).__name__}, whose plan has no stages. Call model.gradient_checkpointing_enable() before, or "
             "pass a ParallelPlan with stages."
         )
-    layers = base_of(model).get_submodule(plan.stages.layers)
-    assert isinstance(layers, nn.ModuleList)
-    return layers
+    return list(base_of(model).get_submodule(plan.stages.layers).children())
 
 
 def checkpoint_layers(
@@ -180,8 +178,8 @@ def checkpoint_layers(
         >>> [layer.gradient_checkpointing for layer in model.h]
         [True, False]
     """
-    layers = list(_held(check_checkpointing(model, plan)))
-    for layer in layers[: config.num_layers(len(layers), stage, num_stages)]:
+    held: list[Any] = [each for each in check_checkpointing(model, plan) if _has_parameters(each)]
+    for layer in held[: config.num_layers(len(held), stage, num_stages)]:
         if hasattr(layer, "gradient_checkpointing"):
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = _run_again  # noqa: SLF001
@@ -221,9 +219,9 @@ def _entered(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
         yield
 
 
-def _held(layers: nn.ModuleList) -> Iterator[Any]:
-    """Go through the layers that are here: those of other stages are stand-ins."""
-    return (layer for layer in layers if next(layer.parameters(), None) is not None)
+def _has_parameters(layer: nn.Module) -> bool:
+    """Tell whether a layer is here: those of other stages are stand-ins."""
+    return next(layer.parameters(), None) is not None
 
 
 def _part(ratio: float, held: int) -> int:
@@ -233,6 +231,6 @@ def _part(ratio: float, held: int) -> int:
 def _check_ratio(ratio: float) -> None:
     if not 0 <= ratio <= 1:
         raise ConfigError(
-            f"gradient_checkpointing_ratio is between 0 and 1. Found {ratio}. Pass the part of the layers that is to be "
-            "computed again."
+            f"gradient_checkpointing_ratio is between 0 and 1. Found {ratio}. Pass the part of the layers that is "
+            "to be computed again."
         )
