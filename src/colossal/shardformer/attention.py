@@ -72,10 +72,10 @@ def use_flash_attention(model: nn.Module) -> None:
         'sdpa'
     """
     wanted = check_flash_attention(model)
-    for part in model.modules():
-        if hasattr(part, "set_attn_implementation") and part.config._attn_implementation != wanted:  # noqa: SLF001
-            chosen: Any = part
-            chosen.set_attn_implementation(wanted)
+    parts: list[Any] = [each for each in model.modules() if hasattr(each, "set_attn_implementation")]
+    for part in parts:
+        if part.config._attn_implementation != wanted:  # noqa: SLF001
+            part.set_attn_implementation(wanted)
 
 
 def _has_flash_package(part: Any) -> bool:
