@@ -33,7 +33,11 @@ _NOT_BUILT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "sequence_parallelism_mode": ((None,), "tensor parallelism alone"),
     "inner_ring_size": ((None,), "tensor parallelism alone"),
     "scheduler_nodes": ((None,), "pp_style='zbv', which makes its schedule by itself"),
-    "make_vocab_size_divisible_by": ((64,), "64: a vocabulary is divided unevenly instead of padded"),
+    "make_vocab_size_divisible_by": (
+        (1, 64),
+        "1 or 64, with which a vocabulary of any size is divided as it is, or before boost "
+        "model.resize_token_embeddings(pad_to_multiple_of=...), which pads it for good",
+    ),
     "overlap_p2p": ((True,), "True: messages of a pipeline always travel while stages compute"),
     "fp8_communication": ((False,), "communication_dtype=torch.bfloat16 with zero_stage=1"),
     "use_fp8": ((False,), "precision='bf16'"),
