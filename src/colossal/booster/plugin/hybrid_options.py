@@ -35,8 +35,7 @@ _NOT_BUILT: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "scheduler_nodes": ((None,), "pp_style='zbv', which makes its schedule by itself"),
     "make_vocab_size_divisible_by": (
         (1, 64),
-        "1 or 64, with which a vocabulary of any size is divided as it is, or before boost "
-        "model.resize_token_embeddings(pad_to_multiple_of=...), which pads it for good",
+        "1 or 64, which divide a vocabulary as it is, or model.resize_token_embeddings(pad_to_multiple_of=...) before",
     ),
     "overlap_p2p": ((True,), "True: messages of a pipeline always travel while stages compute"),
     "fp8_communication": ((False,), "communication_dtype=torch.bfloat16 with zero_stage=1"),

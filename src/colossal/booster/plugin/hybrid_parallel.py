@@ -88,8 +88,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         gradient_checkpoint_config: A `GradientCheckpointConfig`, or a `PipelineGradientCheckpointConfig` with numbers
             for each stage: how many layers compute their activations again in the backward pass.
         enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
-        make_vocab_size_divisible_by: Only 64, the default, or 1: nothing is padded, and a vocabulary that the ranks do not
-            divide is divided unevenly, which is exact.
+        make_vocab_size_divisible_by: Only 64, the default, or 1: nothing is padded, and a vocabulary that the ranks do
+            not divide is divided unevenly, which is exact.
         dp_outside: Number the ranks of one replica one after the other, so that a pipeline stays within a host.
         overlap_p2p: Always True: messages of a pipeline travel while stages compute.
         overlap_allgather: With ZeRO and no pipeline: gather updated parameters while the next forward pass goes on.
