@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import final
 
 from colossal.cluster import ParallelMesh
+from colossal.errors import ConfigError
+from colossal.shardformer.sequence_mode import SequenceMode, SequenceSharing
 
 
 @final
@@ -15,7 +17,12 @@ class ShardConfig:
         mesh: The mesh whose tp axis divides it; the ambient one by default.
         enable_tensor_parallelism: Whether the tp axis divides the model; otherwise it stays as it is.
         parallel_output: Leave the logits of a causal language model divided by vocabulary, and compute its loss from
-            that; others put them together.
+            that; others put them together. With sequences on the sp axis, tokens stay divided as well.
+        enable_sequence_parallelism: Whether ranks share sequences.
+        sequence_parallelism_mode: How: ``"split_gather"`` or ``"ring"`` for the ranks of the tp axis, ``"all_to_all"``
+            or ``"ring_attn"`` for those of the sp axis. The default is all_to_all if that axis has several ranks, else
+            split_gather.
+        inner_ring_size: Of ring_attn: how many ranks pass keys round among themselves first.
 
     Example:
         >>> from colossal.shardformer import ShardConfig
@@ -26,3 +33,27 @@ class ShardConfig:
     mesh: ParallelMesh | None = None
     enable_tensor_parallelism: bool = True
     parallel_output: bool = True
+    enable_sequence_parallelism: bool = False
+    sequence_parallelism_mode: SequenceMode | None = None
+    inner_ring_size: int | None = None
+
+    def sharing_on(self, mesh: ParallelMesh) -> SequenceSharing | None:
+        """Find how sequences are shared on a mesh.
+
+        Args:
+            mesh: The mesh.
+
+        Returns:
+            The mode and the ranks; None if every rank has them whole.
+
+        Raises:
+            ConfigError: There is no such mode, or its ranks are on the other axis.
+        """
+        if self.enable_sequence_parallelism:
+            return SequenceSharing.of(self.sequence_parallelism_mode, mesh, self.inner_ring_size)
+        if self.sequence_parallelism_mode is not None or mesh.size("sp") > 1:
+            raise ConfigError(
+                "Sequences are shared where enable_sequence_parallelism=True. Found it False with "
+                f"sequence_parallelism_mode={self.sequence_parallelism_mode!r} on {mesh}. Turn it on, or leave both out."
+            )
+        return None

@@ -161,6 +161,8 @@ class Row(LinearProduct):
     weight_axes = (), ("tp",)
     parallel_input: bool | None = None
     """Whether inputs are cut; None for whichever comes."""
+    leave: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """What sums the ranks' results up; `colossal.comm.reduce` by default."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
@@ -171,7 +173,8 @@ class Row(LinearProduct):
             self._check_features(x, *expected[self.parallel_input])
         if x.shape[-1] != own:
             x = comm.scatter(x, "tp", -1, self.mesh, uneven=True)
-        y = comm.reduce(functional.linear(x, weight), "tp", self.mesh)
+        y = functional.linear(x, weight)
+        y = self.leave(y) if self.leave else comm.reduce(y, "tp", self.mesh)
         return y if bias is None else y + bias
 
 

@@ -1,0 +1,113 @@
+"""Ranks that share sequences compute what one process does: losses, logits, every gradient, and causality."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
+from torch import nn
+
+from colossal import comm
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel
+from colossal.shardformer import ShardConfig, ShardFormer
+from colossal.tensor import relayout
+from colossal.testing import run_processes
+
+OF_REGISTRY = (
+    "llama", "llama-tied", "llama-sequence", "mistral", "mixtral", "qwen2", "qwen3", "cohere", "glm", "gpt2",
+    "gpt2-two-heads", "opt", "bert", "bert-tokens", "deepseek", "gemma", "olmo",
+)  # fmt: skip
+OVER_TP = (*OF_REGISTRY, "gptj", "bloom", "falcon", "falcon-alibi", "falcon-one-key", "starcoder2")
+WORLDS: dict[str, tuple[int, dict[str, int], str, tuple[str, ...]]] = {
+    "split_gather": (2, {"tp": 2}, "split_gather", OVER_TP),
+    "ring": (2, {"tp": 2}, "ring", OVER_TP),
+    "all_to_all": (2, {"sp": 2}, "all_to_all", OF_REGISTRY),
+    "ring_attn": (2, {"sp": 2}, "ring_attn", OF_REGISTRY),
+    "all_to_all-tp": (4, {"sp": 2, "tp": 2}, "all_to_all", ("llama", "llama-tied", "gpt2", "bert", "mixtral")),
+    "ring_attn-tp": (4, {"sp": 2, "tp": 2}, "ring_attn", ("llama", "llama-tied", "gpt2", "bert", "mixtral")),
+}
+
+
+def whole_grads(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor | None]:
+    """Average over ranks that share sequences, and put parts together."""
+    layouts = {
+        id(module.get_parameter(name)): layout
+        for module in model.modules()
+        for name, layout in getattr(module, "layouts", {}).items()
+    }
+    found: dict[str, torch.Tensor | None] = {}
+    for name, parameter in model.named_parameters():
+        layout, grad = layouts.get(id(parameter)), parameter.grad
+        if grad is not None:
+            grad = Channel("sp", mesh).all_reduce(grad) / mesh.size("sp")
+        found[name] = relayout(grad, layout, replace(layout, dims=()), mesh) if layout and grad is not None else grad
+    return found
+
+
+def whole_logits(model: Any, logits: torch.Tensor, mesh: ParallelMesh, is_zigzag: bool) -> torch.Tensor:
+    """Put logits together that stay divided."""
+    if not hasattr(model.loss_function, "_cut"):
+        return logits
+    if model.loss_function._cut is not None:  # noqa: SLF001
+        logits = model.loss_function._cut.join(logits)  # noqa: SLF001
+    return comm.gather(logits, "tp", -1, mesh, length=model.config.vocab_size)
+
+
+def padded(name: str, num_changed: int = 0) -> dict[str, torch.Tensor]:
+    """A batch whose second sequence is shorter."""
+    inputs = inputs_of(name, num_changed)
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, LENGTH - 3 :] = 0
+    labels = inputs["labels"]
+    if labels.dim() > 1:
+        inputs["labels"] = labels.masked_fill(mask == 0, -100)
+    return inputs | {"attention_mask": mask}
+
+
+def train(world: str, attention: str) -> dict[str, dict[str, Any]]:
+    _, axes, mode, names = WORLDS[world]
+    mesh = ParallelMesh(**axes)
+    config = ShardConfig(mesh, enable_sequence_parallelism=True, sequence_parallelism_mode=mode)
+    found = {}
+    for name in names:
+        for make in (inputs_of, padded):
+            model, _ = ShardFormer(config).optimize(build(name, attention))
+            loss, logits = results_of(model, make(name))
+            loss.backward()
+            with torch.no_grad():
+                changed = whole_logits(model, results_of(model, make(name, num_changed=1))[1], mesh, False)
+            found[name, make.__name__] = {
+                "loss": loss.detach(),
+                "grads": whole_grads(model, mesh),
+                "logits": whole_logits(model, logits.detach(), mesh, False),
+                "changed": changed,
+            }
+    return found
+
+
+@pytest.mark.parametrize(("world", "attention"), [*((world, "sdpa") for world in WORLDS), ("all_to_all", "eager")])
+def test_equals_one_process(world, attention) -> None:
+    size, _, _, names = WORLDS[world]
+    ranks = run_processes(train, size, world, attention, timeout_seconds=300)
+    for name in names:
+        for make in (inputs_of, padded):
+            model = build(name, attention)
+            loss, logits = results_of(model, make(name))
+            loss.backward()
+            for found in (rank[name, make.__name__] for rank in ranks):
+                at = f"{world}, {name}, {make.__name__}"
+                torch.testing.assert_close(found["loss"], loss.detach(), rtol=1e-5, atol=1e-6, msg=lambda t: f"{at}: {t}")
+                kept = make is inputs_of or slice(None), slice(0, LENGTH - 3)
+                there = found["logits"] if make is inputs_of else found["logits"][:, : LENGTH - 3]
+                wanted = logits.detach() if make is inputs_of else logits.detach()[:, : LENGTH - 3]
+                del kept
+                torch.testing.assert_close(there, wanted, rtol=1e-5, atol=1e-6, msg=lambda t: f"{at}: {t}")
+                for key, parameter in model.named_parameters():
+                    torch.testing.assert_close(
+                        found["grads"][key], parameter.grad, rtol=1e-4, atol=1e-7, msg=lambda t: f"{at}, {key}: {t}"
+                    )
+                if name not in NOT_CAUSAL:
+                    assert torch.equal(found["changed"][:, : LENGTH - 1], found["logits"][:, : LENGTH - 1])
+    assert set(names) <= set(MODELS)
