@@ -8,6 +8,7 @@ https://arxiv.org/abs/2205.05198.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -19,6 +20,7 @@ from colossal.comm import Channel
 from colossal.errors import PlanError
 from colossal.nn.layer.grid.product import Column, Row
 from colossal.shardformer.sequence_mode import SequenceSharing
+from colossal.shardformer.sequence_ring import RingInput, multiply_on_ring
 from colossal.shardformer.shared_input import SharedInput
 from colossal.tensor import ParallelPlan, find_modules
 
@@ -51,26 +53,36 @@ def share_products(
     inside = {each for module in attention for each in module.modules()}
     for module in attention:
         _gather_around(module, mesh)
+    is_ring = sharing.mode == "ring"
     for layer in layers:
         for parent in layer.modules():
-            _divide_products(parent, inside, mesh)
+            _divide_products(parent, inside, mesh, is_ring)
         _sum_gradients(layer, inside, mesh)
 
 
-def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMesh) -> None:
+def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMesh, is_ring: bool) -> None:
     """Let the layers in a module gather and scatter tokens; those of attention get all of them already."""
     products = [(child, getattr(child, "product", None)) for child in parent.children()]
     columns = [product for child, product in products if isinstance(product, Column) and child not in inside]
     shared = SharedInput(lambda x: comm.gather(x, "tp", _TOKENS, mesh, partial_grad=True))
+    of_ring = RingInput(mesh)
     for column in columns:
-        column.enter = shared
-    shared.watch(parent)
+        if is_ring:
+            column.multiply = of_ring
+        else:
+            column.enter = shared
+    for each in (shared, of_ring) if columns else ():
+        each.watch(parent)
     for _, product in products:
         if isinstance(product, Row):
-            product.leave = lambda y: comm.reduce_scatter(y, "tp", _TOKENS, mesh)
+            product.multiply = partial(multiply_on_ring if is_ring else _multiply_and_scatter, mesh)
     if hasattr(parent, "shares_tokens"):  # experts, whose weights are parameters of their own
         other: Any = parent
         other.shares_tokens = True
+
+
+def _multiply_and_scatter(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return comm.reduce_scatter(nn.functional.linear(x, weight), "tp", _TOKENS, mesh)
 
 
 def _gather_around(attention: nn.Module, mesh: ParallelMesh) -> None:

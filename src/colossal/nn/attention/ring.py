@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import distributed as dist
 from torch.nn import functional
 
-from colossal.comm import CommCounter
-from colossal.comm.counter import active_counters
+from colossal.comm import Channel, Exchange
 from colossal.errors import ConfigError, ShapeError
 from colossal.nn.attention.block import Partial, attend, attend_backward
 from colossal.nn.attention.tokens import TokenCut
@@ -185,7 +183,7 @@ class _Back:
 
     def __init__(self, pair: torch.Tensor) -> None:
         self.total = pair
-        self.arriving: _Exchange | None = None
+        self.arriving: Exchange | None = None
 
     def add(self, part: torch.Tensor) -> None:
         if self.arriving is not None:
@@ -198,8 +196,7 @@ class _Ring:
     """Ranks along an axis, and to whom each gives what it has seen."""
 
     def __init__(self, cut: TokenCut, inner: int | None) -> None:
-        self._cut = cut
-        self._counters: tuple[CommCounter, ...] = active_counters()
+        self._channel = Channel(cut.axis, cut.mesh)
         self.home = torch.empty(0)
         """The gradient of this rank's keys and values, from all ranks."""
         self._inner = cut.size if inner is None else inner
@@ -221,10 +218,10 @@ class _Ring:
         Yields:
             Whose keys are here, the keys and values, and where their gradient goes.
         """
-        source = rank = self._cut.mesh.rank(self._cut.axis)
+        source = rank = self._channel.rank
         back = None if grads is None else _Back(grads)
-        for step in range(self._cut.size):
-            is_last = step == self._cut.size - 1
+        for step in range(self._channel.size):
+            is_last = step == self._channel.size - 1
             ahead = None if is_last else self._pass_on(pair.contiguous(), step)
             yield source, pair, back
             if back is not None:
@@ -236,19 +233,15 @@ class _Ring:
             assert back.arriving is not None
             self.home = back.arriving.wait()
 
-    def _pass_on(self, tensor: torch.Tensor, step: int) -> "_Exchange":
-        rank = self._cut.mesh.rank(self._cut.axis)
-        ahead, behind = self._neighbour(rank, step, 1), self._neighbour(rank, step, -1)
-        if ahead != rank:
-            for counter in {*self._counters, *active_counters()}:
-                counter.add("send", self._cut.axis, tensor.nbytes)
-        return _Exchange(tensor, self._cut, ahead, behind)
+    def _pass_on(self, tensor: torch.Tensor, step: int) -> Exchange:
+        rank = self._channel.rank
+        return Exchange(tensor, self._channel, self._neighbour(rank, step, 1), self._neighbour(rank, step, -1))
 
     def _neighbour(self, rank: int, step: int, way: int) -> int:
         """Find the next rank of the inner ring; at its end, that of the next ring as well."""
         outer, inner = divmod(rank, self._inner)
         if (step + 1) % self._inner == 0:
-            outer = (outer + way) % (self._cut.size // self._inner)
+            outer = (outer + way) % (self._channel.size // self._inner)
         return outer * self._inner + (inner + way) % self._inner
 
     def _source(self, rank: int, step: int) -> int:
@@ -256,23 +249,3 @@ class _Ring:
         for before in reversed(range(step)):
             rank = self._neighbour(rank, before, -1)
         return rank
-
-
-@final
-class _Exchange:
-    """A tensor on its way to one rank, and another one coming from another."""
-
-    def __init__(self, tensor: torch.Tensor, cut: TokenCut, ahead: int, behind: int) -> None:
-        self._sent, self._received, self._works = tensor, tensor, []
-        ranks, group = cut.mesh.ranks(cut.axis), cut.mesh.group(cut.axis)
-        if ahead != cut.mesh.rank(cut.axis):
-            self._received = torch.empty_like(tensor)
-            sending = dist.P2POp(dist.isend, tensor, ranks[ahead], group)
-            receiving = dist.P2POp(dist.irecv, self._received, ranks[behind], group)
-            self._works = dist.batch_isend_irecv([sending, receiving])
-
-    def wait(self) -> torch.Tensor:
-        """Wait for both, and return what has come."""
-        for work in self._works:
-            work.wait()
-        return self._received
