@@ -12,7 +12,7 @@ from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import Stage, copy_structure, partition_by_counts, partition_uniform
-from colossal.shardformer import ShardConfig, ShardFormer, plan_of
+from colossal.shardformer import ShardFormer, plan_of
 from colossal.tensor import ParallelPlan, base_of
 
 
@@ -36,11 +36,11 @@ def make_stages(
         ConfigError: The layers do not go round.
         UnsupportedError: The model has no plan, or its plan no stages.
 
-    Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
+    Communication: broadcast, tp, sp and dp, the bytes of the stages: all ranks start from the values of the first.
     """
     from colossal.lazy import materialize
 
-    needs_plan = mesh.size("tp") > 1 or (mesh.size("pp") > 1 and not isinstance(model, nn.Sequential))
+    needs_plan = mesh.size("tp") * mesh.size("sp") > 1 or (mesh.size("pp") > 1 and not isinstance(model, nn.Sequential))
     if needs_plan and plan is None:
         plan = plan_of(model)
     if needs_plan and plan is not None and mesh.size("tp") > 1:
@@ -50,13 +50,14 @@ def make_stages(
     stages = [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
     materialize(nn.ModuleList([stage.module for stage in stages])).to(device)
     tensors = [each for stage in stages for each in (*stage.parameters(), *stage.buffers())]
-    for axis in ("tp", "dp"):
+    for axis in ("tp", "sp", "dp"):
         Channel(axis, mesh).broadcast(dict.fromkeys(tensors))
-    if mesh.size("tp") > 1:
-        assert plan is not None
-        sharder = ShardFormer(ShardConfig(mesh, parallel_output=options.parallel_output))
+    config = options.shard_config(mesh)
+    sharing = config.sharing_on(mesh)
+    if plan is not None and needs_plan:
         for stage in stages:
-            sharder.optimize(stage.module, plan.for_a_part() if stage.num_stages > 1 else plan)
+            ShardFormer(config).optimize(stage.module, plan.for_a_part() if stage.num_stages > 1 else plan)
+            stage.share_sequences(1 if sharing is None else sharing.cut.size)
     return stages
 
 
