@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
+from families import LENGTH, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 
 from colossal import comm
@@ -20,13 +20,14 @@ OF_REGISTRY = (
     "gpt2-two-heads", "opt", "bert", "bert-tokens", "deepseek", "gemma", "olmo",
 )  # fmt: skip
 OVER_TP = (*OF_REGISTRY, "gptj", "bloom", "falcon", "falcon-alibi", "falcon-one-key", "starcoder2")
-WORLDS: dict[str, tuple[int, dict[str, int], str, tuple[str, ...]]] = {
+SOME = ("llama", "llama-tied", "gpt2", "bert", "mixtral")
+WORLDS: dict[str, tuple[int, dict[str, Any], Any, tuple[str, ...]]] = {
     "split_gather": (2, {"tp": 2}, "split_gather", OVER_TP),
     "ring": (2, {"tp": 2}, "ring", OVER_TP),
     "all_to_all": (2, {"sp": 2}, "all_to_all", OF_REGISTRY),
     "ring_attn": (2, {"sp": 2}, "ring_attn", OF_REGISTRY),
-    "all_to_all-tp": (4, {"sp": 2, "tp": 2}, "all_to_all", ("llama", "llama-tied", "gpt2", "bert", "mixtral")),
-    "ring_attn-tp": (4, {"sp": 2, "tp": 2}, "ring_attn", ("llama", "llama-tied", "gpt2", "bert", "mixtral")),
+    "all_to_all-tp": (4, {"sp": 2, "tp": 2}, "all_to_all", SOME),
+    "ring_attn-tp": (4, {"sp": 2, "tp": 2}, "ring_attn", SOME),
 }
 
 
@@ -46,12 +47,12 @@ def whole_grads(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor 
     return found
 
 
-def whole_logits(model: Any, logits: torch.Tensor, mesh: ParallelMesh, is_zigzag: bool) -> torch.Tensor:
+def whole_logits(model: Any, logits: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
     """Put logits together that stay divided."""
     if not hasattr(model.loss_function, "_cut"):
         return logits
-    if model.loss_function._cut is not None:  # noqa: SLF001
-        logits = model.loss_function._cut.join(logits)  # noqa: SLF001
+    if model.loss_function._cut is not None:
+        logits = model.loss_function._cut.join(logits)
     return comm.gather(logits, "tp", -1, mesh, length=model.config.vocab_size)
 
 
@@ -77,11 +78,11 @@ def train(world: str, attention: str) -> dict[str, dict[str, Any]]:
             loss, logits = results_of(model, make(name))
             loss.backward()
             with torch.no_grad():
-                changed = whole_logits(model, results_of(model, make(name, num_changed=1))[1], mesh, False)
+                changed = whole_logits(model, results_of(model, make(name, num_changed=1))[1], mesh)
             found[name, make.__name__] = {
                 "loss": loss.detach(),
                 "grads": whole_grads(model, mesh),
-                "logits": whole_logits(model, logits.detach(), mesh, False),
+                "logits": whole_logits(model, logits.detach(), mesh),
                 "changed": changed,
             }
     return found
@@ -111,5 +112,36 @@ def check(
     pairs |= {key: (found["grads"][key], parameter.grad) for key, parameter in model.named_parameters()}
     for key, (value, expected) in pairs.items():
         torch.testing.assert_close(
-            value, expected, rtol=1e-4 if key in found["grads"] else 1e-5, atol=1e-6, msg=lambda t, key=key: f"{at}, {key}: {t}"
+            value,
+            expected,
+            rtol=1e-4 if key in found["grads"] else 1e-5,
+            atol=1e-6,
+            msg=lambda t, key=key: f"{at}, {key}: {t}",
         )
+
+
+FLEX: tuple[tuple[dict[str, Any], Any], ...] = (
+    ({"tp": 2}, None),
+    ({"tp": 2}, "split_gather"),
+    ({"sp": 2}, "all_to_all"),
+)
+
+
+def look(attention: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Run models forward only, and once more with another last token."""
+    found = []
+    for axes, mode in FLEX:
+        config = ShardConfig(ParallelMesh(**axes), True, False, mode is not None, mode)
+        model, _ = ShardFormer(config).optimize(build("llama", attention).float())
+        with torch.no_grad():
+            found.append(tuple(results_of(model, inputs_of("llama", num_changed=number))[1] for number in (0, 1)))
+    return found
+
+
+def test_flex_attention_is_the_same_forward() -> None:
+    """On the CPU torch has no backward pass of it, and no float64."""
+    expected = results_of(build("llama").float(), inputs_of("llama"))[1].detach()
+    for rank in run_processes(look, 2, "flex_attention", timeout_seconds=300):
+        for logits, changed in rank:
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+            assert torch.equal(changed[:, : LENGTH - 1], logits[:, : LENGTH - 1])

@@ -239,8 +239,8 @@ class ParallelMesh:
         if self.size("sp") == 1:
             return self
         folded = copy.copy(self)
-        folded._tokens = []
-        folded._take_places(self._ranks.flatten(1, 2).unsqueeze(2))
+        folded._tokens = []  # noqa: SLF001 (of this class)
+        folded._take_places(self._ranks.flatten(1, 2).unsqueeze(2))  # noqa: SLF001
         return folded
 
     def _check_axis(self, axis: Axis) -> Axis:

@@ -78,9 +78,7 @@ class DividedCausalLoss:
             total = comm.replicate(total, self._cut.axis, self._mesh)  # each rank has the gradient of all
         return total / number
 
-    def _sum(
-        self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, ignore_index: int
-    ) -> torch.Tensor:
+    def _sum(self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, ignore_index: int) -> torch.Tensor:
         if not self._divides_words:
             return functional.cross_entropy(logits, labels, ignore_index=ignore_index, reduction="sum")
         return VocabParallelCrossEntropyLoss(ignore_index, "sum", num_classes=vocab_size, mesh=self._mesh)(

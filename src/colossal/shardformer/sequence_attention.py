@@ -1,4 +1,4 @@
-"""Attention of models of Hugging Face whose tokens several ranks share, through their registry of attention functions."""
+"""Attention of models of Hugging Face to the tokens of several ranks, through their registry of functions."""
 
 import itertools
 import sys
@@ -115,7 +115,7 @@ class Ulysses:
 
         home: Any = sys.modules[type(module).__module__]
         functions = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-        return functions.get_interface(self._base, getattr(home, "eager_attention_forward", None))
+        return functions.get_interface(self._base, home.eager_attention_forward)
 
 
 @final

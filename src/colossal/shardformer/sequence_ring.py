@@ -90,9 +90,7 @@ class _GatherLinear(torch.autograd.Function):
     """Tokens of all ranks times a weight; returns the tokens as well."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, channel: Channel
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, channel: Channel) -> tuple[torch.Tensor, torch.Tensor]:
         length = x.shape[_TOKENS]
         whole = x.new_empty(*x.shape[:_TOKENS], length * channel.size, x.shape[-1])
         out = x.new_empty(*whole.shape[:-1], weight.shape[0])

@@ -28,9 +28,7 @@ _STATES = "hidden_states"
 _TOKENS = -2
 
 
-def share_products(
-    base: nn.Module, layers: Sequence[nn.Module], plan: ParallelPlan, sharing: SequenceSharing
-) -> None:
+def share_products(base: nn.Module, layers: Sequence[nn.Module], plan: ParallelPlan, sharing: SequenceSharing) -> None:
     """Let the linear layers of a model gather and scatter tokens.
 
     Args:

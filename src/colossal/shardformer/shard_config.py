@@ -54,6 +54,7 @@ class ShardConfig:
         if self.sequence_parallelism_mode is not None or mesh.size("sp") > 1:
             raise ConfigError(
                 "Sequences are shared where enable_sequence_parallelism=True. Found it False with "
-                f"sequence_parallelism_mode={self.sequence_parallelism_mode!r} on {mesh}. Turn it on, or leave both out."
+                f"sequence_parallelism_mode={self.sequence_parallelism_mode!r} on {mesh}. Turn it on, or leave both "
+                "out."
             )
         return None

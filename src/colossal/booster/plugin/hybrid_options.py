@@ -149,7 +149,7 @@ class HybridOptions:
         ambient, sizes = ambient_mesh(), {"tp": self.tp_size, "pp": self.pp_size, "sp": self.sp_size}
         if ambient is not None and ambient.tp_mode == "1d" and sizes.items() <= ambient.shape.items():
             return ambient
-        return ParallelMesh(**sizes, dp_outside=self.dp_outside)
+        return ParallelMesh(tp=self.tp_size, pp=self.pp_size, sp=self.sp_size, dp_outside=self.dp_outside)
 
     def shard_config(self, mesh: ParallelMesh) -> ShardConfig:
         """Say how a model is divided on a mesh.
@@ -197,7 +197,7 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
     return scaler, HybridOptions(
         given["tp_size"],
         given["pp_size"],
-        given["sp_size"] or 1,
+        1 if given["sp_size"] is None else given["sp_size"],
         given["zero_stage"],
         given["dp_outside"],
         given["pp_style"],
@@ -215,6 +215,6 @@ def _refuse_what_is_not_built(options: Mapping[str, Any]) -> None:
     for name, (nothing, instead) in _NOT_BUILT.items():
         if options[name] not in nothing:
             raise UnsupportedError(
-                f"HybridParallelPlugin has tensor, sequence, pipeline and data parallelism. Found {name}={options[name]!r}, "
-                f"which is not built yet. The nearest that works is {instead}."
+                f"HybridParallelPlugin has tensor, sequence, pipeline and data parallelism. Found "
+                f"{name}={options[name]!r}, which is not built yet. The nearest that works is {instead}."
             )

@@ -4,11 +4,19 @@ Softmax over all keys is a weighted mean of softmaxes over some: the weights are
 logarithms each block returns.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 
+# What scaled_dot_product_attention runs; only these return the logarithms of the sums.
+_KERNELS: Mapping[str, Callable[..., Any]] = {
+    "cpu": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,  # noqa: SLF001
+    "cpu_backward": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,  # noqa: SLF001
+    "cuda": torch.ops.aten._scaled_dot_product_flash_attention,  # noqa: SLF001
+    "cuda_backward": torch.ops.aten._scaled_dot_product_flash_attention_backward,  # noqa: SLF001
+}
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_MULTIPLE = 8
 
@@ -71,9 +79,9 @@ def attend(
         The output, and the logarithm of each query's sum of exponentials; minus infinity for one that sees no key.
     """
     if mask is None and query.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, scale=scale)
+        return _KERNELS["cpu"](query, key, value, 0.0, is_causal, scale=scale)
     if mask is None and _is_for_flash(query):
-        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)
+        found = _KERNELS["cuda"](query, key, value, 0.0, is_causal, scale=scale)
         return found[0], found[1]
     scores = _scores(query, key, scale, is_causal, mask)
     lse = scores.logsumexp(-1)
@@ -110,13 +118,11 @@ def attend_backward(
     """
     arguments: tuple[Any, ...] = grad, query, key, value, out, lse
     if mask is None and query.device.type == "cpu":
-        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return backward(*arguments, 0.0, is_causal, scale=scale)
+        return _KERNELS["cpu_backward"](*arguments, 0.0, is_causal, scale=scale)
     if mask is None and _is_for_flash(query):
-        backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
         unused = torch.zeros((), dtype=torch.int64)  # the state of random numbers, of which none are drawn
         ends = (None, None, query.shape[2], key.shape[2], 0.0, is_causal, unused, unused)
-        return backward(*arguments, *ends, scale=scale)
+        return _KERNELS["cuda_backward"](*arguments, *ends, scale=scale)
     scores = _scores(query, key, scale, is_causal, mask)
     weights = (scores - lse.masked_fill(lse.isneginf(), 0).unsqueeze(-1)).exp()
     grad, out = grad.to(weights.dtype), out.to(weights.dtype)

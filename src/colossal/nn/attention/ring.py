@@ -75,10 +75,10 @@ def ring_attention(
         raise ShapeError(
             f"Each head of keys is for as many heads of queries. Found {heads} and {key_heads}. Repeat keys and values."
         )
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
     most = max(query.shape[-1], features)
     query, key, value = (functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
-    attention = _Attention(cut, _Ring(cut, inner_ring_size), scale, is_causal, mask, heads // key_heads)
+    attention = _Attention(cut, _Ring(cut, inner_ring_size), factor, is_causal, mask, heads // key_heads)
     out: Any = _Function.apply(query, torch.stack([key, value]), attention)
     return out[..., :features]
 
@@ -143,9 +143,7 @@ class _Attention:
         for rows, columns, is_causal, mask in self._blocks(query.shape[2], source, query.device):
             key, value = self._for_all_heads(pair[:, :, :, columns])
             found = [each[:, :, rows].contiguous() for each in (grad, query, out, lse)]
-            grads = attend_backward(
-                found[0], found[1], key, value, found[2], found[3], self.scale, is_causal, mask
-            )
+            grads = attend_backward(found[0], found[1], key, value, found[2], found[3], self.scale, is_causal, mask)
             grad_query[:, :, rows] += grads[0]
             both = torch.stack(grads[1:]).to(grad_pair.dtype)
             grad_pair[:, :, :, columns] += both.unflatten(2, (-1, self.num_groups)).sum(3)

@@ -59,12 +59,12 @@ class TokenCut:
         if tensor.shape[dim] % number:
             length = tensor.shape[dim]
             raise ShapeError(
-                f"A sequence that {self.size} ranks share is cut into {number} equal pieces. Found {length} tokens. Pad "
-                f"batches to a multiple of {number}, such as {-(-length // number) * number}, with tokens that the "
+                f"A sequence that {self.size} ranks share is cut into {number} equal pieces. Found {length} tokens. "
+                f"Pad batches to a multiple of {number}, such as {-(-length // number) * number}, with tokens that the "
                 "attention mask and the labels leave out."
             )
         parts = tensor.chunk(number, dim)
-        return torch.cat([parts[piece] for piece in pieces], dim) if len(pieces) > 1 else parts[pieces[0]]
+        return torch.cat([parts[piece] for piece in pieces], dim) if self.is_zigzag else parts[pieces[0]]
 
     def join(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
         """Put the tokens of all ranks together.
@@ -101,5 +101,5 @@ class TokenCut:
         length = num_own // len(pieces)
         return torch.cat([torch.arange(each * length, (each + 1) * length, device=device) for each in pieces])
 
-    def _pieces(self, rank: int) -> tuple[int, ...]:
-        return (rank, 2 * self.size - 1 - rank) if self.is_zigzag else (rank,)
+    def _pieces(self, rank: int) -> list[int]:
+        return [rank, 2 * self.size - 1 - rank] if self.is_zigzag else [rank]
