@@ -9,10 +9,10 @@ from families import build, inputs_of
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
-from colossal.errors import ConfigError, PlanError, ShapeError, UnsupportedError, WorldError
+from colossal.errors import ConfigError, PlanError, ShapeError, UnsupportedError
 from colossal.shardformer import ShardConfig, ShardFormer
 from colossal.tensor import ParallelPlan
-from colossal.testing import fake_world, run_threads
+from colossal.testing import WorldError, fake_world, run_threads
 
 Axes = dict[str, Any]
 

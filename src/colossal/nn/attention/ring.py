@@ -30,8 +30,8 @@ def ring_attention(
 ) -> torch.Tensor:
     """Compute attention over the tokens of all ranks.
 
-    No rank ever has the keys of more than two ranks, nor scores of more than its queries with the keys of one. While it
-    attends to some, the next are on their way. Under causal attention what no query sees is not computed.
+    A rank has the keys of two ranks at most. While it attends to some, the next are on their way. Under causal
+    attention what no query sees is not computed.
 
     Args:
         query: This rank's tokens, (batch, heads, tokens, features).
@@ -41,8 +41,8 @@ def ring_attention(
         is_causal: Whether a token sees only itself and those before it.
         mask: What it sees besides that, by positions in the whole sequence.
         scale: Factor of products of queries and keys; 1 / sqrt(features) by default.
-        inner_ring_size: Ranks that pass keys round among themselves before these go on to the next such ring: put those
-            of one host into one, and the links between hosts are used once in that many steps.
+        inner_ring_size: Ranks that pass keys round among themselves first, such as those of one host: links between
+            such rings are used once in that many steps.
 
     Returns:
         The output for this rank's tokens, (batch, heads, tokens, features of the values).
@@ -51,9 +51,8 @@ def ring_attention(
         ShapeError: The heads of queries are no multiple of those of keys.
         ConfigError: `inner_ring_size` does not divide the number of ranks.
 
-    Source: Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023,
-    https://arxiv.org/abs/2310.01889; Brandon et al., "Striped Attention", 2023, https://arxiv.org/abs/2311.09431 (why
-    tokens are dealt out evenly); Gu et al., "LoongTrain", 2024, https://arxiv.org/abs/2406.18485 (the inner ring).
+    Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, https://arxiv.org/abs/2310.01889; Gu et al.,
+    "LoongTrain", 2024, https://arxiv.org/abs/2406.18485 (the inner ring).
 
     Communication: send, the axis, the bytes of key and value, once for each other rank; backward the same, and besides
     that the gradients of both, once for each rank.
