@@ -69,17 +69,22 @@ def ring_attention(
         >>> torch.allclose(found, scaled_dot_product_attention(x, x, x, is_causal=True))
         True
     """
-    heads, key_heads, features = query.shape[1], key.shape[1], value.shape[-1]
+    num_groups, features = _groups_of(query, key), value.shape[-1]
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    most = max(query.shape[-1], features)
+    query, key, value = (functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
+    attention = _Attention(cut, _Ring(cut, inner_ring_size), factor, is_causal, mask, num_groups)
+    out: Any = _Function.apply(query, torch.stack([key, value]), attention)
+    return out[..., :features]
+
+
+def _groups_of(query: torch.Tensor, key: torch.Tensor) -> int:
+    heads, key_heads = query.shape[1], key.shape[1]
     if heads % key_heads:
         raise ShapeError(
             f"Each head of keys is for as many heads of queries. Found {heads} and {key_heads}. Repeat keys and values."
         )
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    most = max(query.shape[-1], features)
-    query, key, value = (functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
-    attention = _Attention(cut, _Ring(cut, inner_ring_size), factor, is_causal, mask, heads // key_heads)
-    out: Any = _Function.apply(query, torch.stack([key, value]), attention)
-    return out[..., :features]
+    return heads // key_heads
 
 
 @final
