@@ -39,18 +39,19 @@ def make_stages(
         ConfigError: The layers do not go round, or numbers of layers that are checkpointed do not fit them.
         UnsupportedError: The model has no plan, its plan has no stages, or the model cannot honour an option.
 
-    Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
+    Communication: broadcast, tp, sp and dp, the bytes of the stages: all ranks start from the values of the first.
     """
     from colossal.lazy import materialize
 
-    checkpoints = options.shard.gradient_checkpoint_config is not None
+    config = options.shard_config(mesh)
+    sharing, checkpoints = config.sharing_on(mesh), config.gradient_checkpoint_config is not None
     is_cut = mesh.size("pp") > 1 and not isinstance(model, nn.Sequential)
-    needs_plan = mesh.size("tp") > 1 or is_cut or checkpoints
+    needs_plan = mesh.size("tp") * mesh.size("sp") > 1 or is_cut or checkpoints
     if needs_plan and plan is None:
         plan = plan_of(model)
     if needs_plan and plan is not None and mesh.size("tp") > 1:
         list(plan.rows(base_of(model)))  # a row that matches nothing is an error of the whole model
-    chosen = choose_options(model, options.shard)
+    chosen = choose_options(model, config)
     if checkpoints:
         _check_checkpointing(model, plan, options)
     own = options.placement.stages_of(mesh.rank("pp"))
@@ -58,10 +59,12 @@ def make_stages(
     stages = [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
     materialize(nn.ModuleList([stage.module for stage in stages])).to(device)
     tensors = [each for stage in stages for each in (*stage.parameters(), *stage.buffers())]
-    for axis in ("tp", "dp"):
+    for axis in ("tp", "sp", "dp"):
         Channel(axis, mesh).broadcast(dict.fromkeys(tensors))
     for stage in stages:
-        _optimize(stage, plan, chosen, replace(options.shard, mesh=mesh))
+        _optimize(stage, plan, chosen, config)
+        if plan is not None and needs_plan:
+            stage.share_sequences(1 if sharing is None else sharing.cut.size)
     return stages
 
 
@@ -70,7 +73,7 @@ def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], 
     if config.gradient_checkpoint_config is not None:
         checkpoint_layers(stage.module, plan, config.gradient_checkpoint_config, stage.index, stage.num_stages)
     apply_options(stage.module, chosen)
-    if config.mesh is not None and config.mesh.size("tp") > 1 and plan is not None:
+    if plan is not None:
         done = dict.fromkeys((*OPTIONS, "enable_all_optimization"), False)
         divider = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
         divider.optimize(stage.module, plan.for_a_part() if stage.num_stages > 1 else plan)
@@ -78,10 +81,10 @@ def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], 
 
 def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: HybridOptions) -> None:
     """Refuse on all ranks what does not fit one stage."""
-    assert options.shard.gradient_checkpoint_config is not None
+    assert options.sharding.gradient_checkpoint_config is not None
     parts = _partition(len(check_checkpointing(model, plan)), options)
     for index, part in enumerate(parts):
-        options.shard.gradient_checkpoint_config.num_layers(len(part), index, len(parts))
+        options.sharding.gradient_checkpoint_config.num_layers(len(part), index, len(parts))
 
 
 def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: HybridOptions) -> Stage:
