@@ -45,7 +45,7 @@ def plugin_of(**options: Any) -> HybridParallelPlugin:
         ({"overlap_allgather": True}, UnsupportedError, "it works with zero_stage=1 and no pipeline"),
         ({"overlap_allgather": True, "zero_stage": 1, "num_microbatches": 2}, UnsupportedError, "and a pipeline"),
         ({"static_graph": True, "zero_stage": 1}, UnsupportedError, "it works with zero_stage=0 and no pipeline"),
-        ({"sp_size": 2}, UnsupportedError, "Found sp_size=2"),
+        ({"sp_size": 2}, ConfigError, r"Found it False with sp_size=2"),
         (
             {"make_vocab_size_divisible_by": 128},
             UnsupportedError,

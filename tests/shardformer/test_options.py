@@ -113,6 +113,8 @@ def test_the_matrix_is_what_models_say() -> None:
     assert matrix["llama"] == {
         "tensor_parallelism": "yes",
         "pipeline_parallelism": "yes",
+        "sequence_parallelism_on_tp": "yes",
+        "sequence_parallelism_on_sp": "yes",
         "enable_flash_attention": "sdpa",
         "enable_fused_normalization": "fused",
         "enable_jit_fused": "torch's",
@@ -292,6 +294,20 @@ def test_checkpointed_layers_equal_one_process(name: str) -> None:
             config = GradientCheckpointConfig(ratio)
             sizes.append(saved_bytes(name, optimize(build(name), mesh, gradient_checkpoint_config=config)))
     assert sizes[0] > sizes[1] > sizes[2]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_options_beside_shared_sequences(name: str) -> None:
+    alone, model = build(name, "eager"), build(name, "eager")
+    results_of(alone, inputs_of(name))[0].backward()
+    options: dict[str, Any] = {
+        "enable_flash_attention": True,
+        "enable_fused_normalization": True,
+        "gradient_checkpoint_config": GradientCheckpointConfig(0.5),
+        "enable_sequence_parallelism": True,
+    }
+    for found in run_threads(train, 2, name, model, 2, options):
+        check_equal(name, found, alone)
 
 
 def test_layers_of_a_user_are_checkpointed_while_they_train() -> None:

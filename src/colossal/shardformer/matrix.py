@@ -22,8 +22,9 @@ def options_of(model: nn.Module) -> dict[str, str]:
         model: The model, before it is divided; it stays as it is.
 
     Returns:
-        For the name of each option, and for both kinds of parallelism, ``"yes"`` or what honours it, such as
-        ``"sdpa"`` or ``"torch's"`` for a kernel that torch has anyway; or else ``"refused"``.
+        For the name of each option, and for each kind of parallelism, ``"yes"`` or what honours it, such as ``"sdpa"``
+        or ``"torch's"`` for a kernel that torch has anyway; or else ``"refused"``. Sequences are shared on the tp axis
+        in the modes split_gather and ring, and on the sp axis in the modes all_to_all and ring_attn.
 
     Example:
         >>> from transformers import GPT2Config, GPT2Model
@@ -74,6 +75,19 @@ def _cuts(model: nn.Module) -> str:
     return "yes" if plan_of(model).stages is not None else _REFUSED
 
 
+def _shares_over_tp(model: nn.Module) -> str:
+    return "yes" if _reads_tokens(model) and plan_of(model).attention else _REFUSED
+
+
+def _shares_over_sp(model: nn.Module) -> str:
+    return "yes" if _reads_tokens(model) and getattr(model, "_supports_attention_backend", False) else _REFUSED
+
+
+def _reads_tokens(model: nn.Module) -> bool:
+    """Tell whether sequences are as long as the user makes them, and the plan says what the layers are."""
+    return plan_of(model).stages is not None and getattr(model, "main_input_name", None) == "input_ids"
+
+
 def _checkpoints(model: nn.Module) -> str:
     return "yes" if check_checkpointing(model, plan_of(model)) else _REFUSED
 
@@ -81,6 +95,8 @@ def _checkpoints(model: nn.Module) -> str:
 _COLUMNS: Mapping[str, Callable[[nn.Module], str]] = {
     "tensor_parallelism": _divides,
     "pipeline_parallelism": _cuts,
+    "sequence_parallelism_on_tp": _shares_over_tp,
+    "sequence_parallelism_on_sp": _shares_over_sp,
     **{name: option.check for name, option in OPTIONS.items()},
     "gradient_checkpoint_config": _checkpoints,
 }
