@@ -42,6 +42,7 @@ class Passage:
 
     Attributes:
         values: By their names; empty at other times.
+        num_shares: Of how many ranks that share sequences the hidden states here are one's.
 
     Example:
         >>> from colossal.pipeline import Passage
@@ -54,6 +55,21 @@ class Passage:
     def __init__(self, entering: Sequence[str] = (), leaving: Sequence[str] = ()) -> None:
         self.entering, self.leaving = tuple(entering), tuple(leaving)
         self.values: dict[str, Any] = {}
+        self.num_shares = 1
+
+    def states(self, name: str) -> torch.Tensor:
+        """Make what a forward method makes masks and positions of.
+
+        Args:
+            name: Of the value that it looks like.
+
+        Returns:
+            Hidden states as long as whole sequences, without a gradient.
+        """
+        value = self.values[name].detach()
+        if self.num_shares == 1:
+            return value
+        return value[:, :1].expand(-1, value.shape[1] * self.num_shares, *value.shape[2:])
 
     def enter(self, carry: Any) -> None:
         """Begin a forward pass, or end one.
@@ -165,12 +181,12 @@ class Entrance(_StandIn):
 
     def forward(self, *args: Any, **_kwargs: Any) -> torch.Tensor:
         """Return hidden states, or zeros in the place of what is added to them."""
-        carry, given = self._passage.values[self._source].detach(), args[0] if args else None
-        if self._makes_states or (isinstance(given, torch.Tensor) and given.shape == carry.shape):
-            return carry
-        zero = carry.new_zeros(())
-        if isinstance(given, torch.Tensor) and given.is_floating_point() and given.dim() == carry.dim():
-            return zero.expand(*given.shape[:-1], carry.shape[-1])
+        states, given = self._passage.states(self._source), args[0] if args else None
+        if self._makes_states or (isinstance(given, torch.Tensor) and given.shape == states.shape):
+            return states
+        zero = states.new_zeros(())
+        if isinstance(given, torch.Tensor) and given.is_floating_point() and given.dim() == states.dim():
+            return zero.expand(*given.shape[:-1], states.shape[-1])
         return zero
 
 

@@ -57,6 +57,7 @@ class Stages:
             Hugging Face whose first value is one. What else has parameters in it belongs to the stage of the last
             layer. Needed where another list follows.
         before: The list that is called before this one.
+        reshapes: Whether the model gives hidden states the shape of its inputs behind the layers.
 
     Example:
         >>> from colossal.tensor import Stages
@@ -71,6 +72,7 @@ class Stages:
     gives: tuple[str, ...] = ()
     result: str = ""
     before: "Stages | None" = None
+    reshapes: bool = False
 
     @property
     def lists(self) -> tuple["Stages", ...]:
@@ -95,6 +97,7 @@ class ParallelPlan:
             positions, of shape (batch x heads, ...).
         nested: Modules of the base model that are models by themselves, each divided by the plan of its own family.
         stages: How it is cut into the stages of a pipeline; None if it can not be.
+        attention: The modules of the base model in which tokens see each other: those that split them into heads.
 
     Example:
         >>> from torch import nn
@@ -112,6 +115,7 @@ class ParallelPlan:
     cut_inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nested: tuple[str, ...] = ()
     stages: Stages | None = None
+    attention: str = ""
 
     def for_a_part(self) -> "ParallelPlan":
         """Make the plan of a stage, on which some of the modules are missing.
