@@ -59,8 +59,8 @@ def layers_of(model: nn.Module, stages: Stages) -> list[nn.Module]:
         PlanError: The model has no such list.
     """
     base = base_of(model)
-    lists = [base.get_submodule(each.table.layers) for each in _lists_of(base, stages)]
-    return [layer for each in lists for layer in each.children()]
+    lists: list[Any] = [base.get_submodule(each.table.layers) for each in _lists_of(base, stages)]
+    return [layer for each in lists for layer in each]
 
 
 def cut(model: nn.Module, stages: Stages, layers: Sequence[range], stage: int) -> tuple[Passage, list[SharedParameter]]:
