@@ -76,6 +76,9 @@ class ParallelMesh:
     Communication: one group of processes is formed for each axis; all ranks must construct the same mesh.
     """
 
+    coordinate: dict[MeshAxis, int]
+    device_mesh: DeviceMesh
+
     def __init__(
         self,
         *,

@@ -71,7 +71,7 @@ class ShardFormer:
                 the numbers of layers that are checkpointed do not fit the model.
             UnsupportedError: The model cannot honour an option, or the mode needs another attention implementation.
 
-        Communication: none; each rank keeps its part of what all of them have.
+        Communication: none; its layers communicate when they run.
         """
         config, mesh = self.shard_config, self.shard_config.mesh or current_mesh()
         is_divided, sharing = config.enable_tensor_parallelism and mesh.size("tp") > 1, config.sharing_on(mesh)
