@@ -1,6 +1,5 @@
 """BLIP-2: a vision model, a Q-Former, and a language model of another family."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +36,7 @@ READ = Stages(
     result="language_model.encoder",
     before=ASKED,
 )
-STAGES: Mapping[str, Stages] = {  # by the family of the language model
+STAGES = {  # by the family of the language model
     "opt": Stages(
         "language_model.model.decoder.layers",
         first=(
