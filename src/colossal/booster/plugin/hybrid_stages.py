@@ -1,6 +1,7 @@
 """From a whole model to the stages of a rank, divided along tp."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from colossal.booster.plugin.hybrid_options import HybridOptions
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.pipeline import Stage, copy_structure, partition_by_counts, partition_uniform
+from colossal.pipeline import Carry, Stage, copy_structure, partition_by_counts, partition_uniform
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.tensor import ParallelPlan, base_of
 
@@ -48,16 +49,43 @@ def make_stages(
     own = options.placement.stages_of(mesh.rank("pp"))
     models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
     stages = [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
-    materialize(nn.ModuleList([stage.module for stage in stages])).to(device)
-    tensors = [each for stage in stages for each in (*stage.parameters(), *stage.buffers())]
-    for axis in ("tp", "dp"):
-        Channel(axis, mesh).broadcast(dict.fromkeys(tensors))
+    if device.type != "meta":  # to be planned: there are no values
+        materialize(nn.ModuleList([stage.module for stage in stages])).to(device)
+        tensors = [each for stage in stages for each in (*stage.parameters(), *stage.buffers())]
+        for axis in ("tp", "dp"):
+            Channel(axis, mesh).broadcast(dict.fromkeys(tensors))
     if mesh.size("tp") > 1:
         assert plan is not None
         sharder = ShardFormer(ShardConfig(mesh, parallel_output=options.parallel_output))
         for stage in stages:
             sharder.optimize(stage.module, plan.for_a_part() if stage.num_stages > 1 else plan)
     return stages
+
+
+def carries_into(
+    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, batch: Any
+) -> list[Carry | None]:
+    """Find out what enters the stages of a rank, by running those before.
+
+    Args:
+        model: The whole model, on the meta device; it stays as it is.
+        plan: Its plan; None for that of its family.
+        options: What the user said.
+        mesh: The mesh.
+        batch: The inputs of the whole model, on the meta device.
+
+    Returns:
+        The hidden states for each stage of this rank; None for the first stage of all.
+    """
+    own = options.placement.stages_of(mesh.rank("pp"))
+    if plan is None and mesh.size("pp") > 1 and not isinstance(model, nn.Sequential):
+        plan = plan_of(model)
+    carries: list[Carry | None] = [None]
+    with torch.no_grad():
+        for index in range(max(own)):
+            carry = _cut(copy_structure(model), index, plan, options)(carries[-1], batch)
+            carries.append(carry if options.dtype is None else cast_floats(carry, options.dtype))
+    return [carries[index] for index in own]
 
 
 def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: HybridOptions) -> Stage:
