@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from colossal.amp.half import cast_floats
 from colossal.booster.plugin.hybrid_options import HybridOptions
+from colossal.booster.plugin.starting_values import share_values
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import Carry, Stage, copy_structure, partition_by_counts, partition_uniform
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
@@ -20,7 +20,7 @@ from colossal.tensor import ParallelPlan, base_of
 def make_stages(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, device: torch.device
 ) -> list[Stage]:
-    """Cut a model, give values to what is left, and divide it.
+    """Cut a model, divide what is left, and give it values, if it was built lazily.
 
     Args:
         model: The whole model, the same on all ranks; it may be built lazily. It is changed in place.
@@ -37,7 +37,7 @@ def make_stages(
         ConfigError: The layers do not go round.
         UnsupportedError: The model has no plan, or its plan no stages.
 
-    Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
+    Communication: that of `share_values`.
     """
     from colossal.lazy import materialize
 
@@ -49,16 +49,15 @@ def make_stages(
     own = options.placement.stages_of(mesh.rank("pp"))
     models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
     stages = [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
+    together = nn.ModuleList(stages)
     if device.type != "meta":  # to be planned: there are no values
-        materialize(nn.ModuleList([stage.module for stage in stages])).to(device)
-        tensors = [each for stage in stages for each in (*stage.parameters(), *stage.buffers())]
-        for axis in ("tp", "dp"):
-            Channel(axis, mesh).broadcast(dict.fromkeys(tensors))
+        share_values(together, mesh)
     if mesh.size("tp") > 1:
         assert plan is not None
         sharder = ShardFormer(ShardConfig(mesh, parallel_output=options.parallel_output))
         for stage in stages:
             sharder.optimize(stage.module, plan.for_a_part() if stage.num_stages > 1 else plan)
+    materialize(together).to(device)
     return stages
 
 
