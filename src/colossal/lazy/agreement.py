@@ -1,5 +1,6 @@
 """Ranks that build a model lazily, each by itself, and shall get the same values."""
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,7 +19,7 @@ def operations_behind(tensors: Iterable[LazyTensor]) -> list[Operation]:
         tensors: Lazy tensors.
 
     Returns:
-        The operations, in the order of the program.
+        The operations. Their order only depends on what they do, as several threads may have written them down.
 
     Example:
         >>> import torch
@@ -27,16 +28,17 @@ def operations_behind(tensors: Iterable[LazyTensor]) -> list[Operation]:
         >>> with LazyInitContext():
         ...     total = torch.ones(2) + torch.rand(2)
         >>> [str(each.func) for each in operations_behind([total])]
-        ['aten.ones.default', 'aten.rand.default', 'aten.add.Tensor']
+        ['aten.add.Tensor', 'aten.ones.default', 'aten.rand.default']
     """
-    waiting, seen, found = [view_of(each).recipe for each in tensors], set[Recipe](), set[Operation]()
+    waiting, seen = deque(view_of(each).recipe for each in tensors), set[Recipe]()
+    found: dict[Operation, None] = {}
     while waiting:
-        recipe = waiting.pop()
+        recipe = waiting.popleft()
         if recipe not in seen:
             seen.add(recipe)
-            found.update(recipe.writes)
+            found |= dict.fromkeys(recipe.writes)
             waiting += [view.recipe for write in recipe.writes for view in _inputs(write, View)]
-    return sorted(found, key=lambda operation: operation.index)
+    return list(found)
 
 
 def describe(operation: Operation) -> str:
