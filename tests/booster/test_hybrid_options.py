@@ -45,10 +45,13 @@ def plugin_of(**options: Any) -> HybridParallelPlugin:
         ({"overlap_allgather": True}, UnsupportedError, "it works with zero_stage=1 and no pipeline"),
         ({"overlap_allgather": True, "zero_stage": 1, "num_microbatches": 2}, UnsupportedError, "and a pipeline"),
         ({"static_graph": True, "zero_stage": 1}, UnsupportedError, "it works with zero_stage=0 and no pipeline"),
-        ({"sp_size": 2}, UnsupportedError, "Found sp_size=2"),
-        ({"enable_flash_attention": True}, UnsupportedError, "attn_implementation='sdpa'"),
-        ({"make_vocab_size_divisible_by": 128}, UnsupportedError, "divided unevenly instead of padded"),
-        ({"gradient_checkpoint_config": object()}, UnsupportedError, r"model\.gradient_checkpointing_enable\(\)"),
+        ({"sp_size": 2}, ConfigError, r"Found it False with sp_size=2"),
+        (
+            {"make_vocab_size_divisible_by": 128},
+            UnsupportedError,
+            r"model\.resize_token_embeddings\(pad_to_multiple_of",
+        ),
+        ({"gradient_checkpoint_config": 0.5}, ConfigError, r"Found 0\.5\. Pass one of them"),
         ({"overlap_p2p": False}, UnsupportedError, "always travel while stages compute"),
     ],
 )

@@ -1,36 +1,20 @@
 """Tensor parallelism against one process: loss, logits, every gradient, and that no token sees those behind it."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from divided import whole_grads
 from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 
 from colossal.cluster import ParallelMesh
 from colossal.shardformer import ShardConfig, ShardFormer
-from colossal.tensor import Layout, relayout
 from colossal.testing import run_threads
 
 # The norms and the rotary positions of some families compute in float32, whatever the type of the model.
 RTOL, ATOL = 1e-4, 2e-7
-
-
-def whole_grads(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor | None]:
-    """Put gradients together."""
-    layouts: dict[int, Layout] = {
-        id(module.get_parameter(name)): layout
-        for module in model.modules()
-        for name, layout in getattr(module, "layouts", {}).items()
-    }
-    found: dict[str, torch.Tensor | None] = {}
-    for name, parameter in model.named_parameters():
-        layout, grad = layouts.get(id(parameter)), parameter.grad
-        is_cut = layout is not None and grad is not None
-        found[name] = relayout(grad, layout, replace(layout, dims=()), mesh) if is_cut else grad
-    return found
 
 
 def train_sharded(name: str, model: nn.Module, size: int, parallel_output: bool) -> dict[str, Any]:

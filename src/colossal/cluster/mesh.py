@@ -1,5 +1,6 @@
 """The processes of a program, arranged along named axes."""
 
+import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -105,16 +106,21 @@ class ParallelMesh:
         self.timeout_seconds = _first(timeout_seconds, outer and outer.timeout_seconds, DEFAULT_TIMEOUT_SECONDS)
         self.accelerator = get_accelerator(device)
         self.link_cost = _find_link_cost(link_cost, outer and outer.link_cost, self.accelerator)
-        self._ranks = _arrange(self.shape, dp_outside)
-        self.coordinate = dict(zip(AXES, (self._ranks == self.global_rank).nonzero()[0].tolist(), strict=True))
+        self._take_places(_arrange(self.shape, dp_outside))
+        self._tokens: list[Token[ParallelMesh | None]] = []
+
+    def _take_places(self, ranks: torch.Tensor) -> None:
+        """Find this process among all of them, of shape (pp, dp, sp, tp), and form the groups that it is in."""
+        self.shape = dict(zip(AXES, ranks.shape, strict=True))
+        self._ranks = ranks
+        self.coordinate = dict(zip(AXES, (ranks == self.global_rank).nonzero()[0].tolist(), strict=True))
         sizes = {axis: size for axis, size in self.shape.items() if axis != "tp"} | self.grid
-        self._finest = self._ranks.reshape(*sizes.values())
+        self._finest = ranks.reshape(*sizes.values())
         self._place = dict(zip(sizes, (self._finest == self.global_rank).nonzero()[0].tolist(), strict=True))
         self._sizes, self._coordinates = {**self.shape, **self.grid}, {**self.coordinate, **self._place}
         self.device_mesh = self._form_groups()
         groups: dict[Axis, dist.ProcessGroup] = {axis: self.device_mesh.get_group(axis) for axis in AXES}
         self._groups = groups | {axis: self._form_group(axis) for axis in self.grid if axis != "tp"}
-        self._tokens: list[Token[ParallelMesh | None]] = []
 
     def __repr__(self) -> str:
         sizes = [f"{axis}={size}" for axis, size in self.shape.items()]
@@ -220,6 +226,22 @@ class ParallelMesh:
         block = place // length
         own = ranks[block * length : (block + 1) * length]
         return self._group_of(own), self._group_of(ranks[place % length :: length])
+
+    def fold_sequence(self) -> "ParallelMesh":
+        """Count ranks that share a sequence as data-parallel ones, as what happens to parameters is the same for both.
+
+        Returns:
+            A mesh of the same processes, in which the place of each on pp and tp is the same, and dp has those of dp
+            and sp; this mesh itself if sp is 1.
+
+        Communication: new groups of processes are formed; all ranks must call.
+        """
+        if self.size("sp") == 1:
+            return self
+        folded = copy.copy(self)
+        folded._tokens = []  # noqa: SLF001 (of this class)
+        folded._take_places(self._ranks.flatten(1, 2).unsqueeze(2))  # noqa: SLF001
+        return folded
 
     def _check_axis(self, axis: Axis) -> Axis:
         if axis not in self._sizes:

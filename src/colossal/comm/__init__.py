@@ -6,11 +6,13 @@ from colossal.comm.cube import gather_packed_rows, matmul_3d
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
 from colossal.comm.over import all_reduce_over
 from colossal.comm.partition import Partition, Pending
+from colossal.comm.ring import Exchange, pass_round, sum_round
 from colossal.comm.summa import summa_ab, summa_abt, summa_atb
 
 __all__ = [
     "Channel",
     "CommCounter",
+    "Exchange",
     "Partition",
     "Pending",
     "all_reduce_over",
@@ -18,10 +20,12 @@ __all__ = [
     "gather",
     "gather_packed_rows",
     "matmul_3d",
+    "pass_round",
     "reduce",
     "reduce_scatter",
     "replicate",
     "scatter",
+    "sum_round",
     "summa_ab",
     "summa_abt",
     "summa_atb",

@@ -7,7 +7,7 @@ from typing import Literal, Self, final
 
 from colossal.cluster import Axis
 
-Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"]
+Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send"]
 
 _ACTIVE: ContextVar[tuple["CommCounter", ...]] = ContextVar("colossal_comm_counters", default=())
 
@@ -17,7 +17,8 @@ class CommCounter:
     """Counts the collectives of this rank, by operation and axis, while it is open.
 
     Bytes are what this rank sends under the bandwidth-optimal algorithm (a ring): for a group of n ranks and a whole
-    tensor of N bytes, 2 N (n - 1) / n for an all-reduce and N (n - 1) / n for the others. An axis of one rank sends
+    tensor of N bytes, 2 N (n - 1) / n for an all-reduce and N (n - 1) / n for the others; a message from one rank to
+    another, ``send``, counts as it is. An axis of one rank sends
     nothing and is not counted. A backward pass is counted where its forward pass was.
 
     Attributes:

@@ -36,6 +36,7 @@ class Passage:
 
     Attributes:
         carry: The hidden states; None at other times.
+        num_shares: Of how many ranks that share sequences the hidden states here are one's.
 
     Example:
         >>> from colossal.pipeline import Passage
@@ -45,6 +46,15 @@ class Passage:
 
     def __init__(self) -> None:
         self.carry: Any = None
+        self.num_shares = 1
+
+    @property
+    def states(self) -> torch.Tensor:
+        """What a forward method makes masks and positions of: as long as whole sequences, without a gradient."""
+        carry = self.carry.detach()
+        if self.num_shares == 1:
+            return carry
+        return carry[:, :1].expand(-1, carry.shape[1] * self.num_shares, *carry.shape[2:])
 
 
 def cut(model: nn.Module, stages: Stages, layers: Sequence[range], stage: int) -> tuple[Passage, list[SharedParameter]]:
@@ -206,9 +216,9 @@ class _Entrance(nn.Module):
             return getattr(self.__dict__["_native"][0], name)
 
     def forward(self, *args: Any, **_kwargs: Any) -> torch.Tensor:
-        carry = self._passage.carry.detach()
-        is_passing = bool(args) and isinstance(args[0], torch.Tensor) and args[0].shape == carry.shape
-        return carry if self._makes_states or is_passing else carry.new_zeros(())
+        states = self._passage.states
+        is_passing = bool(args) and isinstance(args[0], torch.Tensor) and args[0].shape == states.shape
+        return states if self._makes_states or is_passing else states.new_zeros(())
 
 
 @final

@@ -113,6 +113,15 @@ class Stage(nn.Module):
         """Whether it returns the outputs of the whole model."""
         return self.index == self.num_stages - 1
 
+    def share_sequences(self, num_ranks: int) -> None:
+        """Take and give hidden states of some tokens only.
+
+        Args:
+            num_ranks: How many ranks share a sequence, equally.
+        """
+        if self._passage is not None:
+            self._passage.num_shares = num_ranks
+
     def forward(self, carry: Carry | None, inputs: Any) -> Any:
         """Run the stage.
 

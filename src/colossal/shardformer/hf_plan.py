@@ -17,6 +17,7 @@ _STYLES: Mapping[str, str] = {
     "moe_tp_experts": "experts",
 }
 _PART_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+_QUERY = "q_proj"
 _KEY_VALUE = ("k_proj", "v_proj")
 
 
@@ -43,7 +44,13 @@ def hf_plan(config: Any) -> ParallelPlan | None:
         return None
     styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
     counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
-    return ParallelPlan(styles, counts=(counts,), stages=_stages_of(config))
+    attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}
+    return ParallelPlan(
+        styles,
+        counts=(counts,),
+        stages=_stages_of(config),
+        attention=attention.pop() if len(attention) == 1 else "",
+    )
 
 
 def _stages_of(config: Any) -> Stages | None:

@@ -9,10 +9,14 @@ from torch import nn
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.errors import MeshError, PlanError
 from colossal.logging import get_dist_logger
+from colossal.shardformer.checkpointing import checkpoint_layers
 from colossal.shardformer.counts import check_heads, divide_number, keep_uneven, share_groups
 from colossal.shardformer.head_inputs import CutHeads
 from colossal.shardformer.loss import DividedCausalLoss
+from colossal.shardformer.options import apply_options, choose_options
 from colossal.shardformer.plans import plan_of
+from colossal.shardformer.sequence import share_sequence
+from colossal.shardformer.sequence_mode import SequenceSharing
 from colossal.shardformer.shard_config import ShardConfig
 from colossal.shardformer.shared_input import share_inputs
 from colossal.shardformer.styles import STYLES, Division
@@ -27,7 +31,9 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 @final
 class ShardFormer:
-    """Divides models along the tp axis: their forward methods stay as they are, some of their modules are replaced.
+    """Divides models along the tp axis, and sequences along it or sp, by tables, and does what else its options say.
+
+    Forward methods stay as they are; some modules are replaced, and some get hooks.
 
     Args:
         shard_config: How.
@@ -49,7 +55,7 @@ class ShardFormer:
         self.shard_config = shard_config
 
     def optimize(self, model: nn.Module, policy: ParallelPlan | None = None) -> tuple[nn.Module, list[Any]]:
-        """Divide a model in place.
+        """Divide a model in place, and apply the options.
 
         Args:
             model: The same model on all ranks; of Hugging Face, or with a plan of its own.
@@ -61,28 +67,63 @@ class ShardFormer:
         Raises:
             PlanError: The plan does not fit the model, or numbers of the model do not divide by the ranks.
             MeshError: The tp axis is arranged as a grid.
+            ConfigError: There is no such mode of sharing sequences, its axis has one rank and the other several, or
+                the numbers of layers that are checkpointed do not fit the model.
+            UnsupportedError: The model cannot honour an option, or the mode needs another attention implementation.
         """
-        mesh = self.shard_config.mesh or current_mesh()
-        if not self.shard_config.enable_tensor_parallelism or mesh.size("tp") == 1:
-            return model, []
-        if mesh.tp_mode != "1d":
+        config, mesh = self.shard_config, self.shard_config.mesh or current_mesh()
+        is_divided, sharing = config.enable_tensor_parallelism and mesh.size("tp") > 1, config.sharing_on(mesh)
+        needs_plan = is_divided or sharing is not None
+        if needs_plan and mesh.tp_mode != "1d":
             raise MeshError(
                 f"Plans divide models along one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
                 "it with tp_mode='1d'."
             )
-        _divide(model, policy or plan_of(model), mesh, self.shard_config.parallel_output)
+        chosen = choose_options(model, config)
+        if policy is None and (needs_plan or config.gradient_checkpoint_config is not None):
+            policy = plan_of(model)
+        if config.gradient_checkpoint_config is not None:
+            checkpoint_layers(model, policy, config.gradient_checkpoint_config)
+        apply_options(model, chosen)
+        if needs_plan and policy is not None:
+            _share(model, policy, mesh, config, sharing)
         return model, []
 
 
-def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_output: bool) -> None:
+def _share(
+    model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, config: ShardConfig, sharing: SequenceSharing | None
+) -> None:
+    """Divide a model and its sequences, and let its loss know."""
+    keeps_divided, divides_words = config.parallel_output and _has_causal_loss(model), False
+    if config.enable_tensor_parallelism and mesh.size("tp") > 1:
+        _check_uneven(model, plan, mesh, sharing)
+        divides_words = _divide(model, plan, mesh, keeps_divided)
+    if sharing is not None:
+        share_sequence(model, plan, sharing, keeps_divided)
+    cut = None if sharing is None or sharing.is_over_tp else sharing.cut
+    if keeps_divided and (divides_words or cut is not None):
+        causal: Any = model
+        causal.loss_function = DividedCausalLoss(mesh, cut, divides_words)
+
+
+def _check_uneven(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, sharing: SequenceSharing | None) -> None:
+    config = getattr(model, "config", None)
+    if sharing is not None and sharing.is_over_tp and keep_uneven(plan, config, mesh.size("tp")) is not plan:
+        raise PlanError(
+            f"The mode {sharing.mode!r} needs attention that is divided. Found {type(model).__name__}, whose heads do "
+            f"not divide by tp={mesh.size('tp')}, so that its attention stays whole. Leave sequence parallelism out."
+        )
+
+
+def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keeps_divided: bool) -> bool:
+    """Divide a model along tp, and tell whether its logits stay divided by words."""
     base, size = base_of(model), mesh.size("tp")
     for pattern in plan.nested:
         for _, module in find_modules(base, pattern):
-            _divide(module, plan_of(module), mesh, parallel_output=False)
+            _divide(module, plan_of(module), mesh, keeps_divided=False)
     config = getattr(model, "config", None)
     plan = keep_uneven(plan, config, size)
     num_key_value_heads = check_heads(plan, config, size)
-    keeps_divided = parallel_output and _has_causal_loss(model)
     division = Division(mesh, num_key_value_heads, gathers_logits=not keeps_divided)
     chosen, ties = list(_chosen(model, base, plan)), find_ties(model)
     made: dict[nn.Module, nn.Module] = {}
@@ -100,10 +141,8 @@ def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, parallel_o
     for pattern, arguments in plan.cut_inputs.items():
         for _, module in find_modules(base, pattern):
             module.register_forward_pre_hook(CutHeads(arguments, mesh), with_kwargs=True)
-    if keeps_divided and any(style == "head" for *_, style in chosen):
-        causal: Any = model
-        causal.loss_function = DividedCausalLoss(mesh)
     _summarise(model, len(made), size)
+    return keeps_divided and any(style == "head" for *_, style in chosen)
 
 
 def _has_causal_loss(model: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """One sum for the gradient of an input that several layers get."""
 
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
@@ -17,17 +18,17 @@ class SharedInput:
     While the module runs, it remembers the last input and its copy; afterwards, also behind an error, nothing.
 
     Args:
-        mesh: The mesh.
-
-    Communication: none forward; backward all_reduce, tp, the bytes of each input that differs from the one before it.
+        enter: What makes the copy of an input.
 
     Example:
         >>> import torch
+        >>> from colossal import comm
         >>> from colossal.cluster import ParallelMesh
         >>> from colossal.shardformer.shared_input import SharedInput
         >>> from colossal.testing import fake_world
         >>> with fake_world(2):
-        ...     enter, x = SharedInput(ParallelMesh(tp=2)), torch.ones(1)
+        ...     mesh, x = ParallelMesh(tp=2), torch.ones(1)
+        ...     enter = SharedInput(lambda x: comm.replicate(x, "tp", mesh))
         ...     enter.open()
         ...     print(enter(x) is enter(x))
         ...     enter.close()
@@ -36,15 +37,15 @@ class SharedInput:
         False
     """
 
-    def __init__(self, mesh: ParallelMesh) -> None:
-        self._mesh, self._is_open = mesh, False
+    def __init__(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._enter, self._is_open = enter, False
         self._last: tuple[torch.Tensor, torch.Tensor, bool] | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Let an input be used on all ranks.
 
         Args:
-            x: The input, the same on all ranks.
+            x: The input.
 
         Returns:
             Its copy, whose gradient is the sum of the ranks' gradients; the same copy if it was the last input.
@@ -52,10 +53,19 @@ class SharedInput:
         has_grad = torch.is_grad_enabled()  # also between siblings, one of which may be checkpointed by itself
         if self._last is not None and self._last[0] is x and self._last[2] == has_grad:
             return self._last[1]
-        copy = comm.replicate(x, "tp", self._mesh)
+        copy = self._enter(x)
         if self._is_open:
             self._last = x, copy, has_grad
         return copy
+
+    def watch(self, module: nn.Module) -> None:
+        """Remember while a module runs.
+
+        Args:
+            module: The module that the layers lie in.
+        """
+        module.register_forward_pre_hook(self.open)
+        module.register_forward_hook(self.close, always_call=True)
 
     def open(self, *_: Any) -> None:
         """Begin to remember; as a hook, before a module runs."""
@@ -73,6 +83,8 @@ def share_inputs(model: nn.Module, mesh: ParallelMesh) -> None:
         model: The divided model.
         mesh: The mesh.
 
+    Communication: none forward; backward all_reduce, tp, the bytes of each input that differs from the one before it.
+
     Example:
         >>> from torch import nn
         >>> from colossal.cluster import ParallelMesh
@@ -89,8 +101,7 @@ def share_inputs(model: nn.Module, mesh: ParallelMesh) -> None:
         products = [getattr(child, "product", None) for child in parent.children()]
         columns = [found for found in products if isinstance(found, Column) and found.enter is None]
         if len(columns) > 1:
-            shared = SharedInput(mesh)
+            shared = SharedInput(lambda x: comm.replicate(x, "tp", mesh))
             for column in columns:
                 column.enter = shared
-            parent.register_forward_pre_hook(shared.open)
-            parent.register_forward_hook(shared.close, always_call=True)
+            shared.watch(parent)

@@ -166,14 +166,17 @@ def _experts(module: nn.Module, division: Division) -> nn.Module:
         part = own_part(whole, layouts[name], mesh.global_rank)
         setattr(experts, name, nn.Parameter(part, whole.requires_grad))
     other: Any = experts
-    other.layouts = layouts
+    other.layouts, other.shares_tokens = layouts, False
 
     def enter(_experts: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden, chosen, weights = args
-        return comm.replicate(hidden, "tp", mesh), chosen, comm.replicate(weights, "tp", mesh)
+        if not other.shares_tokens:
+            return comm.replicate(hidden, "tp", mesh), chosen, comm.replicate(weights, "tp", mesh)
+        hidden, weights = (comm.gather(each, "tp", 0, mesh, partial_grad=True) for each in (hidden, weights))
+        return hidden, comm.gather(chosen, "tp", 0, mesh), weights
 
     def leave(_experts: nn.Module, _args: Any, output: Any) -> Any:
-        return comm.reduce(output, "tp", mesh)
+        return comm.reduce_scatter(output, "tp", 0, mesh) if other.shares_tokens else comm.reduce(output, "tp", mesh)
 
     experts.register_forward_pre_hook(enter)
     experts.register_forward_hook(leave)

@@ -48,6 +48,7 @@ class Stages:
             just what the layer before has returned.
         first: Modules of the base model that make hidden states of the inputs, in the order in which they are called.
         gives_tuple: Whether a layer returns its hidden states as the first of several values.
+        reshapes: Whether the model gives hidden states the shape of its inputs behind the layers.
 
     Example:
         >>> from colossal.tensor import Stages
@@ -58,6 +59,7 @@ class Stages:
     layers: str
     first: tuple[str, ...]
     gives_tuple: bool = False
+    reshapes: bool = False
 
 
 @final
@@ -77,6 +79,7 @@ class ParallelPlan:
             positions, of shape (batch x heads, ...).
         nested: Modules of the base model that are models by themselves, each divided by the plan of its own family.
         stages: How it is cut into the stages of a pipeline; None if it can not be.
+        attention: The modules of the base model in which tokens see each other: those that split them into heads.
 
     Example:
         >>> from torch import nn
@@ -94,6 +97,7 @@ class ParallelPlan:
     cut_inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     nested: tuple[str, ...] = ()
     stages: Stages | None = None
+    attention: str = ""
 
     def for_a_part(self) -> "ParallelPlan":
         """Make the plan of a stage, on which some of the modules are missing.

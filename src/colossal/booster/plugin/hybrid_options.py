@@ -1,7 +1,7 @@
 """The options of `HybridParallelPlugin`, checked and sorted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 import torch
@@ -12,6 +12,7 @@ from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import Microbatching, PipelineStyle, Placement
+from colossal.shardformer import ShardConfig
 from colossal.zero import ZeroConfig
 
 _MILLION = 1024 * 1024
@@ -19,17 +20,11 @@ _CHUNKS: Mapping[str, int | None] = {"1f1b": 1, "interleaved": None, "zbv": 2}
 
 # What is documented and does nothing here, the value that asks for nothing, and the nearest that works.
 _NOT_BUILT: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "sp_size": ((None, 1), "tp_size or pp_size"),
-    "enable_sequence_parallelism": ((False,), "tensor parallelism alone"),
-    "sequence_parallelism_mode": ((None,), "tensor parallelism alone"),
-    "inner_ring_size": ((None,), "tensor parallelism alone"),
-    "enable_all_optimization": ((False,), "a model that is built with attn_implementation='sdpa'"),
-    "enable_flash_attention": ((False,), "a model that is built with attn_implementation='sdpa'"),
-    "enable_fused_normalization": ((False,), "the model's own normalisation"),
-    "enable_jit_fused": ((False,), "torch.compile of the model's activations"),
-    "gradient_checkpoint_config": ((None,), "model.gradient_checkpointing_enable() before boost"),
     "scheduler_nodes": ((None,), "pp_style='zbv', which makes its schedule by itself"),
-    "make_vocab_size_divisible_by": ((64,), "64: a vocabulary is divided unevenly instead of padded"),
+    "make_vocab_size_divisible_by": (
+        (1, 64),
+        "1 or 64, which divide a vocabulary as it is, or model.resize_token_embeddings(pad_to_multiple_of=...) before",
+    ),
     "overlap_p2p": ((True,), "True: messages of a pipeline always travel while stages compute"),
     "fp8_communication": ((False,), "communication_dtype=torch.bfloat16 with zero_stage=1"),
     "use_fp8": ((False,), "precision='bf16'"),
@@ -44,13 +39,14 @@ class HybridOptions:
     Args:
         tp_size: Ranks that share a tensor.
         pp_size: Ranks that share the layers.
+        sp_size: Ranks that share sequences, besides those of tp.
         zero_stage: 0 for replicas, 1 to share optimizer states, 2 to share gradients too.
         dp_outside: Number the ranks of one replica one after the other.
         style: The schedule of the pipeline.
         num_chunks: Stages of each rank.
         num_layers_per_stage: Layers of each stage, in order; equal parts by default.
         microbatching: Into how many parts a batch is divided; None without a pipeline.
-        parallel_output: Whether logits stay divided.
+        sharding: What `ShardFormer` does, without a mesh yet.
         caches: Whether shapes of hidden states are sent once.
         zero: How data-parallel ranks share states.
         ddp: What `DistributedDataParallel` is told.
@@ -62,22 +58,29 @@ class HybridOptions:
 
     tp_size: int
     pp_size: int
+    sp_size: int
     zero_stage: int
     dp_outside: bool
     style: PipelineStyle
     num_chunks: int
     num_layers_per_stage: tuple[int, ...] | None
     microbatching: Microbatching | None
-    parallel_output: bool
+    sharding: ShardConfig
     caches: bool
     zero: ZeroOptions
     ddp: DDPConfig
 
     def __post_init__(self) -> None:
-        if self.tp_size < 1 or self.pp_size < 1 or self.zero_stage not in (0, 1, 2):
+        if min(self.tp_size, self.pp_size, self.sp_size) < 1 or self.zero_stage not in (0, 1, 2):
             raise ConfigError(
-                "tp_size and pp_size are at least 1, and zero_stage is 0, 1 or 2. Found "
-                f"tp_size={self.tp_size}, pp_size={self.pp_size}, zero_stage={self.zero_stage}. Correct them."
+                "tp_size, pp_size and sp_size are at least 1, and zero_stage is 0, 1 or 2. Found tp_size="
+                f"{self.tp_size}, pp_size={self.pp_size}, sp_size={self.sp_size}, zero_stage={self.zero_stage}. "
+                "Correct them."
+            )
+        if self.sp_size > 1 and not self.sharding.enable_sequence_parallelism:
+            raise ConfigError(
+                f"Ranks share sequences where enable_sequence_parallelism=True. Found it False with sp_size="
+                f"{self.sp_size}. Turn it on, or leave sp_size out."
             )
         if self.style not in _CHUNKS:
             raise ConfigError(
@@ -141,14 +144,21 @@ class HybridOptions:
         Raises:
             MeshError: There is no world yet, or the sizes do not fit it.
         """
-        ambient = ambient_mesh()
-        if ambient is not None and (ambient.size("tp"), ambient.size("pp"), ambient.tp_mode) == (
-            self.tp_size,
-            self.pp_size,
-            "1d",
-        ):
+        ambient, sizes = ambient_mesh(), {"tp": self.tp_size, "pp": self.pp_size, "sp": self.sp_size}
+        if ambient is not None and ambient.tp_mode == "1d" and sizes.items() <= ambient.shape.items():
             return ambient
-        return ParallelMesh(tp=self.tp_size, pp=self.pp_size, dp_outside=self.dp_outside)
+        return ParallelMesh(tp=self.tp_size, pp=self.pp_size, sp=self.sp_size, dp_outside=self.dp_outside)
+
+    def shard_config(self, mesh: ParallelMesh) -> ShardConfig:
+        """Say how a model is divided on a mesh.
+
+        Args:
+            mesh: The mesh.
+
+        Returns:
+            What `ShardFormer` takes.
+        """
+        return replace(self.sharding, mesh=mesh)
 
 
 def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]:
@@ -185,13 +195,14 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
     return scaler, HybridOptions(
         given["tp_size"],
         given["pp_size"],
+        1 if given["sp_size"] is None else given["sp_size"],
         given["zero_stage"],
         given["dp_outside"],
         given["pp_style"],
         given["num_model_chunks"],
         None if layers is None else tuple(layers),
         None if parts == (None, None) else Microbatching(*parts),
-        given["parallel_output"],
+        ShardConfig(**{field.name: given[field.name] for field in fields(ShardConfig) if field.name in given}),
         given["enable_metadata_cache"],
         ZeroOptions(given["precision"], given["max_norm"], 2.0, 1, True, False, zero, plugin="HybridParallelPlugin"),
         ddp,
@@ -202,6 +213,6 @@ def _refuse_what_is_not_built(options: Mapping[str, Any]) -> None:
     for name, (nothing, instead) in _NOT_BUILT.items():
         if options[name] not in nothing:
             raise UnsupportedError(
-                f"HybridParallelPlugin has tensor, pipeline and data parallelism. Found {name}={options[name]!r}, "
-                f"which is not built yet. The nearest that works is {instead}."
+                f"HybridParallelPlugin has tensor, sequence, pipeline and data parallelism. Found "
+                f"{name}={options[name]!r}, which is not built yet. The nearest that works is {instead}."
             )

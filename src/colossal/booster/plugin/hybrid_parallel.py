@@ -1,4 +1,4 @@
-"""Tensor, pipeline and data parallelism together, with ZeRO inside of the latter."""
+"""Tensor, sequence, pipeline and data parallelism together, with ZeRO inside of the latter."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -28,13 +28,14 @@ from colossal.cluster import ParallelMesh
 from colossal.errors import UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.pipeline import PipelineExecutor, PipelineStyle, Stage
+from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
 from colossal.tensor import ParallelPlan
 from colossal.zero import ZeroShards, shard_optimizer
 
 
 @final
 class HybridParallelPlugin(DataParallelPlugin):
-    """Divides transformers over ranks in three ways at once: tensors, layers, and batches.
+    """Divides transformers over ranks in four ways at once: tensors, sequences, layers, and batches.
 
     For models that do not fit on one device, or that train faster in parts. The layers of a model go to the stages of
     a pipeline, each layer is divided among tensor-parallel ranks by the table of its family (`ShardFormer`), and the
@@ -47,17 +48,22 @@ class HybridParallelPlugin(DataParallelPlugin):
     Args:
         tp_size: Ranks that share a tensor; these should be neighbours on one host.
         pp_size: Ranks that share the layers.
-        sp_size: Ranks that share a sequence; not built yet.
+        sp_size: Ranks that share sequences in the modes all_to_all and ring_attn. What they do with parameters is what
+            data-parallel ranks do: they average gradients, and ZeRO shares states among them as well.
         precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has.
         zero_stage: What data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients too; 2 without a
             pipeline only.
-        enable_all_optimization: Not built yet.
-        enable_fused_normalization: Not built yet.
-        enable_flash_attention: Not built yet.
-        enable_jit_fused: Not built yet.
-        enable_sequence_parallelism: Not built yet.
-        sequence_parallelism_mode: Not built yet.
-        parallel_output: Leave logits of causal language models divided by vocabulary, and compute the loss from that.
+        enable_all_optimization: The three options below, as far as the model can honour them; the log says which.
+        enable_fused_normalization: Compute norms in one kernel; see `ShardConfig` for this option and the next two.
+        enable_flash_attention: Compute attention without storing its scores.
+        enable_jit_fused: Compile activations of several operations into one kernel.
+        enable_sequence_parallelism: Whether ranks share sequences: each batch is the same on them, and each computes
+            some tokens.
+        sequence_parallelism_mode: How: ``"split_gather"`` or ``"ring"`` for the ranks of tp, ``"all_to_all"`` or
+            ``"ring_attn"`` for those of sp. By default all_to_all if there are such, else split_gather. Sequences are
+            as long as a multiple of the ranks, or for ring_attn of twice as many.
+        parallel_output: Leave logits of causal language models divided, by vocabulary and with sp_size by tokens, and
+            compute the loss from that.
         num_microbatches: Parts of a batch in a pipeline; or
         microbatch_size: samples of each.
         initial_scale: First loss scale in fp16; greater than 0.
@@ -84,16 +90,17 @@ class HybridParallelPlugin(DataParallelPlugin):
         num_model_chunks: Stages of each rank: 1 for 1F1B, 2 for zbv, and 2 or more for interleaved.
         scheduler_nodes: Not built yet: schedules are made when they are needed.
         num_layers_per_stage: Layers of each stage, over all chunks; equal parts by default.
-        gradient_checkpoint_config: Not built yet.
+        gradient_checkpoint_config: A `GradientCheckpointConfig`, or a `PipelineGradientCheckpointConfig` with numbers
+            for each stage: how many layers compute their activations again in the backward pass.
         enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
-        make_vocab_size_divisible_by: Only 64, the default, which does nothing: a vocabulary is divided unevenly if the
-            ranks do not divide it.
+        make_vocab_size_divisible_by: Only 64, the default, or 1: nothing is padded, and a vocabulary that the ranks do
+            not divide is divided unevenly, which is exact.
         dp_outside: Number the ranks of one replica one after the other, so that a pipeline stays within a host.
         overlap_p2p: Always True: messages of a pipeline travel while stages compute.
         overlap_allgather: With ZeRO and no pipeline: gather updated parameters while the next forward pass goes on.
         fp8_communication: Not built yet.
         use_fp8: Not built yet.
-        inner_ring_size: Not built yet.
+        inner_ring_size: Of ring_attn: how many ranks pass keys round among themselves before these go on.
 
     Raises:
         ConfigError: A value is outside its range, or contradicts another.
@@ -161,7 +168,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         num_model_chunks: int = 1,
         scheduler_nodes: Any = None,
         num_layers_per_stage: Sequence[int] | None = None,
-        gradient_checkpoint_config: Any = None,
+        gradient_checkpoint_config: GradientCheckpointConfig | PipelineGradientCheckpointConfig | None = None,
         enable_metadata_cache: bool = True,
         make_vocab_size_divisible_by: int = 64,
         dp_outside: bool = True,
@@ -190,9 +197,19 @@ class HybridParallelPlugin(DataParallelPlugin):
         return self.mesh.size("pp")
 
     @property
+    def sp_size(self) -> int:
+        """Ranks that share sequences, besides those that share tensors."""
+        return self.mesh.size("sp")
+
+    @property
     def dp_size(self) -> int:
         """Replicas, which see different data."""
         return self.mesh.size("dp")
+
+    @cached_property
+    def _replicas(self) -> ParallelMesh:
+        """The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well."""
+        return self.mesh.fold_sequence()
 
     def data_parallel_place(self) -> tuple[int, int]:
         """Tell which part of the data this rank sees.
@@ -274,7 +291,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         self, model: nn.Module, optimizer: Optimizer | None, stages: Sequence[Stage], device: torch.device
     ) -> OptimizerWrapper | None:
         """Cast the model, and let the optimizer hold masters or shards."""
-        options, mesh = self._options, self.mesh
+        options, mesh = self._options, self._replicas
         zero, dtype = options.zero, options.dtype
         groups = [mesh.group(axis) for axis in ("tp", "pp") if mesh.size(axis) > 1]
         scaler = DynamicScaler(self._scaler, device.type, groups) if dtype == torch.float16 else NoScaler()
@@ -314,9 +331,9 @@ class HybridParallelPlugin(DataParallelPlugin):
         shards = optimizer.masters if optimizer is not None else None
         if self._options.ddp.broadcast_buffers and (run is not None or isinstance(shards, ZeroShards)):
             for stage in stages:
-                BuffersOfFirstRank(stage.module, self.mesh)
+                BuffersOfFirstRank(stage.module, self._replicas)
         if run is not None:
-            replicas = Replicas(stages, self.mesh, self._options.ddp.bucket_cap_mb)
+            replicas = Replicas(stages, self._replicas, self._options.ddp.bucket_cap_mb)
             if isinstance(shards, ZeroShards):
                 return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, shards.no_sync, _nothing))
             executor = HybridExecutor(run, nullcontext, replicas.average)
@@ -324,9 +341,9 @@ class HybridParallelPlugin(DataParallelPlugin):
         if isinstance(shards, ZeroShards):
             return ModelWrapper(model), Capabilities(no_sync=self._options.zero.no_sync_of(shards))
         trains = any(parameter.requires_grad for parameter in model.parameters())
-        if self.mesh.size("dp") == 1 or not trains:
+        if self._replicas.size("dp") == 1 or not trains:
             return ModelWrapper(model), Capabilities()
-        ddp = DistributedDataParallel(model, process_group=self.mesh.group("dp"), **self._options.ddp.keywords())
+        ddp = DistributedDataParallel(model, process_group=self._replicas.group("dp"), **self._options.ddp.keywords())
         return ModelWrapper(ddp), Capabilities(no_sync=ddp.no_sync)
 
 

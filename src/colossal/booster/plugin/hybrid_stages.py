@@ -1,6 +1,7 @@
 """From a whole model to the stages of a rank, divided along tp."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import Carry, Stage, copy_structure, partition_by_counts, partition_uniform
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
+from colossal.shardformer.checkpointing import check_checkpointing, checkpoint_layers
+from colossal.shardformer.options import OPTIONS, apply_options, choose_options
 from colossal.tensor import ParallelPlan, base_of
 
 
@@ -34,31 +37,55 @@ def make_stages(
 
     Raises:
         PlanError: The plan does not fit the model.
-        ConfigError: The layers do not go round.
-        UnsupportedError: The model has no plan, or its plan no stages.
+        ConfigError: The layers do not go round, or numbers of layers that are checkpointed do not fit them.
+        UnsupportedError: The model has no plan, its plan has no stages, or the model cannot honour an option.
 
     Communication: that of `share_values`.
     """
     from colossal.lazy import materialize
 
-    needs_plan = mesh.size("tp") > 1 or (mesh.size("pp") > 1 and not isinstance(model, nn.Sequential))
+    config = options.shard_config(mesh)
+    sharing, checkpoints = config.sharing_on(mesh), config.gradient_checkpoint_config is not None
+    is_cut = mesh.size("pp") > 1 and not isinstance(model, nn.Sequential)
+    needs_plan = mesh.size("tp") * mesh.size("sp") > 1 or is_cut or checkpoints
     if needs_plan and plan is None:
         plan = plan_of(model)
     if needs_plan and plan is not None and mesh.size("tp") > 1:
         list(plan.rows(base_of(model)))  # a row that matches nothing is an error of the whole model
+    chosen = choose_options(model, config)
+    if checkpoints:
+        _check_checkpointing(model, plan, options)
     own = options.placement.stages_of(mesh.rank("pp"))
     models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
     stages = [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
     together = nn.ModuleList(stages)
     if device.type != "meta":  # to be planned: there are no values
         share_values(together, mesh)
-    if mesh.size("tp") > 1:
-        assert plan is not None
-        sharder = ShardFormer(ShardConfig(mesh, parallel_output=options.parallel_output))
-        for stage in stages:
-            sharder.optimize(stage.module, plan.for_a_part() if stage.num_stages > 1 else plan)
+    for stage in stages:
+        _optimize(stage, plan, chosen, config)
+        if plan is not None and needs_plan:
+            stage.share_sequences(1 if sharing is None else sharing.cut.size)
     materialize(together).to(device)
     return stages
+
+
+def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], config: ShardConfig) -> None:
+    """Let a stage have the options of the whole model, and divide it."""
+    if config.gradient_checkpoint_config is not None:
+        checkpoint_layers(stage.module, plan, config.gradient_checkpoint_config, stage.index, stage.num_stages)
+    apply_options(stage.module, chosen)
+    if plan is not None:
+        done = dict.fromkeys((*OPTIONS, "enable_all_optimization"), False)
+        divider = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
+        divider.optimize(stage.module, plan.for_a_part() if stage.num_stages > 1 else plan)
+
+
+def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: HybridOptions) -> None:
+    """Refuse on all ranks what does not fit one stage."""
+    assert options.sharding.gradient_checkpoint_config is not None
+    parts = _partition(len(check_checkpointing(model, plan)), options)
+    for index, part in enumerate(parts):
+        options.sharding.gradient_checkpoint_config.num_layers(len(part), index, len(parts))
 
 
 def carries_into(

@@ -12,11 +12,11 @@ from colossal.lazy import LazyTensor, lazy_tensors, materialize
 from colossal.lazy.agreement import describe, draws_of, operations_behind
 from colossal.lazy.recipe import Operation
 
-_AXES = ("tp", "dp")
+_AXES = ("tp", "sp", "dp")
 
 
 def share_values(module: nn.Module, mesh: ParallelMesh) -> None:
-    """Let all ranks start from the values of the first ones of the tp and dp axes; what is lazy stays so.
+    """Let all ranks start from the values of the first ones of the tp, sp and dp axes; what is lazy stays so.
 
     Of a model that is built lazily, ranks only exchange what random numbers are drawn from: each makes, or reads from
     files, what it needs. Where ranks have built in different ways, all values are made, and sent.
@@ -25,7 +25,7 @@ def share_values(module: nn.Module, mesh: ParallelMesh) -> None:
         module: What this rank has of the model, not yet divided.
         mesh: The mesh.
 
-    Communication: broadcast, tp and dp, 5 KB for each random operation of lazy tensors, and the bytes of others;
+    Communication: broadcast, tp, sp and dp, 5 KB for each random operation of lazy tensors, and the bytes of others;
     all_reduce, 16 bytes.
     """
     lazy = list(dict.fromkeys(lazy_tensors(module)))

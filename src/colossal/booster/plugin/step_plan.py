@@ -21,7 +21,7 @@ from colossal.booster.plugin.hybrid_pipeline import Replicas
 from colossal.booster.plugin.hybrid_stages import carries_into, make_stages, names_of, regroup, run_stages_in
 from colossal.cluster import AXES, Axis, ParallelMesh
 from colossal.comm import CommCounter
-from colossal.errors import ConfigError, MeshError
+from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.interface import OptimizerWrapper
 from colossal.pipeline import SCHEDULES, Carry, Placement, Stage, split
 from colossal.pipeline.microbatch import map_tensors
@@ -120,7 +120,7 @@ def plan_step(
         MeshError: The world is not pretended, or the sizes do not fit it.
         ConfigError: The model has values, or the batch does not divide.
         PlanError: The plan of the model's family does not fit the model.
-        UnsupportedError: The model or the optimizer can not be trained in parts.
+        UnsupportedError: The model or the optimizer can not be trained in parts, or ranks share sequences.
 
     Communication: none: the world is pretended.
 
@@ -140,7 +140,7 @@ def plan_step(
         (8, 2, 2)
     """
     options = plugin._options  # noqa: SLF001 (beside its class)
-    _check(model, plugin.mesh)
+    _check(model, plugin.mesh, options)
     whole = map_tensors(batch, lambda tensor: tensor.to(_META))
     parts = [whole] if options.microbatching is None else split(whole, options.microbatching)
     stages, carries, wrapper = _divide(plugin, model, optimizer, parts[0])
@@ -152,7 +152,12 @@ def plan_step(
     return _measure(plugin.mesh, options, stages, wrapper, run, len(parts))
 
 
-def _check(model: nn.Module, mesh: ParallelMesh) -> None:
+def _check(model: nn.Module, mesh: ParallelMesh, options: HybridOptions) -> None:
+    if (sharing := options.shard_config(mesh).sharing_on(mesh)) is not None:
+        raise UnsupportedError(
+            f"A step is planned whose ranks have whole sequences. Found the mode {sharing.mode!r} of sharing them, whose "
+            "hidden states are not planned yet. Plan without sequence parallelism: with it a rank keeps less."
+        )
     backend = dist.get_backend(mesh.group("dp"))
     if backend != "fake":
         raise MeshError(

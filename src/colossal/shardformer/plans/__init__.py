@@ -1,7 +1,6 @@
 """The tables of the families, and which model they are for."""
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -12,7 +11,7 @@ from colossal.tensor import ParallelPlan
 
 __all__ = ["FAMILIES", "plan_of"]
 
-_HOMES: Mapping[str, str] = {
+_HOMES = {
     "bert": "bert",
     "blip-2": "blip_2",
     "bloom": "bloom",
@@ -32,6 +31,12 @@ _HOMES: Mapping[str, str] = {
     "t5": "t5",
     "vit": "vit",
     "whisper": "whisper",
+}
+
+_PARTS = {
+    "blip_2_qformer": "blip_2",
+    "blip_2_vision_model": "blip_2",
+    "sam_vision_model": "sam",
 }
 
 FAMILIES = tuple(_HOMES)
@@ -58,8 +63,9 @@ def plan_of(model: nn.Module) -> ParallelPlan:
     """
     config: Any = getattr(model, "config", None)
     family = str(getattr(config, "model_type", None))
-    if family in _HOMES:
-        return importlib.import_module(f"{__name__}.{_HOMES[family]}").plan(config)
+    home = (_HOMES | _PARTS).get(family)
+    if home is not None:
+        return importlib.import_module(f"{__name__}.{home}").plan(config)
     found = hf_plan(config)
     if found is None:
         raise PlanError(

@@ -16,6 +16,7 @@ BERT = ParallelPlan(
     divide_by_tp=("encoder.layer.*.attention.self.num_attention_heads", "encoder.layer.*.attention.self.all_head_size"),
     counts=(HeadCounts(),),
     stages=Stages("encoder.layer", first=("embeddings",)),
+    attention="encoder.layer.*.attention.self",
 )
 
 

@@ -17,6 +17,7 @@ BLOOM = ParallelPlan(
     counts=(HeadCounts("n_head"),),
     cut_inputs={"h.*.self_attention": ("alibi",)},
     stages=Stages("h", first=("word_embeddings", "word_embeddings_layernorm"), gives_tuple=True),
+    attention="h.*.self_attention",
 )
 
 

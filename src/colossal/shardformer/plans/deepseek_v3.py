@@ -24,6 +24,7 @@ DEEPSEEK_V3 = ParallelPlan(
     beside={"lm_head": "head"},
     counts=(HeadCounts(),),
     stages=Stages("layers", first=("embed_tokens",)),
+    attention="layers.*.self_attn",
 )
 
 

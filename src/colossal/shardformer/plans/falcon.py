@@ -23,4 +23,5 @@ def plan(config: Any) -> ParallelPlan:
         counts=(heads, *((HeadCounts("num_kv_heads"),) if config.new_decoder_architecture else ())),
         cut_inputs={"h.*.self_attention": ("alibi", "attention_mask")} if config.alibi else {},
         stages=Stages("h", first=("word_embeddings",), gives_tuple=True),
+        attention="h.*.self_attention",
     )

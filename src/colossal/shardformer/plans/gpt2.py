@@ -21,7 +21,8 @@ GPT2 = ParallelPlan(
         "?h.*.crossattention.num_heads", "?h.*.crossattention.split_size",
     ),
     counts=(HeadCounts("n_head"),),
-    stages=Stages("h", first=("wte", "wpe")),
+    stages=Stages("h", first=("wte", "wpe"), reshapes=True),
+    attention="h.*.attn",
 )  # fmt: skip
 
 

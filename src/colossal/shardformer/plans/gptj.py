@@ -15,7 +15,8 @@ GPTJ = ParallelPlan(
     beside={"lm_head": "head"},
     divide_by_tp=("h.*.attn.num_attention_heads", "h.*.attn.embed_dim"),
     counts=(HeadCounts("n_head"),),
-    stages=Stages("h", first=("wte",), gives_tuple=True),
+    stages=Stages("h", first=("wte",), gives_tuple=True, reshapes=True),
+    attention="h.*.attn",
 )
 
 

@@ -17,6 +17,7 @@ LLAMA = ParallelPlan(
     beside={"lm_head": "head"},
     counts=(HeadCounts("num_attention_heads", "num_key_value_heads"),),
     stages=Stages("layers", first=("embed_tokens",)),
+    attention="layers.*.self_attn",
 )
 
 

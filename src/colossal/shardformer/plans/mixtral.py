@@ -13,6 +13,7 @@ MIXTRAL = ParallelPlan(
     beside=LLAMA.beside,
     counts=LLAMA.counts,
     stages=LLAMA.stages,
+    attention=LLAMA.attention,
 )
 
 

@@ -16,6 +16,7 @@ OPT = ParallelPlan(
     divide_by_tp=("decoder.layers.*.self_attn.num_heads", "decoder.layers.*.self_attn.embed_dim"),
     counts=(HeadCounts(),),
     stages=Stages("decoder.layers", first=("decoder.embed_tokens", "decoder.embed_positions", "decoder.project_in")),
+    attention="decoder.layers.*.self_attn",
 )
 
 

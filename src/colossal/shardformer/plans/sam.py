@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from colossal.shardformer.plans._part import plan_of_part
 from colossal.tensor import HeadCounts, ParallelPlan
 
 SAM = ParallelPlan(
@@ -27,6 +28,7 @@ SAM = ParallelPlan(
 )  # fmt: skip
 
 
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+def plan(config: Any) -> ParallelPlan:
     """Return the plan of a configuration."""
-    return SAM
+    is_whole = config.model_type == "sam"
+    return SAM if is_whole else plan_of_part(SAM, "vision_encoder.", is_inside=False)

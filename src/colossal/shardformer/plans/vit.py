@@ -14,6 +14,7 @@ VIT = ParallelPlan(
     divide_by_tp=("layers.*.attention.num_attention_heads",),
     counts=(HeadCounts(),),
     stages=Stages("layers", first=("embeddings",)),
+    attention="layers.*.attention",
 )
 
 

@@ -6,18 +6,18 @@ from colossal.tensor import HeadCounts, ParallelPlan
 
 WHISPER = ParallelPlan(
     styles={
-        "decoder.embed_tokens": "vocab",
+        "?decoder.embed_tokens": "vocab",
         "*.layers.*.self_attn.[qkv]_proj": "col",
         "*.layers.*.self_attn.out_proj": "row",
-        "decoder.layers.*.encoder_attn.[qkv]_proj": "col",
-        "decoder.layers.*.encoder_attn.out_proj": "row",
+        "?decoder.layers.*.encoder_attn.[qkv]_proj": "col",
+        "?decoder.layers.*.encoder_attn.out_proj": "row",
         "*.layers.*.fc1": "col",
         "*.layers.*.fc2": "row",
     },
     beside={"proj_out": "col+"},
     divide_by_tp=(
         "*.layers.*.self_attn.num_heads", "*.layers.*.self_attn.embed_dim",
-        "decoder.layers.*.encoder_attn.num_heads", "decoder.layers.*.encoder_attn.embed_dim",
+        "?decoder.layers.*.encoder_attn.num_heads", "?decoder.layers.*.encoder_attn.embed_dim",
     ),
     counts=(HeadCounts("encoder_attention_heads"), HeadCounts("decoder_attention_heads")),
 )  # fmt: skip

@@ -129,10 +129,14 @@ class Column(LinearProduct):
     gather_output = False
     enter: Callable[[torch.Tensor], torch.Tensor] | None = None
     """What makes a whole input one whose gradient is summed up; `colossal.comm.replicate` by default."""
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
+    """What takes the place of all of this: takes input, weight and bias."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
         assert self.mesh is not None
+        if self.multiply is not None:
+            return self.multiply(x, weight, bias)
         if x.shape[-1] != self.in_features:
             self._check_features(x, self.in_features, part_of(self.in_features, ("tp",), self.mesh))
         if x.shape[-1] == self.in_features:
@@ -161,6 +165,8 @@ class Row(LinearProduct):
     weight_axes = (), ("tp",)
     parallel_input: bool | None = None
     """Whether inputs are cut; None for whichever comes."""
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    """What multiplies a cut input by the weight, and sums the ranks' results up; `colossal.comm.reduce` by default."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
@@ -171,7 +177,7 @@ class Row(LinearProduct):
             self._check_features(x, *expected[self.parallel_input])
         if x.shape[-1] != own:
             x = comm.scatter(x, "tp", -1, self.mesh, uneven=True)
-        y = comm.reduce(functional.linear(x, weight), "tp", self.mesh)
+        y = self.multiply(x, weight) if self.multiply else comm.reduce(functional.linear(x, weight), "tp", self.mesh)
         return y if bias is None else y + bias
 
 

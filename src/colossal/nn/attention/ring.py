@@ -1,0 +1,253 @@
+"""Attention to the keys of a sequence that several ranks share: keys and values go round, queries stay."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch.nn import functional
+
+from colossal.comm import Channel, Exchange
+from colossal.errors import ConfigError, ShapeError
+from colossal.nn.attention.block import Partial, attend, attend_backward
+from colossal.nn.attention.tokens import TokenCut
+
+Mask = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Which keys queries see: takes their positions, of shapes (queries, 1) and (1, keys), and returns what broadcasts to
+(batch, heads, queries, keys), True for what is seen."""
+
+
+def ring_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cut: TokenCut,
+    *,
+    is_causal: bool = False,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    inner_ring_size: int | None = None,
+) -> torch.Tensor:
+    """Compute attention over the tokens of all ranks.
+
+    A rank has the keys of two ranks at most. While it attends to some, the next are on their way. Under causal
+    attention what no query sees is not computed.
+
+    Args:
+        query: This rank's tokens, (batch, heads, tokens, features).
+        key: (batch, heads or a divisor of their number, tokens, features).
+        value: The same, with as many features or others.
+        cut: How the sequence is divided.
+        is_causal: Whether a token sees only itself and those before it.
+        mask: What it sees besides that, by positions in the whole sequence.
+        scale: Factor of products of queries and keys; 1 / sqrt(features) by default.
+        inner_ring_size: Ranks that pass keys round among themselves first, such as those of one host: links between
+            such rings are used once in that many steps.
+
+    Returns:
+        The output for this rank's tokens, (batch, heads, tokens, features of the values).
+
+    Raises:
+        ShapeError: The heads of queries are no multiple of those of keys.
+        ConfigError: `inner_ring_size` does not divide the number of ranks.
+
+    Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, https://arxiv.org/abs/2310.01889; Gu et al.,
+    "LoongTrain", 2024, https://arxiv.org/abs/2406.18485 (the inner ring).
+
+    Communication: send, the axis, the bytes of key and value, once for each other rank; backward the same, and besides
+    that the gradients of both, once for each rank.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn.functional import scaled_dot_product_attention
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn.attention import TokenCut, ring_attention
+        >>> from colossal.testing import fake_world
+        >>> x = torch.rand(1, 2, 4, 8)
+        >>> with fake_world(1):
+        ...     found = ring_attention(x, x, x, TokenCut(ParallelMesh(sp=1)), is_causal=True)
+        >>> torch.allclose(found, scaled_dot_product_attention(x, x, x, is_causal=True))
+        True
+    """
+    num_groups, features = _groups_of(query, key), value.shape[-1]
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    most = max(query.shape[-1], features)
+    query, key, value = (functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
+    attention = _Attention(cut, _Ring(cut, inner_ring_size), factor, is_causal, mask, num_groups)
+    out: Any = _Function.apply(query, torch.stack([key, value]), attention)
+    return out[..., :features]
+
+
+def _groups_of(query: torch.Tensor, key: torch.Tensor) -> int:
+    heads, key_heads = query.shape[1], key.shape[1]
+    if heads % key_heads:
+        raise ShapeError(
+            f"Each head of keys is for as many heads of queries. Found {heads} and {key_heads}. Repeat keys and values."
+        )
+    return heads // key_heads
+
+
+@final
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, pair: torch.Tensor, attention: "_Attention") -> torch.Tensor:
+        partial = Partial.nothing(query)
+        for source, seen, _ in attention.ring.turn(pair):
+            attention.add(partial, query, seen, source)
+        out = partial.out.to(query.dtype)
+        ctx.attention = attention
+        ctx.save_for_backward(query, pair, out, partial.lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        query, pair, out, lse = ctx.saved_tensors
+        attention: _Attention = ctx.attention
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        grad_query, own = torch.zeros_like(query, dtype=dtype), torch.zeros_like(pair, dtype=dtype)
+        grad = grads[0].contiguous()
+        for source, seen, back in attention.ring.turn(pair, own):
+            assert back is not None
+            part = attention.differentiate(grad, query, seen, out, lse, source, grad_query)
+            back.add(part)
+        return grad_query.to(query.dtype), attention.ring.home.to(pair.dtype), None
+
+
+@final
+@dataclass
+class _Attention:
+    """What is the same for all blocks."""
+
+    cut: TokenCut
+    ring: "_Ring"
+    scale: float
+    is_causal: bool
+    mask: Mask | None
+    num_groups: int
+
+    def add(self, partial: Partial, query: torch.Tensor, pair: torch.Tensor, source: int) -> None:
+        """Attend to the keys of one rank."""
+        for rows, columns, is_causal, mask in self._blocks(query.shape[2], source, query.device):
+            key, value = self._for_all_heads(pair[:, :, :, columns])
+            out, lse = attend(query[:, :, rows], key, value, self.scale, is_causal, mask)
+            partial.add(rows, out, lse)
+
+    def differentiate(
+        self,
+        grad: torch.Tensor,
+        query: torch.Tensor,
+        pair: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        source: int,
+        grad_query: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the gradient of the keys and values of one rank, and add that of the queries up."""
+        grad_pair = torch.zeros_like(pair, dtype=grad_query.dtype)
+        for rows, columns, is_causal, mask in self._blocks(query.shape[2], source, query.device):
+            key, value = self._for_all_heads(pair[:, :, :, columns])
+            found = [each[:, :, rows].contiguous() for each in (grad, query, out, lse)]
+            grads = attend_backward(found[0], found[1], key, value, found[2], found[3], self.scale, is_causal, mask)
+            grad_query[:, :, rows] += grads[0]
+            both = torch.stack(grads[1:]).to(grad_pair.dtype)
+            grad_pair[:, :, :, columns] += both.unflatten(2, (-1, self.num_groups)).sum(3)
+        return grad_pair
+
+    def _for_all_heads(self, pair: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        key, value = pair.repeat_interleave(self.num_groups, 2) if self.num_groups > 1 else pair.contiguous()
+        return key, value
+
+    def _blocks(
+        self, length: int, source: int, device: torch.device
+    ) -> Iterator[tuple[slice, slice, bool, torch.Tensor | None]]:
+        """List which queries see which keys of a rank, whether causally, and which mask there is."""
+        everything, rank = slice(0, length), self.cut.mesh.rank(self.cut.axis)
+        if self.mask is not None:
+            queries, keys = (self.cut.positions(each, length, device) for each in (rank, source))
+            seen = self.mask(queries[:, None], keys[None, :])
+            if self.is_causal:
+                seen = seen & (queries[:, None] >= keys[None, :])
+            if seen.any():
+                yield everything, everything, False, seen
+        elif not self.is_causal or source == rank:
+            yield everything, everything, self.is_causal, None
+        elif not self.cut.is_zigzag:
+            if source < rank:
+                yield everything, everything, False, None
+        elif source < rank:  # of the two pieces of that rank all see the early one, and none sees the late one
+            yield everything, slice(0, length // 2), False, None
+        else:  # the late piece of this rank sees both
+            yield slice(length // 2, length), everything, False, None
+
+
+class _Back:
+    """The gradient of the keys that a rank sees now: what earlier ranks have found, and its own."""
+
+    def __init__(self, pair: torch.Tensor) -> None:
+        self.total = pair
+        self.arriving: Exchange | None = None
+
+    def add(self, part: torch.Tensor) -> None:
+        if self.arriving is not None:
+            self.total = self.arriving.wait()
+        self.total += part
+
+
+@final
+class _Ring:
+    """Ranks along an axis, and to whom each gives what it has seen."""
+
+    def __init__(self, cut: TokenCut, inner: int | None) -> None:
+        self._channel = Channel(cut.axis, cut.mesh)
+        self.home = torch.empty(0)
+        """The gradient of this rank's keys and values, from all ranks."""
+        self._inner = cut.size if inner is None else inner
+        if self._inner < 1 or cut.size % self._inner:
+            raise ConfigError(
+                f"Inner rings are equally long. Found inner_ring_size={inner} for {cut.size} ranks that share a "
+                "sequence. Pass a divisor of their number."
+            )
+
+    def turn(
+        self, pair: torch.Tensor, grads: torch.Tensor | None = None
+    ) -> Iterator[tuple[int, torch.Tensor, _Back | None]]:
+        """Let keys and values go round.
+
+        Args:
+            pair: This rank's.
+            grads: Where their gradients are added up, if these go round as well; they come `home` at the end.
+
+        Yields:
+            Whose keys are here, the keys and values, and where their gradient goes.
+        """
+        source = rank = self._channel.rank
+        back = None if grads is None else _Back(grads)
+        for step in range(self._channel.size):
+            is_last = step == self._channel.size - 1
+            ahead = None if is_last else self._pass_on(pair.contiguous(), step)
+            yield source, pair, back
+            if back is not None:
+                back.arriving = self._pass_on(back.total, step)
+            if ahead is not None:
+                pair = ahead.wait()
+                source = self._source(rank, step + 1)
+        if back is not None:
+            assert back.arriving is not None
+            self.home = back.arriving.wait()
+
+    def _pass_on(self, tensor: torch.Tensor, step: int) -> Exchange:
+        rank = self._channel.rank
+        return Exchange(tensor, self._channel, self._neighbour(rank, step, 1), self._neighbour(rank, step, -1))
+
+    def _neighbour(self, rank: int, step: int, way: int) -> int:
+        """Find the next rank of the inner ring; at its end, that of the next ring as well."""
+        outer, inner = divmod(rank, self._inner)
+        if (step + 1) % self._inner == 0:
+            outer = (outer + way) % (self._channel.size // self._inner)
+        return outer * self._inner + (inner + way) % self._inner
+
+    def _source(self, rank: int, step: int) -> int:
+        """Find whose keys a rank has at a step."""
+        for before in reversed(range(step)):
+            rank = self._neighbour(rank, before, -1)
+        return rank

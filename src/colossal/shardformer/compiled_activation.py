@@ -1,0 +1,94 @@
+"""Activations of several operations, compiled into one kernel."""
+
+import os
+import shutil
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from colossal.errors import UnsupportedError
+
+_OPTION = "enable_jit_fused"
+
+# Several operations each; of the python variants of GELU, the function tells.
+_IN_PARTS = (
+    "AccurateGELUActivation",
+    "BloomGelu",
+    "ClippedGELUActivation",
+    "FastGELUActivation",
+    "LaplaceActivation",
+    "NewGELUActivation",
+    "QuickGELUActivation",
+    "ReLUSquaredActivation",
+)
+_ONE_KERNEL = ("GELUActivation", "GELUTanh", "SiLUActivation", "MishActivation", "LinearActivation")
+_OF_TORCH = torch.nn.modules.activation.__name__
+_COMPILERS = ("g++", "clang++", "c++", "cl")
+
+
+def check_compiled_activations(model: nn.Module) -> str:
+    """Find what becomes of the activations of a model.
+
+    Args:
+        model: The model.
+
+    Returns:
+        ``"compiled"`` if some are compiled, ``"torch's"`` if all are one kernel of torch already.
+
+    Raises:
+        UnsupportedError: There is no activation that is known, or nothing that compiles.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.shardformer.compiled_activation import check_compiled_activations
+        >>> check_compiled_activations(nn.Sequential(nn.GELU()))
+        "torch's"
+    """
+    if any(map(_is_in_parts, model.modules())):
+        _check_compiler(model)
+        return "compiled"
+    if any(type(each).__name__ in _ONE_KERNEL or type(each).__module__ == _OF_TORCH for each in model.modules()):
+        return "torch's"
+    raise UnsupportedError(
+        f"{_OPTION} compiles activations that are modules: those of transformers and torch.nn. Found "
+        f"{type(model).__name__}, which has none of them. Leave the option out, or call torch.compile on what is slow."
+    )
+
+
+def compile_activations(model: nn.Module) -> None:
+    """Compile the activations of a model that are several operations. That is done when they first run.
+
+    Only these: to fuse a bias or a dropout into them, the forward methods of their layers would have to be others.
+
+    Args:
+        model: The model; changed in place.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> from colossal.shardformer.compiled_activation import compile_activations
+        >>> model = GPT2Model(GPT2Config(n_layer=1, n_embd=24, vocab_size=8))
+        >>> compile_activations(model)
+        >>> model.h[0].mlp.act._compiled_call_impl is not None
+        True
+    """
+    for module in model.modules():
+        if _is_in_parts(module):
+            module.compile(fullgraph=True, dynamic=True)
+
+
+def _is_in_parts(module: nn.Module) -> bool:
+    function: Any = getattr(module, "act", None)
+    is_python = type(module).__name__ in _ONE_KERNEL and getattr(function, "__name__", "").endswith("_python")
+    return is_python or type(module).__name__ in _IN_PARTS
+
+
+def _check_compiler(model: nn.Module) -> None:
+    is_cuda = any(parameter.is_cuda for parameter in model.parameters())
+    if find_spec("triton") if is_cuda else any(map(shutil.which, (os.environ.get("CXX") or "", *_COMPILERS))):
+        return
+    raise UnsupportedError(
+        f"{_OPTION} compiles with {'triton on CUDA' if is_cuda else 'a C++ compiler on CPU'}. Found none. Install "
+        f"{'triton' if is_cuda else 'g++'}, or leave the option out."
+    )

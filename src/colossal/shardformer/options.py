@@ -1,0 +1,85 @@
+"""Options of `ShardConfig` besides dividing: each does what it says, or is refused."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+from colossal.errors import UnsupportedError
+from colossal.logging import get_dist_logger
+from colossal.shardformer.attention import check_flash_attention, use_flash_attention
+from colossal.shardformer.compiled_activation import check_compiled_activations, compile_activations
+from colossal.shardformer.fused_norm import check_fused_norms, fuse_norms
+from colossal.shardformer.shard_config import ShardConfig
+
+
+class Option(NamedTuple):
+    """One option.
+
+    Attributes:
+        check: Takes a whole model, returns what honours the option, and raises `UnsupportedError` if nothing does.
+        apply: Takes a model, or a stage of it, and changes it.
+    """
+
+    check: Callable[[nn.Module], str]
+    apply: Callable[[nn.Module], None]
+
+
+OPTIONS: Mapping[str, Option] = {
+    "enable_flash_attention": Option(check_flash_attention, use_flash_attention),
+    "enable_fused_normalization": Option(check_fused_norms, fuse_norms),
+    "enable_jit_fused": Option(check_compiled_activations, compile_activations),
+}
+"""The options, by the names of their keywords."""
+
+
+def choose_options(model: nn.Module, config: ShardConfig) -> list[str]:
+    """Find which options a model gets.
+
+    Args:
+        model: The whole model; it stays as it is.
+        config: What the user said. With `enable_all_optimization` those are left out that the model cannot honour, and
+            a line of the log says why.
+
+    Returns:
+        Their names.
+
+    Raises:
+        UnsupportedError: The model cannot honour an option that was asked for by its name.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.shardformer import ShardConfig
+        >>> from colossal.shardformer.options import choose_options
+        >>> choose_options(nn.Sequential(nn.LayerNorm(4)), ShardConfig(enable_all_optimization=True))
+        ['enable_fused_normalization']
+    """
+    asked = [name for name in OPTIONS if getattr(config, name)]
+    honoured = {name: OPTIONS[name].check(model) for name in asked}
+    if not config.enable_all_optimization:
+        return asked
+    refused = []
+    for name in [name for name in OPTIONS if name not in asked]:
+        try:
+            honoured[name] = OPTIONS[name].check(model)
+        except UnsupportedError as error:
+            refused.append(f"{name} is left out: {error}")
+    words = [*(f"{name}: {how}" for name, how in honoured.items()), *refused]
+    get_dist_logger().info(f"{type(model).__name__}: {'; '.join(words)}", ranks=[0])
+    return [name for name in OPTIONS if name in honoured]
+
+
+def apply_options(model: nn.Module, names: Collection[str]) -> None:
+    """Change a model as options say.
+
+    Args:
+        model: The model, or a stage of it; changed in place.
+        names: What `choose_options` found for the whole model.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.shardformer.options import apply_options
+        >>> apply_options(nn.Sequential(nn.LayerNorm(4)), ["enable_fused_normalization"])
+    """
+    for name in names:
+        OPTIONS[name].apply(model)

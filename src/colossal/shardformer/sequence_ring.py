@@ -1,0 +1,140 @@
+"""Linear layers that multiply the tokens of one rank while those of the next are on their way.
+
+Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition", 2023,
+https://doi.org/10.1145/3567955.3567959.
+"""
+
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel, pass_round, sum_round
+
+_TOKENS = -2
+
+
+@final
+class RingInput:
+    """Column-parallel layers of one input, of which this rank has some tokens.
+
+    The first layer multiplies tokens as they come; the others use what has come, as do all in the backward pass.
+
+    Args:
+        mesh: The mesh, whose tp axis is the ring.
+
+    Communication: send, tp, the bytes of a rank's tokens, once for each other rank; backward the same.
+    """
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        self._mesh, self._is_open = mesh, False
+        self._last: tuple[torch.Tensor, torch.Tensor, bool] | None = None
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply.
+
+        Args:
+            x: This rank's tokens, (..., tokens, features).
+            weight: Its features of the output, (features, features of the input).
+            bias: The same of the bias.
+
+        Returns:
+            All tokens, (..., tokens, features).
+        """
+        has_grad = torch.is_grad_enabled()
+        if self._last is not None and self._last[0] is x and self._last[2] == has_grad:
+            return functional.linear(self._last[1], weight, bias)
+        result: Any = _GatherLinear.apply(x, weight, Channel("tp", self._mesh))
+        out, whole = result
+        if self._is_open:
+            self._last = x, whole, has_grad
+        return out if bias is None else out + bias
+
+    def watch(self, module: nn.Module) -> None:
+        """Remember what has come while a module runs.
+
+        Args:
+            module: The module that the layers lie in.
+        """
+        module.register_forward_pre_hook(self._open)
+        module.register_forward_hook(self._close, always_call=True)
+
+    def _open(self, *_: Any) -> None:
+        self._is_open = True
+
+    def _close(self, *_: Any) -> None:
+        self._is_open, self._last = False, None
+
+
+def multiply_on_ring(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply in a row-parallel layer, and sum up for each rank its tokens.
+
+    Args:
+        mesh: The mesh, whose tp axis is the ring.
+        x: This rank's features of all tokens, (..., tokens, features).
+        weight: The same of the weight, (features of the output, features).
+
+    Returns:
+        All features of this rank's tokens.
+
+    Communication: send, tp, the bytes of the result, once for each other rank; backward the same.
+    """
+    result: Any = _LinearScatter.apply(x, weight, Channel("tp", mesh))
+    return result
+
+
+@final
+class _GatherLinear(torch.autograd.Function):
+    """Tokens of all ranks times a weight; returns the tokens as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, channel: Channel) -> tuple[torch.Tensor, torch.Tensor]:
+        length = x.shape[_TOKENS]
+        whole = x.new_empty(*x.shape[:_TOKENS], length * channel.size, x.shape[-1])
+        out = x.new_empty(*whole.shape[:-1], weight.shape[0])
+
+        def visit(source: int, tokens: torch.Tensor) -> None:
+            whole.narrow(_TOKENS, source * length, length).copy_(tokens)
+            out.narrow(_TOKENS, source * length, length).copy_(functional.linear(tokens, weight))
+
+        pass_round(x, channel, visit)
+        ctx.channel = channel
+        ctx.save_for_backward(whole, weight)
+        return out, whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad, of_whole = grads
+        whole, weight = ctx.saved_tensors
+        channel: Channel = ctx.channel
+        parts, others = (each.chunk(channel.size, _TOKENS) for each in (grad, of_whole))
+        grad_x = sum_round(lambda rank: parts[rank] @ weight + others[rank], channel)
+        return grad_x, grad.flatten(0, -2).mT @ whole.flatten(0, -2), None
+
+
+@final
+class _LinearScatter(torch.autograd.Function):
+    """All tokens times a weight, summed up over the ranks, each of which keeps its tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, channel: Channel) -> torch.Tensor:
+        ctx.channel = channel
+        ctx.save_for_backward(x, weight)
+        parts = x.chunk(channel.size, _TOKENS)
+        return sum_round(lambda rank: functional.linear(parts[rank], weight), channel)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        channel: Channel = ctx.channel
+        length = grads[0].shape[_TOKENS]
+        grad_x, whole = torch.empty_like(x), grads[0].new_empty(*x.shape[:-1], weight.shape[0])
+
+        def visit(source: int, grad: torch.Tensor) -> None:
+            whole.narrow(_TOKENS, source * length, length).copy_(grad)
+            grad_x.narrow(_TOKENS, source * length, length).copy_(grad @ weight)
+
+        pass_round(grads[0], channel, visit)
+        return grad_x, whole.flatten(0, -2).mT @ x.flatten(0, -2), None
