@@ -13,7 +13,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin, StepPlan, plan_step
 from colossal.booster.plugin.dry_run import dry_run
 from colossal.comm import CommCounter
-from colossal.errors import ConfigError, MeshError
+from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.pipeline.lane import Link
 from colossal.testing import fake_world, run_processes, run_threads
 
@@ -179,3 +179,14 @@ def test_a_world_that_exists_is_refused() -> None:
 def test_a_model_with_values_is_refused() -> None:
     with fake_world(2), pytest.raises(ConfigError, match=r"embed_tokens.weight, which has some.*device\('meta'\)"):
         real_model()
+
+
+def test_shared_sequences_are_refused() -> None:
+    options = {
+        "tp_size": 2,
+        "pp_size": 1,
+        "enable_sequence_parallelism": True,
+        "sequence_parallelism_mode": "split_gather",
+    }
+    with pytest.raises(UnsupportedError, match="'split_gather'.*without sequence parallelism"):
+        planned("llama", options, 0)

@@ -155,8 +155,8 @@ def plan_step(
 def _check(model: nn.Module, mesh: ParallelMesh, options: HybridOptions) -> None:
     if (sharing := options.shard_config(mesh).sharing_on(mesh)) is not None:
         raise UnsupportedError(
-            f"A step is planned whose ranks have whole sequences. Found the mode {sharing.mode!r} of sharing them, whose "
-            "hidden states are not planned yet. Plan without sequence parallelism: with it a rank keeps less."
+            f"A step is planned whose ranks have whole sequences. Found the mode {sharing.mode!r} of sharing them, "
+            "whose hidden states are not planned yet. Plan without sequence parallelism: with it a rank keeps less."
         )
     backend = dist.get_backend(mesh.group("dp"))
     if backend != "fake":
