@@ -40,6 +40,8 @@ def plugin_of(**options: Any) -> HybridParallelPlugin:
         ),
         ({"pp_size": 2, "num_microbatches": 2, "pp_style": "zbv"}, ConfigError, "Found num_model_chunks=1"),
         ({"pp_size": 2, "num_microbatches": 2, "zero_stage": 2}, UnsupportedError, "works is zero_stage=1"),
+        ({"num_layers_per_stage": [2, 2]}, ConfigError, r"Found num_layers_per_stage=\(2, 2\)"),
+        ({"pp_style": "zbv", "num_model_chunks": 2}, ConfigError, "pp_style='zbv', num_model_chunks=2 with pp_size=1"),
         ({"cpu_offload": True}, UnsupportedError, "Found cpu_offload with zero_stage=0"),
         ({"communication_dtype": torch.bfloat16}, UnsupportedError, "Found communication_dtype with zero_stage=0"),
         ({"overlap_allgather": True}, UnsupportedError, "it works with zero_stage=1 and no pipeline"),
@@ -95,8 +97,8 @@ def boost(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
 
 
 def test_models_that_cannot_be_divided() -> None:
-    with pytest.raises(UnsupportedError, match="whose plan has no stages yet"):
-        boost(build("t5"), pp_size=2, num_microbatches=2, size=2)
+    with pytest.raises(UnsupportedError, match="whose plan has no stages"):
+        boost(nn.Linear(1, 1), pp_size=2, num_microbatches=2, size=2, custom_policy=ParallelPlan({}))
     with pytest.raises(PlanError, match="Found Linear, of the family 'None'"):
         boost(nn.Linear(2, 2), tp_size=2, size=2)
     with pytest.raises(PlanError, match="Found no module of GPT2Model for 'nothing'"):
@@ -204,12 +206,10 @@ def train_own() -> list[list[float]]:
             return self.leave(hidden)
 
     plan, found = ParallelPlan({}, stages=Stages("blocks", first=("enter",))), []
-    for size in (1, 2):
+    for layers in (None, [3, 1]):
         torch.manual_seed(0)
         model: nn.Module = Own().double()
-        plugin = plugin_of(pp_size=size, num_microbatches=2, custom_policy=plan, num_layers_per_stage=[3, 1][:size])
-        if size == 1:
-            plugin = HybridParallelPlugin(1, 2, precision="fp32", num_microbatches=2, custom_policy=plan)
+        plugin = plugin_of(pp_size=2, num_microbatches=2, custom_policy=plan, num_layers_per_stage=layers)
         booster = Booster(plugin=plugin)
         model, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters(), lr=0.1))
         x, losses = torch.linspace(-1, 1, 16).double().view(4, 4), []

@@ -16,7 +16,7 @@ from colossal.testing import run_processes
 
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4
 ADAM = {"lr": 1e-2, "weight_decay": 0.1}
-FAMILIES = ("llama", "llama-tied", "gpt2", "bert", "vit", "mixtral", "bloom")
+FAMILIES = ("llama", "llama-tied", "gpt2", "bert", "vit", "mixtral", "bloom", "t5", "blip-2-t5")
 OF_SEQUENCES = ("llama", "llama-tied", "gpt2", "bert", "mixtral")
 
 

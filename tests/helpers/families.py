@@ -91,7 +91,7 @@ def build(name: str, attention: str = "sdpa", num_layers: int | None = None) -> 
     """Build a tiny model in float64."""
     kind, sizes = MODELS[name]
     if num_layers is not None:
-        sizes = sizes | {key: num_layers for key in ("num_hidden_layers", "n_layer") if key in sizes}
+        sizes = _with_layers(sizes, num_layers)
     class_of: Any = getattr(transformers, kind)
     chosen = {"attn_implementation": attention} if attention == "eager" else {}  # SAM chooses when it is built
     with torch.random.fork_rng():
@@ -104,6 +104,17 @@ def build(name: str, attention: str = "sdpa", num_layers: int | None = None) -> 
     if name == "mixtral" or name.startswith("deepseek"):
         model.set_experts_implementation("eager")  # others have no float64
     return model
+
+
+def _with_layers(sizes: dict[str, Any], number: int) -> dict[str, Any]:
+    """Set the length of every list of layers; a decoder gets one layer less than its encoder."""
+    if "decoder_layers" in sizes or "d_kv" in sizes:
+        shorter = {"decoder_layers": number - 1} if "decoder_layers" in sizes else {"num_decoder_layers": number - 1}
+        return sizes | {key: number for key in ("encoder_layers", "num_layers") if key in sizes} | shorter
+    found: dict[str, Any] = {}
+    for key, value in sizes.items():
+        found[key] = _with_layers(value, number) if isinstance(value, dict) else value
+    return found | {key: number for key in ("num_hidden_layers", "n_layer") if key in sizes}
 
 
 def inputs_of(name: str, num_changed: int = 0) -> dict[str, torch.Tensor]:

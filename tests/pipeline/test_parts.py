@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from colossal.errors import ConfigError, PlanError, ShapeError, UnsupportedError
+from colossal.errors import ConfigError, PlanError, ShapeError
 from colossal.pipeline import (
     Microbatching,
     Placement,
@@ -146,9 +146,6 @@ def test_a_sequence_is_cut() -> None:
     last = Stage.of_sequential(nn.Sequential(*model), [range(2), range(2, 3)], 1)
     assert torch.equal(last(first(None, (x, "target")), None), expected)
     assert {**first.module.state_dict(), **last.module.state_dict()}.keys() == state.keys()
-    twice = nn.Sequential(shared := nn.Linear(2, 2), nn.ReLU(), shared)
-    with pytest.raises(UnsupportedError, match="Found the module 2 on stages 0 and 1"):
-        Stage.of_sequential(twice, [range(1), range(1, 3)], 0)
 
 
 def test_inputs_are_passed_as_the_model_takes_them() -> None:

@@ -1,6 +1,6 @@
 """Models cut into stages that ranks of the pp axis have, and batches that pass through them in parts."""
 
-from colossal.pipeline.cut import Passage, copy_structure
+from colossal.pipeline.cut import copy_structure, count_layers
 from colossal.pipeline.executor import PipelineExecutor
 from colossal.pipeline.microbatch import Microbatching, join, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
@@ -19,10 +19,13 @@ from colossal.pipeline.schedule import (
     simulate,
     zero_bubble_v,
 )
+from colossal.pipeline.sequence import ExecutionSequence
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stage import Carry, Stage
+from colossal.pipeline.stand_in import Passage
 from colossal.pipeline.timeline import Timeline
 from colossal.pipeline.weight_grads import WeightGrads
+from colossal.pipeline.weights import layer_parameters, layer_seconds
 
 __all__ = [
     "SCHEDULES",
@@ -30,6 +33,7 @@ __all__ = [
     "ActionKind",
     "Carry",
     "Costs",
+    "ExecutionSequence",
     "Microbatching",
     "Orders",
     "Pass",
@@ -43,9 +47,12 @@ __all__ = [
     "WeightGrads",
     "bubble_of",
     "copy_structure",
+    "count_layers",
     "forward_only",
     "interleaved",
     "join",
+    "layer_parameters",
+    "layer_seconds",
     "one_forward_one_backward",
     "partition_balanced",
     "partition_by_counts",

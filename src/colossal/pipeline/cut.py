@@ -1,13 +1,9 @@
-"""Keep one stage of a model of Hugging Face, whose forward method stays as it is.
-
-The forward method still runs from its beginning on every stage, and makes masks and positions of the inputs. Layers of
-earlier stages hand over what came from the stage before; the first layer of a later stage ends the forward pass.
-"""
+"""Keep one stage of a model, whose forward method stays as it is."""
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,46 +11,56 @@ from torch import nn
 from colossal.errors import PlanError
 from colossal.pipeline.partition import stage_of_layer
 from colossal.pipeline.shared_parameter import SharedParameter
+from colossal.pipeline.stand_in import HIDDEN, RESULT, Absent, After, Before, Entrance, Finished, Passage
 from colossal.tensor import Stages, base_of
 
 
-class StageEnd(Exception):  # noqa: N818 (it is no error)
-    """Ends the forward pass of a stage that is not the last.
+class _List(NamedTuple):
+    """One list of layers, and which of all layers of the model it has."""
+
+    table: Stages
+    span: range
+
+
+def count_layers(model: nn.Module, stages: Stages) -> int:
+    """Count the layers that the stages of a pipeline share out.
 
     Args:
-        carry: The hidden states for the next stage.
-    """
+        model: The whole model.
+        stages: What the plan of its family says.
 
-    def __init__(self, carry: torch.Tensor) -> None:
-        super().__init__()
-        self.carry = carry
+    Returns:
+        Their number, of all lists together.
 
-
-@final
-class Passage:
-    """The hidden states that come from the stage before, during a forward pass.
-
-    Attributes:
-        carry: The hidden states; None at other times.
-        num_shares: Of how many ranks that share sequences the hidden states here are one's.
+    Raises:
+        PlanError: The model has no such list.
 
     Example:
-        >>> from colossal.pipeline import Passage
-        >>> Passage().carry is None
-        True
+        >>> from torch import nn
+        >>> from colossal.pipeline import count_layers
+        >>> from colossal.tensor import Stages
+        >>> count_layers(nn.ModuleDict({"blocks": nn.ModuleList([nn.Identity()] * 3)}), Stages("blocks", first=()))
+        3
     """
+    return len(layers_of(model, stages))
 
-    def __init__(self) -> None:
-        self.carry: Any = None
-        self.num_shares = 1
 
-    @property
-    def states(self) -> torch.Tensor:
-        """What a forward method makes masks and positions of: as long as whole sequences, without a gradient."""
-        carry = self.carry.detach()
-        if self.num_shares == 1:
-            return carry
-        return carry[:, :1].expand(-1, carry.shape[1] * self.num_shares, *carry.shape[2:])
+def layers_of(model: nn.Module, stages: Stages) -> list[nn.Module]:
+    """Find the layers that the stages of a pipeline share out.
+
+    Args:
+        model: The whole model.
+        stages: What the plan of its family says.
+
+    Returns:
+        The layers of all lists, one after the other.
+
+    Raises:
+        PlanError: The model has no such list.
+    """
+    base = base_of(model)
+    lists = [base.get_submodule(each.table.layers) for each in _lists_of(base, stages)]
+    return [layer for each in lists for layer in each.children()]
 
 
 def cut(model: nn.Module, stages: Stages, layers: Sequence[range], stage: int) -> tuple[Passage, list[SharedParameter]]:
@@ -63,34 +69,40 @@ def cut(model: nn.Module, stages: Stages, layers: Sequence[range], stage: int) -
     Args:
         model: The whole model.
         stages: What the plan of its family says.
-        layers: The layers of each stage.
+        layers: The layers of each stage, of all lists one after the other.
         stage: The stage that stays.
 
     Returns:
-        Where hidden states enter, and which parameters of the whole model several stages have.
+        Where hidden states enter and leave, and which parameters of the whole model several stages have.
 
     Raises:
         PlanError: The plan does not fit the model.
     """
-    base = base_of(model)
-    passage, kept = Passage(), layers[stage]
+    base, kept = base_of(model), layers[stage]
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
-    shared = _find_shared(model, prefix, stages, layers)
-    if hasattr(model, "config") and hasattr(model.config, "use_cache"):
-        other: Any = model.config
-        other.use_cache = False
-    held = base.get_submodule(stages.layers)
-    assert isinstance(held, nn.ModuleList)
-    for index in range(len(held)):
-        if index not in kept:
-            held[index] = _Before(passage, stages.gives_tuple) if index < kept.start else _After()
-    entrances = [name for name in stages.first if _has(base, name)]
-    if stage > 0:
-        for name in entrances:
-            _replace(base, name, _Entrance(base.get_submodule(name), passage, makes_states=name == stages.first[0]))
+    lists = _lists_of(base, stages)
+    shared = _find_shared(model, prefix, lists, layers)
+    for config in configs_with_cache(model):
+        config.use_cache = False
+    passage = Passage(_names_at(kept.start, lists), _names_at(kept.stop, lists))
+    names = [f"{prefix}{name}" for each in lists for name in _cut_list(base, each, kept, passage)]
     if stage < len(layers) - 1:
-        _drop_rest(model, {f"{prefix}{name}" for name in (stages.layers, *entrances)})
+        later = {f"{prefix}{name}" for each in lists for name in each.table.first}
+        _drop_rest(model, names, later)
     return passage, shared
+
+
+def configs_with_cache(model: nn.Module) -> list[Any]:
+    """Find the configurations that say whether keys and values are kept, which training has no use for.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The configurations; a model within another may have one of its own.
+    """
+    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    return [config for config in configs.values() if hasattr(config, "use_cache")]
 
 
 def copy_structure(model: nn.Module) -> nn.Module:
@@ -113,114 +125,149 @@ def copy_structure(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
-def _without_data(module: nn.Module) -> nn.Module:
-    tensors = chain(module.parameters(), module.buffers())
-    empty = {id(each): torch.empty(each.shape, dtype=each.dtype, device="meta") for each in tensors}
-    return copy.deepcopy(module, empty)
+def _lists_of(base: nn.Module, stages: Stages) -> list[_List]:
+    found, begin = [], 0
+    for table in stages.lists:
+        layers = _find(base, table.layers)
+        if not isinstance(layers, nn.ModuleList):
+            raise PlanError(
+                f"A plan with stages names lists of layers. Found {table.layers!r}, which is "
+                f"{'missing' if layers is None else type(layers).__name__} in {type(base).__name__}. Name an "
+                "nn.ModuleList of the base model."
+            )
+        if table is not stages and not table.result:
+            raise PlanError(
+                "A list of layers that another list follows has a result, which its layers use. Found none for "
+                f"{table.layers!r}. Name the module around it that returns it, such as result='encoder'."
+            )
+        found.append(_List(table, range(begin, begin + len(layers))))
+        begin += len(layers)
+    return found
 
 
-def _has(base: nn.Module, name: str) -> bool:
+def _names_at(border: int, lists: Sequence[_List]) -> tuple[str, ...]:
+    """What passes a border in front of a layer: the result of an earlier list, hidden states, and what goes along."""
+    for place, (table, span) in enumerate(lists):
+        if border in span:
+            result = (RESULT,) if place else ()
+            if border == span.start:
+                return result
+            return (HIDDEN, *filter(None, table.gives[1:]), *result)
+    return ()
+
+
+def _cut_list(base: nn.Module, each: _List, kept: range, passage: Passage) -> Iterator[str]:
+    """Put stand-ins into the place of layers of other stages, and tell what stays of a list and of what is around."""
+    (table, span), held = each, base.get_submodule(each.table.layers)
+    assert isinstance(held, nn.ModuleList)
+    if kept.stop <= span.start:
+        return
+    yield from table.first
+    if kept.start > span.start:
+        source = HIDDEN if kept.start < span.stop else RESULT
+        for name in table.first:
+            _enter_by(base, name, passage, source, makes_states=name == table.first[0])
+    if kept.start >= span.stop:
+        if table.result:
+            replace(base, table.result, Finished(base.get_submodule(table.result), passage))
+        return
+    for index in span:
+        if index not in kept:
+            layer = held[index - span.start]
+            held[index - span.start] = Before(passage, table.gives) if index < kept.start else After(layer, passage)
+    yield table.layers
+    if table.result and kept.stop >= span.stop:
+        yield table.result
+        _keep_result(base.get_submodule(table.result), passage, ends=kept.stop == span.stop)
+
+
+def _keep_result(module: nn.Module, passage: Passage, ends: bool) -> None:
+    def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+        passage.values[RESULT] = output if isinstance(output, torch.Tensor) else output[0]
+        if ends:
+            raise passage.leave({})
+
+    module.register_forward_hook(keep)
+
+
+def _enter_by(base: nn.Module, name: str, passage: Passage, source: str, makes_states: bool) -> None:
+    """Let what makes hidden states of the inputs do nothing."""
+    native = _find(base, name)
+    if isinstance(native, nn.Parameter):
+        path, _, last = name.rpartition(".")
+        delattr(base.get_submodule(path), last)
+        zeros = torch.zeros(native.shape, dtype=native.dtype)
+        base.get_submodule(path).register_buffer(last, zeros, persistent=False)
+    elif isinstance(native, nn.Module):
+        replace(base, name, Entrance(native, passage, source, makes_states))
+
+
+def _find(base: nn.Module, name: str) -> Any:
     path, _, last = name.rpartition(".")
-    return isinstance(getattr(base.get_submodule(path), last, None), nn.Module)
+    try:
+        return getattr(base.get_submodule(path), last, None)
+    except AttributeError:
+        return None
 
 
-def _replace(root: nn.Module, name: str, module: nn.Module) -> None:
+def replace(root: nn.Module, name: str, module: nn.Module) -> None:
+    """Put another module into the place of one.
+
+    Args:
+        root: What has it.
+        name: Its name.
+        module: The other one.
+    """
     path, _, last = name.rpartition(".")
     setattr(root.get_submodule(path), last, module)
 
 
-def _find_shared(model: nn.Module, prefix: str, stages: Stages, layers: Sequence[range]) -> list[SharedParameter]:
+def _find_shared(
+    model: nn.Module, prefix: str, lists: Sequence[_List], layers: Sequence[range]
+) -> list[SharedParameter]:
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     found = []
     for known in names.values():
-        by_stage = {stage_of(name.removeprefix(prefix), stages, layers): name for name in reversed(known)}
+        by_stage = {_stage_of(name.removeprefix(prefix), lists, layers): name for name in reversed(known)}
         if len(by_stage) > 1:
             indices = tuple(sorted(by_stage))
             found.append(SharedParameter(tuple(by_stage[index] for index in indices), indices))
     return found
 
 
-def stage_of(name: str, stages: Stages, layers: Sequence[range]) -> int:
-    """Find the stage that has a parameter.
-
-    Args:
-        name: The name of the parameter in the base model, or beside it.
-        stages: What the plan of the family says.
-        layers: The layers of each stage.
-
-    Returns:
-        The index of the stage.
-    """
-    if name.startswith(f"{stages.layers}."):
-        return stage_of_layer(layers, int(name.removeprefix(f"{stages.layers}.").partition(".")[0]))
-    return 0 if any(name.startswith(f"{first}.") for first in stages.first) else len(layers) - 1
+def _stage_of(name: str, lists: Sequence[_List], layers: Sequence[range]) -> int:
+    """Find the stage that has a parameter of the base model, or beside it."""
+    for table, span in lists:
+        if name.startswith(f"{table.layers}."):
+            index = int(name.removeprefix(f"{table.layers}.").partition(".")[0])
+            return stage_of_layer(layers, span.start + index)
+        if any(f"{name}.".startswith(f"{first}.") for first in table.first):
+            return stage_of_layer(layers, span.start)
+    for table, span in lists[:-1]:
+        if name.startswith(f"{table.result}."):
+            return stage_of_layer(layers, span.stop - 1)
+    return len(layers) - 1
 
 
-def _drop_rest(module: nn.Module, kept: Collection[str], path: str = "") -> None:
+def _drop_rest(module: nn.Module, kept: Collection[str], later: Collection[str], path: str = "") -> None:
     """Take everything with parameters away that is not named, nor around something that is."""
     for name, child in list(module.named_children()):
         here = f"{path}{name}"
         if here in kept:
             continue
         if any(each.startswith(f"{here}.") for each in kept):
-            _drop_rest(child, kept, f"{here}.")
+            _drop_rest(child, kept, later, f"{here}.")
         elif next(child.parameters(), None) is not None:
-            setattr(module, name, _Absent())
-    own = next(module.named_parameters(recurse=False), None)
-    if own is not None:
-        raise PlanError(
-            "Everything that belongs to the first stage or to the last is a module of its own. Found the parameter "
-            f"{path}{own[0]} of {type(module).__name__}, which is around the layers. Use a plan without stages."
-        )
-
-
-@final
-class _Before(nn.Module):
-    """In the place of a layer of an earlier stage."""
-
-    def __init__(self, passage: Passage, gives_tuple: bool) -> None:
-        super().__init__()
-        self._passage, self._gives_tuple = passage, gives_tuple
-
-    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        carry = self._passage.carry
-        return (carry, None) if self._gives_tuple else carry
-
-
-@final
-class _After(nn.Module):
-    """In the place of a layer of a later stage."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise StageEnd(args[0] if args else kwargs["hidden_states"])
-
-
-@final
-class _Entrance(nn.Module):
-    """In the place of what makes hidden states of inputs: they are here already.
-
-    Models look at their embeddings, such as at the dtype of a weight: what it took the place of is asked, without data.
-    """
-
-    def __init__(self, native: nn.Module, passage: Passage, makes_states: bool) -> None:
-        super().__init__()
-        self._passage, self._makes_states = passage, makes_states
-        self._native = (_without_data(native),)  # in a tuple, so that it is no child
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.__dict__["_native"][0], name)
-
-    def forward(self, *args: Any, **_kwargs: Any) -> torch.Tensor:
-        states = self._passage.states
-        is_passing = bool(args) and isinstance(args[0], torch.Tensor) and args[0].shape == states.shape
-        return states if self._makes_states or is_passing else states.new_zeros(())
-
-
-@final
-class _Absent(nn.Module):
-    """In the place of what other stages have."""
+            setattr(module, name, Absent(child))
+    for name, _ in list(module.named_parameters(recurse=False)):
+        if f"{path}{name}" in kept:
+            continue
+        if f"{path}{name}" not in later:
+            raise PlanError(
+                "What belongs to the first stage or to the last is a module of its own, or a parameter that the plan "
+                f"names. Found the parameter {path}{name} of {type(module).__name__}, which is around the layers. "
+                "Name it in first of Stages if it is used before the layers; else use a plan without stages."
+            )
+        delattr(module, name)

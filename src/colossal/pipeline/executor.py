@@ -139,9 +139,9 @@ class PipelineExecutor:
         return {"loss": self._tell_loss(step.loss) if return_loss else None, "outputs": step.join_outputs()}
 
     def share_values(self) -> None:
-        """Let a parameter that two ranks have take the value that it has on the earlier stage.
+        """Let a parameter that several ranks have take the value that it has on the first of them.
 
-        Communication: the bytes of these parameters, to one other rank.
+        Communication: the bytes of these parameters, to each other rank that has them.
         """
         self._shared.share_values()
 

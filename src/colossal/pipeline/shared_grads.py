@@ -1,88 +1,99 @@
-"""Parameters that two stages have: their values are one, and their gradient is the sum of both."""
+"""Parameters that several stages have: their values are one, and their gradient is the sum of all."""
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import final
+from functools import partial, reduce
+from typing import NamedTuple, final
 
 import torch
 from torch import nn
 
-from colossal.errors import UnsupportedError
 from colossal.pipeline.lane import Link, wait
 from colossal.pipeline.placement import Placement
 from colossal.pipeline.stage import Stage
 
 
+class _Held(NamedTuple):
+    """A parameter of this rank that others have too, and the ranks of the pp axis that have it, this one among them."""
+
+    parameter: nn.Parameter
+    ranks: tuple[int, ...]
+
+
 @final
 class SharedGrads:
-    """Sums up gradients of parameters that this rank and another one have.
+    """Sums up gradients of parameters that this rank and others have.
 
-    What a backward pass adds to such a parameter is kept besides, so that it can be sent after the last micro-batch,
-    whatever has become of the gradient until then; what comes from the other rank is one more backward pass.
+    What a backward pass makes for such a parameter is kept besides, so that it can be sent after the last micro-batch.
+    The parameter itself gets the sum over all ranks as one more backward pass, added up in the same order everywhere,
+    so that all of them have the same bits.
 
     Args:
         stages: The stages of this rank; those of one rank have one parameter in common, whose gradient is one.
         placement: Which rank has which stage.
         links: To the other ranks.
         own: This rank's place on the pp axis.
-
-    Raises:
-        UnsupportedError: More than two ranks have a parameter.
     """
 
     def __init__(self, stages: Mapping[int, Stage], placement: Placement, links: Mapping[int, Link], own: int) -> None:
-        self._found = [(parameter, links[other], own < other) for parameter, other in _find(stages, placement, own)]
+        self._found, self._links, self._own = list(_find(stages, placement)), links, own
         self._kept: dict[nn.Parameter, torch.Tensor] = {}
         self._is_exchanging = False
-        for parameter, _, _ in self._found:
+        for parameter, _ in self._found:
             if parameter.requires_grad:
                 parameter.register_hook(partial(self._keep, parameter))
 
     def share_values(self) -> None:
-        """Take over the values of the rank that has the earlier stage.
+        """Take over the values of the first of the ranks.
 
-        Communication: the parameters' bytes, to one other rank.
+        Communication: the parameters' bytes, from the first rank that has them to each other one.
         """
-        for parameter, link, is_first in self._found:
-            if is_first:
-                link.send(parameter)
-                link.drain()
+        for parameter, (first, *others) in self._found:
+            if first == self._own:
+                for other in others:
+                    self._links[other].send(parameter)
+                    self._links[other].drain()
             else:
-                wait(link.post(values := torch.empty_like(parameter)))
+                wait(self._links[first].post(values := torch.empty_like(parameter)))
                 parameter.data.copy_(values)
 
     def exchange(self, backward: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
-        """Add what the other rank has added since the last time.
+        """Add what all ranks have made since the last time.
 
         Args:
             backward: Takes a parameter and a gradient that is to be added.
 
-        Communication: the parameters' bytes, to one other rank.
+        Communication: the parameters' bytes, to each other rank that has them.
         """
         kept, self._kept = self._kept, {}
-        for parameter, link, _ in self._found:
+        for parameter, ranks in self._found:
             if parameter.requires_grad:
-                link.send(kept.get(parameter, torch.zeros_like(parameter)))
-                wait(link.post(other := torch.empty_like(parameter)))
+                parts = self._gather(kept.get(parameter, torch.zeros_like(parameter)), ranks)
                 self._is_exchanging = True
-                backward(parameter, other)
+                backward(parameter, reduce(torch.add, parts))
                 self._is_exchanging = False
 
-    def _keep(self, parameter: nn.Parameter, grad: torch.Tensor) -> None:
-        if not self._is_exchanging:
-            self._kept[parameter] = self._kept[parameter] + grad if parameter in self._kept else grad.clone()
+    def _gather(self, part: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
+        """Exchange the gradients of one parameter, in the order of the ranks."""
+        others = [rank for rank in ranks if rank != self._own]
+        for rank in others:
+            self._links[rank].send(part)
+        parts = {rank: torch.empty_like(part) for rank in others}
+        for work in [self._links[rank].post(each) for rank, each in parts.items()]:
+            wait(work)
+        parts[self._own] = part
+        return [parts[rank] for rank in ranks]
+
+    def _keep(self, parameter: nn.Parameter, grad: torch.Tensor) -> torch.Tensor | None:
+        if self._is_exchanging:
+            return None
+        self._kept[parameter] = self._kept[parameter] + grad if parameter in self._kept else grad.clone()
+        return torch.zeros_like(grad)
 
 
-def _find(stages: Mapping[int, Stage], placement: Placement, own: int) -> Iterator[tuple[nn.Parameter, int]]:
+def _find(stages: Mapping[int, Stage], placement: Placement) -> Iterator[_Held]:
     for stage in stages.values():
         for shared in stage.shared:
             here = [index for index in shared.stages if index in stages]
-            others = sorted({placement.rank_of(index) for index in shared.stages} - {own})
-            if len(others) > 1:
-                raise UnsupportedError(
-                    "A parameter belongs to stages of at most two ranks. Found "
-                    f"{', '.join(shared.names)} on the stages {shared.stages}. Cut the model so that they meet, or "
-                    "give each its own parameter."
-                )
-            if others and here and here[0] == stage.index:
-                yield stage.module.get_parameter(shared.names[shared.stages.index(stage.index)]), others[0]
+            ranks = tuple(sorted({placement.rank_of(index) for index in shared.stages}))
+            if len(ranks) > 1 and here[:1] == [stage.index]:
+                yield _Held(stage.module.get_parameter(shared.names[shared.stages.index(stage.index)]), ranks)

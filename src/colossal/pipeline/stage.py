@@ -7,9 +7,11 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from colossal.errors import PlanError, UnsupportedError
-from colossal.pipeline.cut import Passage, StageEnd, cut
+from colossal.errors import PlanError
+from colossal.pipeline.cut import cut
+from colossal.pipeline.sequence import ExecutionSequence, cut_sequence
 from colossal.pipeline.shared_parameter import SharedParameter
+from colossal.pipeline.stand_in import Passage, StageEnd
 from colossal.tensor import Stages
 
 Carry = torch.Tensor | tuple[torch.Tensor, ...]
@@ -24,7 +26,7 @@ class Stage(nn.Module):
         module: The model, cut already.
         index: Which stage it is.
         num_stages: How many there are.
-        passage: Where hidden states enter; None for a `torch.nn.Sequential`, which takes them as its input.
+        passage: Where hidden states enter and leave; None for a `torch.nn.Sequential`, which takes them as its input.
         shared: The parameters that several stages have.
 
     Attributes:
@@ -60,7 +62,7 @@ class Stage(nn.Module):
         Args:
             model: The whole model; it is cut in place.
             stages: What the plan says.
-            layers: The layers of each stage.
+            layers: The layers of each stage; if the model has several lists, of all of them one after the other.
             index: The stage that stays.
 
         Returns:
@@ -75,7 +77,7 @@ class Stage(nn.Module):
         return cls(model, index, len(layers), passage, shared)
 
     @classmethod
-    def of_sequential(cls, model: nn.Sequential, layers: Sequence[range], index: int) -> "Stage":
+    def of_sequential(cls, model: nn.Sequential | ExecutionSequence, layers: Sequence[range], index: int) -> "Stage":
         """Cut a sequence of modules.
 
         Args:
@@ -85,23 +87,9 @@ class Stage(nn.Module):
 
         Returns:
             The stage.
-
-        Raises:
-            UnsupportedError: A module appears on several stages.
         """
-        first_seen: dict[int, int] = {}
-        for stage, each in enumerate(layers):
-            for position in each:
-                if first_seen.setdefault(id(model[position]), stage) != stage and _has_parameters(model[position]):
-                    raise UnsupportedError(
-                        "A module of a sequence that is cut belongs to one stage. Found the module "
-                        f"{position} on stages {first_seen[id(model[position])]} and {stage}. Put both places on one "
-                        "stage by num_layers_per_stage."
-                    )
-        for position in range(len(model)):
-            if position not in layers[index]:
-                model[position] = nn.Identity()
-        return cls(model, index, len(layers))
+        shared = cut_sequence(model, layers, index)
+        return cls(model, index, len(layers), shared=shared)
 
     @property
     def is_first(self) -> bool:
@@ -141,13 +129,13 @@ class Stage(nn.Module):
         args, kwargs = _arguments(self._signature, inputs)
         if self._passage is None:
             return self.module(*args, **kwargs)
-        self._passage.carry = carry
+        self._passage.enter(carry)
         try:
             outputs = self.module(*args, **kwargs)
         except StageEnd as end:
-            return end.carry
+            return end.carry[0] if len(end.carry) == 1 else end.carry
         finally:
-            self._passage.carry = None
+            self._passage.enter(None)
         if not self.is_last:
             raise PlanError(
                 "A forward pass calls all layers of its model, in their order. Found that "
@@ -155,10 +143,6 @@ class Stage(nn.Module):
                 "off what leaves layers out, such as layerdrop."
             )
         return outputs
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _arguments(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

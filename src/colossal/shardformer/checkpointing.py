@@ -144,7 +144,9 @@ def check_checkpointing(model: nn.Module, plan: ParallelPlan | None) -> list[nn.
             f"{type(model).__name__}, whose plan has no stages. Call model.gradient_checkpointing_enable() before, or "
             "pass a ParallelPlan with stages."
         )
-    return list(base_of(model).get_submodule(plan.stages.layers).children())
+    here = dict(base_of(model).named_modules())
+    lists = [here[each.layers] for each in plan.stages.lists if each.layers in here]
+    return [layer for held in lists for layer in held.children()]
 
 
 def checkpoint_layers(

@@ -72,7 +72,8 @@ def _divides(model: nn.Module) -> str:
 
 
 def _cuts(model: nn.Module) -> str:
-    return "yes" if plan_of(model).stages is not None else _REFUSED
+    stages, here = plan_of(model).stages, dict(base_of(model).named_modules())
+    return "yes" if stages is not None and all(each.layers in here for each in stages.lists) else _REFUSED
 
 
 def _shares_over_tp(model: nn.Module) -> str:
@@ -85,7 +86,8 @@ def _shares_over_sp(model: nn.Module) -> str:
 
 def _reads_tokens(model: nn.Module) -> bool:
     """Tell whether sequences are as long as the user makes them, and the plan says what the layers are."""
-    return plan_of(model).stages is not None and getattr(model, "main_input_name", None) == "input_ids"
+    stages = plan_of(model).stages
+    return stages is not None and stages.before is None and getattr(model, "main_input_name", None) == "input_ids"
 
 
 def _checkpoints(model: nn.Module) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from colossal import comm
-from colossal.errors import PlanError
+from colossal.errors import PlanError, UnsupportedError
 from colossal.shardformer.sequence_attention import share_attention
 from colossal.shardformer.sequence_mode import SequenceSharing
 from colossal.shardformer.sequence_tensors import share_products
@@ -15,6 +15,7 @@ from colossal.tensor import ParallelPlan, base_of, find_modules
 
 _STATES = "hidden_states"
 _POSITIONS = "position_embeddings"
+_NUM_DIMS = 3
 
 
 def share_sequence(model: nn.Module, plan: ParallelPlan, sharing: SequenceSharing, keeps_divided: bool) -> None:
@@ -37,6 +38,12 @@ def share_sequence(model: nn.Module, plan: ParallelPlan, sharing: SequenceSharin
         raise PlanError(
             f"Sequences are divided in front of a model's layers. Found {type(model).__name__}, whose plan has no "
             "stages that name them. Use tp_size without sequence parallelism, or pass a ParallelPlan with stages."
+        )
+    if plan.stages.before is not None:
+        raise PlanError(
+            "Sequences are shared in one list of layers, whose tokens see each other only. Found "
+            f"{type(model).__name__}, which has {len(plan.stages.lists)}, such as those of an encoder and a decoder. "
+            "Use tp_size or pp_size without sequence parallelism."
         )
     base = base_of(model)
     layers: Any = base.get_submodule(plan.stages.layers)
@@ -103,6 +110,11 @@ class _Enter:
 
     def _own(self, states: torch.Tensor) -> torch.Tensor:
         cut = self._sharing.cut
+        if states.dim() != _NUM_DIMS:
+            raise UnsupportedError(
+                "Hidden states of a sequence have the shape (batch, tokens, width). Found "
+                f"{tuple(states.shape)}, such as that of an image. Use tp_size or pp_size without sequence parallelism."
+            )
         if not self._sharing.is_over_tp:
             return cut.own(states)
         cut.own(states.detach()[..., :0])  # raises what says how long sequences may be

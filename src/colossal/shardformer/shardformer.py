@@ -120,7 +120,9 @@ def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keeps_divi
     base, size = base_of(model), mesh.size("tp")
     for pattern in plan.nested:
         for _, module in find_modules(base, pattern):
-            _divide(module, plan_of(module), mesh, keeps_divided=False)
+            if next(module.parameters(), None) is not None:  # else another stage of a pipeline has it
+                inner = plan_of(module)
+                _divide(module, inner.for_a_part() if plan == plan.for_a_part() else inner, mesh, False)
     config = getattr(model, "config", None)
     plan = keep_uneven(plan, config, size)
     num_key_value_heads = check_heads(plan, config, size)

@@ -40,26 +40,44 @@ class HeadCounts:
 class Stages:
     """How a model is cut into the stages of a pipeline.
 
-    What comes before the layers belongs to the first stage, the layers are shared out, and everything else that has
-    parameters belongs to the last stage. What has none, such as rotary positions, is on every stage.
+    What comes before the layers belongs to the stage of the first of them, the layers are shared out, and everything
+    else that has parameters belongs to the last stage. What has none, such as rotary positions, is on every stage.
+
+    An encoder-decoder has two lists of layers. They are shared out as if they were one, and the result of the encoder
+    travels with the hidden states of the decoder.
 
     Args:
         layers: The list of layers, in the base model. Each takes hidden states as its first argument, and these are
             just what the layer before has returned.
-        first: Modules of the base model that make hidden states of the inputs, in the order in which they are called.
-        gives_tuple: Whether a layer returns its hidden states as the first of several values.
+        first: Modules and parameters of the base model that make hidden states of the inputs, in the order in which
+            they are used.
+        gives: If a layer returns several values: which arguments of the next layer they become, hidden states first;
+            an empty name for a value that no other layer needs.
+        result: The module around the layers whose result layers of a later list use: a tensor, or an output of
+            Hugging Face whose first value is one. What else has parameters in it belongs to the stage of the last
+            layer. Needed where another list follows.
+        before: The list that is called before this one.
         reshapes: Whether the model gives hidden states the shape of its inputs behind the layers.
 
     Example:
         >>> from colossal.tensor import Stages
-        >>> Stages("layers", first=("embed_tokens",)).gives_tuple
-        False
+        >>> encoder = Stages("encoder.layers", first=("encoder.embed_tokens",), result="encoder")
+        >>> both = Stages("decoder.layers", first=("decoder.embed_tokens",), before=encoder)
+        >>> [each.layers for each in both.lists]
+        ['encoder.layers', 'decoder.layers']
     """
 
     layers: str
     first: tuple[str, ...]
-    gives_tuple: bool = False
+    gives: tuple[str, ...] = ()
+    result: str = ""
+    before: "Stages | None" = None
     reshapes: bool = False
+
+    @property
+    def lists(self) -> tuple["Stages", ...]:
+        """All lists of layers, in the order in which they are called."""
+        return (*(() if self.before is None else self.before.lists), self)
 
 
 @final

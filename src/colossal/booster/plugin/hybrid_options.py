@@ -103,6 +103,12 @@ class HybridOptions:
                 f"would send as many times as much. Found zero_stage=2 with pp_size={self.pp_size}. The nearest that "
                 "works is zero_stage=1."
             )
+        if self.pp_size == 1 and (self.num_layers_per_stage, self.style, self.num_chunks) != (None, "1f1b", 1):
+            raise ConfigError(
+                "num_layers_per_stage, pp_style and num_model_chunks say how a model is cut, which takes two ranks of "
+                f"a pipeline or more. Found num_layers_per_stage={self.num_layers_per_stage}, pp_style={self.style!r}, "
+                f"num_model_chunks={self.num_chunks} with pp_size=1. Leave them out, or raise pp_size."
+            )
         self._refuse_what_nothing_honours()
 
     def _refuse_what_nothing_honours(self) -> None:
@@ -200,7 +206,7 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
         given["dp_outside"],
         given["pp_style"],
         given["num_model_chunks"],
-        None if layers is None else tuple(layers),
+        None if layers is None else tuple(len(each) if isinstance(each, range) else each for each in layers),
         None if parts == (None, None) else Microbatching(*parts),
         ShardConfig(**{field.name: given[field.name] for field in fields(ShardConfig) if field.name in given}),
         given["enable_metadata_cache"],

@@ -89,7 +89,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         pp_style: The schedule: ``"1f1b"``, ``"interleaved"`` or ``"zbv"``.
         num_model_chunks: Stages of each rank: 1 for 1F1B, 2 for zbv, and 2 or more for interleaved.
         scheduler_nodes: Not built yet: schedules are made when they are needed.
-        num_layers_per_stage: Layers of each stage, over all chunks; equal parts by default.
+        num_layers_per_stage: Layers of each stage, over all chunks: numbers, or ranges as `partition_balanced` makes
+            them; equal parts by default.
         gradient_checkpoint_config: A `GradientCheckpointConfig`, or a `PipelineGradientCheckpointConfig` with numbers
             for each stage: how many layers compute their activations again in the backward pass.
         enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
@@ -167,7 +168,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         pp_style: PipelineStyle = "1f1b",
         num_model_chunks: int = 1,
         scheduler_nodes: Any = None,
-        num_layers_per_stage: Sequence[int] | None = None,
+        num_layers_per_stage: Sequence[int | range] | None = None,
         gradient_checkpoint_config: GradientCheckpointConfig | PipelineGradientCheckpointConfig | None = None,
         enable_metadata_cache: bool = True,
         make_vocab_size_divisible_by: int = 64,

@@ -13,11 +13,21 @@ from colossal.booster.plugin.hybrid_options import HybridOptions
 from colossal.booster.plugin.starting_values import share_values
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.pipeline import Carry, Stage, copy_structure, partition_by_counts, partition_uniform
+from colossal.pipeline import (
+    Carry,
+    ExecutionSequence,
+    Stage,
+    copy_structure,
+    count_layers,
+    partition_by_counts,
+    partition_uniform,
+)
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.shardformer.checkpointing import check_checkpointing, checkpoint_layers
 from colossal.shardformer.options import OPTIONS, apply_options, choose_options
 from colossal.tensor import ParallelPlan, base_of
+
+_SEQUENCES = (nn.Sequential, ExecutionSequence)
 
 
 def make_stages(
@@ -46,7 +56,7 @@ def make_stages(
 
     config = options.shard_config(mesh)
     sharing, checkpoints = config.sharing_on(mesh), config.gradient_checkpoint_config is not None
-    is_cut = mesh.size("pp") > 1 and not isinstance(model, nn.Sequential)
+    is_cut = mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES)
     needs_plan = mesh.size("tp") * mesh.size("sp") > 1 or is_cut or checkpoints
     if needs_plan and plan is None:
         plan = plan_of(model)
@@ -104,7 +114,7 @@ def carries_into(
         The hidden states for each stage of this rank; None for the first stage of all.
     """
     own = options.placement.stages_of(mesh.rank("pp"))
-    if plan is None and mesh.size("pp") > 1 and not isinstance(model, nn.Sequential):
+    if plan is None and mesh.size("pp") > 1 and not isinstance(model, nn.Sequential | ExecutionSequence):
         plan = plan_of(model)
     carries: list[Carry | None] = [None]
     with torch.no_grad():
@@ -118,17 +128,16 @@ def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: Hybri
     number = options.placement.num_stages
     if number == 1:
         return Stage(model, 0, 1)
-    if isinstance(model, nn.Sequential):
+    if isinstance(model, _SEQUENCES):
         return Stage.of_sequential(model, _partition(len(model), options), index)
     if plan is None or plan.stages is None:
         raise UnsupportedError(
             "A pipeline needs a plan that says how the model is cut. Found "
-            f"{type(model).__name__}, whose plan has no stages yet. Use tp_size instead of pp_size, or pass a "
+            f"{type(model).__name__}, whose plan has no stages. Use tp_size instead of pp_size, or pass a "
             "ParallelPlan with stages as the custom_policy."
         )
-    layers = base_of(model).get_submodule(plan.stages.layers)
-    assert isinstance(layers, nn.ModuleList)
-    return Stage.of_model(model, plan.stages, _partition(len(layers), options), index)
+    layers = _partition(count_layers(model, plan.stages), options)
+    return Stage.of_model(model, plan.stages, layers, index)
 
 
 def _partition(num_layers: int, options: HybridOptions) -> list[range]:

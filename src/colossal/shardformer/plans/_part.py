@@ -31,4 +31,5 @@ def plan_of_part(plan: ParallelPlan, begin: str, is_inside: bool = True) -> Para
         divide_by_tp=tuple(name[cut:] for name in numbers if name.startswith(begin)),
         counts=(HeadCounts(),),
         nested=(),
+        stages=None if is_inside else plan.stages,
     )

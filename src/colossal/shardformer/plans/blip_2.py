@@ -1,9 +1,12 @@
 """BLIP-2: a vision model, a Q-Former, and a language model of another family."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from colossal.shardformer.plans._part import plan_of_part
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.shardformer.plans.t5 import GIVES
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 BLIP_2 = ParallelPlan(
     styles={
@@ -25,10 +28,34 @@ BLIP_2 = ParallelPlan(
 )
 
 
+SEEN = Stages("vision_model.encoder.layers", first=("vision_model.embeddings",), result="vision_model")
+ASKED = Stages("qformer.encoder.layer", first=("qformer.layernorm", "query_tokens"), result="qformer", before=SEEN)
+READ = Stages(
+    "language_model.encoder.block",
+    first=("language_model.shared", "language_model.encoder.embed_tokens", "language_projection"),
+    gives=GIVES,
+    result="language_model.encoder",
+    before=ASKED,
+)
+STAGES: Mapping[str, Stages] = {  # by the family of the language model
+    "opt": Stages(
+        "language_model.model.decoder.layers",
+        first=(
+            *(f"language_model.model.decoder.{name}" for name in ("embed_tokens", "embed_positions", "project_in")),
+            "language_projection",
+        ),
+        before=ASKED,
+    ),
+    "t5": Stages(
+        "language_model.decoder.block", first=("language_model.decoder.embed_tokens",), gives=GIVES, before=READ
+    ),
+}
 _PARTS = {"blip_2_vision_model": "vision_model.", "blip_2_qformer": "qformer."}
 
 
 def plan(config: Any) -> ParallelPlan:
     """Return the plan of a configuration."""
     part = _PARTS.get(config.model_type)
-    return plan_of_part(BLIP_2, part) if part else BLIP_2
+    if part:
+        return plan_of_part(BLIP_2, part)
+    return replace(BLIP_2, stages=STAGES.get(config.text_config.model_type))

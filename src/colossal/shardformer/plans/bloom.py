@@ -16,7 +16,7 @@ BLOOM = ParallelPlan(
     divide_by_tp=tuple(f"h.*.self_attention.{name}" for name in ("num_heads", "hidden_size", "split_size")),
     counts=(HeadCounts("n_head"),),
     cut_inputs={"h.*.self_attention": ("alibi",)},
-    stages=Stages("h", first=("word_embeddings", "word_embeddings_layernorm"), gives_tuple=True),
+    stages=Stages("h", first=("word_embeddings", "word_embeddings_layernorm"), gives=("hidden_states", "")),
     attention="h.*.self_attention",
 )
 

@@ -22,6 +22,6 @@ def plan(config: Any) -> ParallelPlan:
         divide_by_tp=tuple(f"h.*.self_attention.{name}" for name in numbers),
         counts=(heads, *((HeadCounts("num_kv_heads"),) if config.new_decoder_architecture else ())),
         cut_inputs={"h.*.self_attention": ("alibi", "attention_mask")} if config.alibi else {},
-        stages=Stages("h", first=("word_embeddings",), gives_tuple=True),
+        stages=Stages("h", first=("word_embeddings",), gives=("hidden_states", "")),
         attention="h.*.self_attention",
     )

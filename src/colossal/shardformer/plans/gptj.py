@@ -15,7 +15,7 @@ GPTJ = ParallelPlan(
     beside={"lm_head": "head"},
     divide_by_tp=("h.*.attn.num_attention_heads", "h.*.attn.embed_dim"),
     counts=(HeadCounts("n_head"),),
-    stages=Stages("h", first=("wte",), gives_tuple=True, reshapes=True),
+    stages=Stages("h", first=("wte",), gives=("hidden_states", ""), reshapes=True),
     attention="h.*.attn",
 )
 

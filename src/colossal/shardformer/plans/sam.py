@@ -3,7 +3,7 @@
 from typing import Any
 
 from colossal.shardformer.plans._part import plan_of_part
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 SAM = ParallelPlan(
     styles={
@@ -25,6 +25,7 @@ SAM = ParallelPlan(
         "mask_decoder.transformer.final_attn_token_to_image.num_attention_heads",
     ),
     counts=(HeadCounts("vision_config.num_attention_heads"), HeadCounts("mask_decoder_config.num_attention_heads")),
+    stages=Stages("vision_encoder.layers", first=("vision_encoder.patch_embed", "vision_encoder.pos_embed")),
 )  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
+
+GIVES = ("hidden_states", "position_bias", "")  # the first block of a list makes the bias of all
 
 T5 = ParallelPlan(
     styles={
@@ -22,6 +24,10 @@ T5 = ParallelPlan(
         "?decoder.block.*.layer.*.EncDecAttention.n_heads", "?decoder.block.*.layer.*.EncDecAttention.inner_dim",
     ),
     counts=(HeadCounts("num_heads"),),
+    stages=Stages(
+        "decoder.block", first=("decoder.embed_tokens",), gives=GIVES,
+        before=Stages("encoder.block", first=("encoder.embed_tokens", "shared"), gives=GIVES, result="encoder"),
+    ),
 )  # fmt: skip
 
 

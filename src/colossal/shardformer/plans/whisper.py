@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from colossal.tensor import HeadCounts, ParallelPlan
+from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 WHISPER = ParallelPlan(
     styles={
@@ -20,6 +20,12 @@ WHISPER = ParallelPlan(
         "?decoder.layers.*.encoder_attn.num_heads", "?decoder.layers.*.encoder_attn.embed_dim",
     ),
     counts=(HeadCounts("encoder_attention_heads"), HeadCounts("decoder_attention_heads")),
+    stages=Stages(
+        "decoder.layers", first=("decoder.embed_tokens", "decoder.embed_positions"),
+        before=Stages(
+            "encoder.layers", first=("encoder.conv1", "encoder.conv2", "encoder.embed_positions"), result="encoder"
+        ),
+    ),
 )  # fmt: skip
 
 

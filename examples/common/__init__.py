@@ -1,0 +1,1 @@
+"""What the example programs share: their options, their text and their loop."""
