@@ -114,7 +114,7 @@ def carries_into(
         The hidden states for each stage of this rank; None for the first stage of all.
     """
     own = options.placement.stages_of(mesh.rank("pp"))
-    if plan is None and mesh.size("pp") > 1 and not isinstance(model, nn.Sequential | ExecutionSequence):
+    if plan is None and mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES):
         plan = plan_of(model)
     carries: list[Carry | None] = [None]
     with torch.no_grad():
