@@ -40,6 +40,9 @@ class Draw:
         device: Where the operation runs; it draws from the generator of that device.
         generator: Draws from this one instead.
 
+    Attributes:
+        state: Of the generator, before the operation.
+
     Example:
         >>> import torch
         >>> from colossal.lazy.generator import Draw
@@ -53,13 +56,13 @@ class Draw:
 
     def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
         self._generator = generator if generator is not None else _generator_of(device)
-        self._state = self._generator.get_state()
+        self.state = self._generator.get_state()
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Set the generator back inside; behind, it goes on where it was."""
         after = self._generator.get_state()
-        self._generator.set_state(self._state)
+        self._generator.set_state(self.state)
         try:
             yield
         finally:

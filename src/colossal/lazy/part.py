@@ -6,7 +6,8 @@ from colossal.lazy.recipe import FOREVER, Operation, View
 from colossal.lazy.stored import Stored
 
 _aten = torch.ops.aten
-_COPIES = {_aten._to_copy.default, _aten.clone.default}  # noqa: SLF001 (what `to` calls)
+COPIES = {_aten._to_copy.default, _aten.clone.default}  # noqa: SLF001 (what `to` calls)
+"""Operations that copy each element by itself."""
 
 
 def part_of(view: View, begin: int, end: int, index: int = FOREVER) -> torch.Tensor:
@@ -25,11 +26,11 @@ def part_of(view: View, begin: int, end: int, index: int = FOREVER) -> torch.Ten
         A tensor with one dimension, in memory of its own.
     """
     _, event = view.recipe.event_before(index)
-    if isinstance(event, Operation) and _in_order(view, event):
+    if isinstance(event, Operation) and makes_in_order(view, event):
         offset = int(view.meta.storage_offset())
         if isinstance(event.func, Stored):
             return event.func.read(offset + begin, offset + end)
-        if event.func in _COPIES:
+        if event.func in COPIES:
             part = part_of(event.args[0], offset + begin, offset + end, event.index)
             options = {name: value for name, value in event.kwargs.items() if name != "memory_format"}
             return event.func(part, *event.args[1:], **options)
@@ -40,8 +41,16 @@ def part_of(view: View, begin: int, end: int, index: int = FOREVER) -> torch.Ten
     return part
 
 
-def _in_order(view: View, event: Operation) -> bool:
-    """Tell whether an operation makes the storage, and its elements lie there as they do in the window."""
+def makes_in_order(view: View, event: Operation) -> bool:
+    """Tell whether an operation makes a storage, and its elements lie there as they do in a window.
+
+    Args:
+        view: The window.
+        event: The operation.
+
+    Returns:
+        Whether that is so.
+    """
     made = next((each for each in event.made.values() if each.recipe is view.recipe), None)
     return made is not None and _is_plain(made) and _is_plain(view) and made.meta.dtype == view.meta.dtype
 

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from colossal.errors import CheckpointError
 from colossal.lazy.recipe import Operation, Recipe, View
 from colossal.lazy.tensor import LazyTensor, stand_in
+from colossal.tensor import Region
 
 _CPU = torch.device("cpu")
 
@@ -58,6 +59,21 @@ class Stored:
         """
         with self._opened() as file:
             return file.get_tensor(self.name).view(-1)[begin:end].clone()  # the file is mapped: no more is read
+
+    def read_box(self, box: Region) -> torch.Tensor:
+        """Read a box of it.
+
+        Args:
+            box: Which one.
+
+        Returns:
+            A tensor of the shape of the box, in memory of its own.
+
+        Raises:
+            CheckpointError: The file is not there, or not what it was.
+        """
+        with self._opened() as file:
+            return file.get_tensor(self.name)[box.slices].clone(memory_format=torch.contiguous_format)
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:

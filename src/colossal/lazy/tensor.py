@@ -1,7 +1,7 @@
 """A tensor that knows how its values come about, and has none yet."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
@@ -9,6 +9,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.lazy.recipe import Owner, View
+
+if TYPE_CHECKING:
+    from colossal.tensor import Layout
 
 _VALUES = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
 _aten = torch.ops.aten
@@ -82,6 +85,44 @@ class LazyTensor(torch.Tensor):
             )
         with torch.no_grad(), _disable_current_modes():
             return part_of(self._view, begin, end)
+
+    def shard_values(self, layout: "Layout", rank: int) -> torch.Tensor:
+        """Make what a rank holds of the values; the tensor stays lazy.
+
+        Of what `from_pretrained` left in a file, only that is read. Others are made whole for a moment.
+
+        Args:
+            layout: How the tensor lies on the ranks.
+            rank: A global rank.
+
+        Returns:
+            A new tensor of `layout.local_shape(rank)`.
+
+        Raises:
+            ShapeError: The layout is that of another shape.
+            PlanError: The rank holds no part of it.
+
+        Example:
+            >>> import torch
+            >>> from colossal.lazy import LazyInitContext
+            >>> from colossal.tensor import Layout
+            >>> with LazyInitContext():
+            ...     table = torch.arange(6).view(2, 3)
+            >>> table.shard_values(Layout.parse("S0R", (2, 3), grid=(2,)), rank=1)
+            tensor([[3, 4, 5]])
+        """
+        from colossal.lazy.shards import read_shard, reader_of
+        from colossal.tensor import shard
+
+        with torch.no_grad(), _disable_current_modes():
+            reader = reader_of(self._view) if tuple(self.shape) == layout.shape and not layout.partial else None
+            if reader is not None:
+                return read_shard(reader, self._view, layout, rank)
+            kept = self._view.recipe.has_kept
+            part = shard(self.values(), layout, rank)
+            if not kept:
+                self._view.recipe.forget()  # or the whole would stay until the tensor goes
+            return part
 
     def materialize(self) -> torch.Tensor:
         """Turn into a tensor with values, in place: whoever holds it has it.

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
+from colossal.lazy import LazyTensor
 from colossal.nn.layer.grid.arrangement import find_mesh, lay
 from colossal.nn.layer.grid.layer import ParallelLayer
 from colossal.nn.layer.grid.product import Column
@@ -55,7 +56,7 @@ class SharedHeads(nn.Module):
         self._own = slice(begin, begin + length)
         self.product = Column(mesh, native.in_features, native.out_features)
         for parameter in native.parameters():
-            parameter.register_hook(Channel("tp", mesh).all_reduce)
+            with_values(parameter).register_hook(Channel("tp", mesh).all_reduce)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Make this rank's head.
@@ -68,6 +69,27 @@ class SharedHeads(nn.Module):
         """
         bias = None if self.bias is None else self.bias[self._own]
         return self.product(x, self.weight[self._own], bias)
+
+
+def with_values(parameter: nn.Parameter) -> torch.Tensor:
+    """Give values to a parameter that every rank has whole: what hangs on it would be lost when it gets them later.
+
+    Args:
+        parameter: Any parameter.
+
+    Returns:
+        The parameter itself.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.lazy import LazyInitContext
+        >>> from colossal.shardformer.heads import with_values
+        >>> with LazyInitContext():
+        ...     layer = nn.Linear(2, 1)
+        >>> type(with_values(layer.bias)).__name__
+        'Parameter'
+    """
+    return parameter.materialize() if isinstance(parameter, LazyTensor) else parameter
 
 
 @final

@@ -19,6 +19,7 @@ from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import PlanError
 from colossal.nn.layer.grid.product import Column, Row
+from colossal.shardformer.heads import with_values
 from colossal.shardformer.sequence_mode import SequenceSharing
 from colossal.shardformer.sequence_ring import RingInput, multiply_on_ring
 from colossal.shardformer.shared_input import SharedInput
@@ -127,4 +128,4 @@ def _sum_gradients(layer: nn.Module, inside: set[nn.Module], mesh: ParallelMesh)
         layouts = getattr(module, "layouts", {})
         for name, parameter in module.named_parameters(recurse=False):
             if name not in layouts or not any(layouts[name].dims):
-                parameter.register_hook(Channel("tp", mesh).all_reduce)
+                with_values(parameter).register_hook(Channel("tp", mesh).all_reduce)

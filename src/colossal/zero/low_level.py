@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -69,7 +70,7 @@ def shard_optimizer(
         [[[0.0, 0.0]], [[0.0, 0.0]]]
     """
     check_optimizer(optimizer)
-    _check_model(model, optimizer)
+    _check_model(model, optimizer, needs_values=dist.get_backend(partition.group) != "fake")
     names = {parameter: name for name, parameter in model.named_parameters()}
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:
@@ -77,11 +78,12 @@ def shard_optimizer(
     return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, norm)
 
 
-def _check_model(model: nn.Module, optimizer: Optimizer) -> None:
+def _check_model(model: nn.Module, optimizer: Optimizer, needs_values: bool) -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
     for parameter in (each for group in optimizer.param_groups for each in group["params"]):
         name = names.get(parameter, "a parameter of the optimizer")
-        if parameter.is_meta or not parameter.is_floating_point() or type(parameter.data) is not torch.Tensor:
+        is_plain = parameter.is_floating_point() and type(parameter.data) is torch.Tensor
+        if not is_plain or (parameter.is_meta and needs_values):
             raise ConfigError(
                 "ZeRO shards plain floating-point parameters that have values. Found "
                 f"{name}: {type(parameter.data).__name__} in {parameter.dtype} on {parameter.device}. Build the model "

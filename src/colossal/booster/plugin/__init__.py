@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from colossal.booster.plugin.gemini import GeminiPlugin
     from colossal.booster.plugin.hybrid_parallel import HybridParallelPlugin
     from colossal.booster.plugin.low_level_zero import LowLevelZeroPlugin
+    from colossal.booster.plugin.step_plan import StepPlan, plan_step
     from colossal.booster.plugin.torch_ddp import TorchDDPPlugin
     from colossal.booster.plugin.torch_fsdp import TorchFSDPPlugin
 
@@ -16,11 +17,22 @@ _HOMES = {
     "HybridParallelPlugin": "colossal.booster.plugin.hybrid_parallel",
     "LowLevelZeroPlugin": "colossal.booster.plugin.low_level_zero",
     "Plugin": "colossal.booster.plugin.base",
+    "StepPlan": "colossal.booster.plugin.step_plan",
     "TorchDDPPlugin": "colossal.booster.plugin.torch_ddp",
     "TorchFSDPPlugin": "colossal.booster.plugin.torch_fsdp",
+    "plan_step": "colossal.booster.plugin.step_plan",
 }
 
-__all__ = ["GeminiPlugin", "HybridParallelPlugin", "LowLevelZeroPlugin", "Plugin", "TorchDDPPlugin", "TorchFSDPPlugin"]
+__all__ = [
+    "GeminiPlugin",
+    "HybridParallelPlugin",
+    "LowLevelZeroPlugin",
+    "Plugin",
+    "StepPlan",
+    "TorchDDPPlugin",
+    "TorchFSDPPlugin",
+    "plan_step",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,10 +10,11 @@ from torch.optim import Optimizer
 
 from colossal.amp.half import cast_floats
 from colossal.booster.plugin.hybrid_options import HybridOptions
+from colossal.booster.plugin.starting_values import share_values
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import (
+    Carry,
     ExecutionSequence,
     Stage,
     copy_structure,
@@ -31,7 +33,7 @@ _SEQUENCES = (nn.Sequential, ExecutionSequence)
 def make_stages(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, device: torch.device
 ) -> list[Stage]:
-    """Cut a model, give values to what is left, and divide it.
+    """Cut a model, divide what is left, and give it values, if it was built lazily.
 
     Args:
         model: The whole model, the same on all ranks; it may be built lazily. It is changed in place.
@@ -48,7 +50,7 @@ def make_stages(
         ConfigError: The layers do not go round, or numbers of layers that are checkpointed do not fit them.
         UnsupportedError: The model has no plan, its plan has no stages, or the model cannot honour an option.
 
-    Communication: broadcast, tp, sp and dp, the bytes of the stages: all ranks start from the values of the first.
+    Communication: that of `share_values`.
     """
     from colossal.lazy import materialize
 
@@ -66,14 +68,14 @@ def make_stages(
     own = options.placement.stages_of(mesh.rank("pp"))
     models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
     stages = [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
-    materialize(nn.ModuleList([stage.module for stage in stages])).to(device)
-    tensors = [each for stage in stages for each in (*stage.parameters(), *stage.buffers())]
-    for axis in ("tp", "sp", "dp"):
-        Channel(axis, mesh).broadcast(dict.fromkeys(tensors))
+    together = nn.ModuleList(stages)
+    if device.type != "meta":  # to be planned: there are no values
+        share_values(together, mesh)
     for stage in stages:
         _optimize(stage, plan, chosen, config)
         if plan is not None and needs_plan:
             stage.share_sequences(1 if sharing is None else sharing.cut.size)
+    materialize(together).to(device)
     return stages
 
 
@@ -94,6 +96,32 @@ def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: H
     parts = _partition(len(check_checkpointing(model, plan)), options)
     for index, part in enumerate(parts):
         options.sharding.gradient_checkpoint_config.num_layers(len(part), index, len(parts))
+
+
+def carries_into(
+    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, batch: Any
+) -> list[Carry | None]:
+    """Find out what enters the stages of a rank, by running those before.
+
+    Args:
+        model: The whole model, on the meta device; it stays as it is.
+        plan: Its plan; None for that of its family.
+        options: What the user said.
+        mesh: The mesh.
+        batch: The inputs of the whole model, on the meta device.
+
+    Returns:
+        The hidden states for each stage of this rank; None for the first stage of all.
+    """
+    own = options.placement.stages_of(mesh.rank("pp"))
+    if plan is None and mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES):
+        plan = plan_of(model)
+    carries: list[Carry | None] = [None]
+    with torch.no_grad():
+        for index in range(max(own)):
+            carry = _cut(copy_structure(model), index, plan, options)(carries[-1], batch)
+            carries.append(carry if options.dtype is None else cast_floats(carry, options.dtype))
+    return [carries[index] for index in own]
 
 
 def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: HybridOptions) -> Stage:

@@ -55,7 +55,7 @@ class _TokenLoss(torch.nn.Module):
         return totals[0] / totals[1] if self.reduction == "mean" else totals[0]
 
     def _refuse(self, num_wrong: torch.Tensor, number: int) -> None:
-        if num_wrong.item():
+        if not num_wrong.is_meta and num_wrong.item():
             raise IndexError(
                 f"Targets are classes, from 0 to {number - 1}, or {self.ignore_index} for those that do not "
                 f"count. Found {int(num_wrong)} others. Check the labels."

@@ -53,7 +53,8 @@ class ParallelLayer(torch.nn.Module, ABC):
 
         Args:
             native: The module; the same on all ranks, which is not checked. If it was built inside of
-                `colossal.lazy.LazyInitContext`, the values of one parameter after the other are made, cut, and freed.
+                `colossal.lazy.LazyInitContext`, the values of one parameter after the other are made, cut, and freed;
+                of those that lie in files, only this rank's parts are read.
             mesh: The mesh; the ambient one by default.
             **options: Further arguments of the layer.
 
@@ -133,15 +134,32 @@ class ParallelLayer(torch.nn.Module, ABC):
         for name, whole in wholes.items():
             self.register_parameter(name, None)
             if whole is not None:
-                part = shard(_values_of(whole), self.layouts[name], rank)
+                part = own_part(whole, self.layouts[name], rank)
                 self.register_parameter(name, torch.nn.Parameter(part, whole.requires_grad))
         self.layouts = {name: self.layouts[name] for name, whole in wholes.items() if whole is not None}
 
 
-def _values_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+def own_part(whole: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
+    """Take the part of a rank, of a tensor with values or of a lazy one.
+
+    Args:
+        whole: The whole tensor.
+        layout: How it shall lie.
+        rank: A global rank.
+
+    Returns:
+        What the rank holds, in a new tensor.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn.layer.grid.layer import own_part
+        >>> from colossal.tensor import Layout
+        >>> own_part(torch.arange(4), Layout.parse("S0", (4,), grid=(2,)), rank=1)
+        tensor([2, 3])
+    """
     from colossal.lazy import LazyTensor
 
-    return parameter.values() if isinstance(parameter, LazyTensor) else parameter.detach()
+    return whole.shard_values(layout, rank) if isinstance(whole, LazyTensor) else shard(whole.detach(), layout, rank)
 
 
 def native_of(native: torch.nn.Module, *kinds: type[torch.nn.Module]) -> Any:

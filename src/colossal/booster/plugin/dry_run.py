@@ -1,0 +1,182 @@
+"""Passes of a model on the meta device, where tensors have shapes but no elements, and what they would keep."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeGuard, final
+from weakref import WeakSet, finalize
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from colossal.interface import OptimizerWrapper
+from colossal.pipeline import Action, Carry, Stage
+
+_aten = torch.ops.aten
+
+
+class DryPass(NamedTuple):
+    """One micro-batch that has passed a stage, forward and backward.
+
+    Args:
+        kept_bytes: What the stage keeps between the two.
+        working_bytes: What it needs besides for a moment, in either of them.
+        entered_bytes: The hidden states that came from the stage before; as many bytes go back.
+        left_bytes: Those for the next stage.
+    """
+
+    kept_bytes: int
+    working_bytes: int
+    entered_bytes: int
+    left_bytes: int
+
+
+@contextmanager
+def dry_run() -> Iterator["LiveBytes"]:
+    """Count what is allocated on the meta device inside.
+
+    What only values could decide is taken to be as in training at its best: attention is computed by a kernel that
+    keeps no matrix of scores, and inputs are not padded nor packed.
+
+    Yields:
+        The count.
+    """
+    slow = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = partial(_fast_attention, slow)
+    try:
+        with LiveBytes() as live, _PlainInputs():
+            yield live
+    finally:
+        functional.scaled_dot_product_attention = slow
+
+
+@final
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages on the meta device that operations have made, as long as they live.
+
+    Attributes:
+        now: Bytes that live now.
+        most: The most since somebody has set it.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster.plugin.dry_run import LiveBytes
+        >>> with LiveBytes() as live:
+        ...     kept = torch.ones(10, device="meta") + torch.ones(10, device="meta")
+        >>> live.now, live.most
+        (40, 120)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: WeakSet[torch.UntypedStorage] = WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if _is_meta(leaf)}
+        for leaf in tree_leaves(results):
+            if _is_meta(leaf):
+                self._add(leaf.untyped_storage(), given)
+        return results
+
+    def _add(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+        if id(storage) in given or storage in self._known:
+            return
+        self._known.add(storage)
+        finalize(storage, self._drop, storage.nbytes()).atexit = False
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+
+    def _drop(self, num_bytes: int) -> None:
+        self.now -= num_bytes
+
+
+def run_pass(
+    stage: Stage,
+    carry: Carry | None,
+    batch: Any,
+    criterion: Callable[[Any, Any], torch.Tensor],
+    optimizer: OptimizerWrapper,
+    live: LiveBytes,
+) -> DryPass:
+    """Let a micro-batch pass a stage, forward and backward.
+
+    Args:
+        stage: The stage, on the meta device.
+        carry: The hidden states that enter it; None for the first.
+        batch: The micro-batch.
+        criterion: Takes the outputs of the last stage, and the micro-batch.
+        optimizer: Does the backward pass.
+        live: Counts; open already.
+
+    Returns:
+        What was counted.
+    """
+    entered = [each.detach() for each in tree_leaves(carry) if each is not None]
+    for each in entered:
+        each.requires_grad_(each.is_floating_point())
+    before, live.most = live.now, live.now
+    outputs = stage(None if carry is None else entered[0] if len(entered) == 1 else tuple(entered), batch)
+    left = [criterion(outputs, batch)] if stage.is_last else tree_leaves(outputs)
+    del outputs
+    kept = live.now - before
+    left_bytes = 0 if stage.is_last else sum(each.nbytes for each in left)
+    if stage.is_last:
+        optimizer.backward(left[0])
+    else:
+        left = [each for each in left if each.requires_grad]
+        optimizer.backward_by_grad(left, [torch.empty_like(each) for each in left])
+    entered_bytes = sum(each.nbytes for each in entered)
+    return DryPass(kept + entered_bytes, live.most - before - kept, entered_bytes, left_bytes)
+
+
+def most_kept(order: Sequence[Action], kept: Mapping[int, int]) -> tuple[int, int]:
+    """Find out how much a rank keeps in a step.
+
+    Args:
+        order: What the rank does.
+        kept: The bytes that a forward pass of each stage keeps.
+
+    Returns:
+        The most bytes at a time, and the most passes.
+
+    Example:
+        >>> from colossal.booster.plugin.dry_run import most_kept
+        >>> from colossal.pipeline import Placement, one_forward_one_backward
+        >>> most_kept(one_forward_one_backward(Placement(4), 8)[1], {1: 10})
+        (30, 3)
+    """
+    now, passes, most, most_passes = 0, 0, 0, 0
+    for kind, stage, _ in order:
+        if kind == "F":
+            now, passes = now + kept[stage], passes + 1
+            most, most_passes = max(most, now), max(most_passes, passes)
+        elif kind in ("B", "W"):
+            now, passes = now - kept[stage], passes - 1
+    return most, most_passes
+
+
+@final
+class _PlainInputs(TorchFunctionMode):
+    """Answers models that ask whether all of their inputs are as plain as can be: they are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__bool__ and _is_meta(args[0]):
+            return True
+        return func(*args, **(kwargs or {}))
+
+
+def _fast_attention(slow: Callable[..., torch.Tensor], *inputs: Any, **options: Any) -> torch.Tensor:
+    """Stand in for torch's function, which computes with a matrix of scores on the meta device."""
+    query, key, value, *_ = inputs
+    if not query.is_meta or query.shape[-1] != value.shape[-1]:
+        return slow(*inputs, **options)
+    return _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)[0]  # noqa: SLF001 (it has no other name)
+
+
+def _is_meta(leaf: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(leaf, torch.Tensor) and leaf.is_meta

@@ -1,0 +1,52 @@
+"""The values that the ranks of a replica, and all replicas, start from."""
+
+from collections.abc import Sequence
+
+import torch
+import xxhash
+from torch import nn
+
+from colossal.cluster import ParallelMesh
+from colossal.comm import Channel, all_reduce_over
+from colossal.lazy import LazyTensor, lazy_tensors, materialize
+from colossal.lazy.agreement import describe, draws_of, operations_behind
+from colossal.lazy.recipe import Operation
+
+_AXES = ("tp", "sp", "dp")
+
+
+def share_values(module: nn.Module, mesh: ParallelMesh) -> None:
+    """Let all ranks start from the values of the first ones of the tp, sp and dp axes; what is lazy stays so.
+
+    Of a model that is built lazily, ranks only exchange what random numbers are drawn from: each makes, or reads from
+    files, what it needs. Where ranks have built in different ways, all values are made, and sent.
+
+    Args:
+        module: What this rank has of the model, not yet divided.
+        mesh: The mesh.
+
+    Communication: broadcast, tp, sp and dp, 5 KB for each random operation of lazy tensors, and the bytes of others;
+    all_reduce, 16 bytes.
+    """
+    lazy = list(dict.fromkeys(lazy_tensors(module)))
+    operations = operations_behind(lazy)
+    if not _agree(_describe(module, operations), mesh):
+        materialize(module)
+        operations = []
+    tensors = dict.fromkeys((*module.parameters(), *module.buffers()))
+    values = [each for each in tensors if not isinstance(each, LazyTensor)]
+    for axis in _AXES:
+        Channel(axis, mesh).broadcast([*values, *draws_of(operations)])
+
+
+def _describe(module: nn.Module, operations: Sequence[Operation]) -> str:
+    named = (*module.named_parameters(), *module.named_buffers())
+    lines = [f"{name} {tuple(each.shape)} {each.dtype} {type(each).__name__}" for name, each in named]
+    return "\n".join([*lines, *map(describe, operations)])
+
+
+def _agree(text: str, mesh: ParallelMesh) -> bool:
+    digest = xxhash.xxh3_64_intdigest(text.encode()) - 2**63
+    own = torch.tensor([digest, ~digest], device=mesh.accelerator.get_current_device())
+    largest, smallest = all_reduce_over(own, [mesh.group(axis) for axis in _AXES], "max").tolist()
+    return largest == ~smallest

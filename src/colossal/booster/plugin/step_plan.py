@@ -1,0 +1,294 @@
+"""What a rank is going to hold and to send, found out without memory for the model and without the other ranks."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, final
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from colossal.amp.half import cast_model
+from colossal.booster.plugin.dry_run import DryPass, LiveBytes, dry_run, most_kept, run_pass
+from colossal.booster.plugin.hybrid_norm import divided_parameters
+from colossal.booster.plugin.hybrid_options import HybridOptions
+from colossal.booster.plugin.hybrid_parallel import HybridParallelPlugin
+from colossal.booster.plugin.hybrid_pipeline import Replicas
+from colossal.booster.plugin.hybrid_stages import carries_into, make_stages, names_of, regroup, run_stages_in
+from colossal.cluster import AXES, Axis, ParallelMesh
+from colossal.comm import CommCounter
+from colossal.errors import ConfigError, MeshError, UnsupportedError
+from colossal.interface import OptimizerWrapper
+from colossal.pipeline import SCHEDULES, Carry, Placement, Stage, split
+from colossal.pipeline.microbatch import map_tensors
+from colossal.zero import ZeroShards
+
+_META = torch.device("meta")
+
+
+@final
+@dataclass(frozen=True)
+class StepPlan:
+    """What one rank of `HybridParallelPlugin` holds, and what it sends in a step.
+
+    Args:
+        coordinate: Its place on each axis of the mesh.
+        num_parameters: Elements of the parameters that it has.
+        num_whole_parameters: How many of them all ranks of the tp axis have.
+        parameter_bytes: Parameters and buffers, as the model computes with them.
+        gradient_bytes: Gradients, after the backward pass.
+        optimizer_bytes: Masters and optimizer states, of its share of the parameters.
+        kept_bytes: What its stages keep for backward passes, at most.
+        num_under_way: Forward passes whose backward pass is to come, at most.
+        num_microbatches: Micro-batches of a step.
+        working_bytes: What is needed for a moment besides, while one micro-batch passes a stage.
+        sent_bytes: What it sends in a step, by the axis.
+        num_calls: Collectives and messages that it begins in a step, by the axis.
+
+    Example:
+        >>> from colossal.booster.plugin import StepPlan
+        >>> plan = StepPlan({"tp": 0}, 10, 2, 20, 20, 120, 40, 2, 8, 20, {"tp": 100}, {"tp": 4})
+        >>> plan.peak_bytes
+        220
+    """
+
+    coordinate: Mapping[Axis, int]
+    num_parameters: int
+    num_whole_parameters: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    kept_bytes: int
+    num_under_way: int
+    num_microbatches: int
+    working_bytes: int
+    sent_bytes: Mapping[Axis, int]
+    num_calls: Mapping[Axis, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the rank holds at most, without what libraries and allocators take for themselves."""
+        states = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        return states + self.kept_bytes + self.working_bytes
+
+    def __str__(self) -> str:
+        """A row for each kind of memory, and one for each axis."""
+        rows = {
+            f"parameters: {self.num_parameters:,} elements": self.parameter_bytes,
+            "gradients": self.gradient_bytes,
+            "masters and optimizer states": self.optimizer_bytes,
+            f"activations: {self.num_under_way} passes of {self.num_microbatches} micro-batches": self.kept_bytes,
+            "for a moment": self.working_bytes,
+            "at most": self.peak_bytes,
+        }
+        for axis, number in self.sent_bytes.items():
+            rows[f"sent in a step along {axis}: {self.num_calls[axis]:,} calls"] = number
+        place = ", ".join(f"{axis}={index}" for axis, index in self.coordinate.items())
+        return "\n".join([place, *(f"  {name:<48}{number / 1e9:>10,.3f} GB" for name, number in rows.items())])
+
+
+def plan_step(
+    plugin: HybridParallelPlugin,
+    model: nn.Module,
+    optimizer: Optimizer,
+    batch: Any,
+    criterion: Callable[[Any, Any], torch.Tensor],
+) -> StepPlan:
+    """Find out what this rank of a pretended world is going to hold, and to send in a step.
+
+    The model is cut, divided and given its optimizer as `Booster.boost` does it. One micro-batch passes the stages of
+    the rank, forward and backward, and the optimizer makes a step, all on the meta device, where tensors have shapes
+    but no elements. What is kept and sent meanwhile is counted, and multiplied as the schedule of the pipeline has it.
+    Attention is taken to be computed without a matrix of scores, as fast kernels do. What a norm of gradients and the
+    agreement of ranks send, a few bytes, is left out.
+
+    Args:
+        plugin: A new one; it belongs to this rank from now on.
+        model: As for one process, built inside of ``torch.device("meta")``; changed in place.
+        optimizer: Of its parameters; changed in place.
+        batch: What one data-parallel rank gets for a step, on any device: only shapes and dtypes matter.
+        criterion: Takes the outputs and the inputs of a micro-batch, returns its loss.
+
+    Returns:
+        The plan of this rank.
+
+    Raises:
+        MeshError: The world is not pretended, or the sizes do not fit it.
+        ConfigError: The model has values, or the batch does not divide.
+        PlanError: The plan of the model's family does not fit the model.
+        UnsupportedError: The model or the optimizer can not be trained in parts, or ranks share sequences.
+
+    Communication: none: the world is pretended.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from colossal.booster.plugin import HybridParallelPlugin, plan_step
+        >>> from colossal.testing import fake_world
+        >>> ids = torch.zeros(8, 1024, dtype=torch.int64)
+        >>> with fake_world(64):
+        ...     with torch.device("meta"):
+        ...         model = GPT2LMHeadModel(GPT2Config(tie_word_embeddings=False))
+        ...     optimizer = torch.optim.AdamW(model.parameters())
+        ...     plugin = HybridParallelPlugin(tp_size=4, pp_size=2, precision="bf16", zero_stage=1, microbatch_size=1)
+        ...     plan = plan_step(plugin, model, optimizer, {"input_ids": ids, "labels": ids}, lambda out, _: out.loss)
+        >>> plan.num_microbatches, plan.num_under_way, plan.gradient_bytes // plan.num_parameters
+        (8, 2, 2)
+    """
+    options = plugin._options  # noqa: SLF001 (beside its class)
+    _check(model, plugin.mesh, options)
+    whole = map_tensors(batch, lambda tensor: tensor.to(_META))
+    parts = [whole] if options.microbatching is None else split(whole, options.microbatching)
+    stages, carries, wrapper = _divide(plugin, model, optimizer, parts[0])
+
+    def run(live: LiveBytes) -> dict[int, DryPass]:
+        entering = zip(stages, carries, strict=True)
+        return {one.index: run_pass(one, carry, parts[0], criterion, wrapper, live) for one, carry in entering}
+
+    return _measure(plugin.mesh, options, stages, wrapper, run, len(parts))
+
+
+def _check(model: nn.Module, mesh: ParallelMesh, options: HybridOptions) -> None:
+    if (sharing := options.shard_config(mesh).sharing_on(mesh)) is not None:
+        raise UnsupportedError(
+            f"A step is planned whose ranks have whole sequences. Found the mode {sharing.mode!r} of sharing them, "
+            "whose hidden states are not planned yet. Plan without sequence parallelism: with it a rank keeps less."
+        )
+    backend = dist.get_backend(mesh.group("dp"))
+    if backend != "fake":
+        raise MeshError(
+            f"A step is planned in a world that is pretended. Found processes that talk through {backend}. Plan in one "
+            "process, inside of colossal.testing.fake_world(size, rank)."
+        )
+    named = chain(model.named_parameters(), model.named_buffers())
+    if real := [name for name, tensor in named if not tensor.is_meta]:
+        raise ConfigError(
+            f"A step is planned without values. Found {real[0]}, which has some. Build the model inside of "
+            "torch.device('meta')."
+        )
+
+
+def _divide(
+    plugin: HybridParallelPlugin, model: nn.Module, optimizer: Optimizer, batch: Any
+) -> tuple[list[Stage], list[Carry | None], OptimizerWrapper]:
+    """Do what the plugin does when it is given these parts, as far as there is something to do without values."""
+    plan, options, mesh = plugin._plan, plugin._options, plugin.mesh  # noqa: SLF001 (beside its class)
+    names = names_of(model)
+    if options.dtype is not None:
+        cast_model(model, options.dtype)  # some kernels have no other dtypes
+    with dry_run():
+        carries = carries_into(model, plan, options, mesh, batch)
+    stages = make_stages(model, plan, options, mesh, _META)
+    regroup(optimizer, names, stages)
+    wrapper = plugin._wrap(nn.ModuleList(stages), optimizer, stages, _META)  # noqa: SLF001
+    assert wrapper is not None
+    if options.dtype is not None:
+        run_stages_in(stages, options.dtype)
+    return stages, carries, wrapper
+
+
+@final
+class _Traffic:
+    """What a rank sends in a step.
+
+    Args:
+        axes: The axes of the mesh that have several ranks.
+    """
+
+    def __init__(self, axes: Sequence[Axis]) -> None:
+        self.sent, self.calls = dict.fromkeys(axes, 0), dict.fromkeys(axes, 0)
+
+    def add(self, axis: Axis, num_bytes: int, calls: int = 1) -> None:
+        """Add some."""
+        if calls:
+            self.sent[axis] += num_bytes
+            self.calls[axis] += calls
+
+    def add_counted(self, counter: CommCounter, times: Mapping[Axis, int]) -> None:
+        """Add what was counted; along some axes that happens several times."""
+        for (op, axis), calls in counter.calls.items():
+            number = times.get(axis, 1)
+            self.add(axis, counter.bytes[op, axis] * number, calls * number)
+
+    def add_messages(
+        self, passes: Mapping[int, DryPass], stages: Sequence[Stage], place: Placement, times: int
+    ) -> None:
+        """Add hidden states, their gradients, and gradients of parameters that are on several ranks."""
+        for stage in stages:
+            own, one = place.rank_of(stage.index), passes[stage.index]
+            if not stage.is_last and place.rank_of(stage.index + 1) != own:
+                self.add("pp", one.left_bytes * times, times)
+            if not stage.is_first and place.rank_of(stage.index - 1) != own:
+                self.add("pp", one.entered_bytes * times, times)
+            for shared in stage.shared:
+                here = [index for index in shared.stages if index in passes]
+                if here[:1] == [stage.index] and len(here) < len(shared.stages):
+                    self.add("pp", stage.module.get_parameter(shared.names[shared.stages.index(here[0])]).nbytes)
+
+
+def _measure(
+    mesh: ParallelMesh,
+    options: HybridOptions,
+    stages: Sequence[Stage],
+    optimizer: OptimizerWrapper,
+    run: Callable[[LiveBytes], Mapping[int, DryPass]],
+    number: int,
+) -> StepPlan:
+    """Let a micro-batch pass the stages of this rank, and make a step."""
+    traffic = _Traffic([axis for axis in AXES if mesh.size(axis) > 1])
+    masters = optimizer.masters
+    with dry_run() as live, CommCounter() as counter:
+        with nullcontext() if masters is None else masters.backward_pass():
+            run(live)
+        gradient_bytes = live.now
+        traffic.add_counted(counter, {"tp": number})
+        passes = run(live)  # again, as gradients have their room now
+    with CommCounter() as counter:
+        _update(optimizer, stages, mesh, options.ddp.bucket_cap_mb)
+    traffic.add_counted(counter, {})
+    traffic.add_messages(passes, stages, options.placement, number)
+    orders = SCHEDULES[options.style](options.placement, number)
+    kept, under_way = most_kept(orders[mesh.rank("pp")], {index: one.kept_bytes for index, one in passes.items()})
+    parameters = {parameter for stage in stages for parameter in stage.parameters()}
+    working = _storages(each for stage in stages for each in (*stage.parameters(), *stage.buffers()))
+    states = _storages([*optimizer.parameters, *tree_leaves(list(optimizer.state.values()))])
+    return StepPlan(
+        {axis: mesh.rank(axis) for axis in traffic.sent},
+        sum(each.numel() for each in parameters),
+        sum(each.numel() for each in parameters - set(divided_parameters(stages))),
+        sum(working.values()),
+        gradient_bytes,
+        sum(size for storage, size in states.items() if storage not in working),
+        kept,
+        under_way,
+        number,
+        max(one.working_bytes for one in passes.values()),
+        traffic.sent,
+        traffic.calls,
+    )
+
+
+def _update(optimizer: OptimizerWrapper, stages: Sequence[Stage], mesh: ParallelMesh, bucket_mb: float) -> None:
+    """Do what a step does with gradients that are there."""
+    masters = optimizer.masters
+    if isinstance(masters, ZeroShards):
+        for bucket in masters.buckets:
+            for shard, grad in bucket.grads():
+                shard.grad = grad
+    else:
+        Replicas(stages, mesh, bucket_mb).average()
+        if masters is not None:
+            masters.pull_grads()
+    optimizer.optim.step()
+    if masters is not None:
+        masters.push_params()
+
+
+def _storages(values: Iterable[Any]) -> dict[int, int]:
+    """The bytes of the storages that tensors lie in."""
+    found = (value.untyped_storage() for value in values if isinstance(value, torch.Tensor))
+    return {storage._cdata: storage.nbytes() for storage in found}  # noqa: SLF001 (it has no public name)

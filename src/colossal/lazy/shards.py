@@ -1,0 +1,102 @@
+"""What a rank holds of a lazy tensor, from as little as can be."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from colossal.lazy.part import COPIES, makes_in_order
+from colossal.lazy.recipe import FOREVER, Operation, View
+from colossal.lazy.stored import Stored
+from colossal.tensor import Layout, Region
+
+_aten = torch.ops.aten
+
+Reader = Callable[[Region], torch.Tensor]
+"""Makes the values of a box of a tensor, in memory of their own."""
+
+
+def reader_of(view: View, index: int = FOREVER) -> Reader | None:
+    """Find out how to read boxes of a tensor from files, without reading more.
+
+    A copy of what lies in a file, in another dtype, is a copy of boxes; so is what was joined of several tensors, such
+    as the experts of a layer.
+
+    Args:
+        view: The tensor.
+        index: As it is before this operation.
+
+    Returns:
+        What reads; None if its values come about otherwise.
+    """
+    _, event = view.recipe.event_before(index)
+    if not (isinstance(event, Operation) and makes_in_order(view, event) and view.is_whole):
+        return None
+    if isinstance(event.func, Stored):
+        return event.func.read_box
+    if event.func in COPIES and event.args[0].meta.shape == view.meta.shape:
+        inner = reader_of(event.args[0], event.index)
+        return None if inner is None else _copying(event, inner)
+    if event.func in (_aten.cat.default, _aten.stack.default):
+        parts = list(event.args[0])
+        readers = [reader_of(part, event.index) if isinstance(part, View) else None for part in parts]
+        if all(part.meta.dtype == view.meta.dtype for part in parts) and None not in readers:
+            dim = event.args[1] if len(event.args) > 1 else event.kwargs.get("dim", 0)
+            return _joining(view, parts, readers, dim % view.meta.dim(), event.func is _aten.stack.default)
+    return None
+
+
+def read_shard(reader: Reader, view: View, layout: Layout, rank: int) -> torch.Tensor:
+    """Read what a rank holds.
+
+    Args:
+        reader: Reads boxes.
+        view: The whole tensor.
+        layout: How it lies on the ranks.
+        rank: A global rank.
+
+    Returns:
+        A new tensor of `layout.local_shape(rank)`.
+    """
+    boxes = layout.regions_of(rank)
+    if len(boxes) == 1:
+        return reader(boxes[0])
+    place = layout.place_of(rank)
+    part = torch.empty(layout.local_shape(rank), dtype=view.meta.dtype, device=view.recipe.device)
+    for box, at in zip(boxes, product(*(_starts(layout, dim, place) for dim in range(part.dim()))), strict=True):
+        part[Region(at, box.shape).slices] = reader(box)
+    return part
+
+
+def _starts(layout: Layout, dim: int, place: Sequence[int]) -> list[int]:
+    """Where the pieces of a dimension begin in what a rank holds."""
+    lengths = [length for _, length in layout.extents(dim, place)]
+    return [sum(lengths[:number]) for number in range(len(lengths))]
+
+
+def _copying(copy: Operation, inner: Reader) -> Reader:
+    options = {name: value for name, value in copy.kwargs.items() if name != "memory_format"}
+    return lambda box: copy.func(inner(box), *copy.args[1:], **options)
+
+
+def _joining(view: View, parts: Sequence[View], readers: Sequence[Any], dim: int, stacks: bool) -> Reader:
+    """Read a box of what was joined, from those of the parts that it meets."""
+
+    def read(box: Region) -> torch.Tensor:
+        made = torch.empty(box.shape, dtype=view.meta.dtype, device=view.recipe.device)
+        at = 0
+        for part, reader in zip(parts, readers, strict=True):
+            length = 1 if stacks else part.meta.shape[dim]
+            begin, end = max(box.start[dim], at), min(box.start[dim] + box.shape[dim], at + length)
+            if begin < end:
+                place = made.narrow(dim, begin - box.start[dim], end - begin)
+                start, shape = list(box.start), list(box.shape)
+                start[dim], shape[dim] = begin - at, end - begin
+                if stacks:
+                    del start[dim], shape[dim]
+                place.copy_(reader(Region(tuple(start), tuple(shape))).view(place.shape))
+            at += length
+        return made
+
+    return read

@@ -1,0 +1,192 @@
+"""A step that is planned without memory and without other ranks is the step that these make."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from families import build, inputs_of
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from colossal.booster import Booster
+from colossal.booster.plugin import HybridParallelPlugin, StepPlan, plan_step
+from colossal.booster.plugin.dry_run import dry_run
+from colossal.comm import CommCounter
+from colossal.errors import ConfigError, MeshError, UnsupportedError
+from colossal.pipeline.lane import Link
+from colossal.testing import fake_world, run_processes, run_threads
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp2-pp2": ("llama", {"tp_size": 2, "pp_size": 2, "num_microbatches": 2}),
+    "tp2-pp2-tied": ("llama-tied", {"tp_size": 2, "pp_size": 2, "num_microbatches": 4}),
+    "tp2-dp2-zero1": ("llama", {"tp_size": 2, "pp_size": 1, "zero_stage": 1}),
+    "tp2-dp2-zero2-bf16": ("gpt2", {"tp_size": 2, "pp_size": 1, "zero_stage": 2, "precision": "bf16"}),
+    "pp2-dp2-zbv": ("llama", {"tp_size": 1, "pp_size": 2, "num_microbatches": 4, "pp_style": "zbv",
+                              "num_model_chunks": 2}),
+    "pp2-dp2-zero1": ("bert", {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "zero_stage": 1}),
+}  # fmt: skip
+
+
+def batch_of(name: str) -> dict[str, torch.Tensor]:
+    pairs = [inputs_of(name, num_changed=each) for each in (0, 4)]
+    return {key: torch.cat([pair[key] for pair in pairs]) for key in pairs[0]}
+
+
+def loss_of(outputs: Any, _inputs: Any = None) -> torch.Tensor:
+    return outputs.loss
+
+
+def plugin_of(options: dict[str, Any]) -> HybridParallelPlugin:
+    return HybridParallelPlugin(**{"precision": "fp32", **options})
+
+
+def train_all() -> dict[str, Any]:
+    return {case: train(*CASES[case]) for case in CASES}
+
+
+def train(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Make a step, and count."""
+    booster = Booster(plugin=(plugin := plugin_of(options)))
+    model: nn.Module = build(name, num_layers=4).float()
+    model, optimizer, criterion, *_ = booster.boost(model, torch.optim.AdamW(model.parameters()), loss_of)
+    messages: list[torch.Tensor] = []
+    send = Link.send
+    Link.send = lambda link, tensor: (messages.append(tensor), send(link, tensor))[1]  # type: ignore[assignment]
+    try:
+        with CommCounter() as counter:
+            if plugin.pp_size > 1:
+                booster.execute_pipeline(iter([batch_of(name)]), model, criterion, optimizer)
+            else:
+                booster.backward(criterion(model(**batch_of(name))), optimizer)
+            optimizer.step()
+    finally:
+        Link.send = send
+    sent = {axis: sum(number for (_, each), number in counter.bytes.items() if each == axis) for axis in ("tp", "dp")}
+    # What the plan leaves out: 4 bytes for each parameter and bucket, by which ranks agree on what was used; and a
+    # description in front of the first message of each kind.
+    sent["dp"] -= counter.bytes["all_reduce", "dp"] if options.get("zero_stage") else 0
+    sent["pp"] = sum(message.nbytes for message in messages if message.dtype != torch.int64)
+    kept = [*optimizer.parameters, *(each for state in optimizer.state.values() for each in state.values())]
+    whole = storages([*model.parameters(), *model.buffers()])
+    return {
+        "sent": sent,
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "parameter_bytes": sum(whole.values()),
+        "optimizer_bytes": sum(size for at, size in storages(kept).items() if at not in whole),
+    }
+
+
+def storages(tensors: list[torch.Tensor]) -> dict[int, int]:
+    return {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[dict[str, Any]]:
+    return run_processes(train_all, 4, timeout_seconds=300)
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """The same without values, also of what is tied."""
+    empty: dict[int, Any] = {id(each): nn.Parameter(each.to("meta")) for each in model.parameters()}
+    return copy.deepcopy(model, empty | {id(each): each.to("meta") for each in model.buffers()})
+
+
+def planned(name: str, options: dict[str, Any], rank: int) -> StepPlan:
+    with fake_world(4, rank):
+        model = on_meta(build(name, num_layers=4).float())
+        optimizer = torch.optim.AdamW(model.parameters())
+        return plan_step(plugin_of(options), model, optimizer, batch_of(name), loss_of)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_is_what_ranks_do(case, trained) -> None:
+    for rank, found in enumerate(each[case] for each in trained):
+        plan = planned(*CASES[case], rank)
+        assert plan.num_parameters == found["parameters"]
+        assert plan.parameter_bytes == found["parameter_bytes"]
+        assert plan.optimizer_bytes == found["optimizer_bytes"]
+        for axis, number in plan.sent_bytes.items():
+            assert number == found["sent"][axis] > 0, axis
+
+
+def test_keeps_what_backward_passes_need() -> None:
+    layers = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5)).to("meta")
+    with dry_run() as live:
+        inputs = torch.ones(3, 10, device="meta")
+        outputs = layers(inputs)
+        assert live.now == 4 * 3 * (10 + 20 + 5)  # what enters, what the middle needs once, and what leaves
+        outputs.sum().backward()
+        del outputs
+        assert live.now == 4 * (3 * 10 + 10 * 20 + 20 + 20 * 5 + 5)  # what entered, and the gradients
+
+
+def big(rank: int, *, recompute: bool = False, **options: Any) -> StepPlan:
+    config = LlamaConfig(
+        hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
+        vocab_size=128256, use_cache=False,
+    )  # fmt: skip
+    with fake_world(1024, rank):
+        with torch.device("meta"):
+            model = LlamaForCausalLM(config)
+        if recompute:
+            model.train()
+            model.activation_checkpointing_enable()
+        ids = torch.zeros(16, 2048, dtype=torch.int64, device="meta")
+        plugin = HybridParallelPlugin(8, 8, precision="bf16", zero_stage=1, microbatch_size=1, **options)
+        optimizer = torch.optim.AdamW(model.parameters())
+        return plan_step(plugin, model, optimizer, {"input_ids": ids, "labels": ids}, loss_of)
+
+
+def test_70_billion_parameters_on_1024_ranks() -> None:
+    stages = [big(8 * stage) for stage in range(8)]
+    assert sum(8 * (one.num_parameters - one.num_whole_parameters) + one.num_whole_parameters for one in stages) == (
+        128256 * 8192 * 2 + 80 * (8192 * (64 + 8 + 8 + 64) * 128 + 3 * 8192 * 28672 + 2 * 8192) + 8192
+    )
+    layers, tokens = 10, 2048
+    hidden = tokens * 8192 * 2
+    for index, plan in enumerate(stages):
+        assert plan.coordinate == {"pp": index, "dp": 0, "tp": 0}
+        assert plan.gradient_bytes == pytest.approx(2 * plan.num_parameters, rel=1e-3)
+        assert plan.optimizer_bytes == pytest.approx(12 * plan.num_parameters / 16, rel=1e-3)
+        assert plan.num_under_way == 8 - index
+        assert plan.sent_bytes["pp"] == 16 * hidden * (1 if index in (0, 7) else 2)
+        in_layers = 16 * layers * 4 * 2 * hidden * 7 // 8  # four all-reduces, of which each sends nearly twice
+        assert plan.sent_bytes["tp"] - in_layers == {0: 16 * 2 * hidden * 7 // 8}.get(index, 0) or index == 7
+        assert plan.sent_bytes["dp"] == pytest.approx(2 * 2 * plan.num_parameters * 15 / 16, rel=1e-3)
+
+
+def test_recomputed_layers_keep_less_and_send_more() -> None:
+    plain, recomputed = big(64 + 8), big(64 + 8, recompute=True)
+    assert recomputed.kept_bytes < 0.2 * plain.kept_bytes
+    assert recomputed.sent_bytes["tp"] > plain.sent_bytes["tp"]
+    assert recomputed.optimizer_bytes == plain.optimizer_bytes
+
+
+def real_model() -> None:
+    plan_step(plugin_of({"tp_size": 2, "pp_size": 1}), model := build("llama"), torch.optim.AdamW(model.parameters()),
+              batch_of("llama"), loss_of)  # fmt: skip
+
+
+def test_a_world_that_exists_is_refused() -> None:
+    def program() -> None:
+        with pytest.raises(MeshError, match="talk through threaded.*fake_world"):
+            real_model()
+
+    run_threads(program, 2)
+
+
+def test_a_model_with_values_is_refused() -> None:
+    with fake_world(2), pytest.raises(ConfigError, match=r"embed_tokens.weight, which has some.*device\('meta'\)"):
+        real_model()
+
+
+def test_shared_sequences_are_refused() -> None:
+    options = {
+        "tp_size": 2,
+        "pp_size": 1,
+        "enable_sequence_parallelism": True,
+        "sequence_parallelism_mode": "split_gather",
+    }
+    with pytest.raises(UnsupportedError, match="'split_gather'.*without sequence parallelism"):
+        planned("llama", options, 0)
