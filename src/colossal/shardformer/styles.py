@@ -35,9 +35,9 @@ from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.nn import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
 from colossal.nn.layer.grid.arrangement import lay, part_of
+from colossal.nn.layer.grid.layer import part_for
 from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal.shardformer.heads import HeadTable, SharedHeads
-from colossal.tensor import shard
 
 
 @final
@@ -163,8 +163,7 @@ def _experts(module: nn.Module, division: Division) -> nn.Module:
         "down_proj": lay(mesh, tuple(down.shape), {2: ("tp",)}),
     }
     for name, whole in (("gate_up_proj", up), ("down_proj", down)):
-        part = shard(whole.detach(), layouts[name], mesh.global_rank)
-        setattr(experts, name, nn.Parameter(part, whole.requires_grad))
+        setattr(experts, name, part_for(whole, layouts[name], mesh))
     other: Any = experts
     other.layouts, other.shares_tokens = layouts, False
 

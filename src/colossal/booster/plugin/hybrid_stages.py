@@ -124,21 +124,6 @@ def _partition(num_layers: int, options: HybridOptions) -> list[range]:
     return parts
 
 
-def names_of(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Find all names of the parameters of a model.
-
-    Args:
-        model: The whole model.
-
-    Returns:
-        The names of each.
-    """
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return names
-
-
 def parameters_of(stages: Sequence[Stage]) -> dict[str, nn.Parameter]:
     """Find the parameters of this rank by the names that they have in the whole model.
 

@@ -11,7 +11,7 @@ import torch
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
-from colossal.tensor import Layout, relayout, shard
+from colossal.tensor import Layout, TensorPart, mark_part, relayout, shard
 
 
 class ParallelLayer(torch.nn.Module, ABC):
@@ -128,14 +128,39 @@ class ParallelLayer(torch.nn.Module, ABC):
         self._take(native)
 
     def _take(self, native: torch.nn.Module) -> None:
-        rank = 0 if self.mesh is None else self.mesh.global_rank
         wholes = {name: getattr(native, name, None) for name in self.layouts}
         for name, whole in wholes.items():
             self.register_parameter(name, None)
             if whole is not None:
-                part = shard(_values_of(whole), self.layouts[name], rank)
-                self.register_parameter(name, torch.nn.Parameter(part, whole.requires_grad))
+                own = part_for(whole, self.layouts[name], self.mesh)
+                self.register_parameter(name, own)
         self.layouts = {name: self.layouts[name] for name, whole in wholes.items() if whole is not None}
+
+
+def part_for(whole: torch.nn.Parameter, layout: Layout, mesh: ParallelMesh | None) -> torch.nn.Parameter:
+    """Make a parameter of this rank's part of a whole one, that knows what it is a part of.
+
+    Args:
+        whole: The whole parameter.
+        layout: How it shall lie.
+        mesh: The mesh, or None for one rank that has everything.
+
+    Returns:
+        The part, in a new tensor.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn.layer.grid import lay
+        >>> from colossal.nn.layer.grid.layer import part_for
+        >>> part_for(torch.nn.Parameter(torch.zeros(4, 2)), lay(None, (4, 2), {}), None).shape
+        torch.Size([4, 2])
+    """
+    rank = 0 if mesh is None else mesh.global_rank
+    own = torch.nn.Parameter(shard(_values_of(whole), layout, rank), whole.requires_grad)
+    if mesh is not None and any(layout.dims):
+        cutting = sorted({axis for axes in layout.dims for axis in axes})
+        mark_part(own, TensorPart(layout, rank, tuple(mesh.group(layout.axes[axis]) for axis in cutting)))
+    return own
 
 
 def _values_of(parameter: torch.nn.Parameter) -> torch.Tensor:
