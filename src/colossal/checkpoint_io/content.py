@@ -103,36 +103,32 @@ def agree(writers: Writers, look: Callable[[], Content]) -> Content:
 def _join(own: Content, told: Sequence[tuple[Content, set[int]]]) -> Content:
     """Put together what groups of ranks told; all of them come to the same result."""
     order = told[0][0].order
-    pieces: dict[Any, Piece] = {}
-    for key in dict.fromkeys((*order, *(key for report, _ in told for key in report.pieces))):
-        versions = [(report.pieces[key], ranks) for report, ranks in told if key in report.pieces]
-        if versions:
-            pieces[key] = _join_piece(key, versions, own.pieces.get(key))
-    foreign = [key for key in pieces if key not in set(order)]
-    absent = [key for key in order if key not in pieces]
-    if foreign or absent or any(set(report.order) != set(order) for report, _ in told):
-        raise _differ([*foreign, *absent] or order)
-    return Content(pieces, order)
+    versions: dict[Any, list[tuple[Piece, set[int]]]] = {key: [] for key in order}
+    for report, ranks in told:
+        for key, piece in report.pieces.items():
+            versions.setdefault(key, []).append((piece, ranks))
+    orders = {key for report, _ in told for key in set(report.order) ^ set(order)}
+    if wrong := [key for key, found in versions.items() if key in orders or not _agree_on(found)]:
+        raise CheckpointError(
+            "All ranks must save the same names, shapes and dtypes, but for parts that they share among themselves. "
+            f"Found that ranks differ in {listing(wrong)}. Build the same model and optimizer on all of them."
+        )
+    return Content({key: _join_piece(found, own.pieces.get(key)) for key, found in versions.items()}, order)
 
 
-def _join_piece(key: Any, versions: Sequence[tuple[Piece, set[int]]], own: Piece | None) -> Piece:
-    first, _ = versions[0]
-    if any(piece.is_like != first.is_like for piece, _ in versions):
-        raise _differ([key])
-    reporters = {rank for _, ranks in versions for rank in ranks}
-    entries = []
+def _agree_on(versions: Sequence[tuple[Piece, set[int]]]) -> bool:
+    """Tell whether all that know a piece say the same of it, and all that should know it do."""
+    told_by = {rank for _, ranks in versions for rank in ranks}
+    layouts = [entry.layout for piece, _ in versions for entry in piece.entries if entry.layout is not None]
+    is_known = all(set(layout.ranks) <= told_by for layout in layouts)
+    return is_known and len({piece.is_like for piece, _ in versions}) == 1
+
+
+def _join_piece(versions: Sequence[tuple[Piece, set[int]]], own: Piece | None) -> Piece:
+    first, entries = versions[0][0], []
     for number, entry in enumerate(first.entries):
+        entry = entry if own is None else replace(entry, value=own.entries[number].value)  # noqa: PLW2901
         layouts = [piece.entries[number].layout for piece, _ in versions]
-        if any(not set(layout.ranks) <= reporters for layout in layouts if layout is not None):
-            raise _differ([key])
-        here = entry.value if own is None else own.entries[number].value
-        joined = BoxLayout.joined(entry.shape, [each.holders for each in layouts if each is not None])
-        entries.append(replace(entry, value=here, layout=joined if entry.layout is not None else None))
+        holders = [layout.holders for layout in layouts if layout is not None]
+        entries.append(replace(entry, layout=BoxLayout.joined(entry.shape, holders)) if holders else entry)
     return replace(first, entries=tuple(entries))
-
-
-def _differ(keys: Sequence[Any]) -> CheckpointError:
-    return CheckpointError(
-        "All ranks must save the same names, shapes and dtypes, but for parts that they share among themselves. Found "
-        f"that ranks differ in {listing(keys)}. Build the same model and optimizer on all of them."
-    )

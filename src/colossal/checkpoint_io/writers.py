@@ -229,7 +229,6 @@ class OneForAll(Writers):
                 raise kind(f"{text}{where}") from error
         return [each for _, each in outcomes]
 
-
     def collect(self, value: T) -> list[T]:
         """Bring what each rank has to the first one.
 

@@ -217,9 +217,7 @@ def meeting_device(tensor: torch.Tensor) -> torch.device:
 
 def _flat_part(part: TensorPart, flat: FlatLayout) -> BoxLayout:
     """Tell how the ranges of a part that some ranks share among themselves lie in the whole tensor."""
-    boxes = (
-        tuple(region for box in flat.regions_of(rank) for region, _ in part.outward(box)) for rank in flat.ranks
-    )
+    boxes = (tuple(region for box in flat.regions_of(rank) for region, _ in part.outward(box)) for rank in flat.ranks)
     return BoxLayout(part.layout.shape, flat.ranks, tuple(boxes))
 
 

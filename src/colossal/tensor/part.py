@@ -30,7 +30,7 @@ class TensorPart:
     Example:
         >>> from colossal.tensor import Layout, Region, TensorPart
         >>> part = TensorPart(Layout.parse("RS0", (2, 6), grid=(2,), groups=[(2,), (4, 2)]), rank=1)
-        >>> for region, inner in part.outward(Region.whole((2, 3))):  # two columns of the first piece, one of the second
+        >>> for region, inner in part.outward(Region.whole((2, 3))):  # two columns of one piece, one of the other
         ...     print(region.start, inner.start, inner.shape)
         (0, 2) (0, 0) (2, 2)
         (0, 5) (0, 2) (2, 1)

@@ -23,7 +23,7 @@ from colossal.pipeline import (
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.shardformer.checkpointing import check_checkpointing, checkpoint_layers
 from colossal.shardformer.options import OPTIONS, apply_options, choose_options
-from colossal.tensor import ParallelPlan, base_of
+from colossal.tensor import ParallelPlan, base_of, parameter_names
 
 _SEQUENCES = (nn.Sequential, ExecutionSequence)
 
@@ -74,6 +74,7 @@ def make_stages(
         _optimize(stage, plan, chosen, config)
         if plan is not None and needs_plan:
             stage.share_sequences(1 if sharing is None else sharing.cut.size)
+    _tie_again(stages)
     return stages
 
 
@@ -94,6 +95,19 @@ def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: H
     parts = _partition(len(check_checkpointing(model, plan)), options)
     for index, part in enumerate(parts):
         options.sharding.gradient_checkpoint_config.num_layers(len(part), index, len(parts))
+
+
+def _tie_again(stages: Sequence[Stage]) -> None:
+    """Let a parameter that several stages of this rank have be one again, now that each stage has been divided."""
+    here = {stage.index: stage.module for stage in stages}
+    for shared in stages[0].shared:
+        places = zip(shared.names, shared.stages, strict=True)
+        held = [(here[index], name) for name, index in places if index in here]
+        for module, name in held[1:]:
+            first, first_name = held[0]
+            for alias in parameter_names(module)[module.get_parameter(name)]:
+                path, _, leaf = alias.rpartition(".")
+                setattr(module.get_submodule(path), leaf, first.get_parameter(first_name))
 
 
 def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: HybridOptions) -> Stage:
