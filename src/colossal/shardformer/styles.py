@@ -149,7 +149,7 @@ def _cut(module: nn.Module, division: Division) -> nn.Module:
 
 
 def _shared(module: nn.Module, division: Division) -> nn.Module:
-    for parameter in module.parameters(recurse=False):
+    for parameter in (each for each in module.parameters(recurse=False) if each.requires_grad):
         parameter.register_hook(Channel("tp", division.mesh).all_reduce)
     return module
 

@@ -18,7 +18,7 @@ from colossal.tensor.layout import Layout
 from colossal.tensor.names import parameter_names
 from colossal.tensor.part import TensorPart, mark_part, tensor_part_of
 from colossal.tensor.path import LayoutPath, greedy_path, plan_relayout
-from colossal.tensor.plan import HeadCounts, ParallelPlan, Stages, base_of, find_modules
+from colossal.tensor.plan import HeadCounts, ParallelPlan, Stages, base_of, find_modules, without_adapters
 from colossal.tensor.region import Region
 from colossal.tensor.relayout import relayout
 from colossal.tensor.shard import shard, unshard
@@ -63,4 +63,5 @@ __all__ = [
     "views_of",
     "whole_of",
     "whole_shape",
+    "without_adapters",
 ]

@@ -7,9 +7,10 @@ from typing import Self, final
 from torch import nn
 from torch.optim import Optimizer
 
+from colossal.booster.lora.adapters import adapter_tree
 from colossal.booster.plugin.hybrid_stages import parameters_of
 from colossal.cluster import ParallelMesh
-from colossal.interface import ModelOutline, OptimizerOutline, OptimizerWrapper
+from colossal.interface import ModelOutline, OptimizerOutline, OptimizerWrapper, is_peft_model
 from colossal.pipeline import Stage
 from colossal.tensor import parameter_names
 
@@ -23,6 +24,7 @@ class Whole:
         names: All names of each parameter.
         outline: What the state of the model holds.
         groups: The names of the parameters of each group of the optimizer.
+        adapters: What the files of its low-rank adapters hold; None without any.
 
     Example:
         >>> import torch
@@ -35,6 +37,7 @@ class Whole:
     names: dict[nn.Parameter, list[str]]
     outline: ModelOutline
     groups: tuple[tuple[str, ...], ...]
+    adapters: ModelOutline | None = None
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer | None) -> Self:
@@ -50,7 +53,8 @@ class Whole:
         names = parameter_names(model)
         groups = [] if optimizer is None else optimizer.param_groups
         held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
-        return cls(names, ModelOutline.of(model), held)
+        adapters = ModelOutline.of(adapter_tree(model)) if is_peft_model(model) else None
+        return cls(names, ModelOutline.of(model), held, adapters)
 
     def outline_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> ModelOutline:
         """Tell a model that is cut what the whole one was.

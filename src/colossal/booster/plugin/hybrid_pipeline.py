@@ -22,14 +22,22 @@ class PipelinedModel(nn.Module):
         stages: The stages.
         run: Runs them.
         outline: What the whole model is.
+        adapters: What the files of its low-rank adapters hold; None without any.
 
     Attributes:
         outline: What the whole model is.
+        adapters: What the files of its low-rank adapters hold; None without any.
     """
 
-    def __init__(self, stages: Sequence[Stage], run: PipelineExecutor, outline: ModelOutline) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        run: PipelineExecutor,
+        outline: ModelOutline,
+        adapters: ModelOutline | None = None,
+    ) -> None:
         super().__init__()
-        self.outline = outline
+        self.outline, self.adapters = outline, adapters
         self.stages = nn.ModuleList(stages)
         self._run = run
 

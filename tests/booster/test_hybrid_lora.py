@@ -1,0 +1,143 @@
+"""Adapters of divided models train like those that peft alone trains in one process, and peft reads their files."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from families import build, inputs_of
+from torch import distributed as dist
+from torch import nn
+
+from colossal.booster import Booster
+from colossal.booster.plugin import HybridParallelPlugin
+from colossal.cluster import ParallelMesh
+from colossal.errors import PlanError, UnsupportedError
+from colossal.tensor import whole_of
+from colossal.testing import fake_world, run_processes
+from colossal.testing.processes import PRELOADED
+
+PRELOADED.append("peft")
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+
+STEPS, MAX_NORM = 3, 0.05
+ADAM = {"lr": 1e-2, "weight_decay": 0.1}
+LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
+TARGETS: dict[str, list[str]] = {
+    "llama": LLAMA,
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "bert": ["query", "key", "value", "dense"],
+    "mixtral": LLAMA[:4],
+    "bloom": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+}
+ONLY_TP: dict[str, list[str]] = {
+    "t5": ["q", "k", "v", "o", "wi", "wo"],
+    "deepseek": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+    "glm": ["q_proj", "k_proj", "gate_up_proj", "down_proj"],
+    "whisper": ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+    "falcon": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+}
+PIPELINE = {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}
+WORLDS: dict[str, tuple[int, dict[str, Any], dict[str, list[str]]]] = {
+    "tp2": (2, {"tp_size": 2, "pp_size": 1}, TARGETS | ONLY_TP),
+    "tp4": (4, {"tp_size": 4, "pp_size": 1}, {"llama": LLAMA}),
+    "pp2-v": (2, PIPELINE | {"pp_style": "zbv", "num_model_chunks": 2}, TARGETS),
+    "tp2-pp2": (4, PIPELINE | {"tp_size": 2}, TARGETS),
+    "tp2-dp2-zero1": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1}, {"llama": LLAMA}),
+}
+
+
+def config(targets: list[str], name: str, **options: Any) -> peft.LoraConfig:
+    given = {"r": 4, "lora_alpha": 8, "target_modules": targets, "fan_in_fan_out": name == "gpt2"}
+    return peft.LoraConfig(**(given | options))
+
+
+def batch_of(name: str, step: int) -> dict[str, torch.Tensor]:
+    pairs = [inputs_of(name, num_changed=each) for each in (step, step + 4)]
+    return {key: torch.cat([pair[key] for pair in pairs]) for key in pairs[0]}
+
+
+def loss_of(outputs: Any, _inputs: Any = None) -> torch.Tensor:
+    return outputs.loss
+
+
+def model_of(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    return build(name, num_layers=4 if name in TARGETS else None)
+
+
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+def alone(name: str, targets: list[str], num_parts: int) -> dict[str, Any]:
+    model = peft.get_peft_model(model_of(name), config(targets, name)).double()
+    optimizer = torch.optim.AdamW(trained(model).values(), **ADAM)
+    losses, norms, first = [], [], {}
+    for step in range(STEPS):
+        for index in range(num_parts):
+            part = {key: value.chunk(num_parts)[index] for key, value in batch_of(name, step).items()}
+            (model(**part).loss / num_parts).backward()
+        first = first or {key: value.grad.clone() for key, value in trained(model).items() if value.grad is not None}
+        norms.append(float(nn.utils.clip_grad_norm_(trained(model).values(), MAX_NORM)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"norms": norms, "first": first, "end": {key: value.detach() for key, value in trained(model).items()}}
+
+
+def train_one(name: str, targets: list[str], options: dict[str, Any], root: str) -> dict[str, Any]:
+    plugin = HybridParallelPlugin(precision="fp32", max_norm=MAX_NORM, **options)
+    booster = Booster(device="cpu", plugin=plugin)
+    model: nn.Module = model_of(name)
+    torch.manual_seed(torch.initial_seed() + dist.get_rank())  # ranks draw apart, but for adapters
+    if dist.get_rank() == 0:
+        model_of(name)
+    model = booster.enable_lora(model, lora_config=config(targets, name)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+    model, optimizer, criterion, *_ = booster.boost(model, optimizer, loss_of)
+    rank, size = plugin.data_parallel_place()
+    norms, first = [], {}
+    for step in range(STEPS):
+        batch = {key: value.chunk(size)[rank] for key, value in batch_of(name, step).items()}
+        if plugin.pp_size > 1:
+            booster.execute_pipeline(iter([batch]), model, criterion, optimizer)
+        else:
+            booster.backward(criterion(model(**batch)), optimizer)
+        norms.append(optimizer.get_grad_norm())
+        optimizer.step()
+        optimizer.zero_grad()
+    booster.save_lora_as_pretrained(model, Path(root, name), use_safetensors=True)
+    booster.save_lora_as_pretrained(model, Path(root, f"{name}-bin"))
+    booster.save_model(model, Path(root, f"{name}.safetensors"), use_safetensors=True)
+    booster.save_optimizer(optimizer, Path(root, f"{name}-optimizer"))
+    return {"norms": norms, "num_held": sum(each.numel() for each in optimizer.parameters)}
+
+
+def train(world: str, root: str) -> dict[str, Any]:
+    _, options, targets = WORLDS[world]
+    return {name: train_one(name, each, options, root) for name, each in targets.items()}
+
+
+@pytest.mark.parametrize("label", WORLDS)
+def test_adapters_train_as_in_one_process(label: str, tmp_path: Path) -> None:
+    size, options, targets = WORLDS[label]
+    ranks = run_processes(train, size, label, str(tmp_path), timeout_seconds=300)
+    parts = options["pp_size"] * (size // options["tp_size"] // options["pp_size"])
+    for name, each in targets.items():
+        expected = alone(name, each, parts)
+        for rank in ranks:
+            assert rank[name]["norms"] == pytest.approx(expected["norms"], rel=1e-4), name
+        for kind in (name, f"{name}-bin"):
+            again = peft.PeftModel.from_pretrained(model_of(name), tmp_path / kind, is_trainable=True)
+            found = trained(again)
+            assert found.keys() == expected["end"].keys(), name
+            for key, value in expected["end"].items():
+                close(found[key].detach().double(), value, f"{label} {kind}: {key}")
+        wholes = sum(value.numel() for value in expected["end"].values())
+        assert options["tp_size"] == 4 or all(rank[name]["num_held"] < wholes for rank in ranks), name
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5, msg=lambda text: f"{what}: {text}")
