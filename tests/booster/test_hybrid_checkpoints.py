@@ -1,6 +1,8 @@
 """Checkpoints of divided models are those of one process, bit for bit, and any world goes on from them."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
+from colossal.checkpoint_io.save import SafeSave
 from colossal.errors import CheckpointError
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
-from colossal.testing import run_processes
+from colossal.testing import WorldError, run_processes
 
 BEFORE, AFTER, BATCH = 2, 2, 4
 FAMILIES = ("llama-tied", "gpt2", "mixtral", "bert")
@@ -102,7 +105,7 @@ def content(path: Path) -> dict[str, Any]:
     """All that a checkpoint holds, by file and name, but for digests of blocks and identifiers of saves."""
     found: dict[str, Any] = {}
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_dir():
+        if file.is_dir() or file.suffix == ".tmp":
             continue
         if file.suffix == ".safetensors" or file.name == "schedule":
             with safe_open(file, "pt") as tensors:
@@ -266,6 +269,27 @@ def test_sequences_with_buffers_and_other_state(options: dict[str, Any], tmp_pat
     assert optimizer is not None
     other.load_optimizer(optimizer, tmp_path / "sgd")
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def killed_while_saving(root: str, killed: bool) -> None:
+    """Save a model; or begin to, and die on the last rank when it has written its part."""
+    booster, (model, *_) = start("gpt2", plugin_of("tp2-pp2"))
+    if killed:
+        write = SafeSave._write_blocks
+        last = dist.get_rank() == dist.get_world_size() - 1
+        SafeSave._write_blocks = lambda self, paths: (write(self, paths), last and os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+    booster.save_model(model, Path(root, "model"), shard=True, use_safetensors=True, size_per_shard=0.1)
+
+
+def test_killed_while_saving_leaves_what_was_there(tmp_path: Path) -> None:
+    run_processes(killed_while_saving, 4, str(tmp_path), killed=False)
+    before = content(tmp_path)
+    with pytest.raises(WorldError, match="died"):
+        run_processes(killed_while_saving, 4, str(tmp_path), killed=True)
+    after = {name: value for name, value in content(tmp_path).items() if not name.startswith(".")}
+    assert_same(after, before, "after a kill")
 
 
 # ------------------------------------------------------------------------------------- other plugins and precisions

@@ -1,6 +1,5 @@
 """Adapters of divided models train like those that peft alone trains in one process, and peft reads their files."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,13 @@ import peft
 import pytest
 import torch
 from families import build, inputs_of
+from safetensors.torch import load_file
 from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
-from colossal.cluster import ParallelMesh
 from colossal.errors import PlanError, UnsupportedError
-from colossal.tensor import whole_of
 from colossal.testing import fake_world, run_processes
 from colossal.testing.processes import PRELOADED
 
@@ -75,16 +73,15 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 def alone(name: str, targets: list[str], num_parts: int) -> dict[str, Any]:
     model = peft.get_peft_model(model_of(name), config(targets, name)).double()
     optimizer = torch.optim.AdamW(trained(model).values(), **ADAM)
-    losses, norms, first = [], [], {}
+    norms = []
     for step in range(STEPS):
         for index in range(num_parts):
             part = {key: value.chunk(num_parts)[index] for key, value in batch_of(name, step).items()}
             (model(**part).loss / num_parts).backward()
-        first = first or {key: value.grad.clone() for key, value in trained(model).items() if value.grad is not None}
         norms.append(float(nn.utils.clip_grad_norm_(trained(model).values(), MAX_NORM)))
         optimizer.step()
         optimizer.zero_grad()
-    return {"norms": norms, "first": first, "end": {key: value.detach() for key, value in trained(model).items()}}
+    return {"norms": norms, "end": {key: value.detach() for key, value in trained(model).items()}}
 
 
 def train_one(name: str, targets: list[str], options: dict[str, Any], root: str) -> dict[str, Any]:
@@ -98,7 +95,7 @@ def train_one(name: str, targets: list[str], options: dict[str, Any], root: str)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
     model, optimizer, criterion, *_ = booster.boost(model, optimizer, loss_of)
     rank, size = plugin.data_parallel_place()
-    norms, first = [], {}
+    norms = []
     for step in range(STEPS):
         batch = {key: value.chunk(size)[rank] for key, value in batch_of(name, step).items()}
         if plugin.pp_size > 1:
@@ -110,8 +107,9 @@ def train_one(name: str, targets: list[str], options: dict[str, Any], root: str)
         optimizer.zero_grad()
     booster.save_lora_as_pretrained(model, Path(root, name), use_safetensors=True)
     booster.save_lora_as_pretrained(model, Path(root, f"{name}-bin"))
-    booster.save_model(model, Path(root, f"{name}.safetensors"), use_safetensors=True)
-    booster.save_optimizer(optimizer, Path(root, f"{name}-optimizer"))
+    if name == "llama":
+        booster.save_model(model, Path(root, "model.safetensors"), use_safetensors=True)
+        booster.save_optimizer(optimizer, Path(root, "optimizer"))
     return {"norms": norms, "num_held": sum(each.numel() for each in optimizer.parameters)}
 
 
@@ -136,7 +134,63 @@ def test_adapters_train_as_in_one_process(label: str, tmp_path: Path) -> None:
             for key, value in expected["end"].items():
                 close(found[key].detach().double(), value, f"{label} {kind}: {key}")
         wholes = sum(value.numel() for value in expected["end"].values())
-        assert options["tp_size"] == 4 or all(rank[name]["num_held"] < wholes for rank in ranks), name
+        assert all(rank[name]["num_held"] < wholes for rank in ranks), f"{name}: a rank updates all adapters"
+    assert_goes_on_alone(tmp_path)
+    run_processes(load_again, size, label, str(tmp_path))
+    (first, *_), (again, *_) = (sorted((tmp_path / each).glob("*.safetensors")) for each in ("llama", "again"))
+    assert_equal(load_file(again), load_file(first))
+
+
+def assert_goes_on_alone(root: Path) -> None:
+    """The checkpoint of the whole run is that of one process."""
+    booster = Booster(device="cpu")
+    model: nn.Module = booster.enable_lora(model_of("llama"), lora_config=config(LLAMA, "llama")).double()
+    model, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters(), lr=3.0))
+    assert optimizer is not None
+    booster.load_model(model, root / "model.safetensors")
+    booster.load_optimizer(optimizer, root / "optimizer")
+    assert optimizer.param_groups[0]["lr"] == ADAM["lr"]
+    assert all(int(state["step"]) == STEPS for state in optimizer.state.values())
+    found = peft.get_peft_model_state_dict(model.unwrap(unwrap_peft=False), save_embedding_layers=False)
+    assert_equal(found, load_file(root / "llama" / "adapter_model.safetensors"))
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def load_again(world: str, root: str) -> None:
+    """Go on from saved adapters, and save them again."""
+    booster = Booster(device="cpu", plugin=HybridParallelPlugin(precision="fp32", **WORLDS[world][1]))
+    model: nn.Module = booster.enable_lora(model_of("llama"), pretrained_dir=Path(root, "llama")).double()
+    model, *_ = booster.boost(model, torch.optim.AdamW(model.parameters()))
+    booster.save_lora_as_pretrained(model, Path(root, "again"), use_safetensors=True)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "embeddings": ("llama", {"target_modules": ["embed_tokens"]}, "embed_tokens, a Embedding around Embedding"),
+    "a variant": ("llama", {"target_modules": ["q_proj"], "use_dora": True}, "q_proj.*with a variant of LoRA"),
+    "keys packed with queries": ("falcon-one-key", {"target_modules": ["query_key_value"]}, "style 'col/mq'"),
+    "a divided layer as a whole": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "lm_head"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_adapters_that_can_not_be_divided_are_refused(case: str) -> None:
+    name, options, message = REFUSED[case]
+    with fake_world(2):
+        booster = Booster(device="cpu", plugin=HybridParallelPlugin(tp_size=2, pp_size=1, precision="fp32"))
+        model = booster.enable_lora(build(name), lora_config=peft.LoraConfig(r=2, **options))
+        with pytest.raises(PlanError, match=message):
+            booster.boost(model, torch.optim.AdamW(model.parameters()))
+
+
+def test_quantised_weights_stay_whole() -> None:
+    with fake_world(2):
+        booster = Booster(device="cpu", plugin=HybridParallelPlugin(tp_size=2, pp_size=1, precision="fp32"))
+        with pytest.raises(UnsupportedError, match="Quantised weights have to stay whole"):
+            booster.enable_lora(build("llama"), lora_config=config(LLAMA, "llama"), quantize=True)
 
 
 def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:

@@ -88,8 +88,8 @@ class Lora:
                 model is as it was then.
             UnsupportedError: peft is not installed, or the weights can not be quantised here.
 
-        Communication: broadcast, the axes, 5 KB: the state of the random generator; and all_gather_object, a few bytes, twice
-        or more: all learn how it went.
+        Communication: broadcast, the axes, 5 KB: the state of the random generator; and all_gather_object, a few bytes,
+        twice or more: all learn how it went.
         """
         require_peft()
         self._check(model, pretrained_dir, lora_config, bnb_quantization_config, quantize)
