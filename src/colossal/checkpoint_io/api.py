@@ -105,9 +105,7 @@ class CheckpointIO:
         def look() -> Content:
             states.append(ModelState(user_model, self._writers.rank))
             configs.update(model_config_files(user_model) if shard and self._writers.leads else {})
-            if use_safetensors:
-                states[0].check_only_tensors()
-            return states[0].content(self._writers.ranks, keep_aliases=not use_safetensors)
+            return states[0].content(self._writers.ranks, for_safetensors=use_safetensors)
 
         def build(content: Content, save_id: str) -> Save:
             files = plan_files(content.entries, size_per_shard * MIB) if shard else [content.entries]
@@ -116,9 +114,8 @@ class CheckpointIO:
             return TorchSave(files, whole_on_first, dict if shard else states[0].in_order)
 
         def destination() -> Destination:
-            if not shard:
-                return OneFile(path)
-            return Shards(path, kinds[use_safetensors], list(kinds.values()), configs)
+            names = list(kinds.values())
+            return Shards(path, kinds[use_safetensors], names, configs) if shard else OneFile(path)
 
         self._saver.save(look, build, destination, use_async)
 

@@ -35,7 +35,7 @@ class ModelState:
     Example:
         >>> import torch
         >>> state = ModelState(torch.nn.Linear(2, 1))
-        >>> [entry.names for entry in state.content([0], keep_aliases=True).entries]
+        >>> [entry.names for entry in state.content([0], for_safetensors=False).entries]
         [('weight',), ('bias',)]
     """
 
@@ -58,14 +58,19 @@ class ModelState:
                 "Create the model on a real device, or materialise it first."
             )
 
-    def content(self, ranks: Sequence[int], keep_aliases: bool) -> Content:
+    def content(self, ranks: Sequence[int], for_safetensors: bool) -> Content:
         """Return the state in order, with all names of one tensor in one entry.
 
         Args:
             ranks: The global ranks that save together.
-            keep_aliases: Keep all names; otherwise only the one that Hugging Face expects.
+            for_safetensors: Keep of several names only the one that Hugging Face expects.
+
+        Raises:
+            CheckpointError: A value is not a tensor, and safetensors hold no other ones.
         """
-        chosen = {names[0]: names if keep_aliases else [self._leading(names)] for names in self._ties}
+        if for_safetensors:
+            self._check_only_tensors()
+        chosen = {names[0]: [self._leading(names)] if for_safetensors else names for names in self._ties}
         pieces = {
             name: Piece((Entry.of(names, self._state[name], self._holders or ranks),))
             for name, names in chosen.items()
@@ -73,12 +78,7 @@ class ModelState:
         }
         return Content(pieces, list(chosen))
 
-    def check_only_tensors(self) -> None:
-        """Refuse state that a safetensors file cannot hold.
-
-        Raises:
-            CheckpointError: A value is not a tensor.
-        """
+    def _check_only_tensors(self) -> None:
         foreign = {n: type(value).__name__ for n, value in self._state.items() if not isinstance(value, torch.Tensor)}
         if foreign:
             raise CheckpointError(

@@ -81,7 +81,7 @@ class OptimizerState:
             CheckpointError: There is something else in it than tensors and plain data.
         """
         plain, tensors = dismantle(self.header())
-        pieces = {None: Piece(_entries(tensors, ranks), plain)}
+        pieces: dict[Any, Piece] = {None: Piece(_entries(tensors, ranks), plain)}
         state, holders = self._state(), ranks if self._outline is None else self._outline.ranks
         for id_, parameter in self._params.items():
             said, tensors = dismantle(state.get(id_), (str(id_),))

@@ -97,7 +97,7 @@ class SafeSave(Save):
         last = len(files) - 1
         self._headers = [
             Header.lay_out(
-                [(e.names[0], e.dtype, e.shape, blocks.get((n, e.names[0]), [])) for e in entries],
+                [(e.names[0], e.dtype, e.shape, blocks.get((n, e.names[0]), [])) for e in entries if e.dtype],
                 plain if n == last else None,
                 save_id,
             )

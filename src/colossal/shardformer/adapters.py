@@ -86,6 +86,6 @@ def divide_adapted(name: str, module: nn.Module, style: str, division: Division)
         )
     layer.base_layer = STYLES[style](layer.base_layer, division)
     for side, side_style in zip(thin, _THIN[style], strict=True):
-        for key in list(side) if side_style else ():
-            side[key] = STYLES[side_style](side[key], division)
+        for key in list(side):
+            side[key] = side[key] if side_style is None else STYLES[side_style](side[key], division)
     return module

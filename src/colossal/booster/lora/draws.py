@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from colossal.cluster import Axis, ParallelMesh
+from colossal.cluster import Axis, ParallelMesh, current_mesh
 from colossal.comm import Channel
 
 # [Note: the draws of the first rank]
@@ -34,7 +34,7 @@ def draws_of_the_first_rank(
     own = [generator.get_state() for generator in generators]
     shared = [state.to(device, copy=True) for state in own]
     for axis in axes:
-        Channel(axis, mesh).broadcast(shared)
+        Channel(axis, mesh or current_mesh()).broadcast(shared)
     first = [state.cpu() for state in shared]
     for generator, state in zip(generators, first, strict=True):
         generator.set_state(state)

@@ -172,7 +172,7 @@ def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
     """Return what of the adapters of a model is here, and its `peft.PeftModel`; or that of one of its stages."""
     found: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
     outline = outline_of(found)
-    roots: Sequence[Any] = [found] if outline is None else outline.roots
+    roots: list[Any] = [found] if outline is None else list(outline.roots)
     if not is_peft_model(roots[0]):
         raise ConfigError(
             f"save_lora_as_pretrained needs a model with adapters. Found {type(found).__name__} without any. "

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import Any, Self, final
 
 from torch import nn
 from torch.optim import Optimizer
@@ -53,7 +53,8 @@ class Whole:
         names = parameter_names(model)
         groups = [] if optimizer is None else optimizer.param_groups
         held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
-        adapters = ModelOutline.of(adapter_tree(model)) if is_peft_model(model) else None
+        adapted: Any = model
+        adapters = ModelOutline.of(adapter_tree(adapted)) if is_peft_model(model) else None
         return cls(names, ModelOutline.of(model), held, adapters)
 
     def outline_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> ModelOutline:
