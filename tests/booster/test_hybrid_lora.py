@@ -38,12 +38,14 @@ ONLY_TP: dict[str, list[str]] = {
     "falcon": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
 }
 PIPELINE = {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}
+SEQUENCES = {"pp_size": 1, "enable_sequence_parallelism": True}
 WORLDS: dict[str, tuple[int, dict[str, Any], dict[str, list[str]]]] = {
     "tp2": (2, {"tp_size": 2, "pp_size": 1}, TARGETS | ONLY_TP),
     "tp4": (4, {"tp_size": 4, "pp_size": 1}, {"llama": LLAMA}),
     "pp2-v": (2, PIPELINE | {"pp_style": "zbv", "num_model_chunks": 2}, TARGETS),
     "tp2-pp2": (4, PIPELINE | {"tp_size": 2}, TARGETS),
     "tp2-dp2-zero1": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1}, {"llama": LLAMA}),
+    "tp2-sp2": (4, SEQUENCES | {"tp_size": 2, "sp_size": 2}, {"llama": LLAMA}),
 }
 
 
@@ -122,7 +124,7 @@ def train(world: str, root: str) -> dict[str, Any]:
 def test_adapters_train_as_in_one_process(label: str, tmp_path: Path) -> None:
     size, options, targets = WORLDS[label]
     ranks = run_processes(train, size, label, str(tmp_path), timeout_seconds=300)
-    parts = options["pp_size"] * (size // options["tp_size"] // options["pp_size"])
+    parts = options["pp_size"] * (size // options["tp_size"] // options["pp_size"] // options.get("sp_size", 1))
     for name, each in targets.items():
         expected = alone(name, each, parts)
         for rank in ranks:
@@ -166,6 +168,15 @@ def load_again(world: str, root: str) -> None:
     model: nn.Module = booster.enable_lora(model_of("llama"), pretrained_dir=Path(root, "llama")).double()
     model, *_ = booster.boost(model, torch.optim.AdamW(model.parameters()))
     booster.save_lora_as_pretrained(model, Path(root, "again"), use_safetensors=True)
+
+
+def test_adapters_beside_layers_that_take_the_tokens_of_others_are_refused() -> None:
+    with fake_world(2):
+        plugin = HybridParallelPlugin(tp_size=2, precision="fp32", **SEQUENCES)
+        booster = Booster(device="cpu", plugin=plugin)
+        model = booster.enable_lora(build("llama"), lora_config=config(["q_proj"], "llama"))
+        with pytest.raises(PlanError, match=r"'split_gather'.*adapters beside .*layers\.0\.self_attn\.q_proj"):
+            booster.boost(model, torch.optim.AdamW(model.parameters()))
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
