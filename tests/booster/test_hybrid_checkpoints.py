@@ -31,12 +31,8 @@ FAMILIES = ("llama-tied", "gpt2", "mixtral", "bert")
 PIPELINE = {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}
 V = PIPELINE | {"pp_style": "zbv", "num_model_chunks": 2}
 WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
-    "tp2": (2, {"tp_size": 2, "pp_size": 1}),
-    "pp2": (2, PIPELINE),
-    "pp2-v": (2, V),
     "tp2-pp2": (4, PIPELINE | {"tp_size": 2}),
     "tp2-pp2-v": (4, V | {"tp_size": 2}),
-    "tp2-dp2": (4, {"tp_size": 2, "pp_size": 1}),
     "tp2-dp2-zero1": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1, "overlap_allgather": True}),
     "tp2-dp2-zero2": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 2, "dp_outside": False}),
     "pp2-dp2-zero1": (4, PIPELINE | {"zero_stage": 1, "dp_outside": False}),

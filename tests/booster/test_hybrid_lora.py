@@ -42,8 +42,8 @@ SEQUENCES = {"pp_size": 1, "enable_sequence_parallelism": True}
 WORLDS: dict[str, tuple[int, dict[str, Any], dict[str, list[str]]]] = {
     "tp2": (2, {"tp_size": 2, "pp_size": 1}, TARGETS | ONLY_TP),
     "tp4": (4, {"tp_size": 4, "pp_size": 1}, {"llama": LLAMA}),
-    "pp2-v": (2, PIPELINE | {"pp_style": "zbv", "num_model_chunks": 2}, TARGETS),
-    "tp2-pp2": (4, PIPELINE | {"tp_size": 2}, TARGETS),
+    "pp2-v": (2, PIPELINE | {"pp_style": "zbv", "num_model_chunks": 2}, {"llama": LLAMA, "gpt2": TARGETS["gpt2"]}),
+    "tp2-pp2": (4, PIPELINE | {"tp_size": 2}, {name: TARGETS[name] for name in ("llama", "gpt2", "bert")}),
     "tp2-dp2-zero1": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1}, {"llama": LLAMA}),
     "tp2-sp2": (4, SEQUENCES | {"tp_size": 2, "sp_size": 2}, {"llama": LLAMA}),
 }
