@@ -62,16 +62,6 @@ def test_options_that_cannot_work(options, kind, message) -> None:
         plugin_of(**options)
 
 
-def test_what_is_not_built_yet_says_so() -> None:
-    with fake_world(2):
-        booster = Booster(device="cpu", plugin=plugin_of(tp_size=2))
-        model, *_ = booster.boost(build("gpt2"))
-        with pytest.raises(UnsupportedError, match="which is not built yet"):
-            booster.save_model(model, "x")
-        with pytest.raises(UnsupportedError, match="LoRA needs a plugin that supports it"):
-            booster.enable_lora(nn.Linear(1, 1))
-
-
 def test_a_world_that_does_not_fit() -> None:
     with fake_world(3), pytest.raises(MeshError, match="3"):
         _ = plugin_of(tp_size=2).mesh

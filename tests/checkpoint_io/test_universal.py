@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from colossal.booster import Booster
-from colossal.booster.plugin import LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
+from colossal.booster.plugin import HybridParallelPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.tensor import whole_of
 from colossal.testing import TOLERANCES, run_processes
@@ -29,8 +29,13 @@ ZERO: dict[str, dict[str, Any]] = {
     "zero2": {"stage": 2, "reduce_bucket_size_in_m": 0.001},
     "zero replicas": {"stage": 2, "extra_dp_size": 2, "overlap_allgather": True},
 }
+HYBRID: dict[str, dict[str, Any]] = {
+    "hybrid replicas": {"zero_stage": 0},
+    "hybrid zero": {"zero_stage": 1, "zero_bucket_size_in_m": 0.001},
+}
 ZERO_PRECISION = {None: "fp32", "fp16_naive": "fp16", "bf16": "bf16"}
 RUNS = [("none", 1), *((kind, size) for kind in ("ddp", "fsdp") for size in (1, 2, 4)), ("zero1", 2), ("zero2", 4)]
+RUNS += [("hybrid replicas", 2), ("hybrid zero", 2)]
 BEFORE, AFTER, GLOBAL_BATCH = 3, 3, 16
 HALVES = ["fp16", "fp16_naive", "bf16"]
 
@@ -59,6 +64,9 @@ class Net(nn.Module):
 def start(kind: str, precision: str | None = None) -> tuple[Booster, tuple[Any, ...]]:
     if kind in ZERO:
         plugin = LowLevelZeroPlugin(precision=ZERO_PRECISION[precision], initial_scale=2.0**16, **ZERO[kind])
+        booster = Booster(device="cpu", plugin=plugin)
+    elif kind in HYBRID:
+        plugin = HybridParallelPlugin(1, 1, precision=ZERO_PRECISION[precision], **HYBRID[kind])
         booster = Booster(device="cpu", plugin=plugin)
     else:
         booster = Booster(device="cpu", plugin=PLUGINS[kind](), mixed_precision=precision)
@@ -150,7 +158,7 @@ def test_replicas_of_shards_go_on_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", HALVES)
 def test_half_precision_goes_on_too(tmp_path: Path, precision: str) -> None:
-    left_out = {"fp16": ("zero1", "zero2"), "fp16_naive": ("fsdp",), "bf16": ()}[precision]
+    left_out = {"fp16": (*ZERO, *HYBRID), "fp16_naive": ("fsdp",), "bf16": ()}[precision]
     kinds = [run for run in RUNS if run[0] not in left_out]
     kinds = [run for run in kinds if run[1] < 4 or run[0] == "zero2"]
     uninterrupted = {

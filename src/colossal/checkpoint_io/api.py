@@ -9,21 +9,22 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from colossal.checkpoint_io.content import Content, Piece
 from colossal.checkpoint_io.destination import Destination, OneFile, Shards
 from colossal.checkpoint_io.entries import MIB, Entry, plan_files
 from colossal.checkpoint_io.model_config import model_config_files
 from colossal.checkpoint_io.model_state import ModelState
 from colossal.checkpoint_io.naming import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
-from colossal.checkpoint_io.optimizer_state import OptimizerState
+from colossal.checkpoint_io.optimizer_state import OptimizerState, plain_of
 from colossal.checkpoint_io.optimizer_tree import optimizer_tree
 from colossal.checkpoint_io.plain import assemble, dismantle
 from colossal.checkpoint_io.save import SafeSave, Save, TorchSave
 from colossal.checkpoint_io.saver import Saver
 from colossal.checkpoint_io.source import Source
+from colossal.checkpoint_io.transport import whole_on_first
 from colossal.checkpoint_io.writers import Alone, Writers
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.interface import OptimizerWrapper, innermost
-from colossal.tensor import whole_of
 
 M = TypeVar("M", bound=nn.Module)
 _MODEL_KINDS = tuple(MODEL.values())
@@ -99,23 +100,24 @@ class CheckpointIO:
         kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
         configs: dict[str, Any] = {}
 
-        def build(save_id: str) -> Save:
-            state = ModelState(user_model, self._writers.rank)
+        states: list[ModelState] = []
+
+        def look() -> Content:
+            states.append(ModelState(user_model, self._writers.rank))
             configs.update(model_config_files(user_model) if shard and self._writers.leads else {})
-            if use_safetensors:
-                state.check_only_tensors()
-            entries = state.entries(self._writers.ranks, keep_aliases=not use_safetensors)
-            files = plan_files(entries, size_per_shard * MIB) if shard else [entries]
+            return states[0].content(self._writers.ranks, for_safetensors=use_safetensors)
+
+        def build(content: Content, save_id: str) -> Save:
+            files = plan_files(content.entries, size_per_shard * MIB) if shard else [content.entries]
             if use_safetensors:
                 return SafeSave(files, save_id, self._writers.rank)
-            return TorchSave(files, whole_of, dict if shard else state.in_order)
+            return TorchSave(files, whole_on_first, dict if shard else states[0].in_order)
 
         def destination() -> Destination:
-            if not shard:
-                return OneFile(path)
-            return Shards(path, kinds[use_safetensors], list(kinds.values()), configs)
+            names = list(kinds.values())
+            return Shards(path, kinds[use_safetensors], names, configs) if shard else OneFile(path)
 
-        self._saver.save(build, destination, use_async)
+        self._saver.save(look, build, destination, use_async)
 
     def load_model(
         self,
@@ -186,12 +188,17 @@ class CheckpointIO:
         path, names = Path(checkpoint), OPTIMIZER.with_prefix(prefix)
         rivals = [kind.with_prefix(prefix) for kind in _OPTIMIZER_KINDS]
 
-        def build(save_id: str) -> Save:
-            plain, entries = OptimizerState(optimizer, self._writers.rank).dismantle(self._writers.ranks)
-            files = [*plan_files(entries, size_per_shard * MIB), []] if shard else [entries]
-            return SafeSave(files, save_id, self._writers.rank, plain)
+        def look() -> Content:
+            return OptimizerState(optimizer, self._writers.rank).content(self._writers.ranks)
 
-        self._saver.save(build, lambda: Shards(path, names, rivals, groups=True) if shard else OneFile(path), use_async)
+        def build(content: Content, save_id: str) -> Save:
+            files = [*plan_files(content.entries, size_per_shard * MIB), []] if shard else [content.entries]
+            return SafeSave(files, save_id, self._writers.rank, plain_of(content))
+
+        def destination() -> Destination:
+            return Shards(path, names, rivals, groups=True) if shard else OneFile(path)
+
+        self._saver.save(look, build, destination, use_async)
 
     def load_optimizer(
         self,
@@ -277,12 +284,15 @@ class CheckpointIO:
             {'epoch': 3}
         """
 
-        def build(save_id: str) -> Save:
+        def look() -> Content:
             plain, tensors = dismantle(state())
-            entries = [Entry.of([name], tensor, self._writers.ranks) for name, tensor in tensors.items()]
-            return SafeSave([entries], save_id, self._writers.rank, plain)
+            entries = tuple(Entry.of([name], tensor, self._writers.ranks) for name, tensor in tensors.items())
+            return Content({None: Piece(entries, plain)}, [None])
 
-        self._saver.save(build, lambda: OneFile(Path(checkpoint)), use_async)
+        def build(content: Content, save_id: str) -> Save:
+            return SafeSave([content.entries], save_id, self._writers.rank, content.plain[None])
+
+        self._saver.save(look, build, lambda: OneFile(Path(checkpoint)), use_async)
 
     def load_plain(self, checkpoint: str | Path) -> Any:
         """Load what `save_plain` wrote, or a dict that PyTorch saved.

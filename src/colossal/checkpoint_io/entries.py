@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
 
 import torch
 
 from colossal.checkpoint_io.blocks import cut_blocks
 from colossal.errors import CheckpointError, ConfigError
-from colossal.tensor import FlatLayout, Layout, Region, layout_of, parts_of
+from colossal.tensor import BoxLayout, FlatLayout, Layout, Region, layout_of, parts_of
 
 MIB = 1024**2
 
@@ -21,13 +21,15 @@ class Entry:
 
     Args:
         names: Its names; the one that a format without aliases keeps comes first.
-        value: The tensor, which may be a DTensor, or the value.
+        value: The tensor, which may be a DTensor, or the value; None for a tensor that other ranks hold.
         layout: Which rank holds which part of the tensor; None for what is not a tensor.
+        dtype: The dtype of the tensor; None for what is not a tensor.
     """
 
     names: tuple[str, ...]
     value: Any
-    layout: Layout | FlatLayout | None
+    layout: Layout | FlatLayout | BoxLayout | None
+    dtype: torch.dtype | None
 
     @classmethod
     def of(cls, names: Sequence[str], value: Any, ranks: Sequence[int]) -> "Entry":
@@ -42,7 +44,7 @@ class Entry:
             CheckpointError: Parts of the tensor lie on ranks that do not take part.
         """
         if not isinstance(value, torch.Tensor):
-            return cls(tuple(names), value, None)
+            return cls(tuple(names), value, None, None)
         layout = layout_of(value, ranks)
         if not set(layout.ranks) <= set(ranks):
             raise CheckpointError(
@@ -50,7 +52,7 @@ class Entry:
                 f"{layout.ranks}, and only ranks {tuple(ranks)} here. Use the booster's own save and load, or "
                 "CheckpointIO(OneForAll())."
             )
-        return cls(tuple(names), value, layout)
+        return cls(tuple(names), value, layout, value.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,14 +60,28 @@ class Entry:
         return self.layout.shape if self.layout else ()
 
     @property
+    def itemsize(self) -> int:
+        """Size of an element of the tensor in bytes."""
+        return self.dtype.itemsize if self.dtype else 0
+
+    @property
     def num_bytes(self) -> int:
         """Size of the whole tensor."""
-        return math.prod(self.shape) * self.value.dtype.itemsize if self.layout else 0
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def is_like(self) -> str:
+        """What must be the same on all ranks that have some of it."""
+        return f"{self.names} {self.dtype or type(self.value)} {self.shape}"
 
     @property
     def fingerprint(self) -> str:
-        """What must be the same on all ranks."""
-        return f"{self.names} {getattr(self.value, 'dtype', type(self.value))} {self.layout!r}"
+        """What is the same on ranks that may speak for each other."""
+        return f"{self.is_like} {self.layout!r}"
+
+    def without_value(self) -> Self:
+        """Leave the tensor out: what other ranks need to know of it."""
+        return self if self.layout is None else replace(self, value=None)
 
 
 @final
@@ -130,7 +146,7 @@ def deal_out(files: Sequence[Sequence[Entry]], own_rank: int) -> list[Share]:
     for number, entries in enumerate(files):
         for entry in entries:
             assert entry.layout is not None, "values that are no tensors have no blocks"
-            itemsize = entry.value.dtype.itemsize
+            itemsize = entry.itemsize
             own = dict(parts_of(entry.value, own_rank)) if own_rank in entry.layout.ranks else {}
             for region, holders in entry.layout.holders.items():
                 for block in cut_blocks(region, itemsize):

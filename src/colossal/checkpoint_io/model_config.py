@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from colossal.errors import CheckpointError
+from colossal.interface import outline_of
 
 
 def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
@@ -27,7 +28,9 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
         CheckpointError: The configuration refuses to be saved.
     """
     configs: list[Any] = []
-    config: Any = copy.deepcopy(getattr(model, "config", None))
+    outline = outline_of(model)
+    model = model if outline is None else outline.roots[0]
+    config: Any = copy.deepcopy(getattr(model, "config", None) if outline is None else outline.config)
     if hasattr(config, "save_pretrained"):
         config.architectures = [_class_name(model)]
         config.dtype = str(getattr(model, "dtype", "float32")).removeprefix("torch.")

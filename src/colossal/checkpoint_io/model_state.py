@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import increment_version
 
+from colossal.checkpoint_io.content import Content, Piece
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
 from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
+from colossal.interface import outline_of
 from colossal.tensor import local_of, mark_like, parts_of, resting_part, whole_shape
 
 _THREADS = 2  # one hashes while the other one waits for the disk
@@ -33,17 +35,22 @@ class ModelState:
     Example:
         >>> import torch
         >>> state = ModelState(torch.nn.Linear(2, 1))
-        >>> [entry.names for entry in state.entries([0], keep_aliases=True)]
+        >>> [entry.names for entry in state.content([0], for_safetensors=False).entries]
         [('weight',), ('bias',)]
     """
 
     def __init__(self, model: nn.Module, rank: int = 0) -> None:
-        self._model, self._rank = model, rank
-        self._state: Any = model.state_dict(keep_vars=True)
-        for name, value in self._state.items():
-            self._state[name] = resting_part(value)
-        self._metadata = getattr(self._state, "_metadata", OrderedDict())
-        self._ties = list(_group_aliases(self._state))
+        self._rank = rank
+        outline = outline_of(model)
+        self._roots: Sequence[nn.Module] = [model] if outline is None else outline.roots
+        states: list[Any] = [root.state_dict(keep_vars=True) for root in self._roots]
+        self._state = {name: resting_part(value) for state in states for name, value in state.items()}
+        self._metadata = getattr(states[0], "_metadata", OrderedDict())
+        self._names, self._ties, self._holders = list(self._state), list(_group_aliases(self._state)), None
+        if outline is not None:
+            self._names, self._ties, self._holders = list(outline.names), outline.groups, outline.ranks
+            self._metadata = outline.metadata
+            self._state = _under_all_names(self._state, self._ties)
         empty = [name for name, value in self._state.items() if getattr(value, "is_meta", False)]
         if empty:
             raise CheckpointError(
@@ -51,24 +58,27 @@ class ModelState:
                 "Create the model on a real device, or materialise it first."
             )
 
-    def entries(self, ranks: Sequence[int], keep_aliases: bool) -> list[Entry]:
+    def content(self, ranks: Sequence[int], for_safetensors: bool) -> Content:
         """Return the state in order, with all names of one tensor in one entry.
 
         Args:
             ranks: The global ranks that save together.
-            keep_aliases: Keep all names; otherwise only the one that Hugging Face expects.
-        """
-        return [
-            Entry.of(names if keep_aliases else [self._leading(names)], self._state[names[0]], ranks)
-            for names in self._ties
-        ]
-
-    def check_only_tensors(self) -> None:
-        """Refuse state that a safetensors file cannot hold.
+            for_safetensors: Keep of several names only the one that Hugging Face expects.
 
         Raises:
-            CheckpointError: A value is not a tensor.
+            CheckpointError: A value is not a tensor, and safetensors hold no other ones.
         """
+        if for_safetensors:
+            self._check_only_tensors()
+        chosen = {names[0]: [self._leading(names)] if for_safetensors else names for names in self._ties}
+        pieces = {
+            name: Piece((Entry.of(names, self._state[name], self._holders or ranks),))
+            for name, names in chosen.items()
+            if name in self._state
+        }
+        return Content(pieces, list(chosen))
+
+    def _check_only_tensors(self) -> None:
         foreign = {n: type(value).__name__ for n, value in self._state.items() if not isinstance(value, torch.Tensor)}
         if foreign:
             raise CheckpointError(
@@ -78,13 +88,13 @@ class ModelState:
 
     def _leading(self, names: list[str]) -> str:
         """Return the name that is not tied to another one by the model's own list; the first if there is none."""
-        tied: Any = getattr(self._model, "all_tied_weights_keys", None)
-        tied = tied or getattr(self._model, "_tied_weights_keys", None) or ()
+        tied: Any = getattr(self._roots[0], "all_tied_weights_keys", None)
+        tied = tied or getattr(self._roots[0], "_tied_weights_keys", None) or ()
         return next((name for name in names if not any(re.search(pattern, name) for pattern in tied)), names[0])
 
     def in_order(self, content: Mapping[str, Any]) -> OrderedDict[str, Any]:
         """Return the whole state with all names, as `torch.nn.Module.load_state_dict` takes it."""
-        state = OrderedDict((name, content[name]) for name in self._state if name in content)
+        state = OrderedDict((name, content[name]) for name in self._names if name in content)
         state._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         return state
 
@@ -102,6 +112,7 @@ class ModelState:
             CheckpointError: A shape differs, or, if `strict`, a name is missing or unexpected.
         """
         common = {name: item for name, item in items.items() if name in self._state}
+        known = set(self._names)
         problems = {
             "with another shape": [
                 f"{name} (file {_shape(item.shape)}, model {_shape(shape_of(self._state[name]))})"
@@ -118,7 +129,7 @@ class ModelState:
             problems["missing from the file"] = [
                 names[0] for names in self._ties if not any(name in items for name in names)
             ]
-            problems["unexpected in the file"] = [name for name in items if name not in self._state]
+            problems["unexpected in the file"] = [name for name in items if name not in known]
         only_names = not (problems["with another shape"] or problems["with another kind of numbers"])
         found = [f"{len(names)} {what}: {listing(names)}" for what, names in problems.items() if names]
         if found:
@@ -140,7 +151,8 @@ class ModelState:
         Raises:
             CheckpointError: The bytes are damaged, or a module refused its values.
         """
-        own = {id(resting_part(tensor)) for tensor in (*self._model.parameters(), *self._model.buffers())}
+        tensors = (each for root in self._roots for each in (*root.parameters(), *root.buffers()))
+        own = {id(resting_part(tensor)) for tensor in tensors}
         others: OrderedDict[str, Any] = OrderedDict()
         direct: list[tuple[torch.Tensor, Item]] = []
         for name, item in items.items():
@@ -152,8 +164,8 @@ class ModelState:
         in_threads(self._fill_tensor, direct, _THREADS)
         others._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         try:
-            if others:
-                self._model.load_state_dict(others, strict=False)
+            for root in self._roots if others else ():
+                root.load_state_dict(others, strict=False)
         except RuntimeError as error:
             raise CheckpointError(
                 f"Loading needs values that the model's modules accept. Found that one did not: {error}. "
@@ -186,6 +198,15 @@ def _group_aliases(state: Mapping[str, Any]) -> Iterable[list[str]]:
                 key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
         groups.setdefault(key, []).append(name)
     return groups.values()
+
+
+def _under_all_names(state: Mapping[str, Any], groups: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """Return the tensors that are here, each under all its names, of which other ranks may use some."""
+    found = {}
+    for names in groups:
+        here = next((name for name in names if name in state), None)
+        found |= {} if here is None else dict.fromkeys(names, state[here])
+    return found
 
 
 def _kind(dtype: torch.dtype | None) -> str:

@@ -8,14 +8,15 @@ from typing import Any, final
 import torch
 from torch.optim import Optimizer
 
+from colossal.checkpoint_io.content import Content, Piece
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
 from colossal.checkpoint_io.parallel import in_threads
-from colossal.checkpoint_io.plain import dismantle
+from colossal.checkpoint_io.plain import as_mapping, dismantle
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
-from colossal.interface import OptimizerWrapper
-from colossal.tensor import mark_like, parts_of, whole_shape
+from colossal.interface import OptimizerOutline, OptimizerWrapper
+from colossal.tensor import mark_like, parts_of, tensor_part_of, whole_shape
 
 ParamId = int | str
 _WHOLE = ("step", "mu_product", "mu", "eta")
@@ -47,46 +48,54 @@ class OptimizerState:
         names: Mapping[torch.nn.Parameter, str] = {}
         scaler = None
         self._masters: Any = getattr(optimizer, "masters", None)
+        self._outline: OptimizerOutline | None = None
         if isinstance(optimizer, OptimizerWrapper):
+            self._outline = optimizer.outline
             optimizer, scaler, names = optimizer.unwrap(), optimizer.scaler, optimizer.param_names
         self._optim, self._scaler, self._rank = optimizer, scaler, rank
         self._params = _identify(self._optim, names)
         remaining = iter(self._params)
-        self._groups: list[list[ParamId]] = [
+        self._own: list[list[ParamId]] = [
             list(islice(remaining, len(group["params"]))) for group in self._optim.param_groups
         ]
+        self._groups: list[list[ParamId]] = list(self._own)
+        if self._outline is not None:
+            known: list[list[ParamId]] = [list(group) for group in self._outline.groups]
+            self._groups[: len(known)] = known  # behind them are groups that were added since
 
     @property
     def ids(self) -> list[ParamId]:
-        """Name or position of every parameter, in the optimizer's order."""
-        return list(self._params)
+        """Name or position of every parameter, in the order of the whole optimizer."""
+        return [id_ for group in self._groups for id_ in group]
 
-    def dismantle(self, ranks: Sequence[int]) -> tuple[Any, list[Entry]]:
+    def content(self, ranks: Sequence[int]) -> Content:
         """Take the state apart.
 
         Args:
             ranks: The global ranks that save together.
 
         Returns:
-            Everything but tensors, as JSON holds it; and the tensors.
+            The tensors, and for each parameter what is to be said of it; what concerns them all comes first.
 
         Raises:
             CheckpointError: There is something else in it than tensors and plain data.
         """
         plain, tensors = dismantle(self.header())
-        plain["state"], of_parameters = dismantle(self._state())
-        tensors.update(of_parameters)
-        return plain, [Entry.of([name], tensor, ranks) for name, tensor in tensors.items()]
+        pieces: dict[Any, Piece] = {None: Piece(_entries(tensors, ranks), plain)}
+        state, holders = self._state(), ranks if self._outline is None else self._outline.ranks
+        for id_, parameter in self._params.items():
+            said, tensors = dismantle(state.get(id_), (str(id_),))
+            pieces[id_] = Piece(_entries(tensors, holders), (list(whole_shape(parameter)), said))
+        return Content(pieces, [None, *self.ids])
 
     def header(self) -> dict[str, Any]:
-        """Return everything but the state of the parameters: groups, shapes of the parameters, loss scaler."""
+        """Return what concerns all parameters: groups, and the loss scaler."""
         groups = self._optim.state_dict()["param_groups"]
         return {
             "param_groups": [
                 {key: value for key, value in group.items() if key != "param_names"} | {"params": ids}
                 for group, ids in zip(groups, self._groups, strict=True)
             ],
-            "param_shapes": {id_: list(whole_shape(parameter)) for id_, parameter in self._params.items()},
             "scaler": {} if self._scaler is None else self._scaler.state_dict(),
         }
 
@@ -95,7 +104,7 @@ class OptimizerState:
         content = self._optim.state_dict()["state"]
         state: dict[ParamId, Any] = {}
         for position, (id_, parameter) in enumerate(self._params.items()):
-            entry = {key: self._as_shard(key, value, parameter) for key, value in content.get(position, {}).items()}
+            entry = {key: self._as_shard(key, value, id_) for key, value in content.get(position, {}).items()}
             if self._has_copy(parameter):
                 entry[MASTER] = mark_like(parameter.detach(), parameter)
             if entry:
@@ -107,10 +116,18 @@ class OptimizerState:
         working = None if self._masters is None else self._masters.pairs.get(parameter)
         return working is not None and working.dtype != parameter.dtype
 
-    def _as_shard(self, key: str, value: Any, parameter: torch.nn.Parameter) -> Any:
-        """Say of a value by element what range it is, if its parameter is one."""
-        is_by_element = getattr(value, "shape", None) == parameter.shape and not _is_whole(key)
-        return mark_like(value.detach(), parameter) if is_by_element else value
+    def _as_shard(self, key: str, value: Any, id_: ParamId) -> Any:
+        """Say of a value by element what part or range it is, if its parameter is one."""
+        parameter = self._params[id_]
+        if getattr(value, "shape", None) == parameter.shape and not _is_whole(key):
+            return mark_like(value.detach(), parameter)
+        if tensor_part_of(parameter) is not None and isinstance(value, torch.Tensor) and value.numel() > 1:
+            raise CheckpointError(
+                "State of a parameter that ranks share has a number for each of its elements, or is one number. Found "
+                f"{key} of the shape {tuple(value.shape)} for {id_}, of whose {list(whole_shape(parameter))} this rank "
+                f"has {list(parameter.shape)}. Train with an optimizer such as torch.optim.AdamW."
+            )
+        return value
 
     def prepare(self, saved: Mapping[str, Any], source: object) -> Callable[[int], None]:
         """Check what was saved, and match it by name; a saved position stands for itself.
@@ -128,12 +145,12 @@ class OptimizerState:
         groups = _valid_groups(saved, source)
         ids = self._saved_ids(groups)
         self._check_shapes(saved.get("param_shapes", {}), ids, source)
-        positions = {id_: position for position, id_ in enumerate(self.ids)}
+        positions = {id_: position for position, id_ in enumerate(self._params)}
         restored = [
-            self._restored_group(number, self._matching_group(own, groups, ids, source), positions)
-            for number, own in enumerate(self._groups)
+            self._restored_group(number, self._matching_group(whole, groups, ids, source), positions)
+            for number, whole in enumerate(self._groups)
         ]
-        state = {id_: saved.get("state", {})[ids[id_]] for id_ in self.ids if ids[id_] in saved.get("state", {})}
+        state = {id_: saved.get("state", {})[ids[id_]] for id_ in self._params if ids[id_] in saved.get("state", {})}
         return lambda threads: self._restore(restored, state, dict(saved.get("scaler", {})), threads)
 
     def _restore(
@@ -141,7 +158,7 @@ class OptimizerState:
     ) -> None:
         reads: list[tuple[Item, torch.Tensor]] = []
         self._optim.load_state_dict({"state": {}, "param_groups": groups})
-        for group, own in zip(self._optim.param_groups, self._groups, strict=True):
+        for group, own in zip(self._optim.param_groups, self._own, strict=True):
             is_wide = getattr(self._optim, "keeps_float32", False)
             for id_, parameter in zip(own, group["params"], strict=True):
                 if id_ in state:
@@ -205,10 +222,33 @@ class OptimizerState:
     def _restored_group(self, number: int, group: dict[str, Any], positions: Mapping[ParamId, int]) -> dict[str, Any]:
         """Return a saved group as torch takes it for the optimizer's group `number`."""
         restored = {key: item.whole() if isinstance(item, Item) else item for key, item in group.items()}
-        restored["params"] = [positions[id_] for id_ in self._groups[number]]
+        restored["params"] = [positions[id_] for id_ in self._own[number]]
         restored.pop("param_names", None)
         own = self._optim.param_groups[number]
         return restored | ({"param_names": own["param_names"]} if "param_names" in own else {})
+
+
+def plain_of(content: Content) -> dict[str, Any]:
+    """Say everything about an optimizer but its tensors, as JSON holds it.
+
+    Args:
+        content: That of `OptimizerState`, of all ranks.
+    """
+    plain = content.plain
+    header = plain.pop(None)
+    shapes = {id_: shape for id_, (shape, _) in plain.items()}
+    state = {id_: said for id_, (_, said) in plain.items() if said is not None}
+    groups, scaler = header["param_groups"], header["scaler"]
+    return {
+        "param_groups": groups,
+        "param_shapes": dismantle(shapes)[0],
+        "scaler": scaler,
+        "state": as_mapping(list(state.items())),
+    }
+
+
+def _entries(tensors: Mapping[str, torch.Tensor], ranks: Sequence[int]) -> tuple[Entry, ...]:
+    return tuple(Entry.of([name], tensor, ranks) for name, tensor in tensors.items())
 
 
 def _identify(optim: Optimizer, names: Mapping[torch.nn.Parameter, str]) -> dict[ParamId, torch.nn.Parameter]:

@@ -1,7 +1,7 @@
 """Plain data as JSON, with its tensors taken out: what a checkpoint holds besides tensors, without pickle."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ _TAGS = ("$tensor", "$tuple", "$dict", "$set", "$counter", "$dtype")
 _SEPARATOR = "/"
 
 
-def dismantle(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+def dismantle(tree: Any, path: tuple[str, ...] = ()) -> tuple[Any, dict[str, torch.Tensor]]:
     """Take the tensors out of plain data.
 
     Args:
         tree: Numbers, strings, None, dtypes and tensors, nested in dicts, lists, tuples and sets.
+        path: What the names of tensors begin with: where the tree is in a larger one.
 
     Returns:
         What JSON can hold, with a reference in the place of each tensor; and the tensors by the name of their place.
@@ -31,7 +32,7 @@ def dismantle(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         ({'lr': 0.1, 'state': [{'$tensor': 'state/0'}]}, {'state/0': tensor([1., 1.])})
     """
     tensors: dict[str, torch.Tensor] = {}
-    return _dismantle(tree, (), tensors), tensors
+    return _dismantle(tree, path, tensors), tensors
 
 
 def assemble(skeleton: Any, tensor: Callable[[str], Any]) -> Any:
@@ -89,9 +90,25 @@ def _dismantle_mapping(value: Mapping[Any, Any], path: tuple[str, ...], tensors:
     pairs = [(key, _dismantle(item, (*path, str(key)), tensors)) for key, item in value.items()]
     if isinstance(value, Counter):
         return {"$counter": [list(pair) for pair in pairs]}
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+    return as_mapping(pairs)
+
+
+def as_mapping(pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """Write a dict whose values are taken apart already.
+
+    Args:
+        pairs: Keys, which are plain data, and what `dismantle` made of the values.
+
+    Returns:
+        What JSON can hold.
+
+    Example:
+        >>> as_mapping([(0, {"$tensor": "0"})])
+        {'$dict': [[0, {'$tensor': '0'}]]}
+    """
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
         return dict(pairs)
-    return {"$dict": [[_dismantle(key, path, tensors), item] for key, item in pairs]}
+    return {"$dict": [[_dismantle(key, (), {}), item] for key, item in pairs]}
 
 
 def _count(pairs: list[list[Any]]) -> Counter[Any]:

@@ -1,6 +1,5 @@
 """A save, carried out by all ranks together, now or in the background."""
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -42,12 +41,6 @@ class Save(ABC):
     def total_size(self) -> int:
         """Size of all tensors in bytes."""
         return sum(entry.num_bytes for entries in self.files for entry in entries)
-
-    @property
-    def fingerprint(self) -> str:
-        """What must be the same on all ranks."""
-        prints = "".join(entry.fingerprint for entries in self.files for entry in entries)
-        return hashlib.sha256(prints.encode()).hexdigest()
 
     @property
     @abstractmethod
@@ -104,7 +97,7 @@ class SafeSave(Save):
         last = len(files) - 1
         self._headers = [
             Header.lay_out(
-                [(e.names[0], e.value.dtype, e.shape, blocks.get((n, e.names[0]), [])) for e in entries],
+                [(e.names[0], e.dtype, e.shape, blocks.get((n, e.names[0]), [])) for e in entries if e.dtype],
                 plain if n == last else None,
                 save_id,
             )
@@ -168,14 +161,14 @@ class TorchSave(Save):
 
     Args:
         files: The entries of each file.
-        whole: Makes a tensor whole on the CPU of the first rank; all ranks call it together.
+        whole: Makes a tensor whole on the first rank; all ranks call it together.
         finish: Makes of the content of a file what is saved.
     """
 
     def __init__(
         self,
         files: Sequence[Sequence[Entry]],
-        whole: Callable[[torch.Tensor], torch.Tensor],
+        whole: Callable[[Entry, Writers], Any],
         finish: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
         super().__init__(files, "")
@@ -217,7 +210,7 @@ class TorchSave(Save):
     def _gather(self, entries: Sequence[Entry], writers: Writers) -> dict[str, Any]:
         content: dict[str, Any] = {}
         for entry in entries:
-            value = self._whole(entry.value).detach() if entry.layout else entry.value
+            value = self._whole(entry, writers) if entry.layout else entry.value
             content.update(dict.fromkeys(entry.names, value) if writers.leads else {})
         return content
 
@@ -243,7 +236,7 @@ def carry_out(save: Save, writers: Writers, destination: Destination) -> None:
 
 def _check_dtypes(files: Sequence[Sequence[Entry]]) -> None:
     entries = [entry for each in files for entry in each]
-    foreign = [f"{entry.names[0]} ({entry.value.dtype})" for entry in entries if entry.value.dtype not in CODES]
+    foreign = [f"{entry.names[0]} ({entry.dtype})" for entry in entries if entry.dtype not in CODES]
     if foreign:
         raise CheckpointError(
             f"A safetensors file can hold the dtypes {', '.join(sorted(CODES.values()))}. Found {listing(foreign)}. "

@@ -6,11 +6,11 @@ from functools import partial
 from typing import final
 
 from colossal.checkpoint_io.background import Background
+from colossal.checkpoint_io.content import Content, agree
 from colossal.checkpoint_io.destination import Destination
 from colossal.checkpoint_io.save import Save, carry_out
 from colossal.checkpoint_io.snapshot import Arenas
 from colossal.checkpoint_io.writers import Writers
-from colossal.errors import CheckpointError
 
 _LARGE_BYTES = 1 << 20  # a copy that counts when too many wait
 
@@ -28,11 +28,18 @@ class Saver:
         self._aside: Writers | None = None
         self._background, self._arenas = Background(), Arenas()
 
-    def save(self, build: Callable[[str], Save], destination: Callable[[], Destination], use_async: bool) -> None:
+    def save(
+        self,
+        look: Callable[[], Content],
+        build: Callable[[Content, str], Save],
+        destination: Callable[[], Destination],
+        use_async: bool,
+    ) -> None:
         """Save something.
 
         Args:
-            build: Makes the save, given an identifier that all ranks agree on.
+            look: Finds what this rank has of it.
+            build: Makes the save of what all ranks have, given an identifier that they agree on; alike on all ranks.
             destination: Makes the place where it goes.
             use_async: Return as soon as the state is copied.
 
@@ -40,7 +47,7 @@ class Saver:
             CheckpointError: It failed, or an earlier asynchronous save did.
         """
         save_id = self._begin(self._background.check if use_async else self._background.drain)
-        save, where = self._agree(lambda: build(save_id)), destination()
+        save, where = build(agree(self._writers, look), save_id), destination()
         if not use_async:
             carry_out(save, self._writers, where)
             return
@@ -82,18 +89,6 @@ class Saver:
         except Exception:
             self._background.forget()
             raise
-
-    def _agree(self, build: Callable[[], Save]) -> Save:
-        """Build the save on every rank, and raise on all of them if they would save different states."""
-        built: list[Save] = []
-        prints = self._writers.gather(lambda: built.append(build()) or built[0].fingerprint)
-        if len(set(prints)) > 1:
-            raise CheckpointError(
-                "All ranks must save the same names, shapes and dtypes. Found that rank "
-                f"{self._writers.ranks[next(i for i, each in enumerate(prints) if each != prints[0])]} has others than "
-                f"rank {self._writers.ranks[0]}. Build the same model and optimizer on all of them."
-            )
-        return built[0]
 
     def _beside(self) -> Writers:
         """Return the writers of the background, which all ranks make together when they are first needed."""

@@ -48,6 +48,17 @@ class Writers(ABC):
         """
 
     @abstractmethod
+    def collect(self, value: T) -> list[T]:
+        """Bring what each rank has to the first one.
+
+        Args:
+            value: Anything that can be pickled.
+
+        Returns:
+            On the first rank the values in the order of the ranks; nothing on the others.
+        """
+
+    @abstractmethod
     def aside(self) -> "Writers":
         """Make writers that may be used by another thread while training communicates.
 
@@ -117,6 +128,17 @@ class Alone(Writers):
             What `job` returned, in a list.
         """
         return [job()]
+
+    def collect(self, value: T) -> list[T]:
+        """Return the value.
+
+        Args:
+            value: Anything.
+
+        Returns:
+            The value, in a list.
+        """
+        return [value]
 
     def aside(self) -> Self:
         """Return itself: nothing is communicated.
@@ -206,6 +228,21 @@ class OneForAll(Writers):
                 where = "" if "(This happened on rank" in text else f" (This happened on rank {rank}.)"
                 raise kind(f"{text}{where}") from error
         return [each for _, each in outcomes]
+
+    def collect(self, value: T) -> list[T]:
+        """Bring what each rank has to the first one.
+
+        Args:
+            value: Anything that can be pickled.
+
+        Returns:
+            On the first rank the values in the order of the ranks; nothing on the others.
+
+        Communication: gather_object, the group, the bytes of the values.
+        """
+        found: list[Any] | None = [None] * len(self.ranks) if self.leads else None
+        dist.gather_object(value, found, dst=self.ranks[0], group=self._group)
+        return found or []
 
 
 def _nothing() -> None:

@@ -2,5 +2,14 @@
 
 from colossal.interface.model import ModelWrapper, innermost, is_peft_model
 from colossal.interface.optimizer import OptimizerWrapper
+from colossal.interface.outline import ModelOutline, OptimizerOutline, outline_of
 
-__all__ = ["ModelWrapper", "OptimizerWrapper", "innermost", "is_peft_model"]
+__all__ = [
+    "ModelOutline",
+    "ModelWrapper",
+    "OptimizerOutline",
+    "OptimizerWrapper",
+    "innermost",
+    "is_peft_model",
+    "outline_of",
+]

@@ -10,6 +10,7 @@ import torch
 from colossal.amp import LossScaler, Masters, NoScaler
 from colossal.errors import UnsupportedError
 from colossal.interface.gradients import clamp, scale, total_norm
+from colossal.interface.outline import OptimizerOutline
 
 _WIDE = torch.float32.itemsize
 
@@ -30,6 +31,9 @@ class OptimizerWrapper:
         norm_type: The p of that norm.
         norm: Measures the common norm of gradients; takes parameters that have one, and the p. By default each
             element counts once, as `colossal.tensor.shard_groups` says; a model that is divided otherwise has its own.
+
+    Attributes:
+        outline: What the whole optimizer is, where this rank has only some of its parameters; None where it has all.
 
     Example:
         >>> import torch
@@ -58,6 +62,7 @@ class OptimizerWrapper:
         self.scaler = scaler or NoScaler()
         self.param_names = dict(param_names or {})
         self.masters = masters
+        self.outline: OptimizerOutline | None = None
         self._max_norm, self._norm_type, self._norm = max_norm, norm_type, norm
         self._name_masters(masters.pairs if masters else {})
         self._on_discard: list[Callable[[], None]] = []

@@ -12,7 +12,7 @@ from colossal.errors import PlanError
 from colossal.pipeline.partition import stage_of_layer
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stand_in import HIDDEN, RESULT, Absent, After, Before, Entrance, Finished, Passage
-from colossal.tensor import Stages, base_of
+from colossal.tensor import Stages, base_of, parameter_names
 
 
 class _List(NamedTuple):
@@ -225,11 +225,8 @@ def replace(root: nn.Module, name: str, module: nn.Module) -> None:
 def _find_shared(
     model: nn.Module, prefix: str, lists: Sequence[_List], layers: Sequence[range]
 ) -> list[SharedParameter]:
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
     found = []
-    for known in names.values():
+    for known in parameter_names(model).values():
         by_stage = {_stage_of(name.removeprefix(prefix), lists, layers): name for name in reversed(known)}
         if len(by_stage) > 1:
             indices = tuple(sorted(by_stage))

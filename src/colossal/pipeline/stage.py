@@ -12,7 +12,7 @@ from colossal.pipeline.cut import cut
 from colossal.pipeline.sequence import ExecutionSequence, cut_sequence
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stand_in import Passage, StageEnd
-from colossal.tensor import Stages
+from colossal.tensor import Stages, without_adapters
 
 Carry = torch.Tensor | tuple[torch.Tensor, ...]
 """What one stage hands to the next."""
@@ -53,7 +53,7 @@ class Stage(nn.Module):
         self.module = module
         self.index, self.num_stages, self.shared = index, num_stages, tuple(shared)
         self._passage = passage
-        self._signature = inspect.signature(module.forward)
+        self._signature = inspect.signature(without_adapters(module).forward)
 
     @classmethod
     def of_model(cls, model: nn.Module, stages: Stages, layers: Sequence[range], index: int) -> "Stage":

@@ -55,7 +55,7 @@ class SharedHeads(nn.Module):
         begin = mesh.rank("tp") * num_heads // mesh.size("tp") * length
         self._own = slice(begin, begin + length)
         self.product = Column(mesh, native.in_features, native.out_features)
-        for parameter in native.parameters():
+        for parameter in (each for each in native.parameters() if each.requires_grad):
             with_values(parameter).register_hook(Channel("tp", mesh).all_reduce)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -127,5 +127,5 @@ def _sum_gradients(layer: nn.Module, inside: set[nn.Module], mesh: ParallelMesh)
             continue
         layouts = getattr(module, "layouts", {})
         for name, parameter in module.named_parameters(recurse=False):
-            if name not in layouts or not any(layouts[name].dims):
+            if parameter.requires_grad and not (name in layouts and any(layouts[name].dims)):
                 with_values(parameter).register_hook(Channel("tp", mesh).all_reduce)

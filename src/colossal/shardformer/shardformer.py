@@ -9,6 +9,7 @@ from torch import nn
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.errors import MeshError, PlanError
 from colossal.logging import get_dist_logger
+from colossal.shardformer.adapters import divide_adapted, is_adapted
 from colossal.shardformer.checkpointing import checkpoint_layers
 from colossal.shardformer.counts import check_heads, divide_number, keep_uneven, share_groups
 from colossal.shardformer.head_inputs import CutHeads
@@ -21,7 +22,7 @@ from colossal.shardformer.shard_config import ShardConfig
 from colossal.shardformer.shared_input import share_inputs
 from colossal.shardformer.styles import STYLES, Division
 from colossal.shardformer.ties import find_ties, tie_again
-from colossal.tensor import ParallelPlan, base_of, find_modules
+from colossal.tensor import ParallelPlan, base_of, find_modules, without_adapters
 
 _LARGE = 1 << 20
 _KEEP_MODULE = ("whole", "shared", "cut", "experts")
@@ -88,7 +89,7 @@ class ShardFormer:
             checkpoint_layers(model, policy, config.gradient_checkpoint_config)
         apply_options(model, chosen)
         if needs_plan and policy is not None:
-            _share(model, policy, mesh, config, sharing)
+            _share(without_adapters(model), policy, mesh, config, sharing)
         return model, []
 
 
@@ -101,11 +102,22 @@ def _share(
         _check_uneven(model, plan, mesh, sharing)
         divides_words = _divide(model, plan, mesh, keeps_divided)
     if sharing is not None:
+        _refuse_adapters(model, sharing)
         share_sequence(model, plan, sharing, keeps_divided)
     cut = None if sharing is None or sharing.is_over_tp else sharing.cut
     if keeps_divided and (divides_words or cut is not None):
         causal: Any = model
         causal.loss_function = DividedCausalLoss(mesh, cut, divides_words)
+
+
+def _refuse_adapters(model: nn.Module, sharing: SequenceSharing) -> None:
+    found = next((name for name, module in model.named_modules() if is_adapted(module)), None)
+    if sharing.is_over_tp and found is not None:
+        raise PlanError(
+            f"In the mode {sharing.mode!r} the layers of a model take the tokens of other ranks, which adapters beside "
+            f"them do not yet. Found adapters beside {found}. The nearest that works is the mode 'all_to_all', with "
+            "sp_size."
+        )
 
 
 def _check_uneven(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, sharing: SequenceSharing | None) -> None:
@@ -133,11 +145,11 @@ def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keeps_divi
     made: dict[nn.Module, nn.Module] = {}
     for root, name, module, style in chosen:
         if module not in made:
-            _check_kind(name, module, style)
-            made[module] = STYLES[style](module, division)
+            _check_kind(name, getattr(module, "base_layer", module), style)
+            made[module] = (divide_adapted if is_adapted(module) else _divide_layer)(name, module, style, division)
         path, _, last = name.rpartition(".")
         setattr(root.get_submodule(path), last, made[module])
-    tie_again(model, ties, set(made.values()))
+    tie_again(model, ties, {getattr(each, "base_layer", each) for each in made.values()})
     share_inputs(model, mesh)
     for pattern in plan.divide_by_tp:
         divide_number(base, pattern, size)
@@ -147,6 +159,10 @@ def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keeps_divi
             module.register_forward_pre_hook(CutHeads(arguments, mesh), with_kwargs=True)
     _summarise(model, len(made), size)
     return keeps_divided and any(style == "head" for *_, style in chosen)
+
+
+def _divide_layer(_name: str, module: nn.Module, style: str, division: Division) -> nn.Module:
+    return STYLES[style](module, division)
 
 
 def _has_causal_loss(model: nn.Module) -> bool:

@@ -35,7 +35,7 @@ from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.nn import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
 from colossal.nn.layer.grid.arrangement import lay, part_of
-from colossal.nn.layer.grid.layer import own_part
+from colossal.nn.layer.grid.layer import part_for
 from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal.shardformer.heads import HeadTable, SharedHeads, with_values
 
@@ -149,7 +149,7 @@ def _cut(module: nn.Module, division: Division) -> nn.Module:
 
 
 def _shared(module: nn.Module, division: Division) -> nn.Module:
-    for parameter in module.parameters(recurse=False):
+    for parameter in (each for each in module.parameters(recurse=False) if each.requires_grad):
         with_values(parameter).register_hook(Channel("tp", division.mesh).all_reduce)
     return module
 
@@ -163,8 +163,7 @@ def _experts(module: nn.Module, division: Division) -> nn.Module:
         "down_proj": lay(mesh, tuple(down.shape), {2: ("tp",)}),
     }
     for name, whole in (("gate_up_proj", up), ("down_proj", down)):
-        part = own_part(whole, layouts[name], mesh.global_rank)
-        setattr(experts, name, nn.Parameter(part, whole.requires_grad))
+        setattr(experts, name, part_for(whole, layouts[name], mesh))
     other: Any = experts
     other.layouts, other.shares_tokens = layouts, False
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from torch import nn
 
 from colossal.errors import PlanError
+from colossal.tensor import parameter_names
 
 
 def find_ties(model: nn.Module) -> list[list[str]]:
@@ -23,10 +24,7 @@ def find_ties(model: nn.Module) -> list[list[str]]:
         >>> find_ties(nn.Sequential(layer, layer))
         [['0.weight', '1.weight']]
     """
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [found for found in names.values() if len(found) > 1]
+    return [names for names in parameter_names(model).values() if len(names) > 1]
 
 
 def tie_again(model: nn.Module, ties: Sequence[Sequence[str]], divided: Collection[nn.Module]) -> None:

@@ -11,16 +11,19 @@ from torch import distributed as dist
 
 from colossal.comm import all_reduce_over
 from colossal.errors import UnsupportedError
-from colossal.tensor.flat import FlatLayout, boxes_of, flat_shard_of
+from colossal.tensor.boxes import BoxLayout
+from colossal.tensor.flat import FlatLayout, boxes_of, flat_shard_of, mark_like, whole_shape
 from colossal.tensor.layout import Layout
+from colossal.tensor.part import TensorPart, tensor_part_of
 from colossal.tensor.region import Region
 
 
-def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout | FlatLayout:
+def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout | FlatLayout | BoxLayout:
     """Tell how a tensor lies.
 
     Args:
-        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor: that is whole on each of `ranks`.
+        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor: that is whole on each of
+            `ranks`.
         ranks: The global ranks that hold a tensor which is neither.
 
     Returns:
@@ -36,7 +39,9 @@ def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout | Fla
         >>> [region.shape for region in layout_of(torch.zeros(4, 2)).regions_of(0)]
         [(4, 2)]
     """
-    shard = flat_shard_of(tensor)
+    shard, part = flat_shard_of(tensor), tensor_part_of(tensor)
+    if part is not None:
+        return part.layout if shard is None else _flat_part(part, shard.layout)
     if shard is not None:
         return shard.layout
     if not _is_dtensor(tensor):
@@ -109,7 +114,7 @@ def parts_of(tensor: torch.Tensor, rank: int = 0) -> list[tuple[Region, torch.Te
     """Look at what this rank holds of a tensor as boxes of the whole one.
 
     Args:
-        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
+        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor.
         rank: The global rank of this process.
 
     Returns:
@@ -121,6 +126,8 @@ def parts_of(tensor: torch.Tensor, rank: int = 0) -> list[tuple[Region, torch.Te
         >>> [(region.shape, part.shape) for region, part in parts_of(torch.zeros(2, 3))]
         [((2, 3), torch.Size([2, 3]))]
     """
+    if (part := tensor_part_of(tensor)) is not None:
+        return part.views(boxes_of(tensor))
     if flat_shard_of(tensor) is not None:
         return boxes_of(tensor)
     (region,) = layout_of(tensor, (rank,)).regions_of(rank)
@@ -131,13 +138,13 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """Put a tensor together from the parts of all ranks.
 
     Args:
-        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
+        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor.
 
     Returns:
         The whole tensor, without gradient; `tensor` itself if it is whole.
 
-    Communication: all_gather, the axes that cut the tensor, its bytes; all_reduce for ranges; all of its ranks must
-    call.
+    Communication: all_gather, the axes that cut the tensor, its bytes; all_reduce for ranges and parts; all of its
+    ranks must call.
 
     Example:
         >>> import torch
@@ -145,12 +152,12 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
         >>> whole_of(torch.ones(3)).shape
         torch.Size([3])
     """
-    shard = flat_shard_of(tensor)
-    if shard is not None:
-        whole = torch.zeros(shard.layout.shape, dtype=tensor.dtype, device=tensor.device)
-        for region, box in boxes_of(tensor.detach(), like=tensor):
+    marks = [mark for mark in (flat_shard_of(tensor), tensor_part_of(tensor)) if mark is not None]
+    if marks:
+        whole = torch.zeros(whole_shape(tensor), dtype=tensor.dtype, device=tensor.device)
+        for region, box in parts_of(mark_like(tensor.detach(), tensor)):
             whole[region.slices] = box
-        return all_reduce_over(whole, shard.groups)
+        return all_reduce_over(whole, [group for mark in marks for group in mark.groups])
     if not _is_dtensor(tensor):
         return tensor
     sharded: Any = tensor.detach()
@@ -206,6 +213,12 @@ def meeting_device(tensor: torch.Tensor) -> torch.device:
     if holder is None or holder.device_type == tensor.device.type:
         return tensor.device
     return torch.device(holder.device_type)
+
+
+def _flat_part(part: TensorPart, flat: FlatLayout) -> BoxLayout:
+    """Tell how the ranges of a part that some ranks share among themselves lie in the whole tensor."""
+    boxes = (tuple(region for box in flat.regions_of(rank) for region, _ in part.outward(box)) for rank in flat.ranks)
+    return BoxLayout(part.layout.shape, flat.ranks, tuple(boxes))
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 
 from colossal.errors import PlanError
+from colossal.tensor.part import mark_part, tensor_part_of
 from colossal.tensor.region import Region
 
 _MARK = "_colossal_flat_shard"
@@ -151,7 +152,7 @@ def mark_shard(tensor: torch.Tensor, shard: FlatShard) -> torch.Tensor:
 
 
 def mark_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Remember that a tensor is the same range as another one, such as a gradient or a state as its parameter.
+    """Remember that a tensor is the same range or part as another one, such as a gradient or a state as its parameter.
 
     Args:
         tensor: Any tensor.
@@ -166,7 +167,9 @@ def mark_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         >>> flat_shard_of(mark_like(torch.zeros(2), torch.ones(2))) is None
         True
     """
-    shard = flat_shard_of(other)
+    shard, part = flat_shard_of(other), tensor_part_of(other)
+    if tensor.shape == other.shape and part is not None:
+        mark_part(tensor, part)
     return tensor if shard is None or tensor.shape != other.shape else mark_shard(tensor, shard)
 
 
@@ -278,7 +281,7 @@ def whole_shape(tensor: torch.Tensor) -> torch.Size:
     """Tell the shape of the tensor that this is a part of.
 
     Args:
-        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
+        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor.
 
     Returns:
         The shape of the whole tensor.
@@ -289,8 +292,8 @@ def whole_shape(tensor: torch.Tensor) -> torch.Size:
         >>> whole_shape(torch.zeros(2, 3))
         torch.Size([2, 3])
     """
-    shard = flat_shard_of(tensor)
-    return tensor.shape if shard is None else torch.Size(shard.layout.shape)
+    known = tensor_part_of(tensor) or flat_shard_of(tensor)
+    return tensor.shape if known is None else torch.Size(known.layout.shape)
 
 
 def _boxes(shape: Sequence[int], begin: int, end: int) -> list[Region]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import final
+from typing import Any, final
 
 from torch import nn
 
@@ -173,8 +173,28 @@ def base_of(model: nn.Module) -> nn.Module:
         >>> base_of(model) is model
         True
     """
+    model = without_adapters(model)
     found = getattr(model, getattr(model, "base_model_prefix", None) or "base_model", None)
     return found if isinstance(found, nn.Module) else model
+
+
+def without_adapters(model: nn.Module) -> nn.Module:
+    """Find the model that adapters of peft stand in.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        The model as its class built it, whose layers may have adapters beside them.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.tensor import without_adapters
+        >>> without_adapters(nn.Linear(1, 1))
+        Linear(in_features=1, out_features=1, bias=True)
+    """
+    find: Any = getattr(model, "get_base_model", None)
+    return model if find is None else find()
 
 
 def find_modules(root: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:

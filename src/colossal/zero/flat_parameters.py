@@ -8,7 +8,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal.comm import Partition, Pending
-from colossal.tensor import FlatLayout, FlatShard, mark_like, mark_shard
+from colossal.tensor import FlatLayout, FlatShard, mark_like, mark_part, mark_shard, tensor_part_of
 from colossal.zero.config import ZeroConfig
 from colossal.zero.pool import Pool
 
@@ -252,6 +252,8 @@ class FlatParameters(ABC):
         layout = FlatLayout(tuple(whole), tuple(ranks), tuple(ranges))
         shard = nn.Parameter(self.master[begin:end], requires_grad=self.parameters[index].requires_grad)
         mark_shard(shard, FlatShard(layout, dist.get_rank(), (self._partition.group,), self.device.type))
+        if (part := tensor_part_of(self.parameters[index])) is not None:
+            mark_part(shard, part)
         return shard
 
     def _here(self) -> list[tuple[int, int]]:

@@ -1,11 +1,11 @@
 """Random numbers that are the same on all ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from colossal.cluster import Axis
+from colossal.cluster import Axis, ParallelMesh, current_mesh
 from colossal.comm import Channel
 
 # [Note: the draws of the first rank]
@@ -15,14 +15,17 @@ from colossal.comm import Channel
 
 
 @contextmanager
-def draws_of_the_first_rank(axis: Axis | None, device: torch.device) -> Iterator[None]:
-    """Let all ranks of an axis draw what its first rank draws.
+def draws_of_the_first_rank(
+    axes: Sequence[Axis], device: torch.device, mesh: ParallelMesh | None = None
+) -> Iterator[None]:
+    """Let all ranks of some axes draw what the first one draws.
 
     Args:
-        axis: The axis; None changes nothing.
+        axes: The axes; none changes nothing.
         device: Where the ranks exchange the state of the generator, whose own generator is treated alike.
+        mesh: The mesh; the ambient one by default.
     """
-    if axis is None:
+    if not axes:
         yield
         return
     generators = [torch.random.default_generator]
@@ -30,7 +33,8 @@ def draws_of_the_first_rank(axis: Axis | None, device: torch.device) -> Iterator
         generators.append(torch.cuda.default_generators[device.index or 0])
     own = [generator.get_state() for generator in generators]
     shared = [state.to(device, copy=True) for state in own]
-    Channel(axis).broadcast(shared)
+    for axis in axes:
+        Channel(axis, mesh or current_mesh()).broadcast(shared)
     first = [state.cpu() for state in shared]
     for generator, state in zip(generators, first, strict=True):
         generator.set_state(state)

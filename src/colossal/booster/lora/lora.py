@@ -1,5 +1,7 @@
 """What a plugin that supports LoRA hands out."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -11,9 +13,9 @@ from colossal.booster.lora.draws import draws_of_the_first_rank
 from colossal.booster.lora.files import WEIGHTS, prepare_adapter_directory, publish, read_adapter_config, weights_in
 from colossal.booster.lora.quantization import Quantizer
 from colossal.checkpoint_io import CheckpointIO, Writers
-from colossal.cluster import Axis
+from colossal.cluster import Axis, ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import ModelWrapper, is_peft_model
+from colossal.interface import ModelWrapper, is_peft_model, outline_of
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -28,8 +30,9 @@ class Lora:
 
     Args:
         writers: Who writes the files and how the ranks agree.
-        axis: The axis of the mesh whose ranks begin alike; None for a process on its own.
+        axes: The axes of the mesh whose ranks begin alike; none for a process on its own.
         quantizer: Stores frozen weights in few bits; None where the plugin can not train beside such weights.
+        mesh: The mesh; the ambient one by default.
 
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, https://arxiv.org/abs/2106.09685.
 
@@ -44,9 +47,15 @@ class Lora:
         'base_model.model.0.lora_A.default.weight'
     """
 
-    def __init__(self, writers: Writers, axis: Axis | None = None, quantizer: Quantizer | None = None) -> None:
+    def __init__(
+        self,
+        writers: Writers,
+        axes: Sequence[Axis] = (),
+        quantizer: Quantizer | None = None,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
         self._writers = writers
-        self._axis: Axis | None = axis
+        self._axes, self._mesh = axes, mesh
         self._quantizer = quantizer
         self._io = CheckpointIO(writers)
 
@@ -79,8 +88,8 @@ class Lora:
                 model is as it was then.
             UnsupportedError: peft is not installed, or the weights can not be quantised here.
 
-        Communication: broadcast, dp, 5 KB: the state of the random generator; and all_gather_object, a few bytes, twice
-        or more: all learn how it went.
+        Communication: broadcast, the axes, 5 KB: the state of the random generator; and all_gather_object, a few bytes,
+        twice or more: all learn how it went.
         """
         require_peft()
         self._check(model, pretrained_dir, lora_config, bnb_quantization_config, quantize)
@@ -88,7 +97,7 @@ class Lora:
         with restored_on_error(model):
             if quantize:
                 self._quantize(model, device, bnb_quantization_config)
-            with draws_of_the_first_rank(self._axis, device):
+            with draws_of_the_first_rank(self._axes, device, self._mesh):
                 adapted = self._writers.read(lambda: inject(model, config))
             if pretrained_dir is not None:
                 weights = self._writers.read(lambda: weights_in(Path(pretrained_dir)))
@@ -112,11 +121,11 @@ class Lora:
         bytes.
         """
         require_peft()
-        adapted = _adapted(model)
+        tree, adapted = _adapters_of(model)
         directory = Path(checkpoint)
         aside = directory / f".{WEIGHTS[use_safetensors]}.aside"
         self._writers.write(lambda: prepare_adapter_directory(directory))
-        self._io.save_model(adapter_tree(adapted), aside, use_safetensors=use_safetensors)
+        self._io.save_model(tree, aside, use_safetensors=use_safetensors)
         self._writers.write(lambda: publish(directory, aside, config_of(adapted), use_safetensors))
 
     def _check(
@@ -159,12 +168,19 @@ class Lora:
         self._quantizer.quantize(model, device, config)
 
 
-def _adapted(model: nn.Module) -> "PeftModel":
-    """Return the `peft.PeftModel` of a model, boosted or not."""
-    adapted: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
-    if not is_peft_model(adapted):
+def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
+    """Return what of the adapters of a model is here, and its `peft.PeftModel`; or that of one of its stages."""
+    found: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
+    outline = outline_of(found)
+    roots: list[Any] = [found] if outline is None else list(outline.roots)
+    if not is_peft_model(roots[0]):
         raise ConfigError(
-            f"save_lora_as_pretrained needs a model with adapters. Found {type(adapted).__name__} without any. "
+            f"save_lora_as_pretrained needs a model with adapters. Found {type(found).__name__} without any. "
             "Call booster.enable_lora(model, lora_config=...) before boost."
         )
-    return adapted
+    trees: list[Any] = [adapter_tree(root) for root in roots]
+    tree = trees[0]
+    if outline is not None:
+        tree = nn.Module()
+        tree.outline = replace(found.adapters, roots=tuple(trees), ranks=outline.ranks)
+    return tree, roots[0]

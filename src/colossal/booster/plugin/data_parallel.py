@@ -26,7 +26,7 @@ class DataParallelPlugin(Plugin):
         Raises:
             ConfigError: There is no world yet.
         """
-        return Lora(OneForAll(), axis="dp", quantizer=BitsAndBytes())
+        return Lora(OneForAll(), axes=("dp",), quantizer=BitsAndBytes())
 
     def data_parallel_place(self) -> tuple[int, int]:
         """Tell which part of the data this rank sees.

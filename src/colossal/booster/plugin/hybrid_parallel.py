@@ -13,19 +13,19 @@ from torch.optim import Optimizer
 from colossal.amp import DynamicScaler, MasterWeights, NoScaler
 from colossal.amp.half import cast_model, castable_parameters, run_in
 from colossal.booster.boosted import Boosted, Capabilities, Parts
-from colossal.booster.lora import Lora
+from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
+from colossal.booster.plugin.hybrid_checkpoint import Whole
 from colossal.booster.plugin.hybrid_norm import HybridNorm
 from colossal.booster.plugin.hybrid_options import sort_options
 from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
-from colossal.booster.plugin.hybrid_stages import make_stages, names_of, regroup, run_stages_in
+from colossal.booster.plugin.hybrid_stages import make_stages, regroup, run_stages_in
 from colossal.booster.plugin.replicas import BuffersOfFirstRank
 from colossal.booster.plugin.units import find_units
-from colossal.checkpoint_io import CheckpointIO
+from colossal.checkpoint_io import OneForAll
 from colossal.cluster import ParallelMesh
-from colossal.errors import UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.pipeline import PipelineExecutor, PipelineStyle, Stage
 from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
@@ -43,7 +43,11 @@ class HybridParallelPlugin(DataParallelPlugin):
     method stays as it is. A step equals one of a single process on the joined batch.
 
     With `num_microbatches` or `microbatch_size` a batch is run by `Booster.execute_pipeline`, on any number of stages,
-    and data-parallel ranks reduce gradients after the last micro-batch. Checkpoints and LoRA are not built yet.
+    and data-parallel ranks reduce gradients after the last micro-batch.
+
+    Checkpoints are those of one process: whole tensors under the names of the whole model, of which each rank writes
+    and reads what it has; any other plugin and number of ranks goes on from them. Adapters of `Booster.enable_lora` are
+    divided as the layers that they stand beside.
 
     Args:
         tp_size: Ranks that share a tensor; these should be neighbours on one host.
@@ -220,28 +224,17 @@ class HybridParallelPlugin(DataParallelPlugin):
         """
         return self.mesh.rank("dp"), self.mesh.size("dp")
 
-    def get_lora(self) -> Lora | None:
+    def get_lora(self) -> Lora:
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            None: adapters of a model that is divided are not built yet.
-        """
-        return None
-
-    def get_checkpoint_io(self) -> CheckpointIO:
-        """Make what reads and writes checkpoints.
-
-        Returns:
-            Nothing.
+            A LoRA whose adapters begin alike on all ranks. Weights are quantised only where they stay whole.
 
         Raises:
-            UnsupportedError: Always: checkpoints of a model that is divided are not built yet.
+            MeshError: There is no world yet, or the sizes do not fit it.
         """
-        raise UnsupportedError(
-            "HybridParallelPlugin divides models, and a checkpoint puts them together. Found a request for one, which "
-            "is not built yet. Save model.unwrap().state_dict() of each rank by torch.save, or use LowLevelZeroPlugin "
-            "or GeminiPlugin."
-        )
+        is_whole = self.tp_size == self.pp_size == 1
+        return Lora(OneForAll(), ("tp", "sp", "dp", "pp"), BitsAndBytes() if is_whole else None, self.mesh)
 
     def configure(
         self,
@@ -269,7 +262,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         """
         mesh, options = self.mesh, self._options
         check_device(device, mesh)
-        names = names_of(parts.model)
+        whole = Whole.of(parts.model, parts.optimizer)
         stages = make_stages(parts.model, self._plan, options, mesh, device)
         run = None
         if options.microbatching is not None:
@@ -278,9 +271,13 @@ class HybridParallelPlugin(DataParallelPlugin):
             )
             run.share_values()
         if parts.optimizer is not None:
-            regroup(parts.optimizer, names, stages)
-        model = stages[0].module if run is None else PipelinedModel(stages, run)
+            regroup(parts.optimizer, whole.names, stages)
+        model = stages[0].module
+        if run is not None:
+            model = PipelinedModel(stages, run, whole.outline_of_stages(stages, mesh), whole.adapters)
         optimizer = self._wrap(model, parts.optimizer, stages, device)
+        if optimizer is not None:
+            whole.describe(optimizer, stages, mesh)
         if run is not None and options.dtype is not None:
             run_stages_in(stages, options.dtype)
         wrapper, capabilities = self._connect(model, optimizer, stages, run)

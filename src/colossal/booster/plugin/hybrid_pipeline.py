@@ -10,7 +10,7 @@ from torch import nn
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import UnsupportedError
-from colossal.interface import OptimizerWrapper
+from colossal.interface import ModelOutline, OptimizerWrapper
 from colossal.pipeline import PipelineExecutor, Stage, Timeline
 
 
@@ -21,10 +21,23 @@ class PipelinedModel(nn.Module):
     Args:
         stages: The stages.
         run: Runs them.
+        outline: What the whole model is.
+        adapters: What the files of its low-rank adapters hold; None without any.
+
+    Attributes:
+        outline: What the whole model is.
+        adapters: What the files of its low-rank adapters hold; None without any.
     """
 
-    def __init__(self, stages: Sequence[Stage], run: PipelineExecutor) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        run: PipelineExecutor,
+        outline: ModelOutline,
+        adapters: ModelOutline | None = None,
+    ) -> None:
         super().__init__()
+        self.outline, self.adapters = outline, adapters
         self.stages = nn.ModuleList(stages)
         self._run = run
 

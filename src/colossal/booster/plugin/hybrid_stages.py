@@ -25,7 +25,7 @@ from colossal.pipeline import (
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.shardformer.checkpointing import check_checkpointing, checkpoint_layers
 from colossal.shardformer.options import OPTIONS, apply_options, choose_options
-from colossal.tensor import ParallelPlan, base_of
+from colossal.tensor import ParallelPlan, base_of, parameter_names
 
 _SEQUENCES = (nn.Sequential, ExecutionSequence)
 
@@ -75,6 +75,7 @@ def make_stages(
         _optimize(stage, plan, chosen, config)
         if plan is not None and needs_plan:
             stage.share_sequences(1 if sharing is None else sharing.cut.size)
+    _tie_again(stages)
     materialize(together).to(device)
     return stages
 
@@ -124,6 +125,19 @@ def carries_into(
     return [carries[index] for index in own]
 
 
+def _tie_again(stages: Sequence[Stage]) -> None:
+    """Let a parameter that several stages of this rank have be one again, now that each stage has been divided."""
+    here = {stage.index: stage.module for stage in stages}
+    for shared in stages[0].shared:
+        places = zip(shared.names, shared.stages, strict=True)
+        held = [(here[index], name) for name, index in places if index in here]
+        for module, name in held[1:]:
+            first, first_name = held[0]
+            for alias in parameter_names(module)[module.get_parameter(name)]:
+                path, _, leaf = alias.rpartition(".")
+                setattr(module.get_submodule(path), leaf, first.get_parameter(first_name))
+
+
 def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: HybridOptions) -> Stage:
     number = options.placement.num_stages
     if number == 1:
@@ -150,21 +164,6 @@ def _partition(num_layers: int, options: HybridOptions) -> list[range]:
             f"{list(options.num_layers_per_stage)}. With several chunks on each rank, stages are counted over all."
         )
     return parts
-
-
-def names_of(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Find all names of the parameters of a model.
-
-    Args:
-        model: The whole model.
-
-    Returns:
-        The names of each.
-    """
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    return names
 
 
 def parameters_of(stages: Sequence[Stage]) -> dict[str, nn.Parameter]:

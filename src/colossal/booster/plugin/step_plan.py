@@ -18,13 +18,14 @@ from colossal.booster.plugin.hybrid_norm import divided_parameters
 from colossal.booster.plugin.hybrid_options import HybridOptions
 from colossal.booster.plugin.hybrid_parallel import HybridParallelPlugin
 from colossal.booster.plugin.hybrid_pipeline import Replicas
-from colossal.booster.plugin.hybrid_stages import carries_into, make_stages, names_of, regroup, run_stages_in
+from colossal.booster.plugin.hybrid_stages import carries_into, make_stages, regroup, run_stages_in
 from colossal.cluster import AXES, Axis, ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.interface import OptimizerWrapper
 from colossal.pipeline import SCHEDULES, Carry, Placement, Stage, split
 from colossal.pipeline.microbatch import map_tensors
+from colossal.tensor import parameter_names
 from colossal.zero import ZeroShards
 
 _META = torch.device("meta")
@@ -177,7 +178,7 @@ def _divide(
 ) -> tuple[list[Stage], list[Carry | None], OptimizerWrapper]:
     """Do what the plugin does when it is given these parts, as far as there is something to do without values."""
     plan, options, mesh = plugin._plan, plugin._options, plugin.mesh  # noqa: SLF001 (beside its class)
-    names = names_of(model)
+    names = parameter_names(model)
     if options.dtype is not None:
         cast_model(model, options.dtype)  # some kernels have no other dtypes
     with dry_run():

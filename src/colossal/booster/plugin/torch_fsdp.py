@@ -156,4 +156,4 @@ class TorchFSDPPlugin(DataParallelPlugin):
         Raises:
             ConfigError: There is no world yet.
         """
-        return Lora(OneForAll(), axis="dp")
+        return Lora(OneForAll(), axes=("dp",))

@@ -11,7 +11,7 @@ import torch
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
-from colossal.tensor import Layout, relayout, shard
+from colossal.tensor import Layout, TensorPart, mark_part, relayout, shard
 
 
 class ParallelLayer(torch.nn.Module, ABC):
@@ -129,34 +129,43 @@ class ParallelLayer(torch.nn.Module, ABC):
         self._take(native)
 
     def _take(self, native: torch.nn.Module) -> None:
-        rank = 0 if self.mesh is None else self.mesh.global_rank
         wholes = {name: getattr(native, name, None) for name in self.layouts}
         for name, whole in wholes.items():
             self.register_parameter(name, None)
             if whole is not None:
-                part = own_part(whole, self.layouts[name], rank)
-                self.register_parameter(name, torch.nn.Parameter(part, whole.requires_grad))
+                own = part_for(whole, self.layouts[name], self.mesh)
+                self.register_parameter(name, own)
         self.layouts = {name: self.layouts[name] for name, whole in wholes.items() if whole is not None}
 
 
-def own_part(whole: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
-    """Take the part of a rank, of a tensor with values or of a lazy one.
+def part_for(whole: torch.nn.Parameter, layout: Layout, mesh: ParallelMesh | None) -> torch.nn.Parameter:
+    """Make a parameter of this rank's part of a whole one, that knows what it is a part of.
 
     Args:
-        whole: The whole tensor.
+        whole: The whole parameter.
         layout: How it shall lie.
-        rank: A global rank.
+        mesh: The mesh, or None for one rank that has everything.
 
     Returns:
-        What the rank holds, in a new tensor.
+        The part, in a new tensor.
 
     Example:
         >>> import torch
-        >>> from colossal.nn.layer.grid.layer import own_part
-        >>> from colossal.tensor import Layout
-        >>> own_part(torch.arange(4), Layout.parse("S0", (4,), grid=(2,)), rank=1)
-        tensor([2, 3])
+        >>> from colossal.nn.layer.grid import lay
+        >>> from colossal.nn.layer.grid.layer import part_for
+        >>> part_for(torch.nn.Parameter(torch.zeros(4, 2)), lay(None, (4, 2), {}), None).shape
+        torch.Size([4, 2])
     """
+    rank = 0 if mesh is None else mesh.global_rank
+    own = torch.nn.Parameter(_own_values(whole, layout, rank), whole.requires_grad)
+    if mesh is not None and any(layout.dims):
+        cutting = sorted({axis for axes in layout.dims for axis in axes})
+        mark_part(own, TensorPart(layout, rank, tuple(mesh.group(layout.axes[axis]) for axis in cutting)))
+    return own
+
+
+def _own_values(whole: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
+    """Take the part of a rank, of a tensor with values or of a lazy one."""
     from colossal.lazy import LazyTensor
 
     return whole.shard_values(layout, rank) if isinstance(whole, LazyTensor) else shard(whole.detach(), layout, rank)

@@ -1,0 +1,89 @@
+"""What ranks remember of a whole model and its optimizer, so that checkpoints are those of one process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal.booster.lora.adapters import adapter_tree
+from colossal.booster.plugin.hybrid_stages import parameters_of
+from colossal.cluster import ParallelMesh
+from colossal.interface import ModelOutline, OptimizerOutline, OptimizerWrapper, is_peft_model
+from colossal.pipeline import Stage
+from colossal.tensor import parameter_names
+
+
+@final
+@dataclass(frozen=True)
+class Whole:
+    """The names of a whole model and of the groups of its optimizer, before they are cut.
+
+    Args:
+        names: All names of each parameter.
+        outline: What the state of the model holds.
+        groups: The names of the parameters of each group of the optimizer.
+        adapters: What the files of its low-rank adapters hold; None without any.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster.plugin.hybrid_checkpoint import Whole
+        >>> model = torch.nn.Linear(2, 2)
+        >>> Whole.of(model, torch.optim.SGD([model.bias])).groups
+        (('bias',),)
+    """
+
+    names: dict[nn.Parameter, list[str]]
+    outline: ModelOutline
+    groups: tuple[tuple[str, ...], ...]
+    adapters: ModelOutline | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer | None) -> Self:
+        """Look at them.
+
+        Args:
+            model: The whole model.
+            optimizer: Of its parameters.
+
+        Returns:
+            What is to be remembered.
+        """
+        names = parameter_names(model)
+        groups = [] if optimizer is None else optimizer.param_groups
+        held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
+        adapted: Any = model
+        adapters = ModelOutline.of(adapter_tree(adapted)) if is_peft_model(model) else None
+        return cls(names, ModelOutline.of(model), held, adapters)
+
+    def outline_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> ModelOutline:
+        """Tell a model that is cut what the whole one was.
+
+        Args:
+            stages: The stages of this rank.
+            mesh: The mesh.
+
+        Returns:
+            The outline.
+        """
+        return replace(self.outline, roots=tuple(stage.module for stage in stages), ranks=_alike(mesh))
+
+    def describe(self, optimizer: OptimizerWrapper, stages: Sequence[Stage], mesh: ParallelMesh) -> None:
+        """Tell an optimizer what its parameters are called in the whole model, and which ones other stages have.
+
+        Args:
+            optimizer: The boosted optimizer.
+            stages: The stages of this rank.
+            mesh: The mesh.
+        """
+        first = {name: names[0] for names in self.names.values() for name in names}
+        here = {parameter: first[name] for name, parameter in parameters_of(stages).items()}
+        working = {} if optimizer.masters is None else optimizer.masters.pairs
+        optimizer.param_names = {each: here[working.get(each, each)] for each in optimizer.parameters}
+        optimizer.outline = OptimizerOutline(self.groups, _alike(mesh))
+
+
+def _alike(mesh: ParallelMesh) -> tuple[int, ...]:
+    """The ranks that have the same stages."""
+    return mesh.ranks("dp", "sp", "tp")

@@ -1,0 +1,98 @@
+"""What ranks that have only some of a model or of an optimizer know of the whole."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import nn
+
+
+@final
+@dataclass(frozen=True)
+class ModelOutline:
+    """What the whole model is, of which this rank has some modules. A model that has one says so as its `outline`.
+
+    Args:
+        roots: What is here: modules whose state has the names of the whole model.
+        names: All names of the whole model's state, in its order, each with the first name of the same tensor.
+        ranks: The global ranks that have the same modules as this one, or other parts of their tensors.
+        metadata: The versions of all modules, as torch writes them into a state dict.
+        config: The configuration as the user wrote it; None without one.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.interface import ModelOutline
+        >>> whole = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        >>> outline = ModelOutline.of(whole)
+        >>> outline.names
+        {'0.weight': '0.weight', '1.weight': '1.weight'}
+    """
+
+    roots: tuple[nn.Module, ...]
+    names: Mapping[str, str]
+    ranks: tuple[int, ...] = ()
+    metadata: Any = None
+    config: Any = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ModelOutline":
+        """Look at a whole model, before it is cut.
+
+        Args:
+            model: The model; it may be built lazily.
+
+        Returns:
+            Its outline, of a rank that has everything.
+        """
+        state: Any = model.state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        names = {name: first.setdefault(id(value), name) for name, value in state.items()}
+        config = copy.deepcopy(getattr(model, "config", None))
+        return cls((model,), names, metadata=getattr(state, "_metadata", None), config=config)
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """All names of each tensor."""
+        groups: dict[str, list[str]] = {}
+        for name, first in self.names.items():
+            groups.setdefault(first, []).append(name)
+        return list(groups.values())
+
+
+def outline_of(model: nn.Module) -> ModelOutline | None:
+    """Look whether a model is only a part of one.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        What the whole one is; None for a whole model.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.interface import outline_of
+        >>> outline_of(nn.Linear(2, 2)) is None
+        True
+    """
+    found = getattr(model, "outline", None)
+    return found if isinstance(found, ModelOutline) else None
+
+
+@final
+@dataclass(frozen=True)
+class OptimizerOutline:
+    """What the groups of the whole optimizer are, of whose parameters this rank has some.
+
+    Args:
+        groups: The names of the parameters of each group, in order; the first name of those with several.
+        ranks: The global ranks that have the same parameters as this one, or other parts of them.
+
+    Example:
+        >>> from colossal.interface import OptimizerOutline
+        >>> OptimizerOutline((("embed.weight", "head.weight"), ("head.bias",)), ranks=(2, 3)).ranks
+        (2, 3)
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    ranks: tuple[int, ...]

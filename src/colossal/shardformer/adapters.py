@@ -1,0 +1,91 @@
+"""Layers that low-rank adapters stand beside, divided along the tp axis.
+
+The product with an adapter is that of two thin layers, of which one meets the whole side of a divided layer, and the
+other one its divided side. The former stays whole, and the latter is divided as the layer is.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from colossal.errors import PlanError
+from colossal.shardformer.styles import STYLES, Division
+
+# The styles of A, from the features of the input, and of B, to those of the output; None where it stays whole.
+# [Note: adapters of col-] Where a layer leaves the gradient of its input to be summed up by others, that of A, which
+# is computed from it, is not the sum yet either.
+_THIN: Mapping[str, tuple[str | None, str | None]] = {
+    **{style: (None, style) for style in ("col", "col/2", "col/3", "col+", "kv", "head")},
+    "col-": ("shared", "col-"),
+    "row": ("row", None),
+    "row+": ("row+", None),
+}
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """Tell whether a module is a layer of peft around one of the model, without importing peft.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        Whether adapters stand beside it.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.shardformer.adapters import is_adapted
+        >>> is_adapted(nn.Linear(2, 2))
+        False
+    """
+    peft = sys.modules.get("peft.tuners.tuners_utils")
+    return peft is not None and isinstance(module, peft.BaseTunerLayer)
+
+
+def divide_adapted(name: str, module: nn.Module, style: str, division: Division) -> nn.Module:
+    """Divide a layer and its adapters, in place.
+
+    Args:
+        name: The name of the layer.
+        module: A layer of peft.
+        style: How the layer itself is divided.
+        division: What styles need to know.
+
+    Returns:
+        The same module.
+
+    Raises:
+        PlanError: Its adapters are of a kind that can not be divided.
+
+    Example:
+        >>> import peft
+        >>> from torch import nn
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.shardformer import Division
+        >>> from colossal.shardformer.adapters import divide_adapted
+        >>> from colossal.testing import fake_world
+        >>> model = peft.get_peft_model(nn.Sequential(nn.Linear(8, 6)), peft.LoraConfig(r=2, target_modules=["0"]))
+        >>> with fake_world(2):
+        ...     layer = divide_adapted("0", model.get_base_model()[0], "col", Division(ParallelMesh(tp=2)))
+        >>> layer.lora_A["default"].weight.shape, layer.lora_B["default"].weight.shape
+        (torch.Size([2, 8]), torch.Size([3, 2]))
+    """
+    layer: Any = module
+    thin = [getattr(layer, side, {}) for side in ("lora_A", "lora_B")]
+    is_plain = all(type(each) is nn.Linear for side in thin for each in side.values()) and thin[0]
+    if style == "whole" and is_plain:
+        return STYLES[style](module, division)
+    if style not in _THIN or not is_plain or getattr(layer, "lora_variant", None):
+        raise PlanError(
+            "Low-rank adapters are divided beside linear layers of the styles "
+            f"{', '.join(map(repr, (*_THIN, 'whole')))}. Found {name}, a {type(module).__name__} "
+            f"around {type(layer.base_layer).__name__} of the style {style!r}"
+            f"{', with a variant of LoRA' if getattr(layer, 'lora_variant', None) else ''}. Leave it out of "
+            "target_modules, use plain LoRA, or train with tp_size=1."
+        )
+    layer.base_layer = STYLES[style](layer.base_layer, division)
+    for side, side_style in zip(thin, _THIN[style], strict=True):
+        for key in list(side):
+            side[key] = side[key] if side_style is None else STYLES[side_style](side[key], division)
+    return module
