@@ -1,7 +1,7 @@
 """What a step of a pipeline costs on two ranks of one host, against torch's schedules driven by hand and one process.
 
-A Llama of Hugging Face learns bytes of the standard library's sources, in float32, one thread a rank. Ours runs
-`PipelineExecutor`; the peers are `Schedule1F1B`, `ScheduleInterleaved1F1B` and `ScheduleZBVZeroBubble` of
+A Llama of Hugging Face learns bytes of the standard library's sources, in float32, one thread a rank. Ours goes
+through the Booster; the peers are `Schedule1F1B`, `ScheduleInterleaved1F1B` and `ScheduleZBVZeroBubble` of
 `torch.distributed.pipelining` over the same stages. Turns alternate, in an order that rotates. All of them see the same
 batch, and must have the same loss.
 
@@ -63,22 +63,30 @@ def own_stages(style: str, rank: int, layers: int, width: int) -> tuple[Any, lis
     return placement, [Stage.of_model(copy_structure(model), plan, parts, i) for i in placement.stages_of(rank)]
 
 
-def ours(style: Any, mesh: Any, batch: Any, layers: int, width: int) -> Callable[[], Any]:
-    """A step of ours."""
+def ours(style: Any, batch: Any, layers: int, width: int) -> Callable[[], Any]:
+    """A step of ours, through the Booster."""
     import torch
 
-    from colossal.interface import OptimizerWrapper
-    from colossal.pipeline import Microbatching, PipelineExecutor
+    from colossal.booster import Booster
+    from colossal.booster.plugin import HybridParallelPlugin
 
-    placement, stages = own_stages(style, mesh.rank("pp"), layers, width)
-    parameters = [parameter for stage in stages for parameter in stage.parameters()]
-    optimizer = OptimizerWrapper(torch.optim.SGD(parameters, lr=0.0))
-    run = PipelineExecutor(stages, placement, mesh, style, Microbatching(MICROBATCHES))
+    plugin = HybridParallelPlugin(
+        tp_size=1, pp_size=2, precision="fp32", num_microbatches=MICROBATCHES, pp_style=style,
+        num_model_chunks=1 if style == "1f1b" else 2,
+    )  # fmt: skip
+    booster, model = Booster(plugin=plugin, device="cpu"), build(layers, width)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.0)
+    boosted, optimizer, *_ = booster.boost(model, optimizer)
 
     def step() -> Any:
         optimizer.zero_grad()
-        found = run(iter([{"input_ids": batch}]), lambda out, part: loss_of(out.logits, part["input_ids"]), optimizer)
-        return found["loss"]
+        return booster.execute_pipeline(
+            iter([{"input_ids": batch}]),
+            boosted,
+            lambda out, part: loss_of(out.logits, part["input_ids"]),
+            optimizer,
+            return_loss=True,
+        )["loss"]
 
     return step
 
@@ -150,7 +158,7 @@ def compete(turns: int, layers: int, width: int, tokens: int) -> dict[str, list[
         batch = batch_of(tokens)
         contenders = {"one process": alone(mesh, batch, layers, width)}
         for style in STYLES:
-            contenders[f"ours {style}"] = ours(style, mesh, batch, layers, width)
+            contenders[f"ours {style}"] = ours(style, batch, layers, width)
             contenders[f"torch {style}"] = by_hand(style, mesh, batch, layers, width)
         names = list(contenders)
         seconds: dict[str, list[float]] = {name: [] for name in names}
