@@ -131,7 +131,12 @@ def look(attention: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Run models forward only, and once more with another last token."""
     found = []
     for axes, mode in FLEX:
-        config = ShardConfig(ParallelMesh(**axes), True, False, mode is not None, mode)
+        config = ShardConfig(
+            ParallelMesh(**axes),
+            parallel_output=False,
+            enable_sequence_parallelism=mode is not None,
+            sequence_parallelism_mode=mode,
+        )
         model, _ = ShardFormer(config).optimize(build("llama", attention).float())
         with torch.no_grad():
             found.append(tuple(results_of(model, inputs_of("llama", num_changed=number))[1] for number in (0, 1)))

@@ -160,11 +160,12 @@ def _forward_divided(model: Any) -> "torch.Tensor":
 
 
 def _forward_cut(model: Any) -> "torch.Tensor":
-    from colossal.pipeline import Stage, copy_structure
+    from colossal.pipeline import Stage, copy_structure, count_layers, partition_uniform
     from colossal.shardformer import plan_of
 
-    stages, layers = plan_of(model).stages, [range(1), range(1, 2)]
+    stages = plan_of(model).stages
     assert stages is not None
+    layers = partition_uniform(count_layers(model, stages), WORLD)
     first, last = (Stage.of_model(copy_structure(model), stages, layers, index) for index in range(2))
     inputs = inputs_of(model)
     return _part_of(last(first(None, inputs), inputs))
