@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import build, inputs_of
+from families import LENGTH, build, inputs_of
 from torch import nn
 
 from colossal.booster import Booster
@@ -17,6 +17,7 @@ from colossal.testing import run_processes
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4
 ADAM = {"lr": 1e-2, "weight_decay": 0.1}
 FAMILIES = ("llama", "llama-tied", "gpt2", "bert", "vit", "mixtral", "bloom", "t5", "blip-2-t5")
+CAUSAL = ("llama", "llama-tied", "gpt2", "mixtral", "bloom")
 OF_SEQUENCES = ("llama", "llama-tied", "gpt2", "bert", "mixtral")
 
 
@@ -83,7 +84,29 @@ def families_of(world: str) -> tuple[str, ...]:
 
 def train(world: str) -> dict[str, Any]:
     """Train every family in one world."""
-    return {name: train_one(name, WORLDS[world][1]) for name in families_of(world)}
+    options = WORLDS[world][1]
+    return {
+        name: train_one(name, options) | {"sees": seen_of_the_future(name, options) if name in CAUSAL else None}
+        for name in families_of(world)
+    }
+
+
+@torch.no_grad()
+def seen_of_the_future(name: str, options: dict[str, Any]) -> list[bool] | None:
+    """Change the last token, and tell of each token whether its logits are other ones; None on ranks without any."""
+    plugin = HybridParallelPlugin(precision="fp32", parallel_output=False, **options)
+    booster = Booster(plugin=plugin)
+    model, *_ = booster.boost(build(name, num_layers=4))
+    logits = []
+    for number in (0, 1):
+        pair = [inputs_of(name, num_changed=number)] * 2
+        batch = {key: torch.cat([each[key] for each in pair]) for key in pair[0]}
+        if plugin.pp_size == 1:
+            logits.append(model(**batch).logits)
+        else:
+            done = booster.execute_pipeline(iter([batch]), model, loss_of, return_outputs=True)
+            logits.append(done["outputs"].logits if done["outputs"] is not None else None)
+    return None if logits[0] is None else (logits[0] != logits[1]).any(-1).any(0).tolist()
 
 
 def train_one(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -136,6 +159,9 @@ def test_equals_one_process(world) -> None:
     label, ranks = world
     for name in families_of(label):
         check(name, label, ranks)
+        seen = [rank[name]["sees"] for rank in ranks if rank[name]["sees"] is not None]
+        assert all(each == [False] * (LENGTH - 1) + [True] for each in seen)
+        assert bool(seen) == (name in CAUSAL)
 
 
 def check(name: str, label: str, ranks: list[dict[str, Any]]) -> None:
