@@ -114,8 +114,9 @@ class HybridParallelPlugin(DataParallelPlugin):
     Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053; Narayanan et al., "Efficient
     Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021, https://arxiv.org/abs/2104.04473.
 
-    Communication: in each layer, all_reduce, tp, of its input, forward and backward; between stages, hidden states and
-    their gradients; and over dp as `TorchDDPPlugin` or `LowLevelZeroPlugin` do.
+    Communication: in each layer, all_reduce, tp, of its input, forward and backward, or what the mode of sequence
+    parallelism has instead; between stages, hidden states and their gradients; and over dp and sp as `TorchDDPPlugin`
+    or `LowLevelZeroPlugin` do over dp.
 
     Example:
         >>> import torch
