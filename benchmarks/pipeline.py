@@ -130,12 +130,12 @@ def by_hand(style: str, mesh: Any, batch: Any, layers: int, width: int) -> Calla
     return step
 
 
-def alone(mesh: Any, batch: Any, layers: int, width: int) -> Callable[[], Any]:
-    """A step of one process; the other one sleeps."""
+def alone(mesh: Any, batch: Any, layers: int, width: int, both: bool = False) -> Callable[[], Any]:
+    """A step of one process; the other one sleeps, or does the same: what sharing a memory costs."""
     model = build(layers, width)
 
     def step() -> Any:
-        if mesh.rank("pp"):
+        if mesh.rank("pp") and not both:
             return None
         model.zero_grad()
         total = 0.0
@@ -156,7 +156,10 @@ def compete(turns: int, layers: int, width: int, tokens: int) -> dict[str, list[
 
     with ParallelMesh(pp=2) as mesh:
         batch = batch_of(tokens)
-        contenders = {"one process": alone(mesh, batch, layers, width)}
+        contenders = {
+            "one process": alone(mesh, batch, layers, width),
+            "two of one process": alone(mesh, batch, layers, width, both=True),
+        }
         for style in STYLES:
             contenders[f"ours {style}"] = ours(style, batch, layers, width)
             contenders[f"torch {style}"] = by_hand(style, mesh, batch, layers, width)
@@ -206,6 +209,8 @@ def main() -> None:
     one = statistics.median(a / b for a, b in zip(found["ours 1f1b"], found["one process"], strict=True))
     bound = one * 2 / (1 + 1 / MICROBATCHES)
     print(f"1F1B, of (one process / 2) x (1 + 1/{MICROBATCHES}) = {ideal * 1e3:.1f} ms: {bound:.3f} (bar 1.05)")
+    floor = statistics.median(a / b for a, b in zip(found["two of one process"], found["one process"], strict=True))
+    print(f"two processes that send nothing, of one: {floor:.3f}; 1F1B, of the bound with that: {bound / floor:.3f}")
     v = statistics.median(a / b for a, b in zip(found["ours zbv"], found["ours 1f1b"], strict=True))
     print(f"zero-bubble V, of 1F1B: {v:.3f} (bar below 1)")
 
