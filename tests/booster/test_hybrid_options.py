@@ -12,6 +12,7 @@ from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, MeshError, PlanError, UnsupportedError
 from colossal.lazy import LazyInitContext
+from colossal.nn import optimizer as optimizers
 from colossal.tensor import ParallelPlan, Stages
 from colossal.testing import fake_world, run_processes
 
@@ -21,6 +22,24 @@ def plugin_of(**options: Any) -> HybridParallelPlugin:
 
 
 # ------------------------------------------------------------------------------------------ refusals
+
+
+WHOLE = (
+    torch.optim.Adafactor, torch.optim.LBFGS, torch.optim.Muon, optimizers.Adafactor, optimizers.CAME, optimizers.Lamb,
+    optimizers.DistributedLamb, optimizers.FusedLAMB, optimizers.Lars, optimizers.GaLoreAdamW, optimizers.DistributedCAME,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WHOLE, ids=lambda kind: f"{kind.__module__.split('.')[0]}-{kind.__name__}")
+def test_optimizers_that_look_at_whole_parameters_are_refused(kind: Any) -> None:
+    with fake_world(2):
+        model = build("llama")
+        whole: Any = kind([parameter for parameter in model.parameters() if parameter.dim() == 2], lr=1e-3)
+        with pytest.raises(UnsupportedError, match=f"Found {kind.__name__} with tp_size=2"):
+            Booster(plugin=plugin_of(tp_size=2)).boost(model, whole)
+        if kind is torch.optim.LBFGS:
+            with pytest.raises(UnsupportedError, match="pp_size=2, which takes inner products"):
+                Booster(plugin=plugin_of(pp_size=2, num_microbatches=2)).boost(model, whole)
 
 
 @pytest.mark.parametrize(

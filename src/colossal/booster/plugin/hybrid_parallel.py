@@ -19,6 +19,7 @@ from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.hybrid_checkpoint import Whole
 from colossal.booster.plugin.hybrid_norm import HybridNorm
+from colossal.booster.plugin.hybrid_optimizer import check_optimizer
 from colossal.booster.plugin.hybrid_options import sort_options
 from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
 from colossal.booster.plugin.hybrid_stages import make_stages, regroup, run_stages_in
@@ -263,6 +264,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         """
         mesh, options = self.mesh, self._options
         check_device(device, mesh)
+        if parts.optimizer is not None:
+            check_optimizer(parts.optimizer, mesh)
         whole = Whole.of(parts.model, parts.optimizer)
         stages = make_stages(parts.model, self._plan, options, mesh, device)
         run = None

@@ -1,0 +1,50 @@
+"""Optimizers that would be wrong on parts of a model."""
+
+from collections.abc import Mapping
+
+from torch.optim import Optimizer
+
+from colossal.cluster import ParallelMesh
+from colossal.errors import UnsupportedError
+
+# Those that treat each element by itself work on parts without knowing of them. These look at more: all of torch, and
+# all of colossal.nn.optimizer that sum something up.
+_NOT_ON_PARTS: Mapping[str, str] = {
+    "Adafactor": "keeps sums over rows and columns of whole matrices",
+    "LBFGS": "takes inner products over all parameters",
+    "Muon": "multiplies whole matrices",
+    "SparseAdam": "takes sparse gradients",
+    "SummingOptimizer": "takes sums over whole parameters",
+}
+_NOT_ON_STAGES = ("LBFGS",)
+
+
+def check_optimizer(optimizer: Optimizer, mesh: ParallelMesh) -> None:
+    """Refuse optimizers that are wrong on parts of parameters, or on some of them.
+
+    Args:
+        optimizer: As the user built it.
+        mesh: The mesh, whose tp axis divides parameters, and whose pp axis deals them out.
+
+    Raises:
+        UnsupportedError: It looks at more than one element at once.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster.plugin.hybrid_optimizer import check_optimizer
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     check_optimizer(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]), ParallelMesh(tp=2))
+    """
+    if mesh.size("tp") == 1 and mesh.size("pp") == 1:
+        return
+    refused = _NOT_ON_PARTS if mesh.size("tp") > 1 else _NOT_ON_STAGES
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in refused and kind.__module__.startswith(("torch.optim", "colossal.nn.optimizer")):
+            raise UnsupportedError(
+                f"An optimizer of a divided model sees parts of it. Found {type(optimizer).__name__} with "
+                f"tp_size={mesh.size('tp')} and pp_size={mesh.size('pp')}, which {_NOT_ON_PARTS[kind.__name__]}. Take "
+                "one that works by element, such as torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or "
+                "LowLevelZeroPlugin."
+            )
