@@ -94,7 +94,7 @@ FEATURES = (
     Feature("accumulation", "training", "features/gradient_accumulation_with_booster", _accumulate),
     Feature("clip_norm", "training", _CLIPPING_PAGE, partial(_clip, by="norm")),
     Feature("clip_value", "training", _CLIPPING_PAGE, partial(_clip, by="value")),
-    Feature("pipeline", "training", "", _pipeline),
+    Feature("pipeline", "training", "features/pipeline_parallel", _pipeline),
     Feature("lora", "training", "features/lora", _adapt),
     Feature("whole", "checkpoints", _SAVING_PAGE, partial(_save, place="a.pt", files="a.pt")),
     Feature("sharded", "checkpoints", _SAVING_PAGE, partial(_save, place="a", files="pytorch_model*.json", shard=True)),
