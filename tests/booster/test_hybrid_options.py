@@ -274,3 +274,31 @@ def test_replicas_have_the_buffers_of_the_first_if_asked(options) -> None:
     first, second = run_processes(buffers_of, 2, options)
     assert first[0] == second[0]
     assert first[1] != second[1]
+
+
+# ------------------------------------------------------------------------------------------ dropout
+
+
+def train_with_dropout(seed: int) -> dict[str, Any]:
+    """Make two steps; each rank is seeded with a number of its own."""
+    torch.manual_seed(seed + torch.distributed.get_rank())
+    booster, model = Booster(plugin=plugin_of(tp_size=2)), build("gpt2")
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.2
+    model, optimizer, *_ = booster.boost(model.train(), torch.optim.SGD(model.parameters(), lr=0.1))
+    losses = []
+    for _ in range(2):
+        loss = model(**inputs_of("gpt2")).loss
+        booster.backward(loss, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return {"losses": losses, "norm": model.unwrap().transformer.ln_f.weight.detach()}
+
+
+def test_ranks_that_share_a_tensor_drop_alike_however_they_were_seeded() -> None:
+    first, second = run_processes(train_with_dropout, 2, 7)
+    assert first["losses"] == second["losses"]
+    assert torch.equal(first["norm"], second["norm"])
+    assert first["losses"][0] != run_processes(train_with_dropout, 2, 70)[0]["losses"][0]
