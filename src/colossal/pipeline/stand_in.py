@@ -80,7 +80,7 @@ class Passage:
         given = () if carry is None else carry if isinstance(carry, tuple) else (carry,)
         self.values = dict(zip(self.entering, given, strict=bool(given)))
 
-    def leave(self, values: Mapping[str, Any]) -> StageEnd:
+    def leave(self, values: Mapping[str, Any]) -> Exception:
         """End the forward pass of a stage.
 
         Args:

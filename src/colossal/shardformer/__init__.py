@@ -7,6 +7,7 @@ from colossal.shardformer.hf_plan import hf_plan
 from colossal.shardformer.loss import DividedCausalLoss
 from colossal.shardformer.matrix import option_matrix, options_of
 from colossal.shardformer.plans import FAMILIES, plan_of
+from colossal.shardformer.sequence_mode import SequenceMode, SequenceSharing
 from colossal.shardformer.shard_config import ShardConfig
 from colossal.shardformer.shardformer import ShardFormer
 from colossal.shardformer.styles import STYLES, Division
@@ -21,6 +22,8 @@ __all__ = [
     "GradientCheckpointConfig",
     "HeadTable",
     "PipelineGradientCheckpointConfig",
+    "SequenceMode",
+    "SequenceSharing",
     "ShardConfig",
     "ShardFormer",
     "SharedHeads",

@@ -34,6 +34,15 @@ class SequenceSharing:
         mode: The mode.
         cut: Who has which tokens.
         inner_ring_size: Of ring_attn, see `colossal.nn.attention.ring_attention`.
+
+    Example:
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.shardformer import SequenceSharing
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4):
+        ...     sharing = SequenceSharing.of(None, ParallelMesh(sp=4), None)
+        >>> sharing.mode, sharing.cut.size, sharing.is_over_tp
+        ('all_to_all', 4, False)
     """
 
     mode: SequenceMode

@@ -50,7 +50,7 @@ class TensorPart:
 
     @property
     def extents(self) -> list[tuple[Extent, ...]]:
-        """What this rank has of each dimension: first index and length of one piece or several."""
+        """First index and length of each piece that this rank has, for each dimension."""
         place = self.layout.place_of(self.rank)
         return [self.layout.extents(dim, place) for dim in range(len(self.layout.shape))]
 
