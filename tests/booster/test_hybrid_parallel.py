@@ -1,17 +1,15 @@
 """Tensor, pipeline and data parallelism together equal one process: losses, norms, parameters after several steps."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from divided import whole_parameters
 from families import LENGTH, build, inputs_of
 from torch import nn
 
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
-from colossal.cluster import ParallelMesh
-from colossal.tensor import relayout
 from colossal.testing import run_processes
 
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4
@@ -56,22 +54,6 @@ def batch_of(name: str, step: int) -> dict[str, torch.Tensor]:
 
 def loss_of(outputs: Any, _inputs: Any = None) -> torch.Tensor:
     return outputs.loss
-
-
-def whole_parameters(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor]:
-    """The parameters of a rank by their names in the whole model, those that tp divides put together."""
-    stages = getattr(model, "stages", None)
-    found = {}
-    for module in [model] if stages is None else [stage.module for stage in stages]:
-        layouts = {
-            id(part.get_parameter(name)): layout
-            for part in module.modules()
-            for name, layout in getattr(part, "layouts", {}).items()
-        }
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            layout, value = layouts.get(id(parameter)), parameter.detach()
-            found[name] = value if layout is None else relayout(value, layout, replace(layout, dims=()), mesh)
-    return found
 
 
 def families_of(world: str) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,6 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import transformers
+from divided import whole_parameters
 from families import MODELS
 from torch import nn
 
@@ -22,7 +22,6 @@ from colossal.cluster import ParallelMesh
 from colossal.lazy import LazyInitContext, LazyTensor, lazy_tensors, materialize
 from colossal.lazy.stored import Stored
 from colossal.shardformer import ShardConfig, ShardFormer
-from colossal.tensor import relayout
 from colossal.testing import fake_world, run_processes
 
 FAMILIES = {"llama": 2, "llama-tied": 2, "llama-few-keys": 4, "gpt2": 2, "mixtral": 2, "t5": 2, "bert": 2, "falcon": 2}
@@ -142,21 +141,6 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------------ by the plugin
-
-
-def whole_parameters(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor]:
-    stages = getattr(model, "stages", None)
-    found = {}
-    for module in [model] if stages is None else [stage.module for stage in stages]:
-        layouts = {
-            id(part.get_parameter(name)): layout
-            for part in module.modules()
-            for name, layout in getattr(part, "layouts", {}).items()
-        }
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            layout, value = layouts.get(id(parameter)), parameter.detach()
-            found[name] = value if layout is None else relayout(value, layout, replace(layout, dims=()), mesh)
-    return found
 
 
 def boost_all(folders: dict[str, Path], world: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from divided import whole_grads
+from divided import assert_grads, whole_grads
 from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 
@@ -47,13 +47,7 @@ def check(name: str, size: int, attention: str, parallel_output: bool) -> None:
         if name not in NOT_CAUSAL:
             before = found["logits"][..., : LENGTH - 1, :]
             torch.testing.assert_close(found["changed"][..., : LENGTH - 1, :], before, rtol=0, atol=1e-12)
-        assert found["grads"].keys() == dict(alone.named_parameters()).keys()
-        for key, parameter in alone.named_parameters():
-            grad = found["grads"][key]
-            assert (grad is None) == (parameter.grad is None), key
-            if grad is not None:
-                assert grad.shape == parameter.shape, key
-                torch.testing.assert_close(grad, parameter.grad, rtol=RTOL, atol=ATOL, msg=lambda m, k=key: f"{k}: {m}")
+        assert_grads(found["grads"], alone, RTOL, ATOL)
     joined = [found["logits"] for found in ranks]
     whole = joined[0] if joined[0].shape == logits.shape else torch.cat(joined, -1)
     torch.testing.assert_close(whole, logits.detach(), rtol=RTOL, atol=ATOL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from divided import whole_grads
+from divided import assert_grads, whole_grads
 from families import BLIP_2, CALM, DEEPSEEK, FALCON, GPT, LLAMA, MODELS, OPT, PAIRED, SAM, T5, VIT, VOCAB, WHISPER
 from torch import nn
 from transformers import PreTrainedModel
@@ -154,11 +154,7 @@ def test_equals_one_process(name: str) -> None:
     for found, grads, numel in run_threads(step_divided, 2, name, model):
         assert numel < 0.9 * total, "hardly anything was divided"
         torch.testing.assert_close(found, expected, rtol=RTOL, atol=ATOL)
-        for key, parameter in alone.named_parameters():
-            grad = grads[key]
-            assert (grad is None) == (parameter.grad is None), key
-            if grad is not None:
-                torch.testing.assert_close(grad, parameter.grad, rtol=RTOL, atol=ATOL, msg=lambda m, k=key: f"{k}: {m}")
+        assert_grads(grads, alone, RTOL, ATOL)
 
 
 def test_no_class_is_forgotten() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from divided import whole_grads
+from divided import assert_grads, whole_grads
 from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -73,12 +73,7 @@ def check_equal(name: str, found: dict[str, Any], alone: nn.Module) -> None:
     if name not in NOT_CAUSAL:
         before = found["logits"][..., : LENGTH - 1, :]
         torch.testing.assert_close(found["changed"][..., : LENGTH - 1, :], before, rtol=0, atol=1e-12)
-    assert found["grads"].keys() == dict(alone.named_parameters()).keys()
-    for key, parameter in alone.named_parameters():
-        grad = found["grads"][key]
-        assert (grad is None) == (parameter.grad is None), key
-        if grad is not None:
-            torch.testing.assert_close(grad, parameter.grad, rtol=RTOL, atol=ATOL, msg=lambda m, k=key: f"{k}: {m}")
+    assert_grads(found["grads"], alone, RTOL, ATOL)
 
 
 # ------------------------------------------------------------------------------------------ attention and norms

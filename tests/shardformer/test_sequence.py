@@ -1,18 +1,16 @@
 """Ranks that share sequences compute what one process does: losses, logits, every gradient, and causality."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from divided import assert_grads, whole_grads
 from families import LENGTH, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 
 from colossal import comm
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel
 from colossal.shardformer import ShardConfig, ShardFormer
-from colossal.tensor import relayout
 from colossal.testing import run_processes
 
 OF_REGISTRY = (
@@ -29,22 +27,6 @@ WORLDS: dict[str, tuple[int, dict[str, Any], Any, tuple[str, ...]]] = {
     "all_to_all-tp": (4, {"sp": 2, "tp": 2}, "all_to_all", SOME),
     "ring_attn-tp": (4, {"sp": 2, "tp": 2}, "ring_attn", SOME),
 }
-
-
-def whole_grads(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Tensor | None]:
-    """Average over ranks that share sequences, and put parts together."""
-    layouts = {
-        id(module.get_parameter(name)): layout
-        for module in model.modules()
-        for name, layout in getattr(module, "layouts", {}).items()
-    }
-    found: dict[str, torch.Tensor | None] = {}
-    for name, parameter in model.named_parameters():
-        layout, grad = layouts.get(id(parameter)), parameter.grad
-        if grad is not None:
-            grad = Channel("sp", mesh).all_reduce(grad) / mesh.size("sp")
-        found[name] = relayout(grad, layout, replace(layout, dims=()), mesh) if layout and grad is not None else grad
-    return found
 
 
 def whole_logits(model: Any, logits: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
@@ -109,15 +91,9 @@ def check(
     """Compare with one process; what a model says of tokens that are padding does not matter."""
     length = LENGTH - 3 if is_padded and logits.dim() > 2 else None
     pairs = {"loss": (found["loss"], loss.detach()), "logits": (found["logits"][:, :length], logits[:, :length])}
-    pairs |= {key: (found["grads"][key], parameter.grad) for key, parameter in model.named_parameters()}
     for key, (value, expected) in pairs.items():
-        torch.testing.assert_close(
-            value,
-            expected,
-            rtol=1e-4 if key in found["grads"] else 1e-5,
-            atol=1e-6,
-            msg=lambda t, key=key: f"{at}, {key}: {t}",
-        )
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6, msg=lambda t, key=key: f"{at}, {key}: {t}")
+    assert_grads(found["grads"], model, rtol=1e-4, atol=1e-6)
 
 
 FLEX: tuple[tuple[dict[str, Any], Any], ...] = (

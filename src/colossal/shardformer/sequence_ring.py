@@ -7,17 +7,17 @@ https://doi.org/10.1145/3567955.3567959.
 from typing import Any, final
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel, pass_round, sum_round
+from colossal.shardformer.shared_input import LastInput
 
 _TOKENS = -2
 
 
 @final
-class RingInput:
+class RingInput(LastInput):
     """Column-parallel layers of one input, of which this rank has some tokens.
 
     The first layer multiplies tokens as they come; the others use what has come, as do all in the backward pass.
@@ -29,8 +29,8 @@ class RingInput:
     """
 
     def __init__(self, mesh: ParallelMesh) -> None:
-        self._mesh, self._is_open = mesh, False
-        self._last: tuple[torch.Tensor, torch.Tensor, bool] | None = None
+        super().__init__()
+        self._mesh = mesh
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply.
@@ -43,29 +43,13 @@ class RingInput:
         Returns:
             All tokens, (..., tokens, features).
         """
-        has_grad = torch.is_grad_enabled()
-        if self._last is not None and self._last[0] is x and self._last[2] == has_grad:
-            return functional.linear(self._last[1], weight, bias)
+        found = self.find(x)
+        if found is not None:
+            return functional.linear(found, weight, bias)
         result: Any = _GatherLinear.apply(x, weight, Channel("tp", self._mesh))
         out, whole = result
-        if self._is_open:
-            self._last = x, whole, has_grad
+        self.keep(x, whole)
         return out if bias is None else out + bias
-
-    def watch(self, module: nn.Module) -> None:
-        """Remember what has come while a module runs.
-
-        Args:
-            module: The module that the layers lie in.
-        """
-        module.register_forward_pre_hook(self._open)
-        module.register_forward_hook(self._close, always_call=True)
-
-    def _open(self, *_: Any) -> None:
-        self._is_open = True
-
-    def _close(self, *_: Any) -> None:
-        self._is_open, self._last = False, None
 
 
 def multiply_on_ring(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

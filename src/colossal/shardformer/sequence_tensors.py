@@ -63,15 +63,16 @@ def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMe
     """Let the layers in a module gather and scatter tokens; those of attention get all of them already."""
     products = [(child, getattr(child, "product", None)) for child in parent.children()]
     columns = [product for child, product in products if isinstance(product, Column) and child not in inside]
-    shared = SharedInput(lambda x: comm.gather(x, "tp", _TOKENS, mesh, partial_grad=True))
-    of_ring = RingInput(mesh)
-    for column in columns:
-        if is_ring:
-            column.multiply = of_ring
-        else:
-            column.enter = shared
-    for each in (shared, of_ring) if columns else ():
-        each.watch(parent)
+    if columns and is_ring:
+        on_ring = RingInput(mesh)
+        on_ring.watch(parent)
+        for column in columns:
+            column.multiply = on_ring
+    elif columns:
+        gathered = SharedInput(lambda x: comm.gather(x, "tp", _TOKENS, mesh, partial_grad=True))
+        gathered.watch(parent)
+        for column in columns:
+            column.enter = gathered
     for _, product in products:
         if isinstance(product, Row):
             product.multiply = partial(multiply_on_ring if is_ring else _multiply_and_scatter, mesh)

@@ -11,11 +11,65 @@ from colossal.cluster import ParallelMesh
 from colossal.nn.layer.grid.product import Column
 
 
-@final
-class SharedInput:
-    """Lets the layers of one module that get the same tensor use one copy of it, so that its gradient is sent once.
+class LastInput:
+    """What was made of the last input of the layers in one module, remembered while the module runs.
 
-    While the module runs, it remembers the last input and its copy; afterwards, also behind an error, nothing.
+    Afterwards, also behind an error, nothing is.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._last: tuple[torch.Tensor, torch.Tensor, bool] | None = None
+
+    def find(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Look for what was made of an input.
+
+        Args:
+            x: The input.
+
+        Returns:
+            What was made of it; None if it was not the last one.
+        """
+        has_grad = torch.is_grad_enabled()  # also between siblings, one of which may be checkpointed by itself
+        if self._last is not None and self._last[0] is x and self._last[2] == has_grad:
+            return self._last[1]
+        return None
+
+    def keep(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        """Remember what was made of an input, if the module runs.
+
+        Args:
+            x: The input.
+            made: What was made of it.
+
+        Returns:
+            The same.
+        """
+        if self._is_open:
+            self._last = x, made, torch.is_grad_enabled()
+        return made
+
+    def watch(self, module: nn.Module) -> None:
+        """Remember while a module runs.
+
+        Args:
+            module: The module that the layers lie in.
+        """
+        module.register_forward_pre_hook(self.open)
+        module.register_forward_hook(self.close, always_call=True)
+
+    def open(self, *_: Any) -> None:
+        """Begin to remember; as a hook, before a module runs."""
+        self._is_open = True
+
+    def close(self, *_: Any) -> None:
+        """Forget; as a hook, when the module has run."""
+        self._is_open, self._last = False, None
+
+
+@final
+class SharedInput(LastInput):
+    """Lets the layers of one module that get the same tensor use one copy of it, so that its gradient is sent once.
 
     Args:
         enter: What makes the copy of an input.
@@ -38,8 +92,8 @@ class SharedInput:
     """
 
     def __init__(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._enter, self._is_open = enter, False
-        self._last: tuple[torch.Tensor, torch.Tensor, bool] | None = None
+        super().__init__()
+        self._enter = enter
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Let an input be used on all ranks.
@@ -50,30 +104,8 @@ class SharedInput:
         Returns:
             Its copy, whose gradient is the sum of the ranks' gradients; the same copy if it was the last input.
         """
-        has_grad = torch.is_grad_enabled()  # also between siblings, one of which may be checkpointed by itself
-        if self._last is not None and self._last[0] is x and self._last[2] == has_grad:
-            return self._last[1]
-        copy = self._enter(x)
-        if self._is_open:
-            self._last = x, copy, has_grad
-        return copy
-
-    def watch(self, module: nn.Module) -> None:
-        """Remember while a module runs.
-
-        Args:
-            module: The module that the layers lie in.
-        """
-        module.register_forward_pre_hook(self.open)
-        module.register_forward_hook(self.close, always_call=True)
-
-    def open(self, *_: Any) -> None:
-        """Begin to remember; as a hook, before a module runs."""
-        self._is_open = True
-
-    def close(self, *_: Any) -> None:
-        """Forget; as a hook, when the module has run."""
-        self._is_open, self._last = False, None
+        found = self.find(x)
+        return self.keep(x, self._enter(x)) if found is None else found
 
 
 def share_inputs(model: nn.Module, mesh: ParallelMesh) -> None:
