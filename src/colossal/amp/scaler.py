@@ -170,7 +170,9 @@ class DynamicScaler(LossScaler):
             shared = [parameter for parameter in parameters if shard_groups(parameter)]
             groups = dict.fromkeys(group for parameter in shared for group in shard_groups(parameter))
             found = self._unscale_local(parameters).to(meeting_device(shared[0]) if shared else self._device_type)
-            self._overflow = all_reduce_over(found, groups | dict.fromkeys(self._groups), "max")
+            # The groups that all ranks have come first: stages of a pipeline may have different ones besides, and a
+            # maximum that goes through groups in different orders is not the same everywhere.
+            self._overflow = all_reduce_over(found, dict.fromkeys(self._groups) | groups, "max")
 
     def _unscale_local(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
         """Divide the local parts of the gradients, and return 1 if one of them was infinite or NaN, else 0."""

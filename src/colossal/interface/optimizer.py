@@ -9,6 +9,7 @@ import torch
 
 from colossal.amp import LossScaler, Masters, NoScaler
 from colossal.errors import UnsupportedError
+from colossal.interface.elementwise import check_optimizer
 from colossal.interface.gradients import clamp, scale, total_norm
 from colossal.interface.outline import OptimizerOutline
 
@@ -31,6 +32,9 @@ class OptimizerWrapper:
         norm_type: The p of that norm.
         norm: Measures the common norm of gradients; takes parameters that have one, and the p. By default each
             element counts once, as `colossal.tensor.shard_groups` says; a model that is divided otherwise has its own.
+
+    Raises:
+        UnsupportedError: The optimizer needs whole parameters, and tensor parallelism divides one.
 
     Attributes:
         outline: What the whole optimizer is, where this rank has only some of its parameters; None where it has all.
@@ -58,6 +62,7 @@ class OptimizerWrapper:
         norm_type: float = 2.0,
         norm: Callable[[Sequence[torch.nn.Parameter], float], torch.Tensor] | None = None,
     ) -> None:
+        check_optimizer(optim)
         self.optim = optim
         self.scaler = scaler or NoScaler()
         self.param_names = dict(param_names or {})
@@ -270,7 +275,7 @@ class OptimizerWrapper:
 
     def _measure(self, norm_type: float) -> torch.Tensor:
         if self._norm is None:
-            return total_norm(self._grads, norm_type)
+            return total_norm(self.parameters, norm_type)
         return self._norm([parameter for parameter in self.parameters if parameter.grad is not None], norm_type)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:

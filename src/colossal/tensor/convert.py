@@ -170,7 +170,8 @@ def shard_groups(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
     A sum over the elements of the whole tensor is the local sum, added up over each of these groups.
 
     Args:
-        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
+        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor. A gradient is not marked: ask
+            its parameter.
 
     Returns:
         One group for each axis that cuts the tensor; none for a whole tensor.
@@ -181,13 +182,12 @@ def shard_groups(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
         >>> shard_groups(torch.ones(3))
         ()
     """
-    shard = flat_shard_of(tensor)
-    if shard is not None:
-        return shard.groups
+    marks = [mark for mark in (flat_shard_of(tensor), tensor_part_of(tensor)) if mark is not None]
+    groups = tuple(group for mark in marks for group in mark.groups)
     if not _is_dtensor(tensor):
-        return ()
+        return groups
     sharded: Any = tensor
-    return tuple(
+    return groups + tuple(
         sharded.device_mesh.get_group(axis)
         for axis, placement in enumerate(sharded.placements)
         if _cut(placement) is not None

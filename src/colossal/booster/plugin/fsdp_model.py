@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.tensor import tensor_part_of
 
 
 def check_values(model: nn.Module) -> None:
@@ -34,7 +35,7 @@ def check_model(model: nn.Module) -> None:
 
     Raises:
         ConfigError: It is sharded already.
-        UnsupportedError: It computes sparse gradients.
+        UnsupportedError: It computes sparse gradients, or tensor parallelism divides its parameters.
     """
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
@@ -45,6 +46,13 @@ def check_model(model: nn.Module) -> None:
         raise ConfigError(
             "TorchFSDPPlugin cuts the parameters of a plain model in place, once. Found a model that is sharded "
             "already. Build a new one, and load a checkpoint into it."
+        )
+    divided = next((name for name, each in model.named_parameters() if tensor_part_of(each) is not None), None)
+    if divided is not None:
+        raise UnsupportedError(
+            f"FSDP2 shards whole parameters. Found {divided}, of which this rank has the shard that the mesh's tp axis "
+            "gives it. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
+            "GeminiPlugin, or use torch.nn's layers and HybridParallelPlugin."
         )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:

@@ -1,22 +1,12 @@
 """Optimizers that would be wrong on parts of a model."""
 
-from collections.abc import Mapping
-
 from torch.optim import Optimizer
 
 from colossal.cluster import ParallelMesh
 from colossal.errors import UnsupportedError
+from colossal.interface.elementwise import NOT_ELEMENTWISE, reason_against
 
-# Those that treat each element by itself work on parts without knowing of them. These look at more: all of torch, and
-# all of colossal.nn.optimizer that sum something up.
-_NOT_ON_PARTS: Mapping[str, str] = {
-    "Adafactor": "keeps sums over rows and columns of whole matrices",
-    "LBFGS": "takes inner products over all parameters",
-    "Muon": "multiplies whole matrices",
-    "SparseAdam": "takes sparse gradients",
-    "SummingOptimizer": "takes sums over whole parameters",
-}
-_NOT_ON_STAGES = ("LBFGS",)
+_NOT_ON_STAGES = {"LBFGS": NOT_ELEMENTWISE["LBFGS"]}
 
 
 def check_optimizer(optimizer: Optimizer, mesh: ParallelMesh) -> None:
@@ -39,12 +29,10 @@ def check_optimizer(optimizer: Optimizer, mesh: ParallelMesh) -> None:
     """
     if mesh.size("tp") == 1 and mesh.size("pp") == 1:
         return
-    refused = _NOT_ON_PARTS if mesh.size("tp") > 1 else _NOT_ON_STAGES
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in refused and kind.__module__.startswith(("torch.optim", "colossal.nn.optimizer")):
-            raise UnsupportedError(
-                f"An optimizer of a divided model sees parts of it. Found {type(optimizer).__name__} with "
-                f"tp_size={mesh.size('tp')} and pp_size={mesh.size('pp')}, which {_NOT_ON_PARTS[kind.__name__]}. Take "
-                "one that works by element, such as torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or "
-                "LowLevelZeroPlugin."
-            )
+    reason = reason_against(optimizer, NOT_ELEMENTWISE if mesh.size("tp") > 1 else _NOT_ON_STAGES)
+    if reason is not None:
+        raise UnsupportedError(
+            f"An optimizer of a divided model sees parts of it. Found {type(optimizer).__name__} with "
+            f"tp_size={mesh.size('tp')} and pp_size={mesh.size('pp')}, which {reason}. Take one that works by element, "
+            "such as torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or LowLevelZeroPlugin."
+        )

@@ -15,6 +15,7 @@ from colossal.tensor import (
     local_of,
     meeting_device,
     shard_groups,
+    tensor_part_of,
     views_of,
     whole_shape,
 )
@@ -50,8 +51,15 @@ class Cut:
             Where its elements are.
 
         Raises:
-            UnsupportedError: The gradient of a DTensor lies otherwise than the parameter.
+            UnsupportedError: The gradient of a DTensor lies otherwise than the parameter, or tensor parallelism
+                divides it.
         """
+        if tensor_part_of(param) is not None:
+            raise UnsupportedError(
+                "Sums over a whole parameter are known for ZeRO's shards and for DTensors. Found a shard of a "
+                f"tensor-parallel layer, of shape {tuple(param.shape)}. Take an optimizer that works by element, such "
+                "as torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or a mesh without tp."
+            )
         shard = flat_shard_of(param)
         if shard is not None:
             return cls(shard.layout.shape, shard.regions, shard.groups, meeting_device(param))
