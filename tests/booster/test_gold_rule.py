@@ -1,13 +1,18 @@
-"""Same seed, same data: N ranks equal one rank, in loss, gradients and parameters after several steps."""
+"""Same seed, same data: N ranks equal one process, in loss, gradients and parameters after several steps.
+
+Training in float64 leaves rounding no room; what runs in half precision may differ by what rounding does to one process
+(see `equality`).
+"""
 
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
+from equality import assert_equal, assert_within_rounding
 from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
@@ -18,17 +23,17 @@ from colossal.booster.mixed_precision import FP16TorchMixedPrecision
 from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.tensor import resting_part, whole_of
-from colossal.testing import TOLERANCES, assert_same_on_all_ranks, run_processes
+from colossal.testing import assert_same_on_all_ranks, run_processes
 
-GLOBAL_BATCH = 48
-STEPS = 12
+GLOBAL_BATCH = 36
+STEPS = 6
 LR = {"AdamW": 0.01, "SGD": 1.0}
 PLUGINS = {
     "DDP": TorchDDPPlugin,
     "FSDP": TorchFSDPPlugin,
     "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
     "ZeRO-2": partial(LowLevelZeroPlugin, stage=2, precision="fp32", reduce_bucket_size_in_m=0.002),
-    "Gemini": partial(GeminiPlugin, precision="fp32", chunk_config_dict={n: {"chunk_size": 3000} for n in (1, 2, 4)}),
+    "Gemini": partial(GeminiPlugin, precision="fp32", chunk_config_dict={n: {"chunk_size": 3000} for n in (1, 2, 3)}),
 }
 WITH_PRECISIONS = ("DDP", "FSDP")
 VOCABULARY, TOKENS = 31, 9
@@ -36,12 +41,16 @@ VOCABULARY, TOKENS = 31, 9
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training run does besides a plain step; `options` are keywords of the plugins that run it."""
+    """What a training run does besides a plain step; `options` are keywords of the plugins that run it.
+
+    With a `precision` the model is in float32, as `dtype` rounds; without one everything is in float64.
+    """
 
     accumulate: int = 1
     max_norm: float | None = None
     clip_value: float | None = None
     precision: Any = None
+    dtype: torch.dtype = torch.float64
     optimizer: str = "AdamW"
     groups: bool = False
     model: str = "digits"
@@ -94,6 +103,7 @@ class Logits(nn.Module):
 
 def language_model(family: str) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     common = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
     if family == "gpt2":
@@ -101,26 +111,35 @@ def language_model(family: str) -> nn.Module:
         return Logits(GPT2LMHeadModel(GPT2Config(n_positions=TOKENS, n_embd=24, n_layer=2, n_head=3, **common, **off)))
     heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True}
     sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
-    return Logits(LlamaForCausalLM(LlamaConfig(**common, **heads, **sizes)))
+    model = LlamaForCausalLM(LlamaConfig(**common, **heads, **sizes))
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, LlamaRMSNorm):  # which computes in float32 whatever the model is in
+                setattr(module, name, nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon))
+    return Logits(model)
 
 
-def build_model(name: str) -> nn.Module:
-    torch.manual_seed(11)
-    if name == "odd":
-        return Odd()
-    if name != "digits":
-        return language_model(name)
+def digits_model() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(512, 32), nn.Tanh(), nn.Linear(32, 10)
     )
 
 
-def dataset_for(name: str) -> TensorDataset:
+def build_model(recipe: Recipe) -> nn.Module:
+    torch.manual_seed(11)
+    kinds = {"odd": Odd, "digits": digits_model}
+    model = kinds[recipe.model]() if recipe.model in kinds else language_model(recipe.model)
+    return model.double() if recipe.precision is None else model
+
+
+def dataset_for(recipe: Recipe) -> TensorDataset:
+    name = recipe.model
     if name in {"gpt2", "llama"}:
         draw = torch.randint(VOCABULARY, (GLOBAL_BATCH * STEPS, TOKENS + 1), generator=torch.Generator().manual_seed(3))
         return TensorDataset(draw[:, :-1], draw[:, 1:] // 4)  # predictable from nothing, but more often small
     images, labels = load_digits(return_X_y=True)
-    return TensorDataset(torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels))
+    dtype = torch.float64 if recipe.precision is None else torch.float32
+    return TensorDataset(torch.tensor(images, dtype=dtype).view(-1, 1, 8, 8) / 16, torch.tensor(labels))
 
 
 def build_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
@@ -147,11 +166,11 @@ def train(recipe: Recipe, world_size: int, plugin: str | None) -> dict[str, Any]
     booster = Booster(
         device="cpu", plugin=plugin and PLUGINS[plugin](**recipe.options), mixed_precision=recipe.precision
     )
-    model = build_model(recipe.model)
+    model = build_model(recipe)
     optimizer = build_optimizer(model, recipe)
     schedule = CosineAnnealingWarmupLR(optimizer, total_steps=STEPS, warmup_steps=2)
     batch = GLOBAL_BATCH // world_size // recipe.accumulate
-    loader = booster.plugin.prepare_dataloader(dataset_for(recipe.model), batch, shuffle=True, drop_last=True)
+    loader = booster.plugin.prepare_dataloader(dataset_for(recipe), batch, shuffle=True, drop_last=True)
     model, optimizer, criterion, loader, schedule = booster.boost(
         model, optimizer, nn.CrossEntropyLoss(), loader, schedule
     )
@@ -160,11 +179,11 @@ def train(recipe: Recipe, world_size: int, plugin: str | None) -> dict[str, Any]
     for _ in range(STEPS):
         losses.append(step(booster, model, optimizer, criterion, batches, recipe))
         if recipe.max_norm is not None:
-            norms.append(optimizer.clip_grad_by_norm(recipe.max_norm))
+            norms.append(optimizer.clip_grad_by_norm(recipe.max_norm).item())
         if recipe.clip_value is not None:
             optimizer.clip_grad_by_value(recipe.clip_value)
         optimizer.unscale_grad()
-        norms.append(torch.tensor(optimizer.get_grad_norm(float("inf"))))
+        norms.append(optimizer.get_grad_norm(float("inf")))
         gradients.append(gradients_of(model, optimizer))
         optimizer.step()
         schedule.step()
@@ -179,7 +198,7 @@ def train(recipe: Recipe, world_size: int, plugin: str | None) -> dict[str, Any]
     return {
         "losses": torch.stack(losses),
         "gradients": gradients,
-        "norms": norms,
+        "norms": torch.tensor(norms, dtype=torch.float64),
         "parameters": parameters,
         "scale": optimizer.scaler.scale_value,
     }
@@ -196,7 +215,7 @@ def gradients_of(model: Any, optimizer: Any) -> list[torch.Tensor]:
 
 
 def step(booster, model, optimizer, criterion, batches, recipe: Recipe) -> torch.Tensor:
-    total = torch.zeros(())
+    total = torch.zeros((), dtype=torch.float64)
     for micro in range(recipe.accumulate):
         inputs, labels = next(batches)
         if micro < recipe.accumulate - 1:
@@ -232,143 +251,125 @@ def sharded(**options: Any) -> dict[str, Any]:
     return {"plugins": ("FSDP",), "options": options}
 
 
-# The half precisions round each product, and the order of sums differs with the batch of a rank.
+HALF = {"optimizer": "SGD", "plugins": WITH_PRECISIONS}
 RECIPES = {
-    "plain": (Recipe(), torch.float32),
-    "SGD": (Recipe(optimizer="SGD"), torch.float32),
-    "several groups": (Recipe(groups=True), torch.float32),
-    "accumulation": (Recipe(accumulate=3), torch.float32),
-    "clip by norm": (Recipe(max_norm=0.5), torch.float32),
-    "clip by value": (Recipe(clip_value=0.01), torch.float32),
-    "accumulation and clip": (Recipe(accumulate=2, max_norm=0.5, clip_value=0.05), torch.float32),
-    "bucket views, small buckets": (
-        Recipe(plugins=("DDP",), options={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.01}),
-        torch.float32,
+    "plain": Recipe(),
+    "SGD": Recipe(optimizer="SGD"),
+    "several groups": Recipe(groups=True),
+    "accumulation": Recipe(accumulate=3),
+    "clip by norm": Recipe(max_norm=0.5),
+    "clip by value": Recipe(clip_value=0.01),
+    "accumulation and clip": Recipe(accumulate=2, max_norm=0.5, clip_value=0.05),
+    "bucket views, small buckets": Recipe(
+        plugins=("DDP",), options={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.01}
     ),
-    "static graph": (
-        Recipe(plugins=("DDP",), options={"static_graph": True, "find_unused_parameters": False}),
-        torch.float32,
+    "static graph": Recipe(plugins=("DDP",), options={"static_graph": True, "find_unused_parameters": False}),
+    "bf16": Recipe(precision="bf16", dtype=torch.bfloat16, **HALF),
+    "bf16, accumulation, clip": Recipe(accumulate=2, max_norm=0.5, precision="bf16", dtype=torch.bfloat16, **HALF),
+    "fp16, clip": Recipe(
+        precision=FP16TorchMixedPrecision(init_scale=2.0**10), dtype=torch.float16, max_norm=0.5, **HALF
     ),
-    "bf16": (Recipe(precision="bf16", optimizer="SGD", plugins=WITH_PRECISIONS), torch.bfloat16),
-    "bf16, accumulation, clip": (
-        Recipe(accumulate=2, max_norm=0.5, precision="bf16", optimizer="SGD", plugins=WITH_PRECISIONS),
-        torch.bfloat16,
-    ),
-    "fp16, clip": (
-        Recipe(
-            precision=FP16TorchMixedPrecision(init_scale=2.0**10),
-            max_norm=0.5,
-            optimizer="SGD",
-            plugins=WITH_PRECISIONS,
-        ),
-        torch.float16,
-    ),
-    "parameters kept for the backward pass": (
-        Recipe(accumulate=2, max_norm=0.5, **sharded(sharding_strategy="SHARD_GRAD_OP")),
-        torch.float32,
+    "parameters kept for the backward pass": Recipe(
+        accumulate=2, max_norm=0.5, **sharded(sharding_strategy="SHARD_GRAD_OP")
     ),
     **{
-        f"units by {name}": (Recipe(max_norm=0.5, **sharded(auto_wrap_policy=policy)), torch.float32)
+        f"units by {name}": Recipe(max_norm=0.5, **sharded(auto_wrap_policy=policy))
         for name, policy in policies().items()
     },
-    "odd shapes": (Recipe(model="odd", max_norm=0.5, optimizer="SGD"), torch.float32),
-    "odd shapes, groups, accumulation, value": (
-        Recipe(model="odd", groups=True, accumulate=2, clip_value=0.01),
-        torch.float32,
+    "odd shapes": Recipe(model="odd", max_norm=0.5, optimizer="SGD"),
+    "odd shapes, groups, accumulation, value": Recipe(model="odd", groups=True, accumulate=2, clip_value=0.01),
+    "odd shapes, units inside of units": Recipe(
+        model="odd", max_norm=0.5, **sharded(auto_wrap_policy=policies()["own"])
     ),
-    "odd shapes, units inside of units": (
-        Recipe(model="odd", max_norm=0.5, **sharded(auto_wrap_policy=policies()["own"])),
-        torch.float32,
-    ),
-    # Adam would blow rounding errors up where the true gradient is 0, as of a bias of attention keys.
-    "Llama with tied embeddings": (Recipe(model="llama", optimizer="SGD", max_norm=0.5), torch.float32),
-    "GPT-2 with tied embeddings": (
-        Recipe(model="gpt2", optimizer="SGD", accumulate=2, max_norm=0.5, groups=True),
-        torch.float32,
-    ),
-    "tied embeddings torn by a policy": (
-        Recipe(model="llama", optimizer="SGD", max_norm=0.5, **sharded(auto_wrap_policy=policies()["blocks"])),
-        torch.float32,
+    "Llama with tied embeddings": Recipe(model="llama", max_norm=0.5),
+    "GPT-2 with tied embeddings": Recipe(model="gpt2", accumulate=2, max_norm=0.5, groups=True),
+    "tied embeddings torn by a policy": Recipe(
+        model="llama", max_norm=0.5, **sharded(auto_wrap_policy=policies()["blocks"])
     ),
 }
+NAMES = {plugin: [name for name, recipe in RECIPES.items() if plugin in recipe.plugins] for plugin in PLUGINS}
 
 
-def train_all(plugin: str | None) -> dict[str, dict[str, Any]]:
-    return {
-        name: train(recipe, dist.get_world_size(), plugin)
-        for name, (recipe, _) in RECIPES.items()
-        if plugin is None or plugin in recipe.plugins
-    }
+def train_some(plugin: str | None, names: list[str]) -> dict[str, dict[str, Any]]:
+    return {name: train(RECIPES[name], dist.get_world_size(), plugin) for name in names}
 
 
-@pytest.fixture(scope="module")
+def train_exactly(names: list[str]) -> dict[str, dict[str, Any]]:
+    return {name: train(replace(RECIPES[name], precision=None, dtype=torch.float64), 1, None) for name in names}
+
+
+@cache
 def alone() -> dict[str, dict[str, Any]]:
-    return run_processes(train_all, 1, None, timeout_seconds=300)[0]
+    return run_processes(train_some, 1, None, list(RECIPES), timeout_seconds=300)[0]
 
 
-@pytest.fixture(scope="module")
-def worlds() -> dict[tuple[str, int], list[dict[str, dict[str, Any]]]]:
-    return {
-        (plugin, size): run_processes(train_all, size, plugin, timeout_seconds=300)
-        for plugin in PLUGINS
-        for size in (1, 2, 4)
-    }
+@cache
+def exactly() -> dict[str, dict[str, Any]]:
+    half = [name for name, recipe in RECIPES.items() if recipe.precision is not None]
+    return run_processes(train_exactly, 1, half)[0]
 
 
-CASES = [(name, plugin) for name, (recipe, _) in RECIPES.items() for plugin in recipe.plugins]
+@cache
+def world(plugin: str, size: int) -> list[dict[str, dict[str, Any]]]:
+    return run_processes(train_some, size, plugin, NAMES[plugin], timeout_seconds=300)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize(("name", "plugin"), CASES)
-def test_any_number_of_ranks_trains_like_one(name, plugin, size, alone, worlds) -> None:
-    ranks = [rank[name] for rank in worlds[plugin, size]]
-    compare(ranks, alone[name], RECIPES[name][1], f"{name}, {plugin}, {size} ranks")
+@pytest.mark.parametrize(
+    ("plugin", "size", "name"),
+    [(plugin, size, name) for plugin in PLUGINS for size in (1, 2, 3) for name in NAMES[plugin]],
+)
+def test_any_number_of_ranks_trains_like_one(plugin: str, size: int, name: str) -> None:
+    compare([rank[name] for rank in world(plugin, size)], name, f"{name}, {plugin}, {size} ranks")
 
 
-def compare(ranks: list[dict[str, Any]], alone: dict[str, Any], dtype: torch.dtype, name: str) -> None:
-    tolerance = TOLERANCES[dtype]
-
-    def close(actual: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-        torch.testing.assert_close(
-            actual, expected, rtol=tolerance.rtol, atol=tolerance.atol, msg=lambda text: f"{name}: {what}: {text}"
-        )
-
-    close(torch.stack([rank["losses"] for rank in ranks]).mean(0), alone["losses"], "losses")
+def compare(ranks: list[dict[str, Any]], name: str, at: str) -> None:
+    expected = tensors(alone()[name])
+    exact = None if RECIPES[name].precision is None else tensors(exactly()[name])
+    losses = torch.stack([rank["losses"] for rank in ranks]).mean(0)
     for rank in ranks:
-        for step_, (own, expected) in enumerate(zip(rank["gradients"], alone["gradients"], strict=True)):
-            for index, (actual, wanted) in enumerate(zip(own, expected, strict=True)):
-                close(actual, wanted, f"gradient {index} of step {step_}")
-        close(torch.tensor(rank["norms"]), torch.tensor(alone["norms"]), "norms before and after clipping")
-        assert rank["parameters"].keys() == alone["parameters"].keys()
-        for key, expected in alone["parameters"].items():
-            close(rank["parameters"][key], expected, key)
-        assert rank["scale"] == alone["scale"]
+        found = tensors(rank | {"losses": losses})
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            if exact is None:
+                assert_equal(value, expected[key], f"{at}: {key}")
+            else:
+                assert_within_rounding(value, expected[key], exact[key], RECIPES[name].dtype, f"{at}: {key}")
+        assert rank["scale"] == alone()[name]["scale"]
 
 
-def test_a_missing_reduction_would_be_seen(alone) -> None:
-    ranks = run_processes(train_all, 2, None, timeout_seconds=300)
-    for name, (_, dtype) in RECIPES.items():
+def tensors(run: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Everything that a run must share with one process."""
+    gradients = {
+        f"gradient {index} of step {number}": gradient
+        for number, step_ in enumerate(run["gradients"])
+        for index, gradient in enumerate(step_)
+    }
+    return {"losses": run["losses"], "norms": run["norms"], **gradients, **run["parameters"]}
+
+
+def test_a_missing_reduction_would_be_seen() -> None:
+    ranks = run_processes(train_some, 2, None, list(RECIPES), timeout_seconds=300)
+    for name in RECIPES:
         with pytest.raises(AssertionError, match=re.escape(name)):
-            compare([rank[name] for rank in ranks], alone[name], dtype, name)
+            compare([rank[name] for rank in ranks], name, name)
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_loss_moves_by_many_tolerances(name, alone) -> None:
-    losses, tolerance = alone[name]["losses"], TOLERANCES[RECIPES[name][1]]
-    moved = abs(losses[-1] - losses[0])
-    assert moved > 10 * (tolerance.atol + tolerance.rtol * losses.max())
+def test_the_loss_moves(name: str) -> None:
+    losses = alone()[name]["losses"]
+    assert abs(losses[-1] - losses[0]) > 0.02 * losses.max()
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_no_token_sees_a_later_one(family, plugin) -> None:
+def test_no_token_sees_a_later_one(family: str, plugin: str) -> None:
     for tied in run_processes(look_ahead, 2, family, plugin):
         assert tied
 
 
 def look_ahead(family: str, plugin: str) -> bool:
     """Change the last token: the logits before it stay. Return whether embedding and head are still one."""
-    model, *_ = Booster(device="cpu", plugin=PLUGINS[plugin]()).boost(build_model(family))
+    model, *_ = Booster(device="cpu", plugin=PLUGINS[plugin]()).boost(build_model(Recipe(model=family)))
     tokens = torch.arange(TOKENS)[None]
     changed = tokens.clone()
     changed[0, -1] += 1

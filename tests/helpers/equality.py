@@ -2,6 +2,15 @@
 
 import torch
 
+ROUNDING = 8.0
+"""How many times the rounding of one process ranks may be away from it, if both round.
+
+Two runs in half precision differ from the exact one by roundings that are as large and as many, but independent: ranks
+multiply the parts of a batch, and round each sum once more. In the norm over a tensor, which thousands of them average
+out, this puts the runs about twice as far apart as one of them is from the exact one. An error of the method is further
+away: the tests leave the reduction out, and must fail.
+"""
+
 RTOL = 1e-8
 """Of the largest element of a float64 tensor.
 
@@ -16,3 +25,18 @@ def assert_equal(actual: torch.Tensor, expected: torch.Tensor, name: str) -> Non
     assert expected.dtype == torch.float64, f"{name}: {expected.dtype} is not compared by this limit"
     limit = RTOL * expected.abs().max().item() if expected.numel() else 0.0
     torch.testing.assert_close(actual, expected, rtol=0, atol=limit, msg=lambda text: f"{name}: {text}")
+
+
+def assert_within_rounding(
+    actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, name: str
+) -> None:
+    """Compare what ranks computed in half precision with one process that did so too, by what rounding did to that.
+
+    `exact` is what one process computes in float64. Where it happened to round luckily, a rounding of each element by
+    `dtype` counts as its error.
+    """
+    actual, expected, exact = actual.double(), expected.double(), exact.double()
+    least = torch.finfo(dtype).eps * exact.norm()
+    limit = ROUNDING * torch.maximum((expected - exact).norm(), least).item()
+    distance = (actual - expected).norm().item()
+    assert distance <= limit, f"{name}: the norm of the difference is {distance:.3g}, and rounding explains {limit:.3g}"
