@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from equality import assert_equal
 from torch import nn
 
 from colossal.cluster import ParallelMesh
@@ -46,9 +47,13 @@ def whole_parameters(model: nn.Module, mesh: ParallelMesh) -> dict[str, torch.Te
     return found
 
 
-def assert_grads(found: Mapping[str, torch.Tensor | None], alone: nn.Module, rtol: float, atol: float) -> None:
-    """Compare every gradient with one process."""
+def assert_grads(found: Mapping[str, torch.Tensor | None], alone: nn.Module, at: str = "") -> None:
+    """Compare every gradient with one process, in float64."""
     expected = {key: parameter.grad for key, parameter in alone.named_parameters()}
     assert found.keys() == expected.keys()
     for key, grad in expected.items():
-        torch.testing.assert_close(found[key], grad, rtol=rtol, atol=atol, msg=lambda m, key=key: f"{key}: {m}")
+        value = found[key]
+        if value is None or grad is None:
+            assert value is grad, f"{at}{key}: only one of the two has a gradient"
+        else:
+            assert_equal(value, grad, f"{at}{key}")

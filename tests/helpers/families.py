@@ -1,9 +1,11 @@
 """Tiny models of Hugging Face, of every family, in float64, and batches for them."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import transformers
+from float64 import KeepFloat64
 from torch import nn
 
 VOCAB, LENGTH = 131, 12
@@ -141,7 +143,9 @@ def inputs_of(name: str, num_changed: int = 0) -> dict[str, torch.Tensor]:
 
 def results_of(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Run a model: its loss and its logits, or what stands for them."""
-    outputs = model(**inputs)
+    is_exact = all(parameter.dtype == torch.float64 for parameter in model.parameters())
+    with KeepFloat64() if is_exact else nullcontext():
+        outputs = model(**inputs)
     if "pred_masks" in outputs:
         return outputs.pred_masks.square().mean() + outputs.iou_scores.sum(), outputs.pred_masks
     return outputs.loss, outputs.logits

@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 import torch
 from divided import assert_grads, whole_grads
+from equality import assert_equal
 from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 
 from colossal.cluster import ParallelMesh
 from colossal.shardformer import ShardConfig, ShardFormer
 from colossal.testing import run_threads
-
-# The norms and the rotary positions of some families compute in float32, whatever the type of the model.
-RTOL, ATOL = 1e-4, 2e-7
 
 
 def train_sharded(name: str, model: nn.Module, size: int, parallel_output: bool) -> dict[str, Any]:
@@ -43,14 +41,14 @@ def check(name: str, size: int, attention: str, parallel_output: bool) -> None:
     loss.backward()
     ranks = run_threads(train_sharded, size, name, model, size, parallel_output)
     for found in ranks:
-        torch.testing.assert_close(found["loss"], loss.detach(), rtol=RTOL, atol=ATOL)
+        assert_equal(found["loss"], loss.detach(), "loss")
         if name not in NOT_CAUSAL:
             before = found["logits"][..., : LENGTH - 1, :]
             torch.testing.assert_close(found["changed"][..., : LENGTH - 1, :], before, rtol=0, atol=1e-12)
-        assert_grads(found["grads"], alone, RTOL, ATOL)
+        assert_grads(found["grads"], alone)
     joined = [found["logits"] for found in ranks]
     whole = joined[0] if joined[0].shape == logits.shape else torch.cat(joined, -1)
-    torch.testing.assert_close(whole, logits.detach(), rtol=RTOL, atol=ATOL)
+    assert_equal(whole, logits.detach(), "logits")
     total = sum(parameter.numel() for parameter in alone.parameters())
     assert all(found["numel"] < 0.8 * total for found in ranks), "hardly anything was divided"
 

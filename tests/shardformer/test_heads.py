@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from divided import assert_grads, whole_grads
+from equality import assert_equal
 from families import BLIP_2, CALM, DEEPSEEK, FALCON, GPT, LLAMA, MODELS, OPT, PAIRED, SAM, T5, VIT, VOCAB, WHISPER
+from float64 import KeepFloat64
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -17,8 +19,6 @@ from colossal.cluster import ParallelMesh
 from colossal.shardformer import FAMILIES, ShardConfig, ShardFormer
 from colossal.testing import run_threads
 
-# The norms and the rotary positions of some families compute in float32, whatever the type of the model.
-RTOL, ATOL = 1e-4, 1e-6
 LENGTH = 8
 OF_A_WHOLE = ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
 READS_TEXT = ("Blip2ForImageTextRetrieval", "Blip2TextModelWithProjection")
@@ -130,7 +130,8 @@ def tensors_in(outputs: Any) -> Iterator[torch.Tensor]:
 
 def step(name: str, model: nn.Module) -> list[torch.Tensor]:
     """Go forward and backward; the loss of a class without one is a mean of its outputs."""
-    outputs = model(**inputs_of(name))
+    with KeepFloat64():
+        outputs = model(**inputs_of(name))
     found = list(tensors_in(outputs))
     loss = getattr(outputs, "loss", None)
     assert found
@@ -153,8 +154,9 @@ def test_equals_one_process(name: str) -> None:
     total = sum(parameter.numel() for parameter in alone.parameters())
     for found, grads, numel in run_threads(step_divided, 2, name, model):
         assert numel < 0.9 * total, "hardly anything was divided"
-        torch.testing.assert_close(found, expected, rtol=RTOL, atol=ATOL)
-        assert_grads(grads, alone, RTOL, ATOL)
+        for index, (output, wanted) in enumerate(zip(found, expected, strict=True)):
+            assert_equal(output, wanted, f"output {index}")
+        assert_grads(grads, alone)
 
 
 def test_no_class_is_forgotten() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from divided import assert_grads, whole_grads
+from equality import assert_equal
 from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -28,8 +29,6 @@ from colossal.shardformer.options import OPTIONS
 from colossal.tensor import ParallelPlan, Stages
 from colossal.testing import fake_world, run_processes, run_threads
 
-# The norms and the rotary positions of some families compute in float32, whatever the type of the model.
-RTOL, ATOL = 1e-4, 1e-6
 FUSED = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "cohere", "glm", "deepseek", "gemma", "t5", "blip-2-t5")
 EAGER_ONLY = ("gptj", "bloom")
 CHOSEN_WHEN_BUILT = ("falcon", "sam")
@@ -68,12 +67,12 @@ def train(name: str, model: nn.Module, size: int, options: dict[str, Any]) -> di
 def check_equal(name: str, found: dict[str, Any], alone: nn.Module) -> None:
     """Compare with one process, whose model has done a step."""
     loss, logits = results_of(alone, inputs_of(name))
-    torch.testing.assert_close(found["loss"], loss.detach(), rtol=RTOL, atol=ATOL)
-    torch.testing.assert_close(found["logits"], logits.detach(), rtol=RTOL, atol=ATOL)
+    assert_equal(found["loss"], loss.detach(), "loss")
+    assert_equal(found["logits"], logits.detach(), "logits")
     if name not in NOT_CAUSAL:
         before = found["logits"][..., : LENGTH - 1, :]
         torch.testing.assert_close(found["changed"][..., : LENGTH - 1, :], before, rtol=0, atol=1e-12)
-    assert_grads(found["grads"], alone, RTOL, ATOL)
+    assert_grads(found["grads"], alone)
 
 
 # ------------------------------------------------------------------------------------------ attention and norms
@@ -150,9 +149,8 @@ def test_padding_is_not_attended_to() -> None:
         own = optimize(model, mesh, enable_flash_attention=True, enable_fused_normalization=True)
     found = results_of(own, inputs)[0]
     found.backward()
-    torch.testing.assert_close(found, loss, rtol=RTOL, atol=ATOL)
-    for (key, mine), other in zip(own.named_parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad, rtol=RTOL, atol=ATOL, msg=lambda m, k=key: f"{k}: {m}")
+    assert_equal(found.detach(), loss.detach(), "loss")
+    assert_grads({key: parameter.grad for key, parameter in own.named_parameters()}, alone)
 
 
 KINDS: dict[str, tuple[str, type[nn.Module], Any]] = {

@@ -1,0 +1,31 @@
+"""Models of Hugging Face that compute in float64 throughout, so that comparisons need no room for rounding."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_CASTS = {torch.Tensor.float, torch.Tensor.to, torch.Tensor.type}
+
+
+class KeepFloat64(TorchFunctionMode):
+    """Leaves float64 tensors as they are where a model casts them to float32.
+
+    Norms, softmax and rotary embeddings of transformers do so, which is meant for half precision. In float64 it rounds,
+    and by how much depends on the vector width of the processor and on how many rows a rank has.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch, without a cast from float64 to float32."""
+        kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
+            if func is torch.Tensor.float:
+                return args[0]
+            if kwargs.get("dtype") is torch.float32:
+                kwargs["dtype"] = torch.float64
+            if func in _CASTS:
+                args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        return func(*args, **kwargs)
