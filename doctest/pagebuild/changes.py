@@ -6,6 +6,8 @@ from pathlib import Path
 
 from pagetest.graph.changes import changed_files
 
+BASE_HELP = "the revision that a change is compared with (where the branch left main; on main the commit before)"
+
 _MAIN_BRANCHES = ("origin/HEAD", "origin/main", "main")
 
 

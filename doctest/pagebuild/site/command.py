@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pagebuild.changes import BASE_HELP
 from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.insight import make_insight
 from pagebuild.site.project import read_project
@@ -21,7 +22,6 @@ from pagetest.suite import Suite
 from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
-BASE_HELP = "the revision that a change is compared with (where the branch left main; on main the commit before)"
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
