@@ -189,7 +189,7 @@ def test_the_browser_is_found_or_missed_loudly(site, docs, capsys) -> None:
     assert find_browser({"PATH": "", "CHROMIUM": named}) == named
     assert find_browser({"PATH": str(docs.root / "bin"), "CHROMIUM": "/nowhere"}) is None
     assert with_variables(bare, CI="1", PATH=f"{docs.root / 'bin'}:{os.defpath}").test()
-    assert calls(site)[-2:] == ["npm test", f"browser {docs.root / 'bin' / 'chromium'}"]
+    assert calls(site)[-3:] == ["npm test", f"browser {docs.root / 'bin' / 'chromium'}", "npm run test:checks"]
 
 
 def test_the_browser_opens_every_page_or_those_that_a_change_touches(site, docs, capsys, monkeypatch) -> None:
@@ -197,7 +197,7 @@ def test_the_browser_opens_every_page_or_those_that_a_change_touches(site, docs,
     monkeypatch.setenv("PATH", site.environment["PATH"])
     monkeypatch.setattr(command, "write_inputs", lambda *_: True)
     assert cli.main(["site", "--test", "--full"], docs.root) == 0
-    assert calls(site)[-2] == "npm test"
+    assert calls(site)[-3::2] == ["npm test", "npm run test:checks"]
     assert "one page of each template" not in capsys.readouterr().out
     assert cli.main(["site", "--test"], docs.root) == 0
     file = docs.root / "build/docs/touched.json"
