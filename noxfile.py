@@ -82,7 +82,7 @@ def api(session: nox.Session) -> None:
     """The API reference, with no gap in it, and all that Sphinx warns of; ``-- --html`` writes the site as well."""
     programs = prepare(session, DOCS, "api")
     docs_build(session, programs, "api")
-    docs_build(session, programs, "sphinx", *(session.posargs or ["--check"]))
+    docs_build(session, programs, "sphinx", "--check", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -72,9 +72,8 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     parser.add_argument("--output", type=Path, default=root / "build" / "sphinx", help="where the sites are written")
     parser.add_argument("--work", type=Path, default=root / "build" / "docs" / "sphinx", help="for what Sphinx reads")
     parser.add_argument("--lang", choices=LANGUAGES, action="append", help="which language (all)")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="look for faults only, in the languages a change reaches")
-    what.add_argument("--html", dest="check", action="store_false", help="build the HTML (unless --check is given)")
+    parser.add_argument("--check", action="store_true", help="look for faults only, in the languages a change reaches")
+    parser.add_argument("--html", dest="check", action="store_false", help="build the HTML after all")
     parser.add_argument("--base", default="", help=BASE_HELP)
     parser.add_argument("--module", action="append", help="which module the reference describes (all public ones)")
 
