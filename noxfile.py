@@ -7,7 +7,8 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2"
-nox.options.sessions = ["lint", "types", "tests", "doctest", "api", "notebooks", "site"]
+SESSIONS = ["lint", "types", "tests", "doctest", "api", "notebooks", "site"]
+nox.options.sessions = SESSIONS
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = ("-c", "constraints.txt")
@@ -78,10 +79,10 @@ def docs_build(session: nox.Session, programs: Path, *words: str) -> None:
 
 @nox.session(venv_backend="none")
 def api(session: nox.Session) -> None:
-    """The API reference as data, with no gap in it, and the Sphinx site in both languages, with no warning."""
+    """The API reference, with no gap in it, and all that Sphinx warns of; ``-- --html`` writes the site as well."""
     programs = prepare(session, DOCS, "api")
     docs_build(session, programs, "api")
-    docs_build(session, programs, "sphinx")
+    docs_build(session, programs, "sphinx", "--check", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -94,7 +95,7 @@ def notebooks(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def site(session: nox.Session) -> None:
-    """The website, built and tested; ``nox -s site -- serve`` builds and serves it, with ``--port 0`` anywhere free."""
+    """The website, built and tested, ``-- --full`` on each page; ``-- serve`` serves it, with ``--port 0`` anywhere."""
     programs = prepare(session, DOCS, "api")
     docs_build(session, programs, "api")
     if session.posargs[:1] == ["serve"]:
@@ -102,3 +103,14 @@ def site(session: nox.Session) -> None:
         docs_build(session, programs, "site", "--serve", *session.posargs[1:])
     else:
         docs_build(session, programs, "site", "--build", "--test", *session.posargs)
+
+
+# What the sessions leave out otherwise; docs/decisions/0001-what-checks-run-when.md says what catches the same faults.
+IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]}
+
+
+@nox.session(venv_backend="none")
+def release(session: nox.Session) -> None:
+    """Every session in full: each page in the browser, each notebook executed, the Sphinx site in both languages."""
+    for name in SESSIONS:
+        session.notify(name, IN_FULL.get(name, []))

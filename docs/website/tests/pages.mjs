@@ -1,4 +1,4 @@
-/** The pages of a built site, and the hooks of their sources. */
+/** The pages of a built site, their sources, and the hooks in these. */
 
 import {existsSync, readFileSync, readdirSync} from 'node:fs';
 import {join, posix} from 'node:path';
@@ -25,34 +25,51 @@ export function allPages(folder) {
 }
 
 /**
- * The objects that each page must show, by the hooks of its source.
+ * The Markdown of the pages that are written on now, by their addresses.
  *
  * @param {string} website The Docusaurus project.
- * @returns {{address: string, hooks: string[]}[]}
+ * @returns {Map<string, string>}
  */
-export function hookedPages(website) {
+export function sources(website) {
   const versions = join(website, 'versions.json');
   const isReleased = existsSync(versions) && JSON.parse(readFileSync(versions, 'utf8')).length > 0;
-  return Object.entries(SOURCES).flatMap(([prefix, folder]) =>
-    readdirSync(join(website, folder), {recursive: true})
-      .map(String)
-      .filter((path) => path.endsWith('.md'))
-      .map((path) => ({
-        address: `/${posix.join(prefix, isReleased ? 'next' : '', path.replace(/\.md$/, ''))}/`,
-        hooks: hooksOf(readFileSync(join(website, folder, path), 'utf8')),
-      }))
-      .filter(({hooks}) => hooks.length > 0),
+  const address = (prefix, path) => `/${posix.join(prefix, isReleased ? 'next' : '', path.replace(/\.md$/, ''))}/`;
+  return new Map(
+    Object.entries(SOURCES).flatMap(([prefix, folder]) =>
+      readdirSync(join(website, folder), {recursive: true})
+        .map(String)
+        .filter((path) => path.endsWith('.md'))
+        .map((path) => [address(prefix, path), readFileSync(join(website, folder, path), 'utf8')]),
+    ),
   );
 }
 
-/** @param {string} markdown */
-function hooksOf(markdown) {
+/**
+ * The objects that a page must show.
+ *
+ * @param {string} markdown
+ * @returns {string[]}
+ */
+export const hooksOf = (markdown) =>
+  unfenced(markdown)
+    .filter((line) => HOOK.test(line))
+    .map((line) => HOOK.exec(line)[1]);
+
+/**
+ * The lines that are no code, and those that open and close code.
+ *
+ * @param {string} markdown
+ * @returns {string[]}
+ */
+export function unfenced(markdown) {
   let fence = null;
-  return markdown.split('\n').flatMap((line) => {
+  return markdown.split('\n').filter((line) => {
     const mark = FENCE.exec(line)?.[1];
-    if (mark) {
-      fence = fence === null ? mark : mark.startsWith(fence) ? null : fence;
+    const isOutside = fence === null;
+    if (mark && (isOutside || mark.startsWith(fence))) {
+      fence = isOutside ? mark : null;
+      return true;
     }
-    return fence === null && HOOK.test(line) ? [HOOK.exec(line)[1]] : [];
+    return isOutside;
   });
 }

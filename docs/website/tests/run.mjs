@@ -1,6 +1,10 @@
 /**
- * The tests of the built site in a real browser: `npm test`, or
- * `node tests/run.mjs [--site FOLDER] [--only WORD] [--self-test]`.
+ * The tests of the built site: `npm test`, or
+ * `node tests/run.mjs [--site FOLDER] [--only WORD] [--touched FILE] [--self-test]`.
+ *
+ * Links, anchors and files of all pages are checked in their HTML. A real browser opens every page; with `--touched`
+ * one page of each template and language, and those that the file names: `{"seed": "...", "pages": ["/docs/..."]}`,
+ * which `python docs_build.py site --test` writes.
  *
  * `--self-test` spoils the site in the ways that each check names, and passes if the check fails each time.
  */
@@ -13,30 +17,34 @@ import {launchBrowser} from './browser.mjs';
 import {access} from './checks/access.mjs';
 import {budget} from './checks/budget.mjs';
 import {keyboard} from './checks/keyboard.mjs';
+import {links} from './checks/links.mjs';
 import {notFound, opening, withoutScripts} from './checks/opening.mjs';
-import {chooser, copying, downloads, language, modes, versions} from './checks/reading.mjs';
-import {anchors} from './checks/reference.mjs';
+import {chooser, copying, language, modes, versions} from './checks/reading.mjs';
+import {anchors, scrolling} from './checks/reference.mjs';
 import {search} from './checks/search.mjs';
-import {allPages, hookedPages} from './pages.mjs';
+import {allPages, hooksOf, sources} from './pages.mjs';
 import {serve} from './server.mjs';
+import {representatives, templatesOf} from './templates.mjs';
 
 const WEBSITE = fileURLToPath(new URL('..', import.meta.url));
 const CHECKS = [
+  links,
+  anchors,
   opening,
+  scrolling,
   withoutScripts,
   notFound,
-  anchors,
   language,
   search,
   modes,
   copying,
   versions,
-  downloads,
   chooser,
   keyboard,
   access,
   budget,
 ];
+const TABS = ' tutorial with tabs';
 /** The pages that stand for all when the site is spoilt. */
 const SAMPLE = ['/', '/docs/basics/booster_api/'];
 
@@ -44,6 +52,7 @@ const {values: options} = parseArgs({
   options: {
     site: {type: 'string', default: process.env.SITE ?? join(WEBSITE, '../../build/site')},
     only: {type: 'string', default: ''},
+    touched: {type: 'string'},
     'self-test': {type: 'boolean', default: false},
   },
 });
@@ -99,17 +108,18 @@ async function proveChecks(selected) {
  */
 async function attempt(check, spoil) {
   const server = await serve(folder, spoil);
-  const isWhole = !options['self-test'];
-  const pages = allPages(folder);
-  const hooked = hookedPages(WEBSITE).filter(({address}) => isWhole || SAMPLE.includes(address));
+  const pages = options['self-test'] ? SAMPLE : allPages(folder);
+  const markdown = sources(WEBSITE);
+  const hooked = [...markdown].map(([address, text]) => ({address, hooks: hooksOf(text)}));
   const site = {
     browser,
     url: server.url,
     folder,
     website: WEBSITE,
-    pages: isWhole ? pages : pages.filter((address) => SAMPLE.includes(address)),
-    hooked,
-    withTabs: pages.filter((address) => /role="?tab/.test(readPage(address))),
+    pages,
+    opened: openedPages(pages, markdown),
+    hooked: hooked.filter(({address, hooks}) => hooks.length > 0 && pages.includes(address)),
+    withTabs: allPages(folder).filter((address) => templatesOf(address, markdown.get(address) ?? '').includes(TABS)),
   };
   const begun = performance.now();
   const seconds = () => ((performance.now() - begun) / 1000).toFixed(1);
@@ -123,7 +133,15 @@ async function attempt(check, spoil) {
   }
 }
 
-/** @param {string} address */
-function readPage(address) {
-  return readFileSync(join(folder, address.endsWith('/') ? `${address}index.html` : address), 'utf8');
+/**
+ * @param {string[]} pages
+ * @param {Map<string, string>} markdown
+ */
+function openedPages(pages, markdown) {
+  const {seed, pages: touched} = options.touched ? JSON.parse(readFileSync(options.touched, 'utf8')) : {pages: null};
+  if (touched === null) {
+    return pages;
+  }
+  const templates = representatives(new Map(pages.map((address) => [address, markdown.get(address) ?? ''])), seed);
+  return pages.filter((address) => templates.includes(address) || touched.includes(address));
 }

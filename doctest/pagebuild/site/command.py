@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pagebuild.changes import BASE_HELP
 from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.insight import make_insight
 from pagebuild.site.project import read_project
 from pagebuild.site.publish import publish
 from pagebuild.site.render.npm import MissingToolError, quiet_environment
 from pagebuild.site.render.site import Site
+from pagebuild.site.touched import touched_pages
 from pagebuild.site.website import OWNED, website_files
 from pagetest.finding import counted, shown
 from pagetest.model.tree import LANGUAGES
 from pagetest.suite import Suite
+from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -32,6 +35,8 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     parser.add_argument("--website", type=Path, default=website, help="the Docusaurus project (docs/website)")
     parser.add_argument("--build", action="store_true", help="build all languages into build/site")
     parser.add_argument("--test", action="store_true", help="run the website's own tests, in Chromium if there is one")
+    parser.add_argument("--full", action="store_true", help="with --test: in the browser, open every page")
+    parser.add_argument("--base", default="", help=BASE_HELP)
     parser.add_argument("--serve", action="store_true", help="serve what was built; do nothing else")
     parser.add_argument("--port", type=int, default=3000, help="where to serve; 0 for any free port (3000)")
 
@@ -53,10 +58,22 @@ def run(options: argparse.Namespace, root: Path) -> int:
         if not write_inputs(root, options.website):
             return FAILED
         built = not options.build or site.build()
-        return OK if built and (not options.test or site.test()) else FAILED
-    except MissingToolError as error:
+        return OK if built and (not options.test or _test(site, options, root)) else FAILED
+    except (MissingToolError, UsageError) as error:
         sys.stderr.write(f"docs_build.py site: {error}\n")
         return USAGE
+
+
+def _test(site: Site, options: argparse.Namespace, root: Path) -> bool:
+    """Runs the website's tests, after writing which pages the browser opens."""
+    if options.full:
+        return site.test()
+    touched = touched_pages(root, options.base)
+    number = "all" if touched.pages is None else len(touched.pages)
+    sys.stdout.write(f"the browser opens one page of each template, and {number} more: {touched.reason}\n")
+    path = root / "build" / "docs" / "touched.json"
+    touched.write(path)
+    return site.test(path)
 
 
 def write_inputs(root: Path, website: Path) -> bool:

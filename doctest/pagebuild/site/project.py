@@ -1,11 +1,11 @@
 """The project as the website presents it: its address, its version, the commit that is shown."""
 
-import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from pagebuild.changes import git_output
 
 NOWHERE = "https://example.org/colossal"
 
@@ -44,21 +44,11 @@ def read_project(root: Path, environment: Mapping[str, str], date: str) -> Proje
         environment: `DOCS_REPOSITORY` in it is the address, for a clone of a fork or a mirror.
         date: The day of the build.
     """
-    address = environment.get("DOCS_REPOSITORY") or web_address(_git(root, "remote", "get-url", "origin"))
-    return Project(address.rstrip("/"), _git(root, "rev-parse", "HEAD"), date)
+    address = environment.get("DOCS_REPOSITORY") or web_address(git_output(root, "remote", "get-url", "origin"))
+    return Project(address.rstrip("/"), git_output(root, "rev-parse", "HEAD"), date)
 
 
 def web_address(remote: str) -> str:
     """The address of a remote on the web: by https, without a user, a password or `.git`."""
     match = _URL.fullmatch(remote) or _SCP.fullmatch(remote)
     return f"https://{match.group(1)}/{match.group(2).strip('/').removesuffix('.git')}" if match else NOWHERE
-
-
-def _git(root: Path, *words: str) -> str:
-    """What git answers; empty if there is no git, no repository or no such thing."""
-    outer = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    try:
-        done = subprocess.run(["git", *words], cwd=root, env=outer, capture_output=True, text=True, check=False)  # noqa: S607
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -11,12 +11,17 @@ from pathlib import Path
 from pagebuild.api.command import library_of
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.target import Resolver
+from pagebuild.changes import BASE_HELP, files_of_change
 from pagebuild.sphinx.site import SphinxSite
 from pagebuild.sphinx.sources import Sources
+from pagebuild.sphinx.unwritten import BUILDER
 from pagetest.finding import Finding, counted
 from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
+
+_READ_BY_ALL = ("src", "doctest", "docs/sphinx", "docs/sidebars.json", "docs/glossary.json", "constraints.txt")
 
 # [Note: one process for each language]
 # Sphinx translates "Parameters" and its like when its modules are imported. A second site in the same process would
@@ -34,6 +39,7 @@ class Order:
         work: Where the sources that Sphinx reads are written.
         language: The language of the site.
         modules: The modules that the reference describes.
+        check: Whether warnings are all that is wanted.
     """
 
     root: Path
@@ -42,6 +48,12 @@ class Order:
     work: Path
     language: str
     modules: tuple[str, ...]
+    check: bool
+
+    @property
+    def target(self) -> Path:
+        """The folder of the site; that of a check holds nothing for readers."""
+        return self.work / f"check-{self.language}" if self.check else self.output / self.language
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,9 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     parser.add_argument("--output", type=Path, default=root / "build" / "sphinx", help="where the sites are written")
     parser.add_argument("--work", type=Path, default=root / "build" / "docs" / "sphinx", help="for what Sphinx reads")
     parser.add_argument("--lang", choices=LANGUAGES, action="append", help="which language (all)")
+    parser.add_argument("--check", action="store_true", help="look for faults only, in the languages a change reaches")
+    parser.add_argument("--html", dest="check", action="store_false", help="build the HTML after all")
+    parser.add_argument("--base", default="", help=BASE_HELP)
     parser.add_argument("--module", action="append", help="which module the reference describes (all public ones)")
 
 
@@ -73,16 +88,43 @@ def run(options: argparse.Namespace, root: Path) -> int:
         )
         return USAGE
     source, output, work = (path.resolve() for path in (options.source, options.output, options.work))
-    orders = [Order(root, source, output, work, language, modules) for language in options.lang or LANGUAGES]
+    try:
+        languages = options.lang or (reached_languages(root, source, options.base) if options.check else LANGUAGES)
+    except UsageError as error:
+        sys.stderr.write(f"docs_build.py sphinx: {error}\n")
+        return USAGE
+    orders = [Order(root, source, output, work, language, modules, options.check) for language in languages]
     failed = False
     context = multiprocessing.get_context("spawn")  # see [Note: one process for each language]
     with ProcessPoolExecutor(len(orders), mp_context=context) as pool:
         for outcome in pool.map(build, orders):
             failed = failed or bool(outcome.findings)
             sys.stdout.writelines(f"{finding}\n" for finding in outcome.findings)
-            where, counts = outcome.order.output / outcome.order.language, counted(len(outcome.findings), "finding")
+            where, counts = outcome.order.target, counted(len(outcome.findings), "finding")
             sys.stdout.write(f"{where}: {counted(outcome.pages, 'page')}, {counts}, {outcome.seconds:.1f} s\n")
     return FAILED if failed else OK
+
+
+def reached_languages(root: Path, source: Path, base: str = "") -> tuple[str, ...]:
+    """The languages whose site a change can break: always the original, and the others where their sources differ.
+
+    Args:
+        root: The project's root.
+        source: The tree of pages.
+        base: The revision to compare with; see `files_of_change`.
+
+    Returns:
+        All languages where git knows no base, or where something that all of them read differs: the code, the
+        configuration, the program.
+
+    Raises:
+        UsageError: A base is given, and git does not know it.
+    """
+    _, changed = files_of_change(root, base)
+    if changed is None or any(path.is_relative_to(root / part) for path in changed for part in _READ_BY_ALL):
+        return LANGUAGES
+    original, *others = LANGUAGES
+    return original, *(one for one in others if any(path.is_relative_to(source / one) for path in changed))
 
 
 def build(order: Order) -> Outcome:
@@ -96,7 +138,8 @@ def build(order: Order) -> Outcome:
         order.language,
         configuration,
         order.work / order.language,
-        order.output / order.language,
+        order.target,
+        BUILDER if order.check else "html",
         inventory.resolver,
         order.modules,
     )

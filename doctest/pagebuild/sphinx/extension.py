@@ -20,6 +20,7 @@ from pagebuild.api.target import Resolver
 from pagebuild.sphinx import formulas
 from pagebuild.sphinx.links import Linker
 from pagebuild.sphinx.modules import describe
+from pagebuild.sphinx.unwritten import check_unwritten
 
 
 class ApiObject(SphinxDirective):
@@ -88,4 +89,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("config-inited", prepare_chinese_search)
     app.connect("doctree-read", linker.link_words)
     app.connect("missing-reference", linker.resolve)
+    app.connect("doctree-resolved", check_unwritten)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

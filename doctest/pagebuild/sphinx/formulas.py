@@ -12,17 +12,18 @@ _LOGGER = logging.getLogger(__name__)
 
 def visit_inline(translator: Any, node: nodes.math) -> None:
     """Writes a formula that stands in a sentence."""
-    translator.body.append(_formula(node, as_block=False))
+    translator.body.append(to_mathml(node, as_block=False))
     raise nodes.SkipNode
 
 
 def visit_block(translator: Any, node: nodes.math_block) -> None:
     """Writes a formula that stands by itself."""
-    translator.body.append(f'<div class="math">{_formula(node, as_block=True)}</div>')
+    translator.body.append(f'<div class="math">{to_mathml(node, as_block=True)}</div>')
     raise nodes.SkipNode
 
 
-def _formula(node: nodes.Element, *, as_block: bool) -> str:
+def to_mathml(node: nodes.Node, *, as_block: bool) -> str:
+    """The formula as MathML; a formula that cannot be drawn is a warning, and empty."""
     text = node.astext()
     try:
         return tex2mathml(text, as_block=as_block)

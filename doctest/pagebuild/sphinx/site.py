@@ -25,7 +25,8 @@ class SphinxSite:
         language: The language of the pages.
         configuration: The folder of `conf.py`.
         source: The folder that Sphinx reads.
-        output: The folder of the HTML.
+        output: The folder of what is built.
+        builder: Sphinx's name for what is built: `html`, or `dummy` for the warnings alone.
         resolver: Knows where objects are defined.
         modules: The modules that the reference describes.
     """
@@ -34,11 +35,12 @@ class SphinxSite:
     configuration: Path
     source: Path
     output: Path
+    builder: str
     resolver: Resolver
     modules: Sequence[str]
 
     def build(self, pages: Mapping[Path, tuple[Path, MystPage]]) -> list[Finding]:
-        """Builds the HTML anew.
+        """Builds the site anew.
 
         Args:
             pages: Per page that Sphinx reads, the author's file and how lines were moved.
@@ -54,7 +56,7 @@ class SphinxSite:
                 self.configuration,
                 self.output,
                 self.source.parent / f"doctrees-{self.language}",
-                "html",
+                self.builder,
                 confoverrides={
                     "language": LANGUAGE_CODES[self.language],
                     "html_context.page_language": self.language,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pagebuild import cli
 from pagebuild.site import command, insight
 from pagebuild.site.front import Facts, front_matter
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser, quiet_environment
@@ -108,7 +109,7 @@ echo "npm $*" >> calls
 case "$1 $2" in
   "ci ") mkdir -p node_modules; test -z "$FAIL_CI" ;;
   "run build") printf '%s\\n' "$SAY"; exit "${FAIL_BUILD:-0}" ;;
-  "test ") echo "browser $CHROMIUM" >> calls ;;
+  "test "*) echo "browser $CHROMIUM" >> calls ;;
 esac
 """
 
@@ -188,7 +189,23 @@ def test_the_browser_is_found_or_missed_loudly(site, docs, capsys) -> None:
     assert find_browser({"PATH": "", "CHROMIUM": named}) == named
     assert find_browser({"PATH": str(docs.root / "bin"), "CHROMIUM": "/nowhere"}) is None
     assert with_variables(bare, CI="1", PATH=f"{docs.root / 'bin'}:{os.defpath}").test()
-    assert calls(site)[-2:] == ["npm test", f"browser {docs.root / 'bin' / 'chromium'}"]
+    assert calls(site)[-3:] == ["npm test", f"browser {docs.root / 'bin' / 'chromium'}", "npm run test:checks"]
+
+
+def test_the_browser_opens_every_page_or_those_that_a_change_touches(site, docs, capsys, monkeypatch) -> None:
+    program(docs.root / "bin", "chromium", "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", site.environment["PATH"])
+    monkeypatch.setattr(command, "write_inputs", lambda *_: True)
+    assert cli.main(["site", "--test", "--full"], docs.root) == 0
+    assert calls(site)[-3::2] == ["npm test", "npm run test:checks"]
+    assert "one page of each template" not in capsys.readouterr().out
+    assert cli.main(["site", "--test"], docs.root) == 0
+    file = docs.root / "build/docs/touched.json"
+    assert calls(site)[-2] == f"npm test -- --touched {file}"
+    assert len(json.loads(file.read_text())["pages"]) == 6
+    assert "one page of each template, and 6 more: a sample by the commit's hash" in capsys.readouterr().out
+    assert cli.main(["site", "--test", "--base", "nowhere"], docs.root) == 2
+    assert "docs_build.py site: " in capsys.readouterr().err
 
 
 def test_only_a_built_site_is_served_on_a_free_port(site, docs) -> None:

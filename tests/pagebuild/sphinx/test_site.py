@@ -1,4 +1,4 @@
-"""The Sphinx site of a small tree of pages, built once as a user builds it, and once with every kind of fault."""
+"""The Sphinx site of a small tree of pages, built once as a user builds it; once checked with every kind of fault."""
 
 import re
 import subprocess
@@ -80,6 +80,14 @@ A formula: $\\frac{a}$.
 [A heading](#that-is-not-here)
 
 ![no figure](../images/gone.svg)
+
+```pithon
+x = 1
+```
+
+```json
+{"a": $}
+```
 """
 
 
@@ -111,12 +119,12 @@ def write(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def build(folder: Path, languages: Sequence[str], modules: Sequence[str]) -> Built:
+def build(folder: Path, languages: Sequence[str], modules: Sequence[str], *more: str) -> Built:
     source, html, work = folder / "docs" / "source", folder / "html", folder / "work"
     places = ["--source", source, "--output", html, "--work", work]
     chosen = [word for language in languages for word in ("--lang", language)]
     chosen += [word for module in modules for word in ("--module", module)]
-    command = [sys.executable, "docs_build.py", "sphinx", *map(str, places), *chosen]
+    command = [sys.executable, "docs_build.py", "sphinx", *map(str, places), *chosen, *more]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.stderr == ""
     return Built(folder, done.returncode, done.stdout)
@@ -138,7 +146,8 @@ def faulty(tmp_path_factory) -> Built:
     folder = tmp_path_factory.mktemp("faulty")
     sidebar = '{"s": [{"type": "category", "label": "A", "items": ["a/faulty"]}]}'
     write(folder / "docs", {"sidebars.json": sidebar, "source/en/a/faulty.md": FAULTY})
-    return build(folder, ["en"], MODULES[:1])
+    write(folder / "html" / "en", {"index.html": "built before"})
+    return build(folder, ["en"], MODULES[:1], "--check")
 
 
 LANGUAGES = pytest.mark.parametrize("language", ["en", "zh-Hans"])
@@ -276,9 +285,45 @@ def test_every_fault_is_reported_at_the_authors_line(faulty) -> None:
         if match:
             found[int(match.group(1))] = match.group(2)
     assert faulty.status == 1
-    assert sorted(found) == [3, 6, 8, 10, 12], faulty.output
+    assert sorted(found) == [3, 6, 8, 10, 12, 14, 18], faulty.output
     assert "`colossal.booster.Boster` is not in the API reference" in found[3]
     assert "'gone.md'" in found[6]
     assert "the formula `\\frac{a}` cannot be drawn" in found[8]
     assert "'that-is-not-here'" in found[10]
     assert "gone.svg" in found[12]
+    assert "'pithon' is not known" in found[14]
+    assert 'as "json" resulted in an error' in found[18]
+
+
+def test_a_check_writes_no_site_and_leaves_the_one_that_is_there(faulty) -> None:
+    assert faulty.html("en/index") == "built before"
+    assert [path.name for path in faulty.folder.rglob("*.html")] == ["index.html"]
+
+
+@pytest.mark.parametrize(
+    ("file", "languages"),
+    [
+        ("docs/source/en/basics/lesson.md", ["en"]),
+        ("docs/source/zh-Hans/basics/lesson.md", ["en", "zh-Hans"]),
+        ("docs/source/zh-Hans/sidebar_category_translation.json", ["en", "zh-Hans"]),
+        ("src/pack/__init__.py", ["en", "zh-Hans"]),
+        ("docs/sidebars.json", ["en", "zh-Hans"]),
+        ("docs/sphinx/conf.py", ["en", "zh-Hans"]),
+        ("doctest/pagebuild/sphinx/myst.py", ["en", "zh-Hans"]),
+        ("tests/test_other.py", ["en"]),
+    ],
+)
+def test_a_check_looks_at_the_languages_that_a_change_can_reach(file, languages, tmp_path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    source = tmp_path / "docs" / "source"
+    assert list(command.reached_languages(tmp_path, source)) == ["en", "zh-Hans"]
+    for words in (["init", "-q"], *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    assert list(command.reached_languages(tmp_path, source)) == ["en"]
+    write(tmp_path, {file: "other"})
+    assert list(command.reached_languages(tmp_path, source)) == languages
+
+
+def test_a_base_that_git_does_not_know_is_a_wrong_call(capsys) -> None:
+    assert cli.main(["sphinx", "--check", "--base", "nowhere"], ROOT) == 2
+    assert capsys.readouterr().err.startswith("docs_build.py sphinx: ")

@@ -1,11 +1,11 @@
-/** Every page opens cleanly, wide and narrow, with all its pictures, and can be read without scripts. */
+/** Pages open cleanly, wide and narrow, with all its pictures, and can be read without scripts. */
 
 import {DESKTOP, PHONE, ensure, open, visitAll, withPage} from '../browser.mjs';
 
 export const opening = {
-  name: 'every page opens without an error, a remote request or sideways scrolling',
+  name: 'pages open without an error, a remote request or sideways scrolling',
   async run(site) {
-    await visitAll(site, site.pages, async (page, address, complaints) => {
+    await visitAll(site, site.opened, async (page, address, complaints) => {
       await page.setViewportSize(PHONE);
       await open(page, site.url + address);
       await checkWidth(page, PHONE);
@@ -14,7 +14,7 @@ export const opening = {
       await checkPictures(page);
       forgive404(address, complaints, site.url);
     });
-    return `${site.pages.length} pages`;
+    return `${site.opened.length} of ${site.pages.length} pages`;
   },
   spoils: [
     {html: '<script>console.error("spoilt")</script>', expect: /console error: spoilt/},

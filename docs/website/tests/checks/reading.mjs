@@ -1,4 +1,4 @@
-/** What a reader does on a page: another language, another mode, copying, downloading, choosing. */
+/** What a reader does on a page: another language, another mode, copying, choosing. */
 
 import {readFileSync} from 'node:fs';
 import {join} from 'node:path';
@@ -132,23 +132,6 @@ export const versions = {
       expect: /listed are/,
     },
   ],
-};
-
-export const downloads = {
-  name: 'every script and notebook that a page offers is there',
-  async run(site) {
-    const offers = site.pages.flatMap((address) => {
-      const html = readFileSync(join(site.folder, address.endsWith('/') ? `${address}index.html` : address), 'utf8');
-      return [...html.matchAll(/<a [^>]*\bdownload\b[^>]*>/g)].map(([tag]) => /href="?([^"\s>]+)/.exec(tag)[1]);
-    });
-    const offered = [...new Set(offers)];
-    const answers = await Promise.all(offered.map((path) => fetch(site.url + path)));
-    const missing = offered.filter((_, index) => !answers[index].ok);
-    ensure(missing.length === 0, `nothing to download at ${missing.join(', ')}`);
-    ensure(offered.length > 0, 'no page offers a download');
-    return `${offered.length} files`;
-  },
-  spoils: [{missing: /^\/downloads\//, expect: /nothing to download/}],
 };
 
 export const chooser = {

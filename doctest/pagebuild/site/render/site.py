@@ -59,8 +59,12 @@ class Site:
         _say(f"site built: {outcome.seconds:.0f} s, {cpu}, largest process {used.ru_maxrss * 1024 / 1e9:.2f} GB")
         return True
 
-    def test(self) -> bool:
+    def test(self, touched: Path | None = None) -> bool:
         """Runs the website's own tests, in a browser where there is one; without one it fails in CI only.
+
+        Args:
+            touched: The file that names the pages which the browser opens, besides one of each template; without it the
+                browser opens all pages, and each check is shown to fail on a fault.
 
         Returns:
             Whether nothing failed.
@@ -71,7 +75,9 @@ class Site:
         npm = Npm(self.website, self.environment)
         browser = find_browser(self.environment)
         if browser:
-            return not self._run(npm.command("npm", "test"), "site-tests.log", {"CHROMIUM": browser}).returncode
+            runs = [("test", "--", "--touched", str(touched))] if touched else [("test",), ("run", "test:checks")]
+            commands = [npm.command("npm", *words) for words in runs]
+            return not any(self._run(words, "site-tests.log", {"CHROMIUM": browser}).returncode for words in commands)
         _say(
             "THE BROWSER TESTS DID NOT RUN: they need Chromium, and there is none on the path or in CHROMIUM. "
             "Install it; on Debian: apt-get install chromium"

@@ -1,0 +1,53 @@
+/** What the HTML of a page says, read without a browser: its anchors, and all that it links to or loads. */
+
+import {Parser} from 'htmlparser2';
+
+/** The attributes that hold an address, by the tag. */
+const ADDRESSES = {
+  a: ['href'],
+  area: ['href'],
+  iframe: ['src'],
+  img: ['src', 'srcset'],
+  link: ['href'],
+  script: ['src'],
+  source: ['src', 'srcset'],
+  video: ['src', 'poster'],
+};
+
+/**
+ * @typedef {{tag: string, rel: string, address: string, isDownload: boolean}} Link
+ * @typedef {{ids: Set<string>, objects: string[], contents: Set<string>, links: Link[]}} Outline The anchors; those of
+ * documented objects in their order; what the table of contents leads to; the links.
+ */
+
+/**
+ * @param {string} html
+ * @returns {Outline}
+ */
+export function outlineOf(html) {
+  const outline = {ids: new Set(), objects: [], contents: new Set(), links: []};
+  const onopentag = (tag, attributes) => {
+    const classes = (attributes.class ?? '').split(' ');
+    [attributes.id, tag === 'a' && attributes.name].filter(Boolean).forEach((id) => outline.ids.add(id));
+    if (classes.includes('api-object') || classes.includes('api-member')) {
+      outline.objects.push(attributes.id);
+    }
+    if (classes.includes('table-of-contents__link')) {
+      outline.contents.add(attributes.href.replace('#', ''));
+    }
+    outline.links.push(...linksOf(tag, attributes));
+  };
+  new Parser({onopentag}).end(html);
+  return outline;
+}
+
+/** @param {string} tag @param {Record<string, string>} attributes @returns {Link[]} */
+function linksOf(tag, attributes) {
+  return (ADDRESSES[tag] ?? [])
+    .filter((name) => attributes[name] !== undefined)
+    .flatMap((name) => (name === 'srcset' ? attributes[name].split(',').map(firstWord) : [attributes[name]]))
+    .map((address) => ({tag, rel: attributes.rel, address, isDownload: 'download' in attributes}));
+}
+
+/** @param {string} text */
+const firstWord = (text) => text.trim().split(/\s+/)[0];
