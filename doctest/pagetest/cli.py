@@ -14,9 +14,9 @@ from pagetest.graph.changes import changed_files
 from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
 from pagetest.results.recorder import Recorder, run_facts
+from pagetest.results.records import RECORDS, Records
 from pagetest.results.report import extremes, lines_of, summary
 from pagetest.results.result import Result
-from pagetest.results.results_file import ResultsFile
 from pagetest.run.device import Device
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
@@ -77,12 +77,11 @@ def _names(options: argparse.Namespace, tree: Tree, root: Path) -> Mapping[str, 
 
 def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     device = Device(options.device)
-    recorder = Recorder(ResultsFile(options.json), device, run_facts(root)) if options.json else None
-    if recorder:
-        recorder.file.read()  # a file of something else is refused before anything is run
     if device.fault:
         raise UsageError(device.fault)
-    runner = Runner(root, options.build.resolve(), options.timeout, options.verbose, device)
+    build = options.build.resolve()
+    recorder = Recorder(Records(build.with_name(RECORDS)), device, root, run_facts(root))
+    runner = Runner(root, build, options.timeout, options.verbose, device)
     if options.watch:
         Watch(suite, names, runner, _say).run()
     results: list[Result] = []
@@ -90,8 +89,7 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     for result in suite.run(names, runner):
         results.append(result)
         _say(*lines_of(result, width))
-        if recorder:
-            recorder.enter(result)
+        recorder.enter(result)
     if options.all:
         _say(*extremes(results))
     _say(summary(results))

@@ -22,7 +22,6 @@ def make_parser(root: Path) -> argparse.ArgumentParser:
     _add_choices(parser)
     parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="limit per page (120)")
     parser.add_argument("--device", choices=[CPU, CUDA], default="", help="the device of all pages (the best there is)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="enter the results into FILE; a watch has none")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the pages print")
     return parser
 

@@ -11,6 +11,7 @@ import pytest
 from pagetest import cli
 from pagetest.model.page import Page
 from pagetest.model.reader import parse_page
+from pagetest.results.records import Records
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE_LINE = 5
@@ -39,6 +40,10 @@ class Docs:
     @property
     def build(self) -> Path:
         return self.source.parent / "build"
+
+    @property
+    def records(self) -> Records:
+        return Records(self.source.parent / "verified")
 
     def arguments(self, *words: str) -> list[str]:
         return [*words, "--source", str(self.source), "--build", str(self.build)]
