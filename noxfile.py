@@ -86,7 +86,7 @@ def api(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def notebooks(session: nox.Session) -> None:
-    """All tutorials as notebooks, executed; ``nox -s notebooks -- booster_api`` makes one."""
+    """All tutorials as notebooks, a few (``-- --execute-all``: all) of them executed; ``-- booster_api`` makes one."""
     programs = prepare(session, DOCS, "api", "notebooks")
     docs_build(session, programs, "api")
     docs_build(session, programs, "notebooks", *session.posargs)
