@@ -3,8 +3,8 @@
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,6 +25,7 @@ from pagetest.warm.watch import Watch
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 NUM_REASONS = 3
+NUM_JOBS = 2
 
 
 def main(arguments: Sequence[str], root: Path) -> int:
@@ -86,14 +87,26 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
         Watch(suite, names, runner, _say).run()
     results: list[Result] = []
     width = max(map(len, names))
-    for result in suite.run(names, runner):
-        results.append(result)
-        _say(*lines_of(result, width))
-        recorder.enter(result)
+    with closing(_results(suite, names, runner, options)) as found:
+        for result in found:
+            results.append(result)
+            _say(*lines_of(result, width))
+            recorder.enter(result)
     if options.all:
         _say(*extremes(results))
     _say(summary(results))
     return FAILED if any(result.is_failed for result in results) else OK
+
+
+def _results(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -> Generator[Result]:
+    """Runs the pages, some at a time where the output of none is shown as it comes."""
+    from pagetest.pool import Pool  # it needs psutil, and the checks that start no page do not
+
+    jobs = options.jobs or (1 if options.names else NUM_JOBS)
+    if jobs == 1 or len(names) == 1 or options.verbose:
+        yield from suite.run(names, runner)
+    else:
+        yield from Pool(suite, runner, jobs).run(names)
 
 
 def _check(suite: Suite, names: Sequence[str]) -> int:
