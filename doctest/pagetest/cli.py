@@ -8,15 +8,18 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from pagetest.finding import counted
+from pagetest.finding import counted, shown
 from pagetest.graph.affected import Affected
 from pagetest.graph.changes import changed_files
+from pagetest.graph.imports import ImportGraph
 from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
+from pagetest.results.fitting import Fitting
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import RECORDS, Records
 from pagetest.results.report import extremes, lines_of, summary
 from pagetest.results.result import Result
+from pagetest.results.selection import Selection, is_wanted, select
 from pagetest.run.device import Device
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
@@ -81,19 +84,30 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     if device.fault:
         raise UsageError(device.fault)
     build = options.build.resolve()
-    recorder = Recorder(Records(build.with_name(RECORDS)), device, root, run_facts(root))
+    published, facts = Records(suite.tree.source.with_name(RECORDS)), run_facts(root)
+    kept = published if options.record else None
+    recorder = Recorder(Records(build.with_name(RECORDS)), device, root, facts, kept)
+    selection = Selection({}, frozenset())
+    if options.all and is_wanted():
+        fitting = Fitting([published], suite.tree, ImportGraph(suite.code), device.expected, facts)
+        selection = select(names, suite.languages, fitting, facts["commit"])
     runner = Runner(root, build, options.timeout, options.verbose, device)
     if options.watch:
         Watch(suite, names, runner, _say).run()
     results: list[Result] = []
     width = max(map(len, names))
-    with closing(_results(suite, names, runner, options)) as found:
-        for result in found:
+    with closing(_results(suite, selection.due(names), runner, options)) as found:
+        for result in map(selection.checked, found):
             results.append(result)
             _say(*lines_of(result, width))
             recorder.enter(result)
     if options.all:
         _say(*extremes(results))
+    if selection.runs:
+        left = f"{counted(len(selection.runs) - len(selection.sample), 'page')} not run"
+        _say(f"{left}: the records in {shown(published.folder)} hold, and {len(selection.sample)} of them were tried")
+    if options.all and options.record:
+        published.keep(suite.tree.names)
     _say(summary(results))
     return FAILED if any(result.is_failed for result in results) else OK
 

@@ -39,10 +39,16 @@ class Docs:
 
     @property
     def build(self) -> Path:
-        return self.source.parent / "build"
+        return self.source.parent / "build" / "pages"
 
     @property
     def records(self) -> Records:
+        """What the last runs left."""
+        return Records(self.source.parent / "build" / "verified")
+
+    @property
+    def published(self) -> Records:
+        """What was recorded to be committed."""
         return Records(self.source.parent / "verified")
 
     def arguments(self, *words: str) -> list[str]:

@@ -88,7 +88,8 @@ def _workshop(tree: Tree, names: Sequence[str], options: argparse.Namespace, roo
     fingerprints = {page.path: fingerprint(page, graph) for page in pages}
     suite = Suite(tree, LANGUAGES if options.lang == ALL else (options.lang,), root / "src")
     runner = Runner(root, build, options.timeout, device=device)
-    recorder = Recorder(Records(build.with_name(RECORDS)), device, root, now)
+    records = [Records(build.with_name(RECORDS)), Records(tree.source.with_name(RECORDS))]
+    recorder = Recorder(records[0], device, root, now)
 
     def run_page(page: Page) -> Result:
         result = suite.run_page(page, runner)
@@ -101,7 +102,7 @@ def _workshop(tree: Tree, names: Sequence[str], options: argparse.Namespace, roo
         reference["objects"],
         options.output,
         options.timeout,
-        Fitting(recorder.records, tree, graph, device.expected, now),
+        Fitting(records, tree, graph, device.expected, now),
         run_page,
         frozenset(names) if options.execute_all else _sample(tree, names, now["commit"]),
         facts,

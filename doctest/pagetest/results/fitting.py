@@ -1,6 +1,6 @@
 """Which records still hold: those of pages whose code, and all that it ran with, are what they were."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,14 @@ class Fitting:
     """Finds the runs that hold for the pages as they are now.
 
     Attributes:
-        records: Where to look.
+        records: Where to look, first there first.
         tree: The pages.
         graph: The project's modules.
         device: The device of the runs.
         facts: What a run that began now would hold for.
     """
 
-    records: Records
+    records: Sequence[Records]
     tree: Tree
     graph: ImportGraph
     device: str
@@ -64,10 +64,12 @@ class Fitting:
         Raises:
             BrokenRecordError: The page's record holds something else.
         """
-        record = self.records.find(self.device, page.language, page.name)
-        if record and self._holds(record, page):
-            run = RecordedRun(self.records, record)
-            return run if all(file.is_file() for files in run.figures for file in files) else None
+        for records in self.records:
+            record = records.find(self.device, page.language, page.name)
+            if record and self._holds(record, page):
+                run = RecordedRun(records, record)
+                if all(file.is_file() for files in run.figures for file in files):
+                    return run
         if page.language == LANGUAGES[0] or LANGUAGES[0] not in self.tree.languages(page.name):
             return None
         original = self.tree.page(page.name, LANGUAGES[0])

@@ -24,6 +24,7 @@ class Recorder:
 
     Attributes:
         records: Where to.
+        published: Where what passed is kept too; None for nowhere.
         device: The device of the run.
         root: The project's root.
         facts: What all results of the run share.
@@ -33,13 +34,15 @@ class Recorder:
     device: Device
     root: Path
     facts: Mapping[str, Any]
+    published: Records | None = None
 
     def enter(self, result: Result) -> None:
         """Enters a result at once, so that what was learnt outlives an interruption."""
-        if result.status == NONE:
-            self.records.remove(result.language, result.name)
-        else:
-            self.records.enter(self.record(result), {figure.name: figure.content for figure in _figures(result)})
+        for records in filter(None, (self.records, self.published)):
+            if result.status == NONE:
+                records.remove(result.language, result.name)
+            elif records is self.records or not result.is_failed:
+                records.enter(self.record(result), {figure.name: figure.content for figure in _figures(result)})
 
     def record(self, result: Result) -> dict[str, Any]:
         """The record of a result; a failure counts for the device that the page should have run on."""

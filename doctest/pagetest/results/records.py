@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,12 @@ class Records:
             file = self._file(folder.name, language, page)
             file.unlink(missing_ok=True)
             shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+
+    def keep(self, pages: Collection[str]) -> None:
+        """Removes what is known of all other pages, which do not exist any more."""
+        for record in self.read():
+            if record["page"] not in pages:
+                self.remove(record["lang"], record["page"])
 
     def _file(self, device: str, language: str, page: str) -> Path:
         return self.folder / device / language / f"{page}.json"

@@ -69,7 +69,7 @@ class Pages:
             recorder.enter(result)
             return result
 
-        fitting = Fitting(self.records, tree, ImportGraph(ROOT / "src"), "cpu", now)
+        fitting = Fitting([self.records], tree, ImportGraph(ROOT / "src"), "cpu", now)
         folder, chosen = self.folder / "notebooks", frozenset(executed)
         return Workshop(ROOT, suite, OBJECTS, folder, limit_seconds, fitting, run_page, chosen)
 
