@@ -20,7 +20,7 @@ from pagetest.results.records import RECORDS, Records
 from pagetest.results.report import extremes, lines_of, summary
 from pagetest.results.result import Result
 from pagetest.results.selection import Selection, is_wanted, select
-from pagetest.run.device import Device
+from pagetest.run.device import CUDA, Device
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
 from pagetest.usage import UsageError
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str], root: Path) -> int:
         0 if all is well, 1 if a page failed, 2 for a wrong call, 130 after an interruption.
     """
     options = make_parser(root).parse_args(arguments)
+    options.all |= options.record and not (options.names or options.affected)
     tree = Tree(options.source.resolve())
     languages = LANGUAGES if options.lang == "all" else (options.lang,)
     suite = Suite(tree, languages, root / "src", options.update_outputs)
@@ -116,7 +117,7 @@ def _results(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -
     """Runs the pages, some at a time where the output of none is shown as it comes."""
     from pagetest.pool import Pool  # it needs psutil, and the checks that start no page do not
 
-    jobs = options.jobs or (1 if options.names else NUM_JOBS)
+    jobs = options.jobs or (1 if options.names or options.device == CUDA else NUM_JOBS)
     if jobs == 1 or len(names) == 1 or options.verbose:
         yield from suite.run(names, runner)
     else:

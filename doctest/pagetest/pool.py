@@ -3,7 +3,6 @@
 import ctypes
 import multiprocessing
 import os
-import shlex
 import signal
 import sys
 from collections import deque
@@ -19,9 +18,8 @@ import psutil
 from pagetest.results.result import Result
 from pagetest.run.runner import Runner
 from pagetest.run.session import adopt_orphans
-from pagetest.slots import default_slots
+from pagetest.slots import default_slots, ranks_of
 from pagetest.suite import Suite
-from pagetest.warm.launch import read_launch
 
 STOP_SECONDS = 20.0
 
@@ -68,11 +66,7 @@ class Pool:
     def cost(self, name: str) -> int:
         """How many slots a page takes."""
         page = self.suite.tree.page(name, self.suite.tree.languages(name)[0])
-        if page.alone:
-            return self.slots
-        with suppress(ValueError):  # a command that cannot be split: the page is refused before it runs
-            return min(self.slots, read_launch(shlex.split(page.command)).ranks or 1)
-        return 1
+        return min(self.slots, ranks_of(page))
 
     def run(self, names: Sequence[str]) -> Iterator[Result]:
         """Runs the pages; the results come in the order in which the pages were started, see `order`.

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import psutil
@@ -76,6 +77,20 @@ def test_pages_with_many_ranks_come_first(docs, pool) -> None:
         "one": 1, "two": 2, "three": 3, "four": 4, "eight": 4, "broken": 1
     }  # fmt: skip
     assert pool.order(["broken", *ranks]) == ["four", "eight", "three", "two", "broken", "one"]
+
+
+def test_whoever_runs_a_page_takes_as_many_slots(docs) -> None:
+    taken: list[int] = []
+
+    def gate(ranks: int) -> AbstractContextManager[None]:
+        taken.append(ranks)
+        return nullcontext()
+
+    suite = Suite(Tree(docs.source), ("en",), ROOT / "src")
+    noted(docs, "a")
+    noted(docs, "b", alone=True)
+    assert all(result.status == "PASS" for result in suite.run(["a", "b"], Runner(ROOT, docs.build, 60.0, gate=gate)))
+    assert taken == [1, sys.maxsize]
 
 
 def test_a_request_to_run_alone_says_why_and_is_translated(docs, capsys) -> None:

@@ -34,7 +34,7 @@ def recorded(docs) -> Any:
     for name in NAMES:
         docs.add(name, counted(docs, name))
     docs.write("prose", "# Title\n\n<!-- doc-test-command: none -->\n")
-    done = docs.run("--all", "--record")
+    done = docs.run("--record")
     assert done.returncode == 0, done.stdout
     assert ran(docs) == NAMES
     return docs

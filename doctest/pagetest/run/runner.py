@@ -23,7 +23,7 @@ from pagetest.run.probe.page_output import FIGURES, Printed
 from pagetest.run.starting import Start, start_cold
 from pagetest.run.verdict import Failure, judge
 from pagetest.run.warned import warnings_in
-from pagetest.warm.launch import read_launch
+from pagetest.slots import ranks_of
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class Runner:
     def run(self, page: Page, script: Script) -> Result:
         """Runs a page that the static rules allow."""
         file = self.file_of(page)
-        ranks = read_launch(shlex.split(page.command)).ranks or 1
-        with self.gate(ranks), _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
+        with self.gate(ranks_of(page)), _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
             file.write_text(script.text, encoding="utf-8", newline="\n")
             return self._run(page, script, file, Path(reports))
 
