@@ -68,8 +68,8 @@ def tests(session: nox.Session) -> None:
 def doctest(session: nox.Session) -> None:
     """All tutorials, in both languages; ``nox -s doctest -- booster_api`` runs one."""
     programs = prepare(session, DOCS)
-    options = ["--json", "build/docs/results.json", "--timeout", "300"]  # of a page, on a machine of half the speed
-    session.run(programs / "python", "docs_test.py", *options, *(session.posargs or ["--all"]))
+    timeout = ["--timeout", "300"]  # of a page, on a machine of half the speed
+    session.run(programs / "python", "docs_test.py", *timeout, *(session.posargs or ["--all"]))
 
 
 def docs_build(session: nox.Session, programs: Path, *words: str) -> None:
@@ -87,7 +87,7 @@ def api(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def notebooks(session: nox.Session) -> None:
-    """All tutorials as notebooks, executed; ``nox -s notebooks -- booster_api`` makes one."""
+    """All tutorials as notebooks, a few (``-- --execute-all``: all) of them executed; ``-- booster_api`` makes one."""
     programs = prepare(session, DOCS, "api", "notebooks")
     docs_build(session, programs, "api")
     docs_build(session, programs, "notebooks", *session.posargs)

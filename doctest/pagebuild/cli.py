@@ -30,7 +30,7 @@ EMITTERS = {
     "freeze": Emitter("pagebuild.site.freeze_command", "the present documentation -> docs/versioned", "site"),
     "notebooks": Emitter(
         "pagebuild.notebook.command",
-        "pages -> executed build/docs/notebooks",
+        "pages and their records -> build/docs/notebooks",
         "notebooks",
         ("jupytext", "nbclient", "ipykernel"),
     ),

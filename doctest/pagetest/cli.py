@@ -3,21 +3,24 @@
 import argparse
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from pagetest.finding import counted
+from pagetest.finding import counted, shown
 from pagetest.graph.affected import Affected
 from pagetest.graph.changes import changed_files
+from pagetest.graph.imports import ImportGraph
 from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
+from pagetest.results.fitting import Fitting
 from pagetest.results.recorder import Recorder, run_facts
+from pagetest.results.records import RECORDS, Records
 from pagetest.results.report import extremes, lines_of, summary
 from pagetest.results.result import Result
-from pagetest.results.results_file import ResultsFile
-from pagetest.run.device import Device
+from pagetest.results.selection import Selection, is_wanted, select
+from pagetest.run.device import CUDA, Device
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
 from pagetest.usage import UsageError
@@ -25,6 +28,7 @@ from pagetest.warm.watch import Watch
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 NUM_REASONS = 3
+NUM_JOBS = 2
 
 
 def main(arguments: Sequence[str], root: Path) -> int:
@@ -38,6 +42,7 @@ def main(arguments: Sequence[str], root: Path) -> int:
         0 if all is well, 1 if a page failed, 2 for a wrong call, 130 after an interruption.
     """
     options = make_parser(root).parse_args(arguments)
+    options.all |= options.record and not (options.names or options.affected)
     tree = Tree(options.source.resolve())
     languages = LANGUAGES if options.lang == "all" else (options.lang,)
     suite = Suite(tree, languages, root / "src", options.update_outputs)
@@ -77,25 +82,46 @@ def _names(options: argparse.Namespace, tree: Tree, root: Path) -> Mapping[str, 
 
 def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     device = Device(options.device)
-    recorder = Recorder(ResultsFile(options.json), device, run_facts(root)) if options.json else None
-    if recorder:
-        recorder.file.read()  # a file of something else is refused before anything is run
     if device.fault:
         raise UsageError(device.fault)
-    runner = Runner(root, options.build.resolve(), options.timeout, options.verbose, device)
+    build = options.build.resolve()
+    published, facts = Records(suite.tree.source.with_name(RECORDS)), run_facts(root)
+    kept = published if options.record else None
+    recorder = Recorder(Records(build.with_name(RECORDS)), device, root, facts, kept)
+    selection = Selection({}, frozenset())
+    if options.all and is_wanted():
+        fitting = Fitting([published], suite.tree, ImportGraph(suite.code), device.expected, facts)
+        selection = select(names, suite.languages, fitting, facts["commit"])
+    runner = Runner(root, build, options.timeout, options.verbose, device)
     if options.watch:
         Watch(suite, names, runner, _say).run()
     results: list[Result] = []
     width = max(map(len, names))
-    for result in suite.run(names, runner):
-        results.append(result)
-        _say(*lines_of(result, width))
-        if recorder:
+    with closing(_results(suite, selection.due(names), runner, options)) as found:
+        for result in map(selection.checked, found):
+            results.append(result)
+            _say(*lines_of(result, width))
             recorder.enter(result)
     if options.all:
         _say(*extremes(results))
+    if selection.runs:
+        left = f"{counted(len(selection.runs) - len(selection.sample), 'page')} not run"
+        _say(f"{left}: the records in {shown(published.folder)} hold, and {len(selection.sample)} of them were tried")
+    if options.all and options.record:
+        published.keep(suite.tree.names)
     _say(summary(results))
     return FAILED if any(result.is_failed for result in results) else OK
+
+
+def _results(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -> Generator[Result]:
+    """Runs the pages, some at a time where the output of none is shown as it comes."""
+    from pagetest.pool import Pool  # it needs psutil, and the checks that start no page do not
+
+    jobs = options.jobs or (1 if options.names or options.device == CUDA else NUM_JOBS)
+    if jobs == 1 or len(names) == 1 or options.verbose:
+        yield from suite.run(names, runner)
+    else:
+        yield from Pool(suite, runner, jobs).run(names)
 
 
 def _check(suite: Suite, names: Sequence[str]) -> int:

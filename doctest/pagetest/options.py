@@ -20,9 +20,9 @@ def make_parser(root: Path) -> argparse.ArgumentParser:
     parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
     parser.add_argument("--build", type=Path, default=root / "build" / "docs" / "pages", help="where pages are run")
     _add_choices(parser)
+    parser.add_argument("--jobs", type=_count, metavar="N", help="pages at a time (2 for many pages, 1 for named ones)")
     parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="limit per page (120)")
     parser.add_argument("--device", choices=[CPU, CUDA], default="", help="the device of all pages (the best there is)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="enter the results into FILE; a watch has none")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what the pages print")
     return parser
 
@@ -42,7 +42,15 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", action="store_true", help="check all rules that need no run")
     parser.add_argument("--translations", action="store_true", help="list the sections that lag behind the original")
     parser.add_argument("--ack", action="store_true", help="note that the translations say what the originals say now")
+    parser.add_argument("--record", action="store_true", help="keep the records in docs/verified; of every page")
     parser.add_argument("--update-outputs", action="store_true", help="rewrite the stale output blocks of what is run")
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"a number above 0 was expected, not {text}")
+    return count
 
 
 def _seconds(text: str) -> float:

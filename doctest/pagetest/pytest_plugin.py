@@ -4,7 +4,7 @@ import fcntl
 import pickle
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +15,16 @@ import pytest
 from pagetest.checks.parity import compare
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.results.recorder import Recorder, run_facts
+from pagetest.results.records import RECORDS, BrokenRecordError, Records
 from pagetest.results.report import facts_of, lines_of
 from pagetest.results.result import NONE, SAME, Result
-from pagetest.results.results_file import ResultsFile, ResultsFileError
 from pagetest.run.device import CPU, CUDA, Device
 from pagetest.run.runner import Runner
 from pagetest.slots import Slots, default_slots
 from pagetest.suite import Suite
 
 LIMIT_SECONDS = 120.0
-SOURCE, BUILD, RESULTS = "docs/source", "build/docs/pages", "build/docs/results.json"
+SOURCE, BUILD = "docs/source", "build/docs/pages"
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,19 @@ class Book:
         runner: How they are run.
         shared: The folder where the workers leave results for each other.
         seconds: How long pages took when they were run last.
-        recorder: Enters the results, if that was asked for.
+        recorder: Enters the results.
     """
 
     suite: Suite
     runner: Runner
     shared: Path
     seconds: Mapping[str, float]
-    recorder: Recorder | None
+    recorder: Recorder
 
     def run(self, name: str, language: str) -> Result:
         """Runs a page, or shares the run of its original if the code is the same, and enters the result."""
         result = self._result(name, language)
-        if self.recorder:
-            self.recorder.enter(result)
+        self.recorder.enter(result)
         return result
 
     def is_shared(self, name: str, language: str) -> bool:
@@ -151,7 +150,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--pages-device", choices=[CPU, CUDA], default="", help="the device of all pages")
     group.addoption("--pages-timeout", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="limit per page")
     group.addoption("--pages-slots", type=int, default=0, metavar="N", help="ranks that may run at a time")
-    group.addoption("--pages-json", type=Path, metavar="FILE", help="enter the results into FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -160,15 +158,16 @@ def pytest_configure(config: pytest.Config) -> None:
     device = Device(str(config.getoption("pages_device", "")))
     if device.fault and not given:
         raise pytest.UsageError(device.fault.replace("--device", "--pages-device"))
-    root, file = config.rootpath, config.getoption("pages_json", None)
+    root = config.rootpath
+    records = Records((root / BUILD).with_name(RECORDS))
     slots = Slots(root / BUILD / ".slots", config.getoption("pages_slots", 0) or default_slots())
     limit = float(config.getoption("pages_timeout", LIMIT_SECONDS) or LIMIT_SECONDS)
     config.stash[BOOK] = Book(
         Suite(Tree(root / SOURCE), LANGUAGES, root / "src"),
         Runner(root, root / BUILD, limit, device=device, gate=slots.taken),
         Path(given.get("pages_shared") or tempfile.mkdtemp(prefix="pages-")),
-        given.get("pages_seconds") or _last_seconds(root / RESULTS),
-        Recorder(_readable(file), device, run_facts(root)) if file else None,
+        given.get("pages_seconds") or _last_seconds(records),
+        Recorder(records, device, root, run_facts(root)),
     )
     if getattr(config.option, "maxschedchunk", 0) is None:
         config.option.maxschedchunk = 1  # xdist would else give the long pages, which come first, all to one worker
@@ -223,21 +222,12 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
     return ("same", "=", f"SAME {facts}") if status == SAME else ("passed", ".", f"PASSED {facts}")
 
 
-def _readable(path: Path) -> ResultsFile:
-    file = ResultsFile(path)
+def _last_seconds(records: Records) -> dict[str, float]:
     try:
-        file.read()
-    except ResultsFileError as error:
-        raise pytest.UsageError(str(error)) from None
-    return file
-
-
-def _last_seconds(file: Path) -> dict[str, float]:
-    try:
-        entries: Iterable[dict[str, Any]] = ResultsFile(file).read()
-    except ResultsFileError:
+        found = records.read()
+    except BrokenRecordError:
         return {}
-    return {f"{entry['lang']}/{entry['page']}": float(entry.get("seconds") or 0.0) for entry in entries}
+    return {f"{record['lang']}/{record['page']}": float(record.get("seconds") or 0.0) for record in found}
 
 
 @contextmanager

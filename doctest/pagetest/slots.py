@@ -2,11 +2,16 @@
 
 import fcntl
 import os
+import shlex
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from pagetest.model.page import Page
+from pagetest.warm.launch import read_launch
 
 POLL_SECONDS = 0.05
 MIN_SLOTS = 4
@@ -48,6 +53,15 @@ class Slots:
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def ranks_of(page: Page) -> int:
+    """The ranks for which a page takes slots; more than there are where it asks to run alone."""
+    if page.alone:
+        return sys.maxsize
+    with suppress(ValueError):  # a command that cannot be split: the page is refused before it runs
+        return read_launch(shlex.split(page.command)).ranks or 1
+    return 1
 
 
 def default_slots() -> int:

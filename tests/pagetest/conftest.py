@@ -11,6 +11,7 @@ import pytest
 from pagetest import cli
 from pagetest.model.page import Page
 from pagetest.model.reader import parse_page
+from pagetest.results.records import Records
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE_LINE = 5
@@ -38,7 +39,17 @@ class Docs:
 
     @property
     def build(self) -> Path:
-        return self.source.parent / "build"
+        return self.source.parent / "build" / "pages"
+
+    @property
+    def records(self) -> Records:
+        """What the last runs left."""
+        return Records(self.source.parent / "build" / "verified")
+
+    @property
+    def published(self) -> Records:
+        """What was recorded to be committed."""
+        return Records(self.source.parent / "verified")
 
     def arguments(self, *words: str) -> list[str]:
         return [*words, "--source", str(self.source), "--build", str(self.build)]

@@ -1,6 +1,5 @@
 """Pages that do not prove what they show. None may pass, and each message names the line."""
 
-import json
 import os
 import re
 import signal
@@ -72,10 +71,10 @@ LEFTOVERS = {
 @pytest.mark.parametrize("code", LEFTOVERS.values(), ids=LEFTOVERS)
 def test_a_process_that_outlives_its_page_is_killed_and_named(docs, code) -> None:
     docs.add("lesson", code, languages=("en",))
-    done = docs.run("lesson", "--lang", "en", "--json", str(docs.source / "out.json"))
+    done = docs.run("lesson", "--lang", "en")
     assert done.returncode == 1, done.stdout
     assert "outlived the page and was killed: sleep 987" in done.stdout
-    error = json.loads((docs.source / "out.json").read_text())["results"][0]["error"]
+    error = docs.records.read()[0]["error"]
     pid = int(error["message"].split("[pid ")[1].split("]")[0])
     assert not psutil.pid_exists(pid)
     if "shell" not in code and "unknown" not in error["message"]:

@@ -1,6 +1,5 @@
-"""The front door: exit codes, the report, the JSON file, pairs, facts about a run."""
+"""The front door: exit codes, the report, the record, pairs, facts about a run."""
 
-import json
 import re
 import subprocess
 import sys
@@ -126,11 +125,10 @@ def test_list_shows_pages_and_commands(docs, capsys) -> None:
     assert second.split() == ["other", "en", "2", "findings", "echo", "other.py"]
 
 
-def test_the_json_file_holds_the_facts(docs, tmp_path) -> None:
+def test_the_record_holds_the_facts(docs) -> None:
     docs.add("lesson", "x = 1\nraise ValueError('boom')")
-    file = tmp_path / "results.json"
-    docs.run("lesson", "--json", str(file))
-    entry, other = json.loads(file.read_text())["results"]
+    docs.run("lesson")
+    entry, other = docs.records.read()
     assert entry["page"] == "lesson"
     assert (entry["lang"], other["lang"]) == ("en", "zh-Hans")
     assert entry["status"] == "FAIL"
@@ -139,15 +137,14 @@ def test_the_json_file_holds_the_facts(docs, tmp_path) -> None:
     assert (entry["lines_run"], entry["lines_total"]) == (2, 2)
     assert entry["seconds"] > 0
     assert entry["code_hash"] == other["code_hash"]
-    assert entry["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert {"commit", "torch", "peak_bytes"} <= entry.keys()
+    assert {"commit", "versions", "peak_bytes"} <= entry.keys()
     assert entry["error"]["line"] == 6
     assert entry["error"]["rank"] == 0
     assert entry["error"]["message"] == "ValueError: boom"
     assert entry["error"]["file"].endswith("en/lesson.md")
 
 
-def test_backend_world_and_ranks_are_facts_even_if_the_group_is_gone(docs, tmp_path) -> None:
+def test_backend_world_and_ranks_are_facts_even_if_the_group_is_gone(docs) -> None:
     code = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -160,10 +157,10 @@ dist.init_process_group("fake", rank=0, world_size=512, store=FakeStore())  # on
 dist.destroy_process_group()
 """
     docs.add("lesson", code, "torchrun --standalone --nproc_per_node=2 lesson.py")
-    done = docs.run("lesson", "--json", str(tmp_path / "out.json"))
+    done = docs.run("lesson")
     assert done.returncode == 0, done.stdout
     assert "PASS  cpu gloo x2  " in done.stdout
-    assert json.loads((tmp_path / "out.json").read_text())["results"][0]["peak_bytes"] > 200e6
+    assert docs.records.read()[0]["peak_bytes"] > 200e6
 
 
 def test_lines_that_run_in_spawned_and_forked_workers_count(docs) -> None:

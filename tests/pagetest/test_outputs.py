@@ -1,6 +1,5 @@
 """Output blocks: a page shows what its Python prints on rank 0, or it fails at the line that differs."""
 
-import json
 import stat
 
 import pytest
@@ -72,9 +71,9 @@ def test_each_block_has_its_own_output(docs) -> None:
     assert "  outputs 7/7\n" in done.stdout
 
 
-def test_a_stale_output_fails_at_the_line_that_differs(docs, tmp_path) -> None:
+def test_a_stale_output_fails_at_the_line_that_differs(docs) -> None:
     docs.write("lesson", page("print('a')\nprint('b')", "~\na\nc", "print(1)", "~\n1", "print(2)", "~\n2\n3"), "en")
-    done = docs.run(*RUN, "--json", str(tmp_path / "out.json"))
+    done = docs.run(*RUN)
     assert done.returncode == 1
     assert "FAIL  cpu x1" in done.stdout
     assert "  outputs 1/3\n" in done.stdout
@@ -85,7 +84,7 @@ def test_a_stale_output_fails_at_the_line_that_differs(docs, tmp_path) -> None:
     )
     assert "  >    8 | c\n" in done.stdout
     assert f"{where}:25: the block at line 20 was expected to print `3` here and printed nothing: " in done.stdout
-    [entry] = json.loads((tmp_path / "out.json").read_text())["results"]
+    [entry] = docs.records.read()
     assert (entry["outputs_matched"], entry["outputs_total"]) == (1, 3)
     assert entry["error"]["line"] == 8
 

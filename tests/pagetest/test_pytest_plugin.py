@@ -1,6 +1,5 @@
 """The pytest plugin: pages as tests, with and without xdist; and the slots that keep their ranks apart."""
 
-import json
 import os
 import re
 import shutil
@@ -13,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagetest.results.results_file import ResultsFile
+from pagetest.results.records import Records
 from pagetest.slots import Slots, default_slots
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +137,8 @@ def test_long_pages_come_first(project) -> None:
         {"page": page, "lang": "en", "device": "cpu", "status": "PASS", "seconds": seconds}
         for page, seconds in {"a": 3.0, "b": 20.0, "c": 7.0}.items()
     ]
-    ResultsFile(project.root / "build/docs/results.json").enter(results)
+    for record in results:
+        Records(project.root / "build/docs/verified").enter(record)
     assert "4 passed, 4 same" in project.pytest(*NO_WORKERS).stdout
     assert [name for name, _ in project.entries()][::2] == ["unknown", "b", "c", "a"]
 
@@ -157,17 +157,15 @@ def test_results_are_entered(project) -> None:
     project.page("passes", "x = 1")
     project.page("fails", "raise ValueError")
     project.page("prose", "")
-    project.pytest(*TWO_WORKERS, "--pages-json", "results.json")
-    entries = json.loads((project.root / "results.json").read_text())["results"]
+    project.pytest(*TWO_WORKERS)
+    entries = Records(project.root / "build/docs/verified").read()
     assert [(entry["page"], entry["lang"], entry["status"]) for entry in entries] == [
         ("fails", "en", "FAIL"),
-        ("fails", "zh-Hans", "FAIL"),
         ("passes", "en", "PASS"),
+        ("fails", "zh-Hans", "FAIL"),
         ("passes", "zh-Hans", "SAME"),
-        ("prose", "en", "NONE"),
-        ("prose", "zh-Hans", "NONE"),
     ]
-    assert all(entry["fingerprint"] for entry in entries[:4])
+    assert all(entry["fingerprint"] for entry in entries)
 
 
 def test_the_limit_and_the_device_are_options(project) -> None:
@@ -175,10 +173,6 @@ def test_the_limit_and_the_device_are_options(project) -> None:
     done = project.pytest(*NO_WORKERS, "--pages-timeout", "3")
     assert "docs/source/en/hangs.md:" in done.stdout
     assert "no end after 3 s, killed" in done.stdout
-    (project.root / "results.json").write_text("[]")
-    done = project.pytest("--pages-json", "results.json")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "results.json should hold results" in done.stderr
     done = project.pytest("--pages-device", "cuda")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "--pages-device cuda needs a GPU and a CUDA build of torch" in done.stderr
@@ -202,10 +196,10 @@ def test_an_interruption_ends_the_pages(project) -> None:
 
 
 def test_the_project_s_own_tests_know_nothing_of_pages() -> None:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/pagetest/test_tree.py", "--pages-json=x"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/pagetest/test_tree.py", "--pages-slots=2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "unrecognized arguments: --pages-json=x" in done.stderr
+    assert "unrecognized arguments: --pages-slots=2" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------------- the slots

@@ -1,1 +1,1 @@
-"""Notebooks: every page as cells that a reader can run, executed before they are offered."""
+"""Notebooks: every page as cells that a reader can run, with the outputs of the page's recorded run."""

@@ -1,23 +1,35 @@
-"""`docs_build.py notebooks`: makes every page a notebook, and executes it."""
+"""`docs_build.py notebooks`: makes every page a notebook, with the outputs of the page's recorded run."""
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pagebuild.notebook.kind import ONE, SEVERAL, kind_of
 from pagebuild.notebook.report import lines_of, summary
 from pagebuild.notebook.workshop import Made, Workshop
 from pagebuild.site.edition import BrokenInputError, read_json
 from pagebuild.site.project import read_project
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
-from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
-from pagetest.results.result import FAIL
+from pagetest.model.page import Page
+from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.results.fitting import Fitting
+from pagetest.results.recorder import Recorder, run_facts
+from pagetest.results.records import RECORDS, Records
+from pagetest.results.result import FAIL, Result
+from pagetest.results.sample import sample
+from pagetest.run.device import Device
+from pagetest.run.runner import Runner
 from pagetest.suite import Suite
+from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 ALL = "all"
+_EXECUTED = {SEVERAL: 3, ONE: 2}
+"""How many notebooks of each kind are executed."""
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -34,7 +46,10 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     parser.add_argument("--api", type=Path, default=api, help="the API reference (build/docs/api.json)")
     output = root / "build" / "docs" / "notebooks"
     parser.add_argument("--output", type=Path, default=output, help="where they go (build/docs/notebooks)")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit per notebook (300)")
+    build = root / "build" / "docs" / "pages"
+    parser.add_argument("--build", type=Path, default=build, help="where pages are run (build/docs/pages)")
+    parser.add_argument("--execute-all", action="store_true", help="execute every notebook, not a few")
+    parser.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="limit per page (300)")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
@@ -45,13 +60,13 @@ def run(options: argparse.Namespace, root: Path) -> int:
         root: The project's root.
 
     Returns:
-        0 if all notebooks were executed, 1 if one failed, 2 for an unknown page.
+        0 if all notebooks were made, 1 if one failed, 2 for an unknown page.
     """
     tree = Tree(options.source.resolve())
     try:
         names = tuple(dict.fromkeys(tree.resolve(name) for name in options.names)) or tree.names
-        workshop = _workshop(tree, options, root)
-    except (UnknownPageError, BrokenInputError) as error:
+        workshop = _workshop(tree, names, options, root)
+    except (UsageError, BrokenInputError) as error:
         sys.stderr.write(f"docs_build.py notebooks: {error}\n")
         return USAGE
     width = max(map(len, names), default=0)
@@ -64,12 +79,39 @@ def run(options: argparse.Namespace, root: Path) -> int:
     return FAILED if any(made.status == FAIL for made in done) else OK
 
 
-def _workshop(tree: Tree, options: argparse.Namespace, root: Path) -> Workshop:
-    graph = ImportGraph(root / "src")
+def _workshop(tree: Tree, names: Sequence[str], options: argparse.Namespace, root: Path) -> Workshop:
+    graph, build, device, now = ImportGraph(root / "src"), options.build.resolve(), Device(), run_facts(root)
     pages = [tree.page(name, language) for name in tree.names for language in tree.languages(name)]
     reference = read_json(options.api, "run `python docs_build.py api`")
     project = read_project(root, os.environ, datetime.now(UTC).date().isoformat())
     facts = {"version": reference["version"], "commit": project.commit, "date": project.date}
     fingerprints = {page.path: fingerprint(page, graph) for page in pages}
     suite = Suite(tree, LANGUAGES if options.lang == ALL else (options.lang,), root / "src")
-    return Workshop(root, suite, reference["objects"], options.output, options.timeout, facts, fingerprints)
+    runner = Runner(root, build, options.timeout, device=device)
+    records = [Records(build.with_name(RECORDS)), Records(tree.source.with_name(RECORDS))]
+    recorder = Recorder(records[0], device, root, now)
+
+    def run_page(page: Page) -> Result:
+        result = suite.run_page(page, runner)
+        recorder.enter(result)
+        return result
+
+    return Workshop(
+        root,
+        suite,
+        reference["objects"],
+        options.output,
+        options.timeout,
+        Fitting(records, tree, graph, device.expected, now),
+        run_page,
+        frozenset(names) if options.execute_all else _sample(tree, names, now["commit"]),
+        facts,
+        fingerprints,
+    )
+
+
+def _sample(tree: Tree, names: Sequence[str], commit: str) -> frozenset[str]:
+    """The pages whose notebooks are executed: a few of each kind, others for each commit."""
+    kinds = {name: kind_of(tree.page(name, tree.languages(name)[0])) for name in names}
+    chosen = [sample([name for name in names if kinds[name] == kind], commit, size) for kind, size in _EXECUTED.items()]
+    return frozenset().union(*chosen)

@@ -8,12 +8,12 @@ from nbformat import NotebookNode
 
 from pagebuild.notebook.translate import LINE
 from pagetest.model.page import Page
+from pagetest.run.warned import WARNING
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 _HEADING = re.compile(r"--- rank (\d+) ---")
 _CELL_FRAME = re.compile(r"(?:Cell )?In\s*\[(\d+)\], line (\d+)")
-_WARNING = re.compile(r"(?:^|\s)(\S+):(\d+): (\w*Warning: .*)", re.MULTILINE)
 _CAUSE = re.compile(r"first observed failure.*?\brank\s*: (\d+)", re.DOTALL)
 _ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: .*)?")
 
@@ -55,7 +55,7 @@ def warning_in(book: NotebookNode, page: Page) -> Failure | None:
     """
     for cell in (cell for cell in book.cells if cell.cell_type == "code"):
         text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
-        if match := _WARNING.search(_COLOR.sub("", text)):
+        if match := WARNING.search(_COLOR.sub("", text)):
             file, line, message = match.groups()
             return Failure(_line_of_warning(file, int(line), cell, page), f"{message}: correct what causes it")
     return None

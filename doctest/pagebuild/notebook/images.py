@@ -4,7 +4,7 @@ import base64
 from pathlib import Path
 from urllib.parse import unquote
 
-_TYPES = {
+TYPES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
     ".jpg": "image/jpeg",
@@ -22,7 +22,7 @@ def data_address(page: Path, target: str) -> str | None:
         target: The image as the page names it.
     """
     file = page.parent / unquote(target)
-    kind = _TYPES.get(file.suffix.lower())
+    kind = TYPES.get(file.suffix.lower())
     if kind is None or not file.is_file():
         return None
     return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"

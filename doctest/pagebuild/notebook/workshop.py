@@ -1,6 +1,6 @@
-"""Makes and executes the notebooks of a tree of pages."""
+"""Makes the notebooks of a tree of pages, from the records of the pages' runs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from pagebuild.notebook.build import build_notebook
 from pagebuild.notebook.execute import Execution, execute
 from pagebuild.notebook.failure import Failure
 from pagebuild.notebook.kind import NOTHING, kind_of
-from pagebuild.notebook.sharing import with_outputs_of
+from pagebuild.notebook.recorded import deviation, fill
 from pagebuild.site.downloads import origin
-from pagetest.checks.parity import compare
 from pagetest.finding import Finding
 from pagetest.model.page import Page
-from pagetest.results.result import FAIL, NONE, PASS, SAME
+from pagetest.results.fitting import Fitting, RecordedRun
+from pagetest.results.result import FAIL, NONE, PASS, Result
 from pagetest.suite import Suite
 
 
@@ -27,22 +27,21 @@ class Made:
 
     Attributes:
         page: Its page.
-        status: PASS; SAME (its original was executed, with the same code); NONE (nothing to execute); FAIL.
-        note: What the report adds to a status without an execution.
-        execution: How it went.
+        status: PASS; NONE (there is no code in it); FAIL.
+        run: The run that its outputs are from.
+        execution: How it went when it was executed.
+        failure: Why it failed.
+        result: That of the page, where the page itself failed.
         findings: What forbade to make it.
     """
 
     page: Page
     status: str
-    note: str = ""
+    run: RecordedRun | None = None
     execution: Execution | None = None
+    failure: Failure | None = None
+    result: Result | None = None
     findings: tuple[Finding, ...] = ()
-
-    @property
-    def failure(self) -> Failure | None:
-        """Why the execution failed."""
-        return self.execution.failure if self.execution else None
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,10 @@ class Workshop:
         suite: The pages.
         objects: The documented objects by name.
         folder: Where the notebooks go, one folder per language.
-        limit_seconds: How long one may take.
+        limit_seconds: How long one may take to execute.
+        fitting: Finds the run of a page.
+        run_page: Runs a page of which there is none, and records it.
+        executed: The pages whose notebooks are executed too, and must show what the page's run did.
         facts: What all notebooks remember of their origin.
         fingerprints: Stand for the code of each page, by its file.
     """
@@ -64,6 +66,9 @@ class Workshop:
     objects: Mapping[str, Mapping[str, Any]]
     folder: Path
     limit_seconds: float
+    fitting: Fitting
+    run_page: Callable[[Page], Result]
+    executed: frozenset[str] = frozenset()
     facts: Mapping[str, str] = field(default_factory=dict)
     fingerprints: Mapping[Path, str] = field(default_factory=dict)
 
@@ -71,15 +76,15 @@ class Workshop:
         """Makes the notebooks of one page in all its languages; an older one is gone when the new one fails."""
         pages = [self.suite.tree.page(name, language) for language in self.suite.languages]
         findings = tuple(self._findings(name, pages))
-        original: Made | None = None
+        executed: list[RecordedRun] = []  # a translation with the same code shares the run, and its execution
         for page in pages:
             self.file(page).unlink(missing_ok=True)
-            made = Made(page, FAIL, findings=findings) if findings else self._make(page, original)
-            original = original or made
+            made = Made(page, FAIL, findings=findings) if findings else self._make(page, executed)
+            executed += [made.run] if made.run else []
             yield made
 
     def file(self, page: Page) -> Path:
-        """Where the executed notebook of a page goes."""
+        """Where the notebook of a page goes."""
         return self.folder / page.language / f"{page.name}.ipynb"
 
     def _findings(self, name: str, pages: list[Page]) -> Iterator[Finding]:
@@ -89,26 +94,35 @@ class Workshop:
                 if hook.text not in self.objects:
                     yield Finding(page.path, hook.line, f"`{hook.text}` is not in the API reference: correct the name")
 
-    def _make(self, page: Page, original: Made | None) -> Made:
+    def _make(self, page: Page, executed: list[RecordedRun]) -> Made:
         book = build_notebook(page, self.objects, {**self.facts, **origin(page, self.fingerprints.get(page.path, ""))})
         if kind_of(page) == NOTHING:
             self._write(book, page)
-            return Made(page, NONE, "no code")
-        if original and compare(original.page, page).same_code:
-            return self._share(book, page, original)
+            return Made(page, NONE)
+        run = self.fitting.find(page)
+        if run is None:
+            result = self.run_page(page)
+            if result.is_failed:
+                return Made(page, FAIL, result=result)
+            run = self.fitting.find(page)
+            if run is None:
+                return Made(page, FAIL, failure=Failure(1, "what the page prints names this machine: print less"))
+        made = self._judged(book, page, run, is_new=run not in executed)
+        if made.status != FAIL:
+            fill(book, page, run)
+            self._write(book, page)
+        return made
+
+    def _judged(self, book: NotebookNode, page: Page, run: RecordedRun, *, is_new: bool) -> Made:
+        """Whether the notebook may be offered: without warnings, and as the page where it is executed."""
+        for warning in run.record["warnings"]:
+            return Made(page, FAIL, run, failure=Failure(warning["line"], warning["message"]))
+        if page.name not in self.executed or not is_new:
+            return Made(page, PASS, run)
         place = self.folder / ".run" / page.language / page.name
         execution = execute(book, page, self.root, place, self.limit_seconds)
-        if execution.failure:
-            return Made(page, FAIL, execution=execution)
-        self._write(execution.book, page)
-        return Made(page, PASS, execution=execution)
-
-    def _share(self, book: NotebookNode, page: Page, original: Made) -> Made:
-        note = f"code identical to {original.page.language}"
-        if original.status == FAIL or not original.execution:
-            return Made(page, FAIL, f"{note}, which failed")
-        self._write(with_outputs_of(original.execution.book, book), page)
-        return Made(page, SAME, note)
+        failure = execution.failure or deviation(execution.book, page, run)
+        return Made(page, FAIL if failure else PASS, run, execution, failure)
 
     def _write(self, book: NotebookNode, page: Page) -> None:
         file = self.file(page)

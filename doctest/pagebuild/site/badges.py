@@ -8,11 +8,10 @@ from typing import Any
 from pagebuild.site.edition import BrokenInputError
 from pagetest.checks.command import NO_COMMAND
 from pagetest.checks.parity import compare
-from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.results.records import BrokenRecordError, Records
 from pagetest.results.result import FAIL, PASS, SAME
-from pagetest.results.results_file import ResultsFile, ResultsFileError
 
 DEVICES = ("cpu", "cuda")
 VERIFIED, OUTDATED, FAILED, NEVER, NOTHING = "verified", "outdated", "failed", "never", "none"
@@ -20,9 +19,9 @@ VERIFIED, OUTDATED, FAILED, NEVER, NOTHING = "verified", "outdated", "failed", "
 _FACTS = ("date", "commit", "backend", "world", "seconds")
 
 # [Note: green]
-# A badge is green for one reason: an entry says PASS for this page, this language and this device, and the page's code
-# and all project code that it imports are what they were in that run. A translation may say SAME; then the entry of its
-# original decides, as long as both still have the same code. Whatever is missing or of another state is not green.
+# A badge is green for one reason: a record says PASS for this page, this language and this device, and the page's code
+# and all project code that it imports are what they were in that run. A translation may say SAME; then the record of
+# its original decides, as long as both still have the same code. Whatever is missing or of another state is not green.
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Results:
     """The newest result of each page, language and device.
 
     Attributes:
-        entries: The entries by these three; the device is empty where nothing was started.
+        entries: The records by these three.
         are_final: Whether they belong to a released version, whose code is not here any more and cannot change.
     """
 
@@ -81,25 +80,13 @@ class Results:
         return any(key[2] == device and entry["status"] == PASS for key, entry in self.entries.items())
 
     def _badge(self, page: Page, device: str, present: Present) -> dict[str, Any]:
-        entry = self._newest(page.name, page.language, device)
+        entry = self.entries.get((page.name, page.language, device))
         if not entry:
             return {"device": device, "state": NEVER}
         state = self._state(page.name, entry, device, present)
         if state == NEVER:
             return {"device": device, "state": NEVER}
         return {"device": device, "state": state} | {name: entry[name] for name in _FACTS if name in entry}
-
-    def _newest(self, name: str, language: str, device: str) -> Mapping[str, Any] | None:
-        """The page's entry for the device, unless a later attempt failed before it reached any device."""
-        entry = self.entries.get((name, language, device))
-        refused = self.entries.get((name, language, ""))
-        if (
-            refused
-            and refused["status"] == FAIL
-            and (entry is None or refused.get("date", "") >= entry.get("date", ""))
-        ):
-            return refused
-        return entry
 
     def _state(self, name: str, entry: Mapping[str, Any], device: str, present: Present) -> str:
         """See [Note: green]."""
@@ -112,7 +99,7 @@ class Results:
         return VERIFIED if self._holds(entry, present.own) else OUTDATED
 
     def _state_by_original(self, name: str, entry: Mapping[str, Any], device: str, present: Present) -> str:
-        original = self._newest(name, LANGUAGES[0], device)
+        original = self.entries.get((name, LANGUAGES[0], device))
         if original is None or original["status"] not in {PASS, FAIL}:
             return NEVER
         if original["status"] == FAIL:
@@ -125,26 +112,26 @@ class Results:
         return self.are_final or (bool(present) and entry.get("fingerprint") == present)
 
 
-def read_results(files: Iterable[Path], are_final: bool = False) -> Results:
-    """Reads the results that exist; of two on one page, language and device the newer one counts, else the later file.
+def read_results(folders: Iterable[Path], are_final: bool = False) -> Results:
+    """Reads the records; of two of one page, language and device the newer one counts, else that of the later folder.
 
     Args:
-        files: The files.
+        folders: The folders of records.
         are_final: Whether they belong to a released version.
 
     Raises:
         BrokenInputError: A file holds something else.
     """
     newest: dict[tuple[str, str, str], Mapping[str, Any]] = {}
-    for entry in (entry for file in files for entry in _entries(file)):
+    for entry in (entry for folder in folders for entry in _entries(folder)):
         key = (entry["page"], entry["lang"], entry["device"])
         if key not in newest or entry.get("date", "") >= newest[key].get("date", ""):
             newest[key] = entry
     return Results(newest, are_final)
 
 
-def _entries(file: Path) -> list[dict[str, Any]]:
+def _entries(folder: Path) -> list[dict[str, Any]]:
     try:
-        return ResultsFile(file).read()
-    except ResultsFileError as error:
-        raise BrokenInputError(Finding(file, 1, str(error))) from None
+        return Records(folder).read()
+    except BrokenRecordError as error:
+        raise BrokenInputError(error.finding) from None

@@ -9,6 +9,7 @@ from typing import Any
 
 from pagetest.finding import Finding
 from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.results.records import RECORDS
 
 CURRENT = "current"
 
@@ -36,14 +37,14 @@ class Edition:
         tree: The pages.
         sidebars: The file with the sidebars.
         api: The file with the API reference.
-        results: The files with the results of the pages' runs.
+        records: The folders with the records of the pages' runs.
     """
 
     version: str
     tree: Tree
     sidebars: Path
     api: Path
-    results: tuple[Path, ...]
+    records: tuple[Path, ...]
 
     @property
     def is_current(self) -> bool:
@@ -97,8 +98,8 @@ class Edition:
 def current_edition(root: Path) -> Edition:
     """The documentation as it is now."""
     docs, build = root / "docs", root / "build" / "docs"
-    results = (docs / "verified.json", build / "results.json")
-    return Edition(CURRENT, Tree(docs / "source"), docs / "sidebars.json", build / "api.json", results)
+    records = (docs / RECORDS, build / RECORDS)
+    return Edition(CURRENT, Tree(docs / "source"), docs / "sidebars.json", build / "api.json", records)
 
 
 def released_editions(root: Path) -> list[Edition]:
@@ -152,11 +153,11 @@ def _frozen(root: Path, version: str) -> Edition:
     folder = frozen_folder(root, version)
     if missing := list(_missing(folder)):
         raise BrokenInputError(*missing)
-    return Edition(version, Tree(folder), folder / "sidebars.json", folder / "api.json", (folder / "results.json",))
+    return Edition(version, Tree(folder), folder / "sidebars.json", folder / "api.json", (folder / RECORDS,))
 
 
 def _missing(folder: Path) -> Iterator[Finding]:
-    for name in (*LANGUAGES, "sidebars.json", "api.json", "results.json"):
+    for name in (*LANGUAGES, "sidebars.json", "api.json", RECORDS):
         if not (folder / name).exists():
             yield Finding(
                 folder / name, 1, "docs/versions.json names this version: restore the folder, or drop the name"

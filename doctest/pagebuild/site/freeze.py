@@ -22,7 +22,7 @@ from pagebuild.site.insight import Insight
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
-from pagetest.results.results_file import ResultsFile
+from pagetest.results.records import RECORDS, Records
 from pagetest.suite import Suite
 
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?")
@@ -81,7 +81,7 @@ class Freezer:
     def _page_faults(self, edition: Edition) -> Iterator[Finding]:
         """Everything that keeps a page from being proved in this version."""
         yield from Suite(edition.tree, LANGUAGES, self.root / "src").check(edition.tree.names)
-        results = read_results(edition.results)
+        results = read_results(edition.records)
         for name in edition.tree.names:
             for language in edition.tree.languages(name):
                 page = edition.tree.page(name, language)
@@ -105,10 +105,10 @@ class Freezer:
             shutil.copytree(source, folder / language, ignore=shutil.ignore_patterns(".*", "_*"))
         shutil.copyfile(edition.sidebars, folder / "sidebars.json")
         shutil.copyfile(edition.api, folder / "api.json")
-        entries = read_results(edition.results).entries.values()
-        ResultsFile(folder / "results.json").enter(list(entries))
-        for lock in folder.glob(".*.lock"):
-            lock.unlink()
+        kept = Records(folder / RECORDS)
+        kept.folder.mkdir()
+        for record in read_results(edition.records).entries.values():
+            kept.enter({key: value for key, value in record.items() if key not in {"blocks", "warnings"}})
 
     def _enter(self, version: str) -> None:
         path = self.root / "docs" / "versions.json"

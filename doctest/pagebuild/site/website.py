@@ -39,11 +39,11 @@ def website_files(root: Path, project: Project, insight: Insight) -> dict[str, b
         BrokenInputError: Something is missing or wrong; nothing has been written.
     """
     current = current_edition(root)
-    known = Knowledge(read_results(current.results), insight.fingerprint, insight.stale)
+    known = Knowledge(read_results(current.records), insight.fingerprint, insight.stale)
     files = _edition_files(root, project, current, known)
     released = released_editions(root)
     for edition in released:
-        final = Knowledge(read_results(edition.results, are_final=True), lambda _: "", lambda _: ())
+        final = Knowledge(read_results(edition.records, are_final=True), lambda _: "", lambda _: ())
         files |= _edition_files(root, project, edition, final)
     site = {
         "repository": project.repository,

@@ -72,6 +72,7 @@ def _structure(original: Page, translation: Page) -> Iterator[Finding]:
 _PARTS = (
     "heading level",
     "command",
+    "request to run alone",
     "autodoc hook",
     "Python block or its ignored region",
     "ignored code",
@@ -86,6 +87,7 @@ def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
     return (
         [(heading.level, heading.line) for heading in page.headings],
         [(note.text, note.line) for note in page.commands],
+        [("", note.line) for note in page.alone],
         [(note.text, note.line) for note in page.hooks],
         [(block.ignored, block.line) for block in page.python],
         [(_uncommented(block.source), block.line) for block in page.python if block.ignored],

@@ -7,13 +7,11 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pagetest.finding import shown
-from pagetest.graph.fingerprint import references_of
+from pagetest.graph.fingerprint import HARNESS, references_of
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.script import make_script
 from pagetest.model.tree import LANGUAGES, Tree
-
-_HARNESS = ("doctest/pagetest", "docs_test.py", "constraints.txt")
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Affected:
 
     @cached_property
     def _harness(self) -> list[str]:
-        parts = [self.root / part for part in _HARNESS]
+        parts = [self.root / part for part in HARNESS]
         return self._verbs("is run with", {path for path in self.changed if any(map(path.is_relative_to, parts))})
 
     def _reasons(self, name: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -9,6 +10,11 @@ from pagetest.graph.imports import ImportGraph
 from pagetest.graph.references import References
 from pagetest.model.page import Page
 from pagetest.model.script import Script, make_script
+
+HARNESS = ("doctest/pagetest", "docs_test.py", "constraints.txt")
+"""What every page is run with."""
+
+_NATIVE = (".h", ".hpp", ".cpp", ".cu", ".cuh")
 
 
 def fingerprint(page: Page, graph: ImportGraph) -> str:
@@ -25,6 +31,24 @@ def fingerprint(page: Page, graph: ImportGraph) -> str:
     for path in sorted(graph.reached(references_of(script))):
         parts += [path.relative_to(graph.source).as_posix(), _content_hash(path)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def common_inputs(root: Path) -> str:
+    """Stands for the files that every page depends on: the harness, the tested versions, the code in C++ and CUDA.
+
+    Args:
+        root: The project's root.
+    """
+    parts = [text for path in _common_files(root) for text in (path.relative_to(root).as_posix(), _content_hash(path))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def _common_files(root: Path) -> Iterator[Path]:
+    for part in HARNESS:
+        found = [root / part] if (root / part).is_file() else sorted((root / part).rglob("*.py"))
+        yield from (path for path in found if path.is_file())
+    for part in ("csrc", "src"):
+        yield from sorted(path for path in (root / part).rglob("*") if path.suffix in _NATIVE)
 
 
 def references_of(script: Script) -> References:

@@ -87,7 +87,8 @@ class Tabs:
 class Page:
     """A tutorial in one language.
 
-    `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT for each code span.
+    `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT for each code span;
+    `alone` says why no other page may run at the same time.
     """
 
     path: Path
@@ -103,6 +104,7 @@ class Page:
     tabs: tuple[Tabs, ...]
     prose: tuple[tuple[Note, ...], ...]
     findings: tuple[Finding, ...]
+    alone: tuple[Note, ...] = ()
 
     @property
     def stem(self) -> str:

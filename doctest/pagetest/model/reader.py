@@ -14,7 +14,7 @@ from pagetest.model.page import OBJECT, Alert, Block, Heading, Note, Page, Tabs
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _MARKER = re.compile(r"(?:doc-test-|(?=tabs-))(\S+?)\s*(?::\s*(.*?))?\s*", re.DOTALL)
 _MARKER_LIKE = re.compile(r"-*\s*(?:doc-?test|ignore-?test|tabs-)", re.IGNORECASE)
-_KNOWN_MARKERS = "doc-test-command, doc-test-ignore-start, doc-test-ignore-end, tabs-start and tabs-end"
+_KNOWN_MARKERS = "doc-test-command, doc-test-alone, doc-test-ignore-start, doc-test-ignore-end, tabs-start and tabs-end"
 _ALERT = re.compile(r"\[!(\w+)\][ \t]*(?:\n|\Z)")
 _ALERT_LIKE = re.compile(r"\[!(?:note|tip|important|warning|caution)\]", re.IGNORECASE)
 _FRONT_MATTER = re.compile(r"---\n(?:.*\n)*?---(?:\n|\Z)")
@@ -62,6 +62,7 @@ def parse_page(text: str, path: Path, language: str = "en", name: str = "page") 
         tuple(reader.tabs),
         tuple(reader.prose),
         tuple(reader.findings),
+        tuple(reader.alone),
     )
 
 
@@ -80,6 +81,7 @@ class _Reader:
     tabs: list[Tabs] = field(default_factory=list)
     prose: list[tuple[Note, ...]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    alone: list[Note] = field(default_factory=list)
     open_region: Note | None = None
     open_tabs: Tabs | None = None
     before: tuple[Token, ...] = ()
@@ -134,6 +136,10 @@ class _Reader:
         kind, text = (match.group(1), match.group(2) or "") if match else ("", "")
         if kind == "command":
             self.commands.append(Note(" ".join(text.split()), line))
+        elif kind == "alone":
+            self.alone.append(Note(" ".join(text.split()), line))
+            if not text:
+                self._refuse(line, "a page that runs alone says why: write `<!-- doc-test-alone: the reason -->`")
         elif kind == "ignore-start":
             self._open(text, line)
         elif kind == "ignore-end":

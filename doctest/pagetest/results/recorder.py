@@ -1,4 +1,4 @@
-"""The recorder: enters results into a file, with what they hold for."""
+"""The recorder: enters what became of pages, with what it holds for and what was printed and drawn."""
 
 import platform
 import subprocess
@@ -9,9 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pagetest.results.result import Result
-from pagetest.results.results_file import ResultsFile
+from pagetest.graph.fingerprint import common_inputs
+from pagetest.results.anonymous import anonymous
+from pagetest.results.records import Records
+from pagetest.results.result import NONE, PASS, Result
 from pagetest.run.device import Device
+
+_PACKAGES = ("torch", "numpy", "transformers")
 
 
 @dataclass(frozen=True)
@@ -19,35 +23,70 @@ class Recorder:
     """Enters the results of one run.
 
     Attributes:
-        file: Where to.
+        records: Where to.
+        published: Where what passed is kept too; None for nowhere.
         device: The device of the run.
+        root: The project's root.
         facts: What all results of the run share.
     """
 
-    file: ResultsFile
+    records: Records
     device: Device
-    facts: Mapping[str, str]
+    root: Path
+    facts: Mapping[str, Any]
+    published: Records | None = None
 
     def enter(self, result: Result) -> None:
         """Enters a result at once, so that what was learnt outlives an interruption."""
-        self.file.enter([self.entry(result)])
+        for records in filter(None, (self.records, self.published)):
+            if result.status == NONE:
+                records.remove(result.language, result.name)
+            elif records is self.records or not result.is_failed:
+                records.enter(self.record(result), {figure.name: figure.content for figure in _figures(result)})
 
-    def entry(self, result: Result) -> dict[str, Any]:
-        """The entry of a result; a failure counts for the device that the page should have run on."""
-        entry = {**result.as_json(), **self.facts}
+    def record(self, result: Result) -> dict[str, Any]:
+        """The record of a result; a failure counts for the device that the page should have run on."""
+        record = {**result.as_json(), **self.facts}
         if result.is_failed:
-            entry["device"] = self.device.asked or result.device or self.device.expected
-        return entry
+            record["device"] = self.device.asked or result.device or self.device.expected
+        if result.status == PASS:
+            record["blocks"] = self._blocks(result)
+            record["warnings"] = [{"line": one.line, "message": one.message} for one in result.warnings]
+        return record
+
+    def _blocks(self, result: Result) -> list[dict[str, Any]]:
+        """What each Python block printed on rank 0, and the figures that it drew."""
+        assert result.log, "a page that passed has run"
+        figures = _figures(result)
+        return [
+            {
+                "printed": anonymous(text, self.root, result.log.parent),
+                "figures": [figure.name for figure in figures if figure.line == line],
+            }
+            for line, text in result.printed.items()
+        ]
 
 
-def run_facts(root: Path) -> dict[str, str]:
-    """What the results of a run that begins now hold for: date, commit, Python and torch."""
+def run_facts(root: Path) -> dict[str, Any]:
+    """What the results of a run that begins now hold for: date, commit, processor, versions, common files."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(root),
-        "python": platform.python_version(),
-        "torch": _torch_version(),
+        "processor": _processor(),
+        "versions": versions(),
+        "inputs": common_inputs(root),
     }
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that decide what pages print."""
+    found = {package: _version(package) for package in _PACKAGES}
+    return {"python": platform.python_version()} | {package: number for package, number in found.items() if number}
+
+
+def _figures(result: Result) -> tuple[Any, ...]:
+    """The figures of a run; a result that shares the run of another page shares them too."""
+    return result.figures if result.status == PASS else ()
 
 
 def _commit(root: Path) -> str:
@@ -60,8 +99,16 @@ def _commit(root: Path) -> str:
     return done.stdout.strip()
 
 
-def _torch_version() -> str:
+def _processor() -> str:
+    """The name of the processor, as its maker gives it where the system knows it."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _version(package: str) -> str:
     try:
-        return version("torch")
+        return version(package)
     except PackageNotFoundError:
         return ""

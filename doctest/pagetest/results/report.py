@@ -16,11 +16,11 @@ def lines_of(result: Result, width: int) -> Iterator[str]:
     yield f"{result.language:<8}{result.name:<{width}}   {result.status}  {facts_of(result)}".rstrip()
     for finding in result.findings:
         yield str(finding)
-        yield from _excerpt(finding.path, finding.line)
+        yield from excerpt(finding.path, finding.line)
     if result.failure:
         rank = "" if result.failure.rank is None else _rank(result)
         yield f"{shown(result.path)}:{result.failure.line}: {result.failure.message}{rank}"
-        yield from _excerpt(result.path, result.failure.line)
+        yield from excerpt(result.path, result.failure.line)
         yield from (f"  other ranks: {other}" for other in result.failure.others)
     if result.log and result.status == FAIL:
         yield f"  log: {shown(result.log)}"
@@ -61,8 +61,8 @@ def _rank(result: Result) -> str:
     return f"   [rank {rank} of {result.world}, first failure]" if result.world > 1 else ""
 
 
-def _excerpt(path: Path, line: int) -> Iterator[str]:
-    """Five lines of Markdown around the line."""
+def excerpt(path: Path, line: int) -> Iterator[str]:
+    """Five lines of Markdown around the line; none of a file of another kind."""
     if path.suffix != ".md" or not path.is_file():
         return
     lines = read_page(path, "", "").lines

@@ -14,6 +14,21 @@ PASS, SAME, FAIL, NONE = "PASS", "SAME", "FAIL", "NONE"
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A figure that a page drew into its folder.
+
+    Attributes:
+        name: Its file's name.
+        line: The line of the Python block that drew it.
+        content: The file's content.
+    """
+
+    name: str
+    line: int
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Result:
     """What became of one page in one language.
 
@@ -28,7 +43,9 @@ class Result:
         fingerprint: Of what ran: the page's code and all that it reaches.
         log: The file with what its run printed.
         outputs_rewritten: How many output blocks were stale and have been rewritten.
-        printed: What each of its Python blocks printed on rank 0, by the block's line, if it has output blocks.
+        warnings: The warnings that its readers would see.
+        printed: What each of its Python blocks printed on rank 0, by the block's line.
+        figures: What it drew.
     """
 
     name: str
@@ -52,6 +69,8 @@ class Result:
     findings: tuple[Finding, ...] = ()
     failure: Failure | None = None
     log: Path | None = None
+    warnings: tuple[Finding, ...] = ()
+    figures: tuple[Figure, ...] = ()
     printed: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def credited_to(self, page: Page, script: Script) -> "Result":
@@ -81,7 +100,7 @@ class Result:
         return self.status == FAIL
 
     def as_json(self) -> dict[str, Any]:
-        """The entry of the JSON file."""
+        """The facts for the page's record."""
         shared = ("status", "note", "command", "device", "backend", "world", "seconds", "peak_bytes")
         entry = {"page": self.name, "lang": self.language} | {name: getattr(self, name) for name in shared}
         counts = ("lines_run", "lines_total", "outputs_matched", "outputs_total")

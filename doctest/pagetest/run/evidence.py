@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,20 @@ class Evidence:
     @property
     def printed(self) -> dict[int, str]:
         """What each block printed on rank 0, by the block's line."""
-        first = next((event["pid"] for event in self.of("started") if event["main"] and event["rank"] == 0), None)
-        marks = [event for event in self.of("block") if event["pid"] == first]
+        marks = self._marks
         return printed_by_block(marks, Printed(self.folder).file.read_bytes()) if marks else {}
+
+    @property
+    def drawn(self) -> dict[str, int]:
+        """The line of the block that drew each figure last; what was drawn after the last block is not in it."""
+        marks = self._marks
+        return {name: before["line"] for before, mark in pairwise(marks) for name in mark["drawn"]}
+
+    @property
+    def _marks(self) -> list[dict[str, Any]]:
+        """Where rank 0 went from block to block."""
+        first = next((event["pid"] for event in self.of("started") if event["main"] and event["rank"] == 0), None)
+        return [event for event in self.of("block") if event["pid"] == first]
 
     @property
     def births(self) -> dict[int, int]:

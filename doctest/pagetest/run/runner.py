@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,14 +15,15 @@ from pathlib import Path
 from pagetest.model.page import Page
 from pagetest.model.script import Script, mark_lines
 from pagetest.outputs.shown import outputs_of, stale_outputs
-from pagetest.results.result import FAIL, PASS, Result, unrun
+from pagetest.results.result import FAIL, PASS, Figure, Result, unrun
 from pagetest.run.device import Device
 from pagetest.run.environment import page_environment
 from pagetest.run.evidence import Evidence
-from pagetest.run.probe.page_output import Printed
+from pagetest.run.probe.page_output import FIGURES, Printed
 from pagetest.run.starting import Start, start_cold
 from pagetest.run.verdict import Failure, judge
-from pagetest.warm.launch import read_launch
+from pagetest.run.warned import warnings_in
+from pagetest.slots import ranks_of
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,7 @@ class Runner:
     def run(self, page: Page, script: Script) -> Result:
         """Runs a page that the static rules allow."""
         file = self.file_of(page)
-        ranks = read_launch(shlex.split(page.command)).ranks or 1
-        with self.gate(ranks), _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
+        with self.gate(ranks_of(page)), _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
             file.write_text(script.text, encoding="utf-8", newline="\n")
             return self._run(page, script, file, Path(reports))
 
@@ -63,15 +63,14 @@ class Runner:
         from pagetest.run.session import Session
 
         expected, printed = outputs_of(page), Printed(reports)
-        marked = mark_lines(script, str(file), [block.line for block in page.runnable] if expected else ())
+        marked = mark_lines(script, str(file), [block.line for block in page.runnable])
         plain = compile(script.tree, str(file), "exec", dont_inherit=True, optimize=0)
         compiled = marshal.dumps({"plain": plain, "marked": marked.code, "marks": marked.marks})
         (reports / f"code.{sys.implementation.cache_tag}").write_bytes(compiled)
         evidence = Evidence(reports, file)
         environment = page_environment(os.environ, self.root, file, reports) | self.device.environment
         log = file.parent / "log.txt"
-        if expected:
-            printed.prepare(log)
+        printed.prepare(log)
         session = Session(
             shlex.split(page.command),
             file.parent,
@@ -89,8 +88,9 @@ class Runner:
             failure = Failure(page.command_line, f"the command cannot be started: {error.strerror}: install it")
             return replace(unrun(page, script, FAIL), failure=failure)
         lines = tuple(sorted(marked.marks.values()))
+        by_block = {block.line: evidence.printed.get(block.line, "") for block in page.runnable}
         failure = judge(page, lines, outcome, evidence, self.device)
-        stale = () if failure else tuple(stale_outputs(page, evidence.printed))
+        stale = () if failure else tuple(stale_outputs(page, by_block))
         return Result(
             page.name,
             page.language,
@@ -109,9 +109,18 @@ class Runner:
             code_hash=script.code_hash,
             findings=stale,
             failure=failure,
-            printed=evidence.printed,
             log=log,
+            warnings=tuple(warnings_in(log.read_text(encoding="utf-8", errors="replace"), page)),
+            figures=tuple(_figures(page, file.parent, evidence.drawn)),
+            printed=by_block,
         )
+
+
+def _figures(page: Page, folder: Path, drawn: Mapping[str, int]) -> Iterator[Figure]:
+    """What lies in the page's folder; what no block is known to have drawn came last."""
+    for file in sorted(folder.iterdir()):
+        if file.suffix in FIGURES and file.is_file():
+            yield Figure(file.name, drawn.get(file.name, 0) or page.runnable[-1].line, file.read_bytes())
 
 
 @contextmanager

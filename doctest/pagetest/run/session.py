@@ -61,7 +61,7 @@ class Session:
         Raises:
             OSError: The command cannot be started.
         """
-        _adopt_orphans()
+        adopt_orphans()
         self._foreign = set(psutil.Process().children(recursive=True))
         start = time.monotonic()
         self.log.write_bytes(b"")
@@ -157,7 +157,7 @@ class Session:
                 file.unlink(missing_ok=True)
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """Makes this process the parent of every orphan below it, so that none can slip away by a double fork or setsid."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,18 +1,26 @@
 """Small pages, and the ways to make notebooks of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from nbformat import NotebookNode
 
 from pagebuild.notebook.build import build_notebook
 from pagebuild.notebook.workshop import Made, Workshop
+from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.reader import parse_page
 from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.results.fitting import Fitting
+from pagetest.results.recorder import Recorder, run_facts
+from pagetest.results.records import Records
+from pagetest.results.result import Result
+from pagetest.run.device import Device
+from pagetest.run.runner import Runner
 from pagetest.suite import Suite
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,9 +42,10 @@ OBJECTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Pages:
-    """A tree below a temporary folder."""
+    """A tree below a temporary folder, and the languages of the pages that the harness ran."""
 
     folder: Path
+    ran: list[str] = field(default_factory=list)
 
     def write(self, name: str, text: str, *languages: str) -> None:
         for language in languages or LANGUAGES:
@@ -44,12 +53,31 @@ class Pages:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
 
-    def workshop(self, limit_seconds: float = 60.0) -> Workshop:
-        suite = Suite(Tree(self.folder / "source"), LANGUAGES, ROOT / "src")
-        return Workshop(ROOT, suite, OBJECTS, self.folder / "notebooks", limit_seconds)
+    @property
+    def records(self) -> Records:
+        return Records(self.folder / "build" / "verified")
 
-    def make(self, name: str, limit_seconds: float = 60.0) -> list[Made]:
-        return list(self.workshop(limit_seconds).make(name))
+    def workshop(self, *executed: str, limit_seconds: float = 60.0) -> Workshop:
+        tree, device, now = Tree(self.folder / "source"), Device("cpu"), run_facts(ROOT)
+        suite = Suite(tree, LANGUAGES, ROOT / "src")
+        runner = Runner(ROOT, self.folder / "build" / "pages", limit_seconds)
+        recorder = Recorder(self.records, device, ROOT, now)
+
+        def run_page(page: Page) -> Result:
+            self.ran.append(page.language)
+            result = suite.run_page(page, runner)
+            recorder.enter(result)
+            return result
+
+        fitting = Fitting([self.records], tree, ImportGraph(ROOT / "src"), "cpu", now)
+        folder, chosen = self.folder / "notebooks", frozenset(executed)
+        return Workshop(ROOT, suite, OBJECTS, folder, limit_seconds, fitting, run_page, chosen)
+
+    def make(self, name: str, limit_seconds: float = 60.0, *, execute: bool = False) -> list[Made]:
+        return list(self.workshop(*([name] if execute else []), limit_seconds=limit_seconds).make(name))
+
+    def book(self, language: str, name: str = "lesson") -> NotebookNode:
+        return nbformat.read(self.folder / f"notebooks/{language}/{name}.ipynb", as_version=4)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import pytest
 from pagebuild import cli
 from pagebuild.notebook.execute import Execution
 from pagebuild.notebook.failure import Failure
+from pagetest.results.records import Records
+from pagetest.results.sample import sample
 
 ROOT = Path(__file__).resolve().parents[3]
 WORLD = """# World
@@ -30,7 +32,8 @@ print(f"rank {rank} of {size}")
 
 <!-- doc-test-command: COMMAND -->
 """
-ONE = WORLD.replace("COMMAND", "python lesson.py")
+IN_A_SCRIPT = "'__file__' in globals()"
+ONE = WORLD.replace("COMMAND", "torchrun --standalone --nproc_per_node=1 lesson.py")
 TWO = WORLD.replace("COMMAND", "torchrun --standalone --nproc_per_node=2 lesson.py")
 
 
@@ -54,70 +57,202 @@ def kernels() -> list[str]:
 
 @pytest.fixture
 def executions(monkeypatch) -> list[str]:
-    """The languages whose notebooks are executed, which only print the name of their language."""
+    """The languages whose notebooks are executed; they show what the test puts into the list's `shows`."""
     executed = []
 
     def execute(book, page, *_: object) -> Execution:
         executed.append(page.language)
-        for cell in (cell for cell in book.cells if cell.cell_type == "code"):
-            cell.outputs = [nbformat.v4.new_output("stream", text=page.language)]
-        book.metadata.language_info = {"name": "python"}
         return Execution(book, 1.0, 1)
 
     monkeypatch.setattr("pagebuild.notebook.workshop.execute", execute)
     return executed
 
 
-def test_a_page_of_one_rank_is_executed_and_shared_with_its_translation(pages) -> None:
-    pages.write("lesson", ONE)
-    english, chinese = pages.make("lesson")
-    assert (english.status, chinese.status, chinese.note) == ("PASS", "SAME", "code identical to en")
-    assert printed(english) == ["rank 0 of 1"]
-    books = [nbformat.read(pages.workshop().file(made.page), as_version=4) for made in (english, chinese)]
-    shown = [
-        [(cell.execution_count, cell.outputs) for cell in book.cells if cell.cell_type == "code"] for book in books
-    ]
-    assert shown[0] == shown[1]
-    assert [count for count, _ in shown[0]] == [1, 2, 3]
-    assert books[1].metadata.colossal.lang == "zh-Hans"
-    assert not kernels()
+def outputs(book) -> list[list[str]]:
+    """What each code cell shows: printed text, and the kinds of its figures."""
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    return [[output.get("text") or min(output.data) for output in cell.outputs] for cell in cells]
 
 
-def test_a_page_of_two_ranks_is_written_and_started_by_torchrun(pages) -> None:
-    pages.write("lesson", TWO)
-    english, chinese = pages.make("lesson")
-    assert (english.status, chinese.status) == ("PASS", "SAME")
-    assert printed(english) == ["rank 0 of 2", "--- rank 1 ---", "rank 1 of 2"]
+# ------------------------------------------------------------------------------------------ outputs of a run
+
+
+DRAWS = """# T
+
+```python
+from pathlib import Path
+print("one")
+Path("a.svg").write_text("<svg>a</svg>") and None
+```
+
+```python
+print("two", 0.5)
+```
+
+```text output
+two 0.5001
+```
+
+```python
+Path("b.png").write_bytes(b"png") and None
+```
+
+<!-- doc-test-command: COMMAND lesson.py -->
+"""
+PYTHON = DRAWS.replace("COMMAND", "python")
+TORCHRUN = DRAWS.replace("COMMAND", "torchrun --standalone --nproc_per_node=2")
+
+
+def test_cells_show_what_the_page_s_run_printed_and_drew(pages, executions) -> None:
+    pages.write("lesson", PYTHON)
+    made = pages.make("lesson")
+    assert [one.status for one in made] == ["PASS", "PASS"]
+    assert (pages.ran, executions) == (["en"], [])
+    for language in ("en", "zh-Hans"):
+        book = pages.book(language)
+        assert outputs(book) == [[], ["one\n", "image/svg+xml"], ["two 0.5\n"], ["image/png"]]
+        assert [cell.execution_count for cell in book.cells if cell.cell_type == "code"] == [1, 2, 3, 4]
+        assert book.metadata.colossal.lang == language
+        assert book.metadata.language_info.name == "python"
+    shown = [cell for cell in pages.book("en").cells if cell.cell_type == "code"]
+    assert shown[1].outputs[1].data["image/svg+xml"] == "<svg>a</svg>"
+    assert shown[3].outputs[0].data["image/png"].strip() == "cG5n"
+
+
+def test_the_last_cell_of_several_ranks_shows_all(pages, executions) -> None:
+    pages.write("lesson", TORCHRUN)
+    pages.make("lesson")
+    assert executions == []
+    assert outputs(pages.book("en")) == [[], [], [], [], ["one\ntwo 0.5\n", "image/svg+xml", "image/png"]]
+
+
+def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
+    pages.write("lesson", PYTHON)
+    pages.make("lesson")
+    pages.make("lesson")
+    assert pages.ran == ["en"]
+    pages.write("lesson", PYTHON.replace("# T", "# T\n\nMore words, and other lines."))
+    pages.make("lesson")
+    assert pages.ran == ["en"]
+    assert outputs(pages.book("zh-Hans"))[2] == ["two 0.5\n"]
+    pages.write("lesson", PYTHON.replace("0.5)", "0.50002)"))
+    pages.make("lesson")
+    assert pages.ran == ["en", "en"]
+    assert outputs(pages.book("en"))[2] == ["two 0.50002\n"]
 
 
 @pytest.mark.parametrize(
-    ("code", "executed"),
+    "change",
     [
-        ("x = 1  # 一\nprint('hello')", ["en"]),
-        ("x = 1\nprint('你好')", ["en", "zh-Hans"]),
+        {"status": "FAIL"},
+        {"fingerprint": "older"},
+        {"inputs": "older"},
+        {"versions": {"python": "3.99.0", "torch": "2.0"}},
+        {"blocks": []},
+        {"blocks": [{"printed": text, "figures": []} for text in ("one\n", "two 0.6\n", "")]},
+        {"blocks": [{"printed": "", "figures": ["gone.svg"]}, {"printed": "two 0.5", "figures": []},
+                    {"printed": "", "figures": []}]},
     ],
-)
-def test_the_same_code_is_executed_once_and_other_code_itself(pages, executions, code, executed) -> None:
+)  # fmt: skip
+def test_a_record_that_does_not_fit_is_not_used(pages, change) -> None:
+    pages.write("lesson", PYTHON)
+    pages.make("lesson")
+    pages.records.enter(pages.records.find("cpu", "en", "lesson") | change, {})
+    pages.make("lesson")
+    assert pages.ran == ["en", "en"]
+
+
+def test_another_build_of_the_same_versions_makes_no_difference(pages) -> None:
+    pages.write("lesson", page("print(1)"))
+    pages.make("lesson")
+    record = pages.records.find("cpu", "en", "lesson")
+    versions = record["versions"]
+    python, torch = f"{versions['python'].rpartition('.')[0]}.99", f"{versions['torch'].partition('+')[0]}+other"
+    pages.records.enter(record | {"versions": versions | {"python": python, "torch": torch}})
+    pages.make("lesson")
+    assert pages.ran == ["en"]
+
+
+def test_other_words_in_the_code_are_another_run(pages) -> None:
     pages.write("lesson", page("x = 1\nprint('hello')"), "en")
-    pages.write("lesson", page(code).replace("# T", "# 课"), "zh-Hans")
+    pages.write("lesson", page("x = 1\nprint('你好')").replace("# T", "# 课"), "zh-Hans")
+    pages.make("lesson")
+    assert pages.ran == ["en", "zh-Hans"]
+    assert outputs(pages.book("zh-Hans")) == [[], ["你好\n"]]
+    assert pages.book("zh-Hans").cells[0].source.startswith("# 课\n\n*本笔记本由")
+
+
+def test_a_page_that_fails_has_no_notebook(pages) -> None:
+    pages.write("lesson", page("def inner(x):\n    return 1 // x\n\n\ninner(1)\ninner(0)"))
+    older = pages.folder / "notebooks/en/lesson.ipynb"
+    older.parent.mkdir(parents=True)
+    older.write_text("of a page that did not fail")
     english, chinese = pages.make("lesson")
-    assert executions == executed
-    assert (english.status, chinese.status) == ("PASS", "SAME" if executed == ["en"] else "PASS")
-    book = nbformat.read(pages.workshop().file(chinese.page), as_version=4)
-    assert book.metadata.colossal.lang == "zh-Hans"
-    assert book.cells[0].source.startswith("# 课\n\n*本笔记本由")
-    assert book.cells[-1].source == code
-    assert book.cells[-1].outputs[0].text == executed[-1]
+    assert (english.status, chinese.status) == ("FAIL", "FAIL")
+    assert (english.result.failure.line, english.result.failure.message) == (
+        5, "ZeroDivisionError: integer division or modulo by zero"
+    )  # fmt: skip
+    assert not older.exists()
 
 
-def test_a_translation_that_is_asked_for_alone_is_executed(pages, executions, tmp_path, capsys) -> None:
-    pages.write("lesson", ONE)
-    (tmp_path / "api.json").write_text(json.dumps({"version": "0", "objects": {}}))
-    places = ["--source", pages.folder / "source", "--output", tmp_path / "out", "--api", tmp_path / "api.json"]
-    assert cli.main(["notebooks", "lesson", "--lang", "zh-Hans", *map(str, places)], ROOT) == 0
-    assert executions == ["zh-Hans"]
-    assert capsys.readouterr().out.endswith("\n1 executed, 0 reused, 0 failed\n")
-    assert not (tmp_path / "out" / "en").exists()
+def test_a_warning_that_readers_would_see_is_a_failure(pages, executions) -> None:
+    pages.write("lesson", page("import warnings\nwarnings.warn('old', stacklevel=1)"))
+    english, _ = pages.make("lesson", execute=True)
+    assert english.failure == Failure(5, "UserWarning: old: correct what causes it")
+    assert not executions
+    assert not pages.workshop().file(english.page).exists()
+
+
+# ------------------------------------------------------------------------------------------ executed notebooks
+
+
+@pytest.mark.parametrize("text", [PYTHON, TORCHRUN])
+def test_an_executed_notebook_shows_what_the_page_s_run_did(pages, text) -> None:
+    pages.write("lesson", text)
+    english, chinese = pages.make("lesson", execute=True)
+    assert (english.status, chinese.status) == ("PASS", "PASS"), english.failure
+    assert english.execution
+    assert chinese.execution is None
+    assert outputs(pages.book("en")) == outputs(pages.book("zh-Hans"))
+    assert not kernels()
+
+
+ONLY_IN_A_SCRIPT = {
+    "another line": ("print(1 if '__file__' in globals() else 2)", "this cell prints `2` where the page's run"),
+    "no line": (
+        "print('a' if '__file__' in globals() else '')",
+        "this cell prints nothing, and the page's run",
+    ),
+    "one line more": ("print('' if '__file__' in globals() else 'a')", "this cell prints `a`, and the page's run"),
+}
+
+
+@pytest.mark.parametrize(("code", "message"), ONLY_IN_A_SCRIPT.values(), ids=ONLY_IN_A_SCRIPT)
+def test_a_cell_that_prints_something_else_is_a_failure(pages, code, message) -> None:
+    shown = "\n\n```text output\n1\n```" if "print(1" in code else ""
+    pages.write("lesson", page(code).replace("\n```\n\n<", f"\n```{shown}\n\n<"))
+    english, _ = pages.make("lesson", execute=True)
+    assert (english.status, english.failure.line) == ("FAIL", 4)
+    assert message in english.failure.message
+    assert not pages.workshop().file(english.page).exists()
+
+
+def test_a_figure_that_the_notebook_does_not_show_is_a_failure(pages) -> None:
+    code = f"from pathlib import Path\nif {IN_A_SCRIPT}:\n    Path('a.svg').touch()\nx = 1"
+    pages.write("lesson", page(code))
+    english, _ = pages.make("lesson", execute=True)
+    assert english.failure == Failure(4, "this cell shows 0 drawings of the 1 that the page's run drew")
+
+
+def test_several_ranks_must_print_the_same_too(pages) -> None:
+    pages.write("lesson", TORCHRUN)
+    pages.make("lesson")
+    record = pages.records.find("cpu", "en", "lesson")
+    record["blocks"][0]["printed"] = ""
+    figures = {name: pages.records.figure(record, name).read_bytes() for name in ("a.svg", "b.png")}
+    pages.records.enter(record, figures)
+    english, _ = pages.make("lesson", execute=True)
+    assert "this cell prints `one` where the page's run printed `two 0.5001`" in english.failure.message
 
 
 def test_a_page_without_code_is_a_notebook_all_the_same(pages) -> None:
@@ -127,66 +262,38 @@ def test_a_page_without_code_is_a_notebook_all_the_same(pages) -> None:
     assert all(pages.workshop().file(one.page).is_file() for one in made)
 
 
-def test_figures_are_seen_whether_shown_or_saved(pages) -> None:
-    code = """
-import matplotlib.pyplot as plt
-figure, axes = plt.subplots()
-axes.plot([0, 1])
-figure.savefig("saved.svg")
-"""
-    pages.write("lesson", page(code))
-    english, _ = pages.make("lesson")
-    assert english.status == "PASS", english.failure
-    kinds = [
-        kind for cell in english.execution.book.cells for o in cell.get("outputs", ()) for kind in o.get("data", ())
-    ]
-    assert "image/svg+xml" in kinds
-    assert "image/png" in kinds
-
-
 # ------------------------------------------------------------------------------------------ failures
 
 
-def test_a_failing_cell_is_named_by_the_line_of_the_page(pages) -> None:
-    pages.write("lesson", page("def inner(x):\n    return 1 // x\n\n\ninner(1)\ninner(0)"))
-    older = pages.folder / "notebooks/en/lesson.ipynb"
-    older.parent.mkdir(parents=True)
-    older.write_text("of a page that did not fail")
-    english, chinese = pages.make("lesson")
-    assert english.failure == Failure(5, "ZeroDivisionError: integer division or modulo by zero")
-    assert (english.status, chinese.status, chinese.note) == ("FAIL", "FAIL", "code identical to en, which failed")
-    assert not older.exists()
-    assert not kernels()
-
-
 def test_a_kernel_that_dies_is_a_failure(pages) -> None:
-    pages.write("lesson", page("import os\nos._exit(1)"))
-    english, _ = pages.make("lesson")
+    pages.write("lesson", page(f"import os\n{IN_A_SCRIPT} or os._exit(1)"))
+    english, _ = pages.make("lesson", execute=True)
     assert english.failure.line == 4
     assert english.failure.message.startswith("the notebook could not be executed: ")
     assert not kernels()
 
 
 def test_a_failure_of_several_ranks_is_named_by_the_line_of_the_page(pages) -> None:
-    code = "import os\n\nif os.environ['RANK'] == '1':\n    raise ValueError('on rank 1')\n"
+    code = "import os\n\nassert os.environ['RANK'] == '0' or 'COLOSSAL_PAGE_RUN' in os.environ, 'on rank 1'\n"
     pages.write("lesson", page(code, "torchrun --standalone --nproc_per_node=2 lesson.py"))
-    english, _ = pages.make("lesson")
-    assert (english.failure.line, english.failure.message) == (7, "ValueError: on rank 1")
+    english, _ = pages.make("lesson", execute=True)
+    assert (english.failure.line, english.failure.message) == (6, "AssertionError: on rank 1")
 
 
 def test_a_notebook_that_takes_too_long_is_ended_with_all_its_processes(pages) -> None:
-    pages.write("lesson", "# T\n\n```python\nx = 1\n```\n\n```python\nwhile True:\n    pass\n```\n\n"
+    pages.write("lesson", f"# T\n\n```python\nx = 1\n```\n\n```python\nwhile not ({IN_A_SCRIPT}):\n    pass\n```\n\n"
                 "<!-- doc-test-command: python lesson.py -->\n")  # fmt: skip
-    english, _ = pages.make("lesson", 6.0)
+    english, _ = pages.make("lesson", 6.0, execute=True)
     assert english.failure.line == 8
     assert "the notebook took longer than 6 s" in english.failure.message
     assert not kernels()
 
 
 def test_a_process_that_stays_behind_is_a_failure(pages) -> None:
-    code = "import subprocess\nchild = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    time = f"'0' if {IN_A_SCRIPT} else '60'"
+    code = f"import subprocess\nchild = subprocess.Popen(['sleep', {time}], start_new_session=True)\n"
     pages.write("lesson", page(code))
-    english, _ = pages.make("lesson")
+    english, _ = pages.make("lesson", execute=True)
     assert "the notebook left processes behind" in english.failure.message
     assert "sleep 60" in english.failure.message
 
@@ -204,13 +311,7 @@ def test_a_page_with_findings_is_not_executed(pages, text, message) -> None:
     made = pages.make("lesson")
     assert [one.status for one in made] == ["FAIL", "FAIL"]
     assert any(message in str(finding) for finding in made[0].findings)
-    assert not any(one.execution for one in made)
-
-
-def test_a_warning_that_readers_would_see_is_a_failure(pages) -> None:
-    pages.write("lesson", page("import warnings\nwarnings.warn('old', stacklevel=1)"))
-    english, _ = pages.make("lesson")
-    assert english.failure == Failure(5, "UserWarning: old: correct what causes it")
+    assert not pages.ran
 
 
 # ------------------------------------------------------------------------------------------ the front door
@@ -219,16 +320,42 @@ def test_a_warning_that_readers_would_see_is_a_failure(pages) -> None:
 def test_the_front_door_executes_a_page(pages, tmp_path) -> None:
     pages.write("basics/lesson", ONE)
     (tmp_path / "api.json").write_text(json.dumps({"version": "0", "objects": {}}))
-    words = ["notebooks", "lesson", "--source", "source", "--output", "out", "--api", "api.json"]
+    words = ["notebooks", "lesson", "--source", "source", "--build", "pages", "--output", "out", "--api", "api.json"]
     command = [sys.executable, str(ROOT / "docs_build.py"), *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("en      basics/lesson   PASS  cells 3/3")
-    assert lines[1:] == ["zh-Hans basics/lesson   SAME  code identical to en", "1 executed, 1 reused, 0 failed"]
+    date = Records(tmp_path / "verified").find("cpu", "en", "basics/lesson")["date"]
+    assert lines[1:] == [
+        f"zh-Hans basics/lesson   PASS  run of en, {date}", "2 with recorded outputs, 1 of them executed, 0 failed"
+    ]  # fmt: skip
     assert (
         nbformat.read(tmp_path / "out/en/basics/lesson.ipynb", as_version=4).metadata.colossal.page == "basics/lesson"
     )
+
+
+def test_a_few_notebooks_are_executed_or_all(pages, executions, tmp_path, capsys) -> None:
+    for number in range(4):
+        pages.write(f"lesson_{number}", f"# T\n\n```python\nx = {number}\n```\n\n"
+                    f"<!-- doc-test-command: python lesson_{number}.py -->\n")  # fmt: skip
+    (tmp_path / "api.json").write_text(json.dumps({"version": "0", "objects": {}}))
+    places = {"source": "source", "build": "pages", "output": "out", "api": "api.json"}
+    words = [word for option, name in places.items() for word in (f"--{option}", str(pages.folder / name))]
+    assert cli.main(["notebooks", *words], ROOT) == 0
+    assert capsys.readouterr().out.endswith("8 with recorded outputs, 2 of them executed, 0 failed\n")
+    assert cli.main(["notebooks", "--execute-all", *words], ROOT) == 0
+    assert capsys.readouterr().out.endswith("8 with recorded outputs, 4 of them executed, 0 failed\n")
+    assert executions == ["en"] * 6
+
+
+def test_the_commit_chooses_what_is_executed() -> None:
+    names = [f"page_{number}" for number in range(40)]
+    chosen = sample(names, "a commit", 3)
+    assert len(chosen) == 3
+    assert chosen == sample(reversed(names), "a commit", 3)
+    assert len({sample(names, str(commit), 3) for commit in range(20)}) == 20
+    assert sample(names[:2], "a commit", 3) == frozenset(names[:2])
 
 
 @pytest.mark.parametrize(

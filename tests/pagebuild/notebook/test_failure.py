@@ -8,6 +8,8 @@ from pagebuild.notebook.execute import Execution
 from pagebuild.notebook.failure import Failure, failure_of, warning_in
 from pagebuild.notebook.report import lines_of, summary
 from pagebuild.notebook.workshop import Made
+from pagetest.results.fitting import RecordedRun
+from pagetest.results.records import Records
 
 PAGE = "# T\n\n```python\nx = 1\nraise ValueError\n```"
 RANKS = """before
@@ -110,14 +112,18 @@ def test_words_about_warnings_are_none(parse) -> None:
 
 def test_the_report_reads_like_the_harness(parse) -> None:
     page = parse(PAGE)
+    page.path.write_text("\n".join(page.lines))
     execution = Execution(book(code(count=1), code(count=None)), 9.14, 1_280_000_000, Failure(5, "ValueError"))
-    failed = Made(page, "FAIL", execution=execution)
+    failed = Made(page, "FAIL", execution=execution, failure=execution.failure)
     first, place, *excerpt = lines_of(failed, 8)
     assert first == "en      lesson     FAIL  cells 1/2  9.1 s  peak 1.28 GB"
     assert place.endswith("lesson.md:5: ValueError")
     shown = ["   3 | ```python", "   4 | x = 1", "   5 | raise ValueError", "   6 | ```", "   7 |"]
     assert [line.replace(">", " ").removeprefix("    ") for line in excerpt] == shown
     assert excerpt[2].startswith("  > ")
-    same = Made(page, "SAME", "code identical to en")
-    assert list(lines_of(same, 6)) == ["en      lesson   SAME  code identical to en"]
-    assert summary([failed, same, Made(page, "NONE")]) == "0 executed, 1 reused, 1 failed"
+    run = RecordedRun(Records(page.path.parent), {"lang": "en", "date": "2026-11-20"})
+    passed = Made(page, "PASS", run)
+    assert list(lines_of(passed, 6)) == ["en      lesson   PASS  run of en, 2026-11-20"]
+    executed = Made(page, "PASS", run, execution)
+    found = summary([failed, passed, executed, Made(page, "NONE")])
+    assert found == "2 with recorded outputs, 1 of them executed, 1 failed"

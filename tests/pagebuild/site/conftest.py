@@ -15,6 +15,7 @@ from pagebuild.site.pages import Knowledge
 from pagebuild.site.project import Project
 from pagebuild.site.website import website_files
 from pagetest.model.page import Page
+from pagetest.results.records import Records
 
 PRESENT = "the present code"
 PROJECT = Project("https://example.org/colossal", "c" * 40, "2026-11-20")
@@ -87,14 +88,15 @@ class Docs:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def results(self, *entries: dict[str, Any], file: str = "build/docs/results.json") -> None:
-        self.write(file, {"results": list(entries)})
+    def results(self, *entries: dict[str, Any], folder: str = "build/docs/verified") -> None:
+        for entry in entries:
+            Records(self.root / folder).enter(entry)
 
     def page(self, name: str = "basics/lesson", language: str = "en") -> Page:
         return current_edition(self.root).tree.page(name, language)
 
     def knowledge(self) -> Knowledge:
-        return Knowledge(read_results(current_edition(self.root).results), lambda _: PRESENT, lambda _: ())
+        return Knowledge(read_results(current_edition(self.root).records), lambda _: PRESENT, lambda _: ())
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A released version is frozen once, when every page is proved."""
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -9,12 +10,12 @@ from pagebuild.site import freeze_command
 from pagebuild.site.edition import BrokenInputError
 from pagebuild.site.freeze import Freezer
 from pagebuild.site.insight import Insight
+from pagetest.results.records import Records
 
 PRESENT = "the present code"
 RAN = {"page": "basics/lesson", "lang": "en", "status": "PASS", "device": "cpu", "fingerprint": PRESENT}
 ENTRY = RAN | {"code_hash": "h", "date": "2026-11-19", "commit": "a" * 40, "backend": "gloo", "world": 2}
 SAME = ENTRY | {"lang": "zh-Hans", "status": "SAME"}
-NONE = {"page": "talk", "lang": "en", "status": "NONE", "device": ""}
 
 
 def freezer(docs, *stale: str) -> Freezer:
@@ -25,7 +26,7 @@ def freezer(docs, *stale: str) -> Freezer:
 def proved(docs) -> Any:
     """A project whose pages have all run."""
     docs.write("src/pack/__init__.py", "class Thing: ...\n\n\ndef go(): ...\n\n\n__all__ = ['Thing', 'go']\n")
-    docs.results(ENTRY, SAME, NONE)
+    docs.results(ENTRY | {"blocks": [{"printed": "1\n", "figures": []}]}, SAME)
     return docs
 
 
@@ -39,11 +40,12 @@ def test_everything_that_a_version_consists_of_is_kept(proved) -> None:
     pages = {
         f"{lang}/{name}" for lang in ("en", "zh-Hans") for name in ("basics/lesson.md", "talk.md", "images/figure.svg")
     }
-    files = {"zh-Hans/sidebar_category_translation.json", "sidebars.json", "api.json", "results.json"}
-    assert tree(folder) == pages | files
+    files = {"zh-Hans/sidebar_category_translation.json", "sidebars.json", "api.json"}
+    records = {f"verified/cpu/{lang}/basics/lesson.json" for lang in ("en", "zh-Hans")}
+    assert tree(folder) == pages | files | records
     assert folder == proved.root / "docs/versioned/0.1.0"
     assert (folder / "en/talk.md").read_bytes() == (proved.root / "docs/source/en/talk.md").read_bytes()
-    assert json.loads((folder / "results.json").read_text())["results"] == [ENTRY, SAME, NONE]
+    assert Records(folder / "verified").read() == [ENTRY, SAME]
     assert json.loads((proved.root / "docs/versions.json").read_text()) == ["current", "0.1.0"]
     assert [path.name for path in (proved.root / "docs/versioned").iterdir()] == ["0.1.0"]
 
@@ -104,7 +106,8 @@ def test_the_reference_is_of_the_version(proved) -> None:
     ],
 )
 def test_a_page_that_is_not_proved_forbids_it(proved, entries, messages) -> None:
-    proved.results(*entries, NONE)
+    shutil.rmtree(proved.root / "build/docs/verified")
+    proved.results(*entries)
     found = refused(proved)
     assert all(message in found for message in messages), found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 STDOUT, STDERR = 1, 2
+FIGURES = (".svg", ".png")
 
 _CHUNK = 1 << 20
 

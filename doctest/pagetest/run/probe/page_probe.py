@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
-from page_output import Printed
+from page_output import FIGURES, Printed
 
 BIRTHS = (
     ("os", "fork"),
@@ -47,6 +47,7 @@ class Probe:
         self.printed = Printed(self.folder)
         self.marks: dict[str, int] = {}
         self.namespaces: list[dict[str, Any]] = []
+        self.figures: dict[str, int] = {}
 
     def prepare(self) -> None:
         """Takes over the loading of the script and sets every observer; they write nothing before the probe awakes."""
@@ -126,7 +127,13 @@ class Probe:
         """Notes that from here on what is printed belongs to the block that starts at the line; to none for line 0."""
         if self.rank == 0 and self.printed.is_wanted and os.getpid() == runner:
             self.printed.flush()
-            self.record("block", line=line, size=self.printed.size)
+            self.record("block", line=line, size=self.printed.size, drawn=self._drawn())
+
+    def _drawn(self) -> list[str]:
+        """The figures in the page's folder that are new, or have changed, since this was asked last."""
+        before, files = self.figures, Path(self.script).parent.glob("*.*")
+        self.figures = {file.name: file.stat().st_mtime_ns for file in files if file.suffix in FIGURES}
+        return [name for name, time in self.figures.items() if before.get(name) != time]
 
     def _failure(self, error: BaseException) -> None:
         if isinstance(error, SystemExit) and error.code in (None, 0):

@@ -1,0 +1,164 @@
+"""The pool: runs a few pages at a time, each in a process of the harness's own, and hands the results back in order."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import NoReturn
+
+import psutil
+
+from pagetest.results.result import Result
+from pagetest.run.runner import Runner
+from pagetest.run.session import adopt_orphans
+from pagetest.slots import default_slots, ranks_of
+from pagetest.suite import Suite
+
+STOP_SECONDS = 20.0
+
+_PR_SET_PDEATHSIG = 1
+_CONTEXT = multiprocessing.get_context("fork")
+
+# [Note: who runs a page]
+# A session takes every process below its own for one of its page's, orphans included, so two sessions at a time need
+# two processes. These are forks of the harness. One that is told to end kills its page's processes first, and further
+# signals do not disturb it; when the harness itself is killed, the kernel tells its forks to end. Should one of them
+# be killed, then what it leaves comes to the harness, which kills it.
+
+
+@dataclass
+class _Worker:
+    """A process that runs pages, and the cost of the one that it is at."""
+
+    process: BaseProcess
+    link: Connection
+    name: str = ""
+    cost: int = 0
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Runs pages, as many ranks at a time as there are slots.
+
+    Attributes:
+        suite: The pages.
+        runner: How they are run.
+        size: How many pages may run at a time.
+        slots: How many ranks may run at a time; a page with more, or one that asks for it, runs alone.
+    """
+
+    suite: Suite
+    runner: Runner
+    size: int
+    slots: int = field(default_factory=default_slots)
+
+    def order(self, names: Sequence[str]) -> list[str]:
+        """The order in which the pages start: those that run alone, then those with fewer and fewer ranks."""
+        return sorted(names, key=lambda name: -self.cost(name))
+
+    def cost(self, name: str) -> int:
+        """How many slots a page takes."""
+        page = self.suite.tree.page(name, self.suite.tree.languages(name)[0])
+        return min(self.slots, ranks_of(page))
+
+    def run(self, names: Sequence[str]) -> Iterator[Result]:
+        """Runs the pages; the results come in the order in which the pages were started, see `order`.
+
+        Raises:
+            KeyboardInterrupt: A process that runs pages was told to end.
+        """
+        waiting, ended = deque(self.order(names)), dict[str, list[Result]]()
+        due = deque(waiting)
+        with self._workers() as workers:
+            while due:
+                self._start(workers, waiting)
+                for worker in _ready(workers):
+                    ended[worker.name] = _receive(worker)
+                    worker.name, worker.cost = "", 0
+                while due and due[0] in ended:
+                    yield from ended.pop(due.popleft())
+
+    def _start(self, workers: Sequence[_Worker], waiting: deque[str]) -> None:
+        """Gives pages to processes that have none, as long as there are slots for the next one."""
+        for worker in workers:
+            free = self.slots - sum(other.cost for other in workers)
+            if waiting and not worker.name and (cost := self.cost(waiting[0])) <= free:
+                worker.name, worker.cost = waiting.popleft(), cost
+                worker.link.send(worker.name)
+
+    @contextmanager
+    def _workers(self) -> Iterator[list[_Worker]]:
+        adopt_orphans()
+        foreign = set(psutil.Process().children(recursive=True))
+        workers: list[_Worker] = []
+        try:
+            for _ in range(self.size):
+                workers.append(self._fork(workers))
+            yield workers
+        finally:
+            for worker in workers:
+                worker.process.terminate()
+            for worker in workers:
+                worker.process.join(STOP_SECONDS)
+            for left in set(psutil.Process().children(recursive=True)) - foreign:
+                with suppress(psutil.Error):
+                    left.kill()
+            for worker in workers:
+                worker.process.join()
+
+    def _fork(self, others: Sequence[_Worker]) -> _Worker:
+        ours, theirs = _CONTEXT.Pipe()
+        links = [ours, *(other.link for other in others)]
+        process = _CONTEXT.Process(target=self._serve, args=(theirs, links, os.getpid()))
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _serve(self, link: Connection, foreign: Sequence[Connection], parent: int) -> None:
+        """What a process of the pool does until it is told to end."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _stop)
+        _end_with(parent)
+        for other in foreign:
+            other.close()  # else no end of a link would ever be seen as closed
+        with suppress(EOFError, KeyboardInterrupt):
+            while True:
+                link.send(list(self.suite.run([link.recv()], self.runner)))
+
+
+def _ready(workers: Sequence[_Worker]) -> list[_Worker]:
+    """The processes that have ended their page, or have ended themselves."""
+    busy = [worker for worker in workers if worker.name]
+    links = wait([worker.link for worker in busy])
+    return [worker for worker in busy if worker.link in links]
+
+
+def _receive(worker: _Worker) -> list[Result]:
+    with suppress(EOFError):
+        return worker.link.recv()
+    worker.process.join()
+    if worker.process.exitcode == 0:
+        raise KeyboardInterrupt
+    raise RuntimeError(f"the process that ran {worker.name} ended with {worker.process.exitcode}")
+
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    """Ends this process once: what it does then must not be disturbed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    raise KeyboardInterrupt
+
+
+def _end_with(parent: int) -> None:
+    """Makes the kernel end this process with its parent, which may have gone already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        raise KeyboardInterrupt

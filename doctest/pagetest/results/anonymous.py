@@ -1,0 +1,48 @@
+"""What a page printed, without the paths, the host and the user of the machine on which it ran."""
+
+import getpass
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_HOME = "/home/user"
+_NO_NAMES = ("", "localhost", "root", "user", "host")
+"""Names that tell nothing about a machine, and that stand in many texts."""
+
+
+def anonymous(text: str, root: Path, folder: Path) -> str:
+    """The text as it would be on a reader's machine.
+
+    Args:
+        text: What the page printed.
+        root: The project's root.
+        folder: Where the page ran.
+    """
+    for name, replacement in _replacements(root, folder).items():
+        text = text.replace(name, replacement)
+    for name, replacement in ((platform.node(), "host"), (_user(), "user")):
+        if name not in _NO_NAMES:
+            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", replacement, text)
+    return text
+
+
+def _replacements(root: Path, folder: Path) -> Mapping[str, str]:
+    """What stands for each path, the longest first: one may lie in another."""
+    places = {
+        folder: f"{_HOME}/tutorial",
+        Path(sys.prefix): f"{_HOME}/venv",
+        Path(sys.base_prefix): "/usr",
+        root: f"{_HOME}/colossal",
+        Path.home(): _HOME,
+    }
+    known = {str(path): text for path, text in places.items() if len(path.parts) > 1}
+    return dict(sorted(known.items(), key=lambda item: -len(item[0])))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        return ""
