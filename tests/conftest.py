@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo  # sets TORCHINDUCTOR_CACHE_DIR when the first optimizer imports it
 import tqdm
+from hypothesis import settings
 from torch import distributed as dist
 
 from colossal.cluster.mesh import _AMBIENT
@@ -25,6 +26,8 @@ SETTLE_SECONDS = 3.0
 def pytest_configure() -> None:
     """Test on the CPU, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
     os.environ["COLOSSAL_DEVICE"] = "cpu"
+    settings.register_profile("load", deadline=None)  # how long an example takes is the machine's affair
+    settings.load_profile("load")
     torch.set_num_threads(1)
     tqdm.tqdm.monitor_interval = 0  # no thread that watches progress bars and outlives the test that first shows one
     PRELOADED.extend(["sklearn.datasets", "transformers.modeling_utils"])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from equality import assert_equal, assert_within_rounding
 from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
@@ -14,7 +15,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.tensor import whole_of
-from colossal.testing import TOLERANCES, run_processes
+from colossal.testing import run_processes
 
 
 def hybrid() -> TorchFSDPPlugin:
@@ -61,6 +62,11 @@ class Net(nn.Module):
         return self.head(hidden) * self.scale[0]
 
 
+def dtype_of(precision: str | None) -> torch.dtype:
+    """Without a precision, float64: rounding in another order is no difference then."""
+    return torch.float64 if precision is None else torch.float32
+
+
 def start(kind: str, precision: str | None = None) -> tuple[Booster, tuple[Any, ...]]:
     if kind in ZERO:
         plugin = LowLevelZeroPlugin(precision=ZERO_PRECISION[precision], initial_scale=2.0**16, **ZERO[kind])
@@ -70,7 +76,7 @@ def start(kind: str, precision: str | None = None) -> tuple[Booster, tuple[Any, 
         booster = Booster(device="cpu", plugin=plugin)
     else:
         booster = Booster(device="cpu", plugin=PLUGINS[kind](), mixed_precision=precision)
-    model = Net()
+    model = Net().to(dtype_of(precision))
     decayed = [p for name, p in model.named_parameters() if p.requires_grad and name.endswith("weight")]
     others = [p for name, p in model.named_parameters() if p.requires_grad and not name.endswith("weight")]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.02}]
@@ -79,13 +85,13 @@ def start(kind: str, precision: str | None = None) -> tuple[Booster, tuple[Any, 
     return booster, booster.boost(model, optimizer, nn.CrossEntropyLoss(), None, schedule)
 
 
-def train(booster: Booster, boosted: tuple[Any, ...], first: int, steps: int) -> None:
+def train(booster: Booster, boosted: tuple[Any, ...], first: int, steps: int, precision: str | None = None) -> None:
     model, optimizer, criterion, _, schedule = boosted
     images, labels = load_digits(return_X_y=True)
     rank, size = booster.plugin.data_parallel_place()
     for step in range(first, first + steps):
         rows = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
-        inputs = torch.tensor(images[rows], dtype=torch.float32)[rank::size] / 16
+        inputs = torch.tensor(images[rows], dtype=dtype_of(precision))[rank::size] / 16
         booster.backward(criterion(model(inputs), torch.tensor(labels[rows])[rank::size]), optimizer)
         optimizer.step()
         schedule.step()
@@ -93,15 +99,15 @@ def train(booster: Booster, boosted: tuple[Any, ...], first: int, steps: int) ->
 
 
 def parameters(model: Any) -> dict[str, torch.Tensor]:
-    return {name: whole_of(value).detach().clone().float() for name, value in model.unwrap().state_dict().items()}
+    return {name: whole_of(value).detach().clone().double() for name, value in model.unwrap().state_dict().items()}
 
 
 def save(kind: str, root: str, precision: str | None = None, use_async: bool = False) -> dict[str, torch.Tensor]:
     """Train, save, train on; return where the uninterrupted run got to."""
     booster, boosted = start(kind, precision)
-    train(booster, boosted, 0, BEFORE)
+    train(booster, boosted, 0, BEFORE, precision)
     booster.save(Path(root, f"{kind}-{dist.get_world_size()}"), *boosted[:2], boosted[4], BEFORE, use_async=use_async)
-    train(booster, boosted, BEFORE, AFTER)
+    train(booster, boosted, BEFORE, AFTER, precision)
     booster.checkpoint_io.synchronize()
     return parameters(boosted[0])
 
@@ -115,18 +121,24 @@ def load_all(kind: str, root: str, saved: list[str], precision: str | None = Non
             torch.nn.init.constant_(parameter, 3.0)
         assert booster.latest_step(Path(root, name)) == BEFORE
         first = booster.load(Path(root, name), *boosted[:2], boosted[4])
-        train(booster, boosted, first, AFTER)
+        train(booster, boosted, first, AFTER, precision)
         reached[name] = parameters(boosted[0])
     return reached
 
 
-def assert_equal(reached: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+def assert_all_equal(
+    reached: dict[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
+    exact: dict[str, torch.Tensor] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> None:
+    """Compare parameters: in float64, or by the rounding of half precision."""
     assert reached.keys() == expected.keys()
-    t = TOLERANCES[dtype]
     for name, value in expected.items():
-        torch.testing.assert_close(
-            reached[name], value, rtol=t.rtol, atol=t.atol, msg=lambda text, n=name: f"{n}: {text}"
-        )
+        if exact is None:
+            assert_equal(reached[name], value, name)
+        else:
+            assert_within_rounding(reached[name], value, exact[name], dtype, name)
 
 
 @pytest.mark.parametrize("use_async", [False, True], ids=["waiting", "async"])
@@ -144,8 +156,8 @@ def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> No
     for kind, size in [("ddp", 4), ("fsdp", 2)] if use_async else RUNS:
         for rank in run_processes(load_all, size, kind, str(tmp_path), list(uninterrupted)):
             for name, reached in rank.items():
-                assert_equal(reached, uninterrupted["none-1"], torch.float32)
-                assert_equal(reached, uninterrupted[name], torch.float32)
+                assert_all_equal(reached, uninterrupted["none-1"])
+                assert_all_equal(reached, uninterrupted[name])
 
 
 def test_replicas_of_shards_go_on_too(tmp_path: Path) -> None:
@@ -153,7 +165,7 @@ def test_replicas_of_shards_go_on_too(tmp_path: Path) -> None:
     saved = {f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path))[0] for kind, size in kinds}
     for kind, size in kinds:
         for reached in run_processes(load_all, size, kind, str(tmp_path), list(saved))[0].values():
-            assert_equal(reached, saved["none-1"], torch.float32)
+            assert_all_equal(reached, saved["none-1"])
 
 
 @pytest.mark.parametrize("precision", HALVES)
@@ -165,10 +177,11 @@ def test_half_precision_goes_on_too(tmp_path: Path, precision: str) -> None:
         f"{kind}-{size}": run_processes(save, size, kind, str(tmp_path), precision)[0] for kind, size in kinds
     }
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    exact = run_processes(save, 1, "none", str(tmp_path / "exact"))[0]
     for kind, size in kinds:
         reached = run_processes(load_all, size, kind, str(tmp_path), list(uninterrupted), precision)[0]
         for name, values in reached.items():
-            assert_equal(values, uninterrupted[name], dtype)
+            assert_all_equal(values, uninterrupted[name], exact, dtype)
         own = f"{kind}-{size}"
         assert all(torch.equal(reached[own][name], value) for name, value in uninterrupted[own].items())
 

@@ -212,7 +212,8 @@ def test_an_interruption_leaves_no_process_behind(project, number) -> None:
     assert len(family) == 2
     assert watcher.end(number) == 130
     assert "interrupted" in watcher.until("interrupted")[-1]
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
+    assert not any(process.status() != psutil.STATUS_ZOMBIE for process in alive)
 
 
 def test_a_killed_harness_takes_its_parents_along(project) -> None:

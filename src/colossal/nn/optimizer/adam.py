@@ -75,8 +75,8 @@ class KernelAdam(CheckedOptimizer):
         """Have each step write the new values of parameters elsewhere as well, in the same pass.
 
         Args:
-            copies: Parameters, and for each a contiguous tensor of as many elements, in float32, bfloat16 or float16;
-                they replace what was passed before.
+            copies: Parameters, and for each a contiguous tensor of as many elements, in float32, bfloat16, float16
+                or the dtype of the parameter; they replace what was passed before.
 
         Raises:
             ConfigError: This optimizer does not have such a parameter.
@@ -89,8 +89,8 @@ class KernelAdam(CheckedOptimizer):
                     f"Copies are of parameters that the optimizer updates. Found another one, of the shape "
                     f"{tuple(param.shape)}. Pass those of its groups."
                 )
-            fits = copy.numel() == local_of(param).numel() and copy.is_contiguous() and copy.dtype in _COPIES
-            if not (fits and copy.device == param.device):
+            fits = copy.numel() == local_of(param).numel() and copy.is_contiguous() and copy.device == param.device
+            if not (fits and (copy.dtype in _COPIES or copy.dtype == param.dtype)):
                 raise ShapeError(
                     f"The copy of a parameter is contiguous, of {local_of(param).numel()} elements on {param.device}, "
                     f"in {' or '.join(map(str, _COPIES))}. Found {tuple(copy.shape)} in {copy.dtype} on {copy.device}"
