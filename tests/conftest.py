@@ -15,7 +15,8 @@ import tqdm
 from torch import distributed as dist
 
 from colossal.cluster.mesh import _AMBIENT
-from colossal.testing.processes import PRELOADED
+from colossal.testing import reuse_processes
+from colossal.testing.processes import PRELOADED, kept_pids
 
 OPEN_FILES = Path("/proc/self/fd")
 SETTLE_SECONDS = 3.0
@@ -35,6 +36,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU, with the reason."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and there is none here")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processes() -> Iterator[None]:
+    """Reuse the processes of `run_processes`; a test whose subject is their life or memory passes ``fresh=True``."""
+    with reuse_processes():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +73,7 @@ def _leaks(before: dict[str, set[str]]) -> list[str]:
 def _footprint() -> dict[str, set[str]]:
     return {
         "thread": {thread.name for thread in threading.enumerate()},
-        "process": {str(process.pid) for process in multiprocessing.active_children()},
+        "process": {str(process.pid) for process in multiprocessing.active_children()} - set(map(str, kept_pids())),
         "environment": {f"{name}={value}" for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         "socket": _sockets(),
         "file in the working folder": {path.name for path in Path().iterdir()} - {".pytest_cache", ".hypothesis"},
