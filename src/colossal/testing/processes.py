@@ -252,14 +252,17 @@ def run_processes(
             )
             for rank in range(size)
         ]
-        processes = pool.take(size) if pool else [_Process() for _ in range(size)]
-        ranks = [_Rank(process, order) for process, order in zip(processes, orders, strict=True)]
-        try:
-            failed = _collect(ranks, timeout_seconds)
-        finally:
-            _end(ranks)
+        return _run(orders, pool.take(size) if pool else [_Process() for _ in range(size)], timeout_seconds)
+
+
+def _run(orders: list[_Order], processes: list[_Process], timeout_seconds: float) -> list[Any]:
+    ranks = [_Rank(process, order) for process, order in zip(processes, orders, strict=True)]
+    try:
+        failed = _collect(ranks, timeout_seconds)
+    finally:
+        _end(ranks)
     if failed:
-        raise _failure(failed, size)
+        raise _failure(failed, len(ranks))
     return [rank.result for rank in ranks]
 
 
