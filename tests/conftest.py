@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch._dynamo  # sets TORCHINDUCTOR_CACHE_DIR when the first optimizer imports it
 import tqdm
+from durations import Durations
 from torch import distributed as dist
 
 from colossal.cluster.mesh import _AMBIENT
@@ -23,8 +24,14 @@ SETTLE_SECONDS = 3.0
 """Some libraries tell their threads to end and do not wait for them."""
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run of all tests write how long they took."""
+    parser.addoption("--store-durations", action="store_true", help="write tests/durations.json; needs -n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Test on the CPU, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
+    config.pluginmanager.register(Durations(config))
     os.environ["COLOSSAL_DEVICE"] = "cpu"
     torch.set_num_threads(1)
     tqdm.tqdm.monitor_interval = 0  # no thread that watches progress bars and outlives the test that first shows one
