@@ -59,9 +59,24 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """All tests, two files at a time; ``nox -s tests -- tests/comm`` runs some, one after the other."""
+    """All tests, two files at a time; ``nox -s tests -- tests/comm`` runs some, one after the other.
+
+    Files that take longest come first: see ``tests/helpers/durations.py``.
+    """
     programs = prepare(session, TESTS, "tests")
     session.run(programs / "pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile", "--durations", "40"]))
+
+
+@nox.session(venv_backend="none")
+def quick(session: nox.Session) -> None:
+    """Lint, the types of changed files and the tests nearest to them, in two minutes; ``-- main...`` since a branch.
+
+    What it leaves out it names. ``nox -R -s quick`` installs nothing, and starts at once.
+    """
+    programs = prepare(session, TESTS, "lint", "types", "tests")
+    session.run(programs / "ruff", "check", ".")
+    session.run(programs / "ruff", "format", "--check", ".")
+    session.run(programs / "python", "tests/quick.py", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -12,31 +12,47 @@ import pytest
 import torch
 import torch._dynamo  # sets TORCHINDUCTOR_CACHE_DIR when the first optimizer imports it
 import tqdm
+from durations import Durations
 from hypothesis import settings
 from torch import distributed as dist
 
 from colossal.cluster.mesh import _AMBIENT
-from colossal.testing.processes import PRELOADED
+from colossal.testing import reuse_processes
+from colossal.testing.processes import PRELOADED, kept_pids
 
 OPEN_FILES = Path("/proc/self/fd")
 SETTLE_SECONDS = 3.0
 """Some libraries tell their threads to end and do not wait for them."""
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run of all tests write how long they took."""
+    parser.addoption("--store-durations", action="store_true", help="write tests/durations.json; needs -n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Test on the CPU, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
+    config.pluginmanager.register(Durations(config))
     os.environ["COLOSSAL_DEVICE"] = "cpu"
     settings.register_profile("load", deadline=None)  # how long an example takes is the machine's affair
     settings.load_profile("load")
     torch.set_num_threads(1)
     tqdm.tqdm.monitor_interval = 0  # no thread that watches progress bars and outlives the test that first shows one
-    PRELOADED.extend(["sklearn.datasets", "transformers.modeling_utils"])
+    # A rank that imports these itself needs 0.3 s for pytest, and longer than for most of what it runs.
+    PRELOADED.extend(["pytest", "sklearn.datasets", "transformers.modeling_utils", "families"])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU, with the reason."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and there is none here")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processes() -> Iterator[None]:
+    """Reuse the processes of `run_processes`; a test whose subject is their life or memory passes ``fresh=True``."""
+    with reuse_processes():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +83,7 @@ def _leaks(before: dict[str, set[str]]) -> list[str]:
 def _footprint() -> dict[str, set[str]]:
     return {
         "thread": {thread.name for thread in threading.enumerate()},
-        "process": {str(process.pid) for process in multiprocessing.active_children()},
+        "process": {str(process.pid) for process in multiprocessing.active_children()} - set(map(str, kept_pids())),
         "environment": {f"{name}={value}" for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
         "socket": _sockets(),
         "file in the working folder": {path.name for path in Path().iterdir()} - {".pytest_cache", ".hypothesis"},

@@ -552,6 +552,6 @@ def lose_a_rank(folder: str) -> None:
 def test_a_lost_rank_is_an_error_and_no_hang(tmp_path) -> None:
     started = time.monotonic()
     with pytest.raises(WorldError, match="died with exit code 3"):
-        run_processes(lose_a_rank, 2, str(tmp_path), timeout_seconds=50)
+        run_processes(lose_a_rank, 2, str(tmp_path), timeout_seconds=50, fresh=True)
     assert time.monotonic() - started < 45
     assert (tmp_path / "error").read_text().startswith("2 ")

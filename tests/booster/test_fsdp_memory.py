@@ -68,15 +68,17 @@ def measure(plugin: Any) -> tuple[dict[str, int], int]:
 
 
 def test_a_rank_holds_its_part_of_everything() -> None:
-    for held, _ in run_processes(measure, RANKS, TorchFSDPPlugin()):
+    for held, _ in run_processes(measure, RANKS, TorchFSDPPlugin(), fresh=True):
         assert held == {"parameters": WHOLE / RANKS, "gradients": WHOLE / RANKS, "optimizer": 2 * WHOLE / RANKS}
-    for held, _ in run_processes(measure, 2, TorchDDPPlugin()):
+    for held, _ in run_processes(measure, 2, TorchDDPPlugin(), fresh=True):
         assert held == {"parameters": WHOLE, "gradients": WHOLE, "optimizer": 2 * WHOLE}
 
 
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP"])
 def test_the_peak_of_a_rank_is_far_below_that_of_ddp(strategy) -> None:
-    sharded = max(peak for _, peak in run_processes(measure, RANKS, TorchFSDPPlugin(sharding_strategy=strategy)))
-    replicated = min(peak for _, peak in run_processes(measure, RANKS, TorchDDPPlugin()))
+    sharded = max(
+        peak for _, peak in run_processes(measure, RANKS, TorchFSDPPlugin(sharding_strategy=strategy), fresh=True)
+    )
+    replicated = min(peak for _, peak in run_processes(measure, RANKS, TorchDDPPlugin(), fresh=True))
     assert replicated > 4 * WHOLE
     assert sharded < 0.5 * replicated

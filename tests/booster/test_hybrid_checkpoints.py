@@ -280,10 +280,10 @@ def killed_while_saving(root: str, killed: bool) -> None:
 
 
 def test_killed_while_saving_leaves_what_was_there(tmp_path: Path) -> None:
-    run_processes(killed_while_saving, 4, str(tmp_path), killed=False)
+    run_processes(killed_while_saving, 4, str(tmp_path), killed=False, fresh=True)
     before = content(tmp_path)
     with pytest.raises(WorldError, match="died"):
-        run_processes(killed_while_saving, 4, str(tmp_path), killed=True)
+        run_processes(killed_while_saving, 4, str(tmp_path), killed=True, fresh=True)
     after = {name: value for name, value in content(tmp_path).items() if not name.startswith(".")}
     assert_same(after, before, "after a kill")
 

@@ -133,7 +133,7 @@ def compiled_in_a_v() -> list[float]:
 
 
 def test_compiled_activations_while_weight_gradients_wait() -> None:
-    for losses in run_processes(compiled_in_a_v, 2, timeout_seconds=300):
+    for losses in run_processes(compiled_in_a_v, 2, timeout_seconds=300, fresh=True):
         assert losses == pytest.approx(alone("gpt2", 2)["losses"], rel=1e-3)  # not clipped here
 
 

@@ -19,7 +19,7 @@ from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import Alone
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.testing import run_processes
+from colossal.testing import fake_world
 
 GPU = torch.device("cuda")
 
@@ -138,20 +138,18 @@ def test_what_can_not_be_quantised_says_so(monkeypatch) -> None:
         BitsAndBytes().quantize(Net(), GPU, None)
 
 
-def refusal(sharded: bool) -> str:
-    plugin = TorchFSDPPlugin() if sharded else TorchDDPPlugin()
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("plugin", "found"),
+    [
+        (TorchFSDPPlugin, "(?s)under a plugin that shards.*use TorchDDPPlugin"),
+        (TorchDDPPlugin, "Found the device 'cpu'"),
+    ],
+)
+def test_plugins_refuse_what_they_can_not_do(plugin, found, rank) -> None:
     lora = peft.LoraConfig(target_modules=["0"])
-    with pytest.raises(UnsupportedError) as error:
-        Booster(device="cpu", plugin=plugin).enable_lora(nn.Sequential(nn.Linear(2, 2)), None, lora, None, True)
-    return str(error.value)
-
-
-def test_plugins_refuse_what_they_can_not_do() -> None:
-    (sharded,) = set(run_processes(refusal, 2, sharded=True))
-    assert "under a plugin that shards" in sharded
-    assert "use TorchDDPPlugin" in sharded
-    (whole,) = set(run_processes(refusal, 2, sharded=False))
-    assert "Found the device 'cpu'" in whole
+    with fake_world(2, rank), pytest.raises(UnsupportedError, match=found):
+        Booster(device="cpu", plugin=plugin()).enable_lora(nn.Sequential(nn.Linear(2, 2)), None, lora, None, True)
 
 
 class Halves:

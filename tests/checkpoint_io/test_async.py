@@ -193,5 +193,5 @@ def _lose_a_peer(folder: str) -> None:
 
 def test_a_lost_peer_is_an_error_and_the_checkpoint_stays(tmp_path: Path) -> None:
     with pytest.raises(WorldError, match="1"):
-        run_processes(_lose_a_peer, 2, str(tmp_path))
+        run_processes(_lose_a_peer, 2, str(tmp_path), fresh=True)
     assert (tmp_path / "seen").read_text() == "[1.0]"

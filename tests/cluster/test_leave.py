@@ -80,7 +80,7 @@ def want_the_interpreter() -> tuple[bool, bool]:
 
 
 def test_a_thread_that_wants_the_interpreter_is_not_at_rest() -> None:
-    assert run_processes(want_the_interpreter, 1) == [(True, True)]
+    assert run_processes(want_the_interpreter, 1, fresh=True) == [(True, True)]
 
 
 def test_threads_that_stay_busy_are_not_waited_for_forever(monkeypatch) -> None:

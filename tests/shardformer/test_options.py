@@ -238,7 +238,7 @@ def compile_and_train(names: tuple[str, ...]) -> list[int]:
 
 
 def test_compiled_activations_equal_one_process() -> None:
-    (numbers,) = run_processes(compile_and_train, 1, ("gpt2", "bloom"), timeout_seconds=300)
+    (numbers,) = run_processes(compile_and_train, 1, ("gpt2", "bloom"), timeout_seconds=300, fresh=True)
     assert numbers == [1, 1], "one graph for the activations of all layers"
 
 

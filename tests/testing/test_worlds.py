@@ -1,5 +1,6 @@
 import os
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from colossal.testing import (
     run_processes,
     run_threads,
 )
+
+run_fresh = partial(run_processes, fresh=True)  # processes that serve several calls: test_reuse.py
 
 
 def add_ranks(offset: int) -> tuple[int, float]:
@@ -53,14 +56,14 @@ def own_tensor_differs() -> None:
     assert_same_on_all_ranks(torch.tensor([1.0, float(dist.get_rank())]))
 
 
-@pytest.mark.parametrize("run", [run_processes, run_threads])
+@pytest.mark.parametrize("run", [run_fresh, run_threads], ids=["processes", "threads"])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_results_come_back_in_rank_order(run, size) -> None:
     expected = sum(range(size)) + 10 * size
     assert run(add_ranks, size, 10) == [(rank, expected) for rank in range(size)]
 
 
-@pytest.mark.parametrize("run", [run_processes, run_threads])
+@pytest.mark.parametrize("run", [run_fresh, run_threads], ids=["processes", "threads"])
 def test_the_error_of_a_rank_is_reported_with_its_traceback(run) -> None:
     with pytest.raises(WorldError, match="(?s)Rank 1.*fail_on_rank_1.*rank 1 is unwell"):
         run(fail_on_rank_1, 2)
@@ -68,20 +71,20 @@ def test_the_error_of_a_rank_is_reported_with_its_traceback(run) -> None:
 
 def test_a_rank_that_hangs_is_found_at_its_line_and_killed() -> None:
     with pytest.raises(WorldError, match="(?s)Rank 1: It did not come to an end.*hang_on_rank_1"):
-        run_processes(hang_on_rank_1, 2, timeout_seconds=3)
+        run_fresh(hang_on_rank_1, 2, timeout_seconds=3)
 
 
 def test_a_rank_that_dies_is_named_with_its_exit_code() -> None:
     with pytest.raises(WorldError, match="(?s)first one first.*Rank 1: The process died with exit code 7"):
-        run_processes(die_on_rank_1, 2)
+        run_fresh(die_on_rank_1, 2)
 
 
 def test_each_process_computes_on_one_thread() -> None:
-    assert run_processes(threads_of_a_rank, 2, form=False) == [(1, "1"), (1, "1")]
+    assert run_fresh(threads_of_a_rank, 2, form=False) == [(1, "1"), (1, "1")]
 
 
 def test_the_environment_knows_the_rank() -> None:
-    assert run_processes(environment_of_a_rank, 2, form=False, environment={"SOME_RANK": "r{rank}"}) == ["r0", "r1"]
+    assert run_fresh(environment_of_a_rank, 2, form=False, environment={"SOME_RANK": "r{rank}"}) == ["r0", "r1"]
 
 
 def test_a_fake_world_has_any_size() -> None:

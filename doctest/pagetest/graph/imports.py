@@ -42,13 +42,16 @@ class ImportGraph:
 
     def reached(self, code: References) -> frozenset[Path]:
         """The project's files that the code reaches; see [Note: what counts as reached]."""
-        modules = set(self._modules({*code.names, *self._known(code.in_strings)}))
-        waiting = list(modules)
-        while waiting:
-            new = self._neighbours(waiting.pop()) - modules
-            modules |= new
-            waiting.extend(new)
-        return frozenset(self.files[module] for module in modules)
+        return frozenset(self.distances(code))
+
+    def distances(self, code: References) -> Mapping[Path, int]:
+        """The project's files that the code reaches, each with the number of files between it and the code."""
+        nearest = set(self._modules({*code.names, *self._known(code.in_strings)}))
+        found: dict[str, int] = {}
+        while nearest:
+            found |= dict.fromkeys(nearest, max(found.values(), default=-1) + 1)
+            nearest = {module for each in nearest for module in self._neighbours(each)} - found.keys()
+        return {self.files[module]: distance for module, distance in found.items()}
 
     def external(self, code: References) -> frozenset[str]:
         """What the code, and the project's files that it reaches, import of other packages."""

@@ -1,7 +1,7 @@
 """Worlds of several ranks for tests, and comparisons that know their tolerance."""
 
 from colossal.testing.asserts import TOLERANCES, Tolerance, assert_close, assert_same_on_all_ranks
-from colossal.testing.processes import WorldError, run_processes
+from colossal.testing.processes import WorldError, reuse_processes, run_processes
 from colossal.testing.worlds import fake_world, run_threads
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "assert_close",
     "assert_same_on_all_ranks",
     "fake_world",
+    "reuse_processes",
     "run_processes",
     "run_threads",
 ]

@@ -2,6 +2,8 @@
 
 The processes are forked from a server that has imported torch already, so that two ranks start in a few hundredths of
 a second where torchrun takes some three seconds. Each call gets new ones: nothing leaks from one test into the next.
+
+A test suite saves most of the rest with `reuse_processes`. See [Note: reused processes].
 """
 
 import faulthandler
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -30,11 +32,19 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster.rendezvous import World, form_world
+from colossal.testing.process_state import ProcessState
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossal.booster", "colossal.testing"]
 """What the fork server imports; building an optimizer imports torch._dynamo. A test suite may add to it."""
 
 GRACE_SECONDS = 5.0
+
+# [Note: reused processes]
+# Inside `reuse_processes`, a process serves one call after the other, each in a world of its own over a new store: rank
+# 0 of any world is the first process, so that there are no more processes than ranks in the largest world. After each
+# call a process restores what it was like before the first (`process_state.py`), drops the module that the function
+# came from, and reports what it could not restore. Processes that report anything are replaced; after a failure, a
+# timeout or a death, all processes of that world are.
 
 
 class WorldError(AssertionError):
@@ -56,39 +66,130 @@ class _Order:
     environment: Mapping[str, str]
     arguments: bytes
     timeout_seconds: float
+    is_last: bool
 
     @property
     def stack_file(self) -> Path:
         return Path(self.folder, f"stack-{self.rank}")
 
 
+@final
+class _Process:
+    """A process that carries out orders, one after the other."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        their_orders, self.orders = context.Pipe(duplex=False)
+        self.replies, their_replies = context.Pipe(duplex=False)
+        self.process: ForkServerProcess = context.Process(
+            target=_serve, args=(their_orders, their_replies), daemon=True
+        )
+        with _one_thread():
+            self.process.start()
+        their_orders.close()
+        their_replies.close()
+        self.has_ended = False
+
+    def end(self, *, at_once: bool) -> None:
+        """Wait until the process has ended by itself, or kill it."""
+        self.orders.close()
+        if at_once:
+            self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.replies.close()
+        self.has_ended = True
+
+
+@final
+class _Pool:
+    """The processes that are kept between calls."""
+
+    def __init__(self) -> None:
+        self.processes: list[_Process] = []
+
+    def take(self, size: int) -> list[_Process]:
+        """Return that many processes that are alive, the same ones each time."""
+        for process in self.processes:
+            if not process.has_ended and not process.process.is_alive():
+                process.end(at_once=True)
+        self.processes = [process for process in self.processes if not process.has_ended]
+        self.processes += [_Process() for _ in range(size - len(self.processes))]
+        return self.processes[:size]
+
+
+_pools: list[_Pool] = []
+"""One for each `reuse_processes` that has been entered, the innermost last."""
+
+
+@contextmanager
+def reuse_processes() -> Iterator[None]:
+    """Let `run_processes` keep its processes from one call to the next, each time in a new world.
+
+    Between calls each process leaves its process groups, and restores the environment, the working folder, the default
+    dtype, generators of random numbers and other settings. It is replaced if the call failed, or if something remains
+    that cannot be restored: a thread, a child process, a replaced function. What else a function changes in a library,
+    such as a warning that is given only once, the next one finds: pass ``fresh=True`` where that matters.
+
+    Communication: none.
+
+    Example:
+        >>> import os
+        >>> from colossal.testing import reuse_processes, run_processes
+        >>> with reuse_processes():
+        ...     run_processes(os.getpid, 2) == run_processes(os.getpid, 2)
+        True
+        >>> run_processes(os.getpid, 2) == run_processes(os.getpid, 2)
+        False
+    """
+    pool = _Pool()
+    _pools.append(pool)
+    try:
+        yield
+    finally:
+        _pools.remove(pool)
+        for process in pool.processes:
+            if not process.has_ended:
+                process.end(at_once=False)
+
+
+def kept_pids() -> set[int]:
+    """Return the processes that are kept now, so that a search for leaks can leave them out."""
+    return {process.process.pid or 0 for pool in _pools for process in pool.processes if not process.has_ended}
+
+
 @dataclass
 class _Rank:
-    """One process, and what came back from it."""
+    """What one process was asked to do, and what came back from it."""
 
-    process: ForkServerProcess
+    process: _Process
     order: _Order
-    pipe: "connection.Connection[Any, Any]"
     result: Any = None
     error: str | None = None
     done: bool = False
+    remains: Sequence[str] = ()
+
+    def send(self) -> None:
+        with suppress(BrokenPipeError):  # it is dead, and `receive` says so
+            self.process.orders.send(self.order)
 
     def receive(self) -> None:
         self.done = True
         try:
-            succeeded, content = pickle.loads(self.pipe.recv_bytes())  # noqa: S301 (from our own child)
+            succeeded, content, self.remains = pickle.loads(self.process.replies.recv_bytes())  # noqa: S301 (our child)
         except EOFError:
-            self.process.join()
-            self.error = f"The process died with exit code {self.process.exitcode}.\n"
+            self.process.process.join()
+            self.error = f"The process died with exit code {self.process.process.exitcode}.\n"
             return
         if succeeded:
-            self.result = content
+            self.result = pickle.loads(content)  # noqa: S301 (from our own child)
         else:
             self.error = content
 
     def tell_where(self) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self.process.pid or 0, signal.SIGUSR1)
+            os.kill(self.process.process.pid or 0, signal.SIGUSR1)
         time.sleep(0.2)
         stack = self.order.stack_file
         self.error = "It did not come to an end. It was at:\n" + (stack.read_text() if stack.exists() else "?\n")
@@ -101,6 +202,7 @@ def run_processes(
     form: bool = True,
     environment: Mapping[str, str] | None = None,
     timeout_seconds: float = 60.0,
+    fresh: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
     """Run a function on every rank of a world of processes on this host's CPU, joined as by `launch`, one thread each.
@@ -112,6 +214,8 @@ def run_processes(
         form: Form the world first; otherwise the function does it.
         environment: Variables to set in the processes; ``{rank}`` in a value stands for the rank.
         timeout_seconds: How long the ranks may take, and how long a collective waits for a peer.
+        fresh: Start new processes inside of `reuse_processes` too. Outside, and wherever `form` is False or an
+            `environment` is given, each call gets new ones.
         **kwargs: Passed to the function; pickled.
 
     Returns:
@@ -128,6 +232,7 @@ def run_processes(
         >>> run_processes(dist.get_rank, 2)
         [0, 1]
     """
+    pool = _pools[-1] if _pools and form and not environment and not fresh else None
     arguments = pickle.dumps((args, kwargs))
     file, module = inspect.getfile(function), function.__module__
     with tempfile.TemporaryDirectory(prefix="colossal-world-") as folder:
@@ -143,35 +248,31 @@ def run_processes(
                 {name: value.format(rank=rank) for name, value in (environment or {}).items()},
                 arguments,
                 timeout_seconds,
+                is_last=pool is None,
             )
             for rank in range(size)
         ]
-        ranks = [_start(order) for order in orders]
-        try:
-            failed = _collect(ranks, timeout_seconds)
-        finally:
-            _end(ranks)
+        return _run(orders, pool.take(size) if pool else [_Process() for _ in range(size)], timeout_seconds)
+
+
+def _run(orders: list[_Order], processes: list[_Process], timeout_seconds: float) -> list[Any]:
+    ranks = [_Rank(process, order) for process, order in zip(processes, orders, strict=True)]
+    try:
+        failed = _collect(ranks, timeout_seconds)
+    finally:
+        _end(ranks)
     if failed:
-        raise _failure(failed, size)
+        raise _failure(failed, len(ranks))
     return [rank.result for rank in ranks]
 
 
-def _start(order: _Order) -> _Rank:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(order, theirs), daemon=True)
-    with _one_thread():
-        process.start()
-    theirs.close()
-    return _Rank(process, order, ours)
-
-
 def _collect(ranks: list[_Rank], timeout_seconds: float) -> list[_Rank]:
-    """Wait for all ranks; after a first failure, only a little longer."""
+    """Send all orders, and wait for all ranks; after a first failure, only a little longer."""
+    for rank in ranks:
+        rank.send()
     deadline = time.monotonic() + timeout_seconds
     failed: list[_Rank] = []
-    while waiting := {rank.pipe: rank for rank in ranks if not rank.done}:
+    while waiting := {rank.process.replies: rank for rank in ranks if not rank.done}:
         ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
         if not ready:
             break
@@ -194,12 +295,11 @@ def _failure(failed: list[_Rank], size: int) -> WorldError:
 
 
 def _end(ranks: list[_Rank]) -> None:
+    """End the processes that serve no further call; after a failure, all of them."""
+    failed = not all(rank.done and rank.error is None for rank in ranks)
     for rank in ranks:
-        if not rank.done:
-            rank.process.kill()
-        rank.process.join()
-        rank.process.close()
-        rank.pipe.close()
+        if failed or rank.order.is_last or rank.remains:
+            rank.process.end(at_once=not rank.done)
 
 
 @contextmanager
@@ -216,18 +316,33 @@ def _one_thread() -> Any:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def _serve(order: _Order, pipe: "connection.Connection[Any, Any]") -> None:
-    os.environ.update(order.environment)
+def _serve(orders: "connection.Connection[Any, Any]", replies: "connection.Connection[Any, Any]") -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
+    state: ProcessState | None = None
+    with suppress(EOFError):  # no more orders
+        while True:
+            order: _Order = orders.recv()
+            if not order.is_last:
+                state = state or ProcessState()
+            _carry_out(order, replies, state)
+
+
+def _carry_out(order: _Order, replies: "connection.Connection[Any, Any]", state: ProcessState | None) -> None:
+    os.environ.update(order.environment)
     with order.stack_file.open("w") as stack:
         faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
+        loaded = set(sys.modules)
         try:
-            content = (True, _call(order))
-            reply = pickle.dumps(content)
+            reply, succeeded = pickle.dumps(_call(order)), True
         except BaseException:  # noqa: BLE001 (reported by the caller's process)
-            reply = pickle.dumps((False, traceback.format_exc()))
-        pipe.send_bytes(reply)
+            reply, succeeded = traceback.format_exc(), False
+        remains: list[str] = []
+        if state is not None and succeeded:
+            if order.module not in loaded:
+                sys.modules.pop(order.module, None)
+            remains = state.restore()
+        replies.send_bytes(pickle.dumps((succeeded, reply, remains)))
         faulthandler.unregister(signal.SIGUSR1)
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -120,7 +120,7 @@ def test_the_end_of_a_rank_is_an_error_of_all_others_at_once(monkeypatch) -> Non
     """At once: ranks that waited for their timeout of a minute would not come to an end within the grace period."""
     monkeypatch.setattr("colossal.testing.processes.GRACE_SECONDS", 25.0)  # from the first death, of four
     with pytest.raises(WorldError) as caught:
-        run_processes(die_one_after_another, 5)
+        run_processes(die_one_after_another, 5, fresh=True)
     reports = [line for line in str(caught.value).splitlines() if line]
     assert reports[0] == "4 of 5 processes failed, the first one first."
     assert set(reports[1:]) == {
@@ -149,7 +149,7 @@ def step_without_a_rank(hook: str) -> None:
 @pytest.mark.parametrize("hook", ["", "allreduce_hook"])
 def test_a_backward_pass_without_a_rank_raises_and_does_not_crash(hook) -> None:
     with pytest.raises(WorldError) as caught:
-        run_processes(step_without_a_rank, 2, hook)
+        run_processes(step_without_a_rank, 2, hook, fresh=True)
     assert str(caught.value).splitlines()[-1] == "Rank 1: The process died with exit code -9."
 
 
@@ -192,7 +192,7 @@ def stall() -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_on_all_and_told_itself() -> None:
-    run_processes(stall, 4)
+    run_processes(stall, 4, fresh=True)
 
 
 def leave_early() -> None:
@@ -218,7 +218,7 @@ def leave_early() -> None:
 
 
 def test_a_rank_that_leaves_early_is_named() -> None:
-    run_processes(leave_early, 4)
+    run_processes(leave_early, 4, fresh=True)
 
 
 # --------------------------------------------------------------------------------------------------- mismatch

@@ -75,7 +75,7 @@ def look_around() -> tuple[set[int], list[str], list[str], list[str]]:
 
 def test_the_memory_has_no_name_and_no_descriptor_stays_open() -> None:
     before = set(VISIBLE.iterdir())
-    found = run_processes(look_around, 3)
+    found = run_processes(look_around, 3, fresh=True)
     assert not [each for each in set(VISIBLE.iterdir()) - before if "colossal" in each.name]
     for memory, maps, files, files_afterwards in found:
         assert len(memory) == 2  # the world and a group
@@ -105,7 +105,7 @@ def users_of(memory: int) -> list[str]:
 def test_nothing_is_left_when_all_ranks_were_killed(tmp_path) -> None:
     before = set(VISIBLE.iterdir())
     with pytest.raises(WorldError) as caught:
-        run_processes(die_together, 3, str(tmp_path))
+        run_processes(die_together, 3, str(tmp_path), fresh=True)
     assert str(caught.value).count("died with exit code -9") == 3
     memory = {int(file.read_text()) for file in tmp_path.iterdir()}
     assert len(memory) == 1

@@ -238,7 +238,7 @@ def use_two_groups_at_once() -> None:
 
 
 def test_threads_of_one_process_use_several_groups_at_once() -> None:
-    run_processes(use_two_groups_at_once, 2)
+    run_processes(use_two_groups_at_once, 2, fresh=True)
 
 
 # --------------------------------------------------------------------------------------------------- works
@@ -374,7 +374,7 @@ def join_again_and_again() -> list[str]:
 
 
 def test_a_process_leaves_and_joins_again() -> None:
-    assert run_processes(join_again_and_again, 2) == [[], []]
+    assert run_processes(join_again_and_again, 2, fresh=True) == [[], []]
 
 
 @contextmanager
