@@ -17,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 _FUNCTION, _PARAMETERS = r"^(\w+)", r"\[([\w-]+)\]"
 
 SPLIT: dict[str, str] = {
+    "tests/booster/test_gold_rule.py": r"\[(DDP|FSDP|ZeRO-1|ZeRO-2|Gemini)-",
     "tests/booster/test_hybrid_lora.py": _PARAMETERS,
     "tests/booster/test_hybrid_parallel.py": _PARAMETERS,
     "tests/booster/test_lora_files.py": _PARAMETERS,
