@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from hypothesis import example as explicit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -90,6 +91,7 @@ def test_the_formats_are_torchs() -> None:
 @FORMATS
 @settings(max_examples=300, deadline=None)
 @given(values=TENSORS)
+@explicit(values=[2.9987787136551085e-43])  # divided by the largest number of a format, this is 0 in float32
 def test_rounding_is_that_of_the_reference(form, values) -> None:
     tensor = torch.tensor(values)
     assert np.array_equal(dequantised(tensor, form.dtype), form.round(tensor.double().numpy()))

@@ -68,8 +68,9 @@ def quantise(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     """
     low, high = torch.aminmax(tensor)
     largest = torch.maximum(-low, high).float()
-    mantissa, exponent = torch.frexp(largest / torch.finfo(dtype).max)
-    exponent = (exponent - (mantissa == 0.5).int()).clamp(min=_MIN_EXPONENT)  # noqa: PLR2004 (a power of two already)
+    ratio = (largest / torch.finfo(dtype).max).clamp(min=2.0**_MIN_EXPONENT)  # subnormal ones may divide to 0
+    mantissa, exponent = torch.frexp(torch.where(largest > 0, ratio, 0.0))
+    exponent = exponent - (mantissa == 0.5).int()  # noqa: PLR2004 (a power of two already)
     scale = torch.ldexp(torch.ones_like(largest), exponent)
     scale = torch.where(largest.isfinite(), scale, torch.nan)
     wide = tensor.float() if tensor.dtype == torch.float16 else tensor  # float16 can not hold every scale
