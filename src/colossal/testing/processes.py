@@ -135,13 +135,11 @@ def reuse_processes() -> Iterator[None]:
     Communication: none.
 
     Example:
-        >>> import os
+        >>> from torch import distributed as dist
         >>> from colossal.testing import reuse_processes, run_processes
-        >>> with reuse_processes():
-        ...     run_processes(os.getpid, 2) == run_processes(os.getpid, 2)
-        True
-        >>> run_processes(os.getpid, 2) == run_processes(os.getpid, 2)
-        False
+        >>> with reuse_processes():  # the second call starts one process more
+        ...     run_processes(dist.get_rank, 2), run_processes(dist.get_world_size, 3)
+        ([0, 1], [3, 3, 3])
     """
     pool = _Pool()
     _pools.append(pool)
