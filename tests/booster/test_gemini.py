@@ -303,7 +303,7 @@ def load_apart(model: nn.Module, folder: Path, shard: bool, placement: str, prec
 def test_parts_are_saved_and_loaded_alone(model, alone, tmp_path: Path, shard: bool, precision: str) -> None:
     losses, state = alone["hybrid", "fp32"]
     expected = run_threads(save_apart, 2, model, tmp_path, shard, precision)
-    mean = torch.tensor([rank[0] for rank in expected]).mean(0).tolist(), expected[0][1]
+    mean = torch.tensor([rank[0] for rank in expected], dtype=torch.float64).mean(0).tolist(), expected[0][1]
     for placement, size in (("static", 1), ("auto", 2), ("ahead, from the host", 3), ("replicas", 4)):
         ranks = run_threads(load_apart, size, model, tmp_path, shard, placement, precision)
         close(ranks, mean, (losses[BEFORE:], state), precision)

@@ -269,7 +269,7 @@ REFUSED = {
     "a block that should go": (page("x = 1", "~\n1"), "prints nothing on rank 0: drop this block"),
     "a fence in the output": (page("print('`' * 3)", "~\n1"), "the output holds the fence `" + "`" * 3),
     "a page that changed": (
-        page(f"open('../../../source/en/lesson.md', 'a').write({COMMAND!r})\nprint(1)", "~\n2"),
+        page(f"open('../../../../source/en/lesson.md', 'a').write({COMMAND!r})\nprint(1)", "~\n2"),
         "the page is no longer what ran",
     ),
 }

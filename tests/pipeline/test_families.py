@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from families import MODELS, build, inputs_of, results_of
+from float64 import KeepFloat64
 from torch import nn
 
 from colossal.cluster import ParallelMesh
@@ -69,7 +70,7 @@ def batch_of(name: str, num_parts: int) -> dict[str, torch.Tensor]:
 def train(world: str) -> dict[str, dict[str, Any]]:
     """Make a step of every family in one world."""
     style, size, num_layers, names = WORLDS[world]
-    with ParallelMesh(pp=size) as mesh:
+    with ParallelMesh(pp=size) as mesh, KeepFloat64():
         return {name: step(build(name, num_layers=num_layers), name, style, mesh) for name in names}
 
 
@@ -141,9 +142,11 @@ def test_every_border_between_layers(name) -> None:
     layers = [range(index, index + 1) for index in range(number)]
     stages = [Stage.of_model(copy_structure(whole), plan, layers, index) for index in range(number)]
     carry: Any = None
-    for stage in stages:
-        carry = stage(carry, batch)
-    loss_of(carry, None).backward()
+    with KeepFloat64():
+        for stage in stages:
+            carry = stage(carry, batch)
+        total = loss_of(carry, None)
+    total.backward()
     loss, logits = results_of(expected := build(name, num_layers=3), batch)
     loss.backward()
     torch.testing.assert_close(logits_of(carry), logits, rtol=1e-12, atol=1e-14)

@@ -80,7 +80,7 @@ def test_a_released_version_has_its_address_and_changes_with_its_own_files(proje
     shutil.copytree(project.root / "docs/source", folder)
     shutil.copy(project.root / "build/docs/api.json", folder)
     project.write("docs/versioned/0.1.0/sidebars.json", {})
-    project.write("docs/versioned/0.1.0/results.json", {"results": []})
+    (folder / "verified").mkdir()
     project.write("docs/versions.json", ["current", "0.1.0"])
     commit(project)
     commit(project)
