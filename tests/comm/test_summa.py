@@ -131,3 +131,15 @@ def test_what_does_not_fit_is_refused() -> None:
         comm.summa_ab(torch.zeros(2, 2), torch.zeros(3, 2), 6)
     with fake_world(4), ParallelMesh(tp=4), pytest.raises(MeshError, match="2D or 2.5D grid of ranks"):
         comm.summa_ab(torch.zeros(2, 2), torch.zeros(2, 2), 2)
+
+
+@pytest.mark.parametrize("kind", PRODUCTS)
+def test_products_follow_autocast_where_a_device_has_it(kind) -> None:
+    with fake_world(1), ParallelMesh(tp=1, tp_mode="2d"), torch.autocast("cpu", torch.bfloat16):
+        for device, dtype in (("cpu", torch.bfloat16), ("meta", torch.float32)):
+            a, b = (torch.ones(2, 2, device=device, requires_grad=True) for _ in range(2))
+            product = PRODUCTS[kind](a, b, 2)
+            product.sum().backward()
+            assert product.dtype == dtype
+            assert a.grad is not None
+            assert a.grad.dtype == torch.float32

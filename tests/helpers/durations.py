@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-_FUNCTION, _PARAMETERS = r"^(\w+)", r"\[([\w-]+)\]"
+_FUNCTION, _PARAMETERS, _EACH = r"^(\w+)", r"\[([\w-]+)\]", r"^(.+)$"
 
 SPLIT: dict[str, str] = {
     "tests/booster/test_gold_rule.py": r"\[(DDP|FSDP|ZeRO-1|ZeRO-2|Gemini)-",
+    "tests/booster/test_gemini.py": r"^(test_any_world_goes_on|test_parts_are_saved)",
+    "tests/booster/test_hybrid_checkpoints.py": r"^(test_\w*(?:every_plugin|killed|sequences|shared)\w*)",
     "tests/booster/test_hybrid_lora.py": _PARAMETERS,
     "tests/booster/test_hybrid_parallel.py": _PARAMETERS,
     "tests/booster/test_lora_files.py": _PARAMETERS,
@@ -25,11 +27,14 @@ SPLIT: dict[str, str] = {
     "tests/checkpoint_io/test_universal.py": _PARAMETERS,
     "tests/cli/benchmark/test_command.py": _FUNCTION,
     "tests/cli/check/test_command.py": _FUNCTION,
-    "tests/cli/run/test_failures.py": _FUNCTION,
+    "tests/cli/check/test_selftest.py": _FUNCTION,
+    "tests/cli/run/test_failures.py": _EACH,
     "tests/cli/run/test_nodes.py": _FUNCTION,
     "tests/examples/test_smoke.py": _PARAMETERS,
     "tests/lazy/test_divided.py": r"^test_all_ranks.*\[([\w-]+)\]",
-    "tests/pagebuild/site/test_landing.py": r"^(test_rows_lead|test_the_real_landing_page)",
+    "tests/pagebuild/notebook/test_execute.py": _FUNCTION,
+    "tests/pagebuild/site/test_landing.py": r"^(test_rows_lead|test_the_real_landing_page|test_every_family)",
+    "tests/pagebuild/sphinx/test_site.py": r"^(test_every_fault|test_a_check)",
     "tests/pagetest/test_cheats.py": r"^(test_the_rank_that_hangs)",
     "tests/pagetest/test_pytest_plugin.py": _FUNCTION,
     "tests/shardformer/test_sequence.py": _PARAMETERS,

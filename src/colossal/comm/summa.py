@@ -173,8 +173,9 @@ _GRADIENTS: dict[_Kind, tuple[tuple[_Kind, str, str], tuple[_Kind, str, str]]] =
 def _multiply(kind: _Kind, a: torch.Tensor, b: torch.Tensor, length: int, mesh: ParallelMesh | None) -> torch.Tensor:
     grid = _Grid(mesh or current_mesh(), length)
     _check_blocks(kind, a, b, grid)
-    if torch.is_autocast_enabled(a.device.type):  # as of torch's own products; the panels are half as long, too
-        dtype = torch.get_autocast_dtype(a.device.type)
+    device = a.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # as in torch's own products
+        dtype = torch.get_autocast_dtype(device)
         a, b = a.to(dtype), b.to(dtype)
     return cast(torch.Tensor, _Product.apply(a, b, kind, grid))
 
