@@ -59,12 +59,13 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """All tests, two files at a time; ``nox -s tests -- tests/comm`` runs some, one after the other.
+    """All tests, three files at a time; ``nox -s tests -- tests/comm`` runs some, one after the other.
 
-    Files that take longest come first: see ``tests/helpers/durations.py``.
+    Files that take longest come first: see ``tests/helpers/durations.py``. Many tests wait for other processes: three
+    workers keep two cores busy.
     """
     programs = prepare(session, TESTS, "tests")
-    session.run(programs / "pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile", "--durations", "40"]))
+    session.run(programs / "pytest", *(session.posargs or ["-n", "3", "--dist", "loadfile", "--durations", "40"]))
 
 
 @nox.session(venv_backend="none")
