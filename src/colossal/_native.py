@@ -116,12 +116,14 @@ def prebuild(folder: Path) -> list[Path]:
         The libraries: of all sources in C++, and of those in CUDA where there is a compiler for them.
 
     Raises:
-        UnsupportedError: There is no C++ compiler, or a compiler refuses a source.
+        UnsupportedError: There is no C++ compiler, or none where ``NVCC`` says, or a compiler refuses a source.
     """
     made = []
     for source in sorted(_sources().glob("*/*")):
         language = _LANGUAGES.get(source.suffix)
-        if language is None or (source.suffix == ".cu" and not _found(language)):
+        if language is None:
+            continue
+        if source.suffix == ".cu" and not (os.environ.get(language.variable) or _found(language)):
             continue
         made.append(folder / _prebuilt_name(source))
         _build([_compiler(language), *language.flags, *language.portable], source, made[-1])
