@@ -65,6 +65,36 @@ _LANGUAGES = {
 }
 
 
+@final
+class OwnCode(NamedTuple):
+    """What there is in one language, and when it is built.
+
+    Attributes:
+        at_install: Names of the sources whose libraries came with the package.
+        at_first_use: Those of the others.
+        compiler: What builds the others; None if there is none.
+        advice: What to do then.
+    """
+
+    at_install: tuple[str, ...]
+    at_first_use: tuple[str, ...]
+    compiler: str | None
+    advice: str
+
+
+def own_code(suffix: str) -> OwnCode:
+    """Tell what was built with the package, and what is left to first use.
+
+    Args:
+        suffix: Of the language: ``".cpp"`` or ``".cu"``.
+    """
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for source in sorted(_sources().glob(f"*/*{suffix}")):
+        names[(_prebuilt_folder() / _prebuilt_name(source)).exists()].append(source.stem)
+    language = _LANGUAGES[suffix]
+    return OwnCode(tuple(names[True]), tuple(names[False]), _found(language), language.advice)
+
+
 def library(source: str) -> ctypes.CDLL:
     """Load a library of our own, and build it before if this machine has not done so yet.
 
