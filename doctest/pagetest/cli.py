@@ -21,6 +21,7 @@ from pagetest.results.report import extremes, lines_of, summary
 from pagetest.results.result import Result
 from pagetest.results.selection import Selection, is_wanted, select
 from pagetest.run.device import CUDA, Device
+from pagetest.run.live import is_terminal
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
 from pagetest.usage import UsageError
@@ -92,7 +93,8 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     if options.all and is_wanted():
         fitting = Fitting([published], suite.tree, ImportGraph(suite.code), device.expected, facts)
         selection = select(names, suite.languages, fitting, facts["commit"])
-    runner = Runner(root, build, options.timeout, options.verbose, device)
+    is_live = len(names) == 1 and is_terminal() and not (options.quiet or options.verbose)
+    runner = Runner(root, build, options.timeout, options.verbose, is_live, device)
     if options.watch:
         Watch(suite, names, runner, _say).run()
     results: list[Result] = []
