@@ -11,10 +11,11 @@ from typing import Any, TextIO
 from pagetest.finding import counted, shown
 from pagetest.graph.affected import Affected
 from pagetest.graph.changes import changed_files
+from pagetest.graph.fingerprint import common_inputs
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
-from pagetest.results.fitting import Fitting
+from pagetest.results.fitting import Fitting, changed_since
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import RECORDS, Records
 from pagetest.results.report import extremes, lines_of, summary
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str], root: Path) -> int:
             _say(f"no page is affected by what differs from {options.affected}")
             return OK
         if options.check or options.list:
-            return _list(suite, names) if options.list else _check(suite, tuple(names))
+            return _list(suite, names) if options.list else _check(suite, tuple(names), root)
         if options.translations or options.ack:
             return _acknowledge(suite, tuple(names)) if options.ack else _translations(suite, tuple(names))
         with _stoppable():
@@ -126,10 +127,32 @@ def _results(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -
         yield from Pool(suite, runner, jobs).run(names)
 
 
-def _check(suite: Suite, names: Sequence[str]) -> int:
+def _check(suite: Suite, names: Sequence[str], root: Path) -> int:
     findings = suite.check(names)
+    _say(*_stale_records(suite, names, root))
     _say(*findings, f"{counted(len(names), 'page')} checked, {counted(len(findings), 'finding')}")
     return FAILED if findings else OK
+
+
+def _stale_records(suite: Suite, names: Sequence[str], root: Path) -> Iterator[str]:
+    """Names the committed records that hold no more, which is no fault: the website shows them grey."""
+    published, graph, inputs = (
+        Records(suite.tree.source.with_name(RECORDS)),
+        ImportGraph(suite.code),
+        common_inputs(root),
+    )
+    records = [
+        one for one in published.read() if one["page"] in names and one["lang"] in suite.tree.languages(one["page"])
+    ]
+    stale = dict[str, list[str]]()
+    for record in records:
+        if change := changed_since(record, suite.tree.page(record["page"], record["lang"]), graph, inputs):
+            stale.setdefault(change, []).append(record["page"])
+    if stale:
+        num_fresh = len(records) - sum(map(len, stale.values()))
+        held = f"{num_fresh} of {counted(len(records), 'record')} hold"
+        yield f"{shown(published.folder)}: {held}; `docs_test.py NAME --record` renews one, and `--record` all"
+    yield from (f"  {change} changed since the run of {', '.join(dict.fromkeys(stale[change]))}" for change in stale)
 
 
 def _translations(suite: Suite, names: Sequence[str]) -> int:

@@ -160,3 +160,22 @@ def test_only_the_script_of_all_checks_asks_for_it() -> None:
 def test_pages_know_nothing_of_it(docs) -> None:
     docs.add("lesson", "import os\nassert 'COLOSSAL_CHECK' not in os.environ")
     assert docs.run("lesson", env=CHANGED).returncode == 0
+
+
+def test_check_names_the_records_that_hold_no_more(recorded, capsys) -> None:
+    assert recorded.main("--check") == 0
+    assert "hold" not in capsys.readouterr().out
+    recorded.add("page_3", "print('page_3')\nx = 1\ny = 3")
+    recorded.add("page_4", "print('page_4')\nx = 1\ny = 3")
+    for language in ("en", "zh-Hans"):
+        recorded.published.enter({**recorded.published.find("cpu", language, "page_5"), "inputs": "of before"})
+    assert recorded.main("--check", "page_3", "page_5", "page_6") == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(
+        "verified: 2 of 6 records hold; `docs_test.py NAME --record` renews one, and `--record` all"
+    )
+    assert lines[1:] == [
+        "  its code, or what it imports changed since the run of page_3",
+        "  the harness, constraints.txt, or code in C++ or CUDA changed since the run of page_5",
+    ]
+    assert last == "3 pages checked, 0 findings"
