@@ -16,6 +16,7 @@ from pagetest.graph.imports import ImportGraph
 from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
 from pagetest.results.fitting import Fitting, changed_since
+from pagetest.results.readme import Count
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import RECORDS, Records
 from pagetest.results.report import extremes, lines_of, summary
@@ -112,6 +113,8 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
         _say(f"{left}: the records in {shown(published.folder)} hold, and {len(selection.sample)} of them were tried")
     if options.all and options.record:
         published.keep(suite.tree.names)
+    if options.record:
+        _count(suite, published).update()
     _say(summary(results))
     return FAILED if any(result.is_failed for result in results) else OK
 
@@ -128,13 +131,18 @@ def _results(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -
 
 
 def _check(suite: Suite, names: Sequence[str], root: Path) -> int:
-    findings = suite.check(names)
-    _say(*_stale_records(suite, names, root))
+    published = Records(suite.tree.source.with_name(RECORDS))
+    findings = [*suite.check(names), *_count(suite, published).faults()]
+    _say(*_stale_records(suite, names, published, root))
     _say(*findings, f"{counted(len(names), 'page')} checked, {counted(len(findings), 'finding')}")
     return FAILED if findings else OK
 
 
-def _stale_records(suite: Suite, names: Sequence[str], root: Path) -> Iterator[str]:
+def _count(suite: Suite, published: Records) -> Count:
+    return Count(suite.tree.source.parents[1] / "README.md", suite.tree, published)
+
+
+def _stale_records(suite: Suite, names: Sequence[str], published: Records, root: Path) -> Iterator[str]:
     """Names the committed records that hold no more, which is no fault: the website shows them grey."""
     published, graph, inputs = (
         Records(suite.tree.source.with_name(RECORDS)),

@@ -2,6 +2,8 @@
 
 import os
 import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +181,19 @@ def test_check_names_the_records_that_hold_no_more(recorded, capsys) -> None:
         "  the harness, constraints.txt, or code in C++ or CUDA changed since the run of page_5",
     ]
     assert last == "3 pages checked, 0 findings"
+
+
+def test_the_readme_counts_what_the_records_say(docs, capsys) -> None:
+    tree = replace(docs, source=docs.source.parent / "docs/source")
+    readme = docs.source.parent / "README.md"
+    readme.write_text("a\n<!-- doc-test-count -->b<!-- /doc-test-count -->.\n")
+    tree.add("page_1", "print(1)\nx = 1\ny = 2")
+    tree.add("page_2", "print(1)\nx = 1\nassert x == 2")
+    tree.write("prose", "# Title\n\n<!-- doc-test-command: none -->\n")
+    assert tree.main("--check") == 1
+    assert f"{readme}:2: the records in verified say `2 tutorials, none of them recorded" in capsys.readouterr().out
+    assert tree.run("--record").returncode == 1
+    today = datetime.now(UTC).date().isoformat()
+    said = f"1 of 2 tutorials passed on a CPU, 0 on a GPU (last run {today})"
+    assert readme.read_text() == f"a\n<!-- doc-test-count -->{said}<!-- /doc-test-count -->.\n"
+    assert tree.main("--check") == 0
