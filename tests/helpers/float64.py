@@ -7,6 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _CASTS = {torch.Tensor.float, torch.Tensor.to, torch.Tensor.type}
+_PRODUCTS = {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
 
 
 class KeepFloat64(TorchFunctionMode):
@@ -28,4 +29,6 @@ class KeepFloat64(TorchFunctionMode):
                 kwargs["dtype"] = torch.float64
             if func in _CASTS:
                 args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        if func in _PRODUCTS and {each.dtype for each in args} == {torch.float64, torch.float32}:
+            args = tuple(each.double() for each in args)  # frequencies by numbers of tokens, in transformers 5.17
         return func(*args, **kwargs)
