@@ -166,7 +166,7 @@ def minimums(session: nox.Session) -> None:
     session.run("uv", "pip", "install", "--quiet", *oldest, "-e", ".[all]", *groups)
     session.run("python", "-c", "import colossal, torch; print(colossal.__version__, torch.__version__)")
     # What scikit-learn sets when it is first imported, which a test must not be the first to do.
-    session.env |= {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
+    session.env.update({"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"})
     session.run(
         "pytest", *(session.posargs or ["-n", "3", "--dist", "loadfile", *(f"tests/{name}" for name in LIBRARY)])
     )

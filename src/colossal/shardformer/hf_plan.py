@@ -16,6 +16,7 @@ _STYLES: Mapping[str, str] = {
     "replicated_with_grad_allreduce": "shared",
     "moe_tp_experts": "experts",
 }
+_TABLE_OF_EMBEDDINGS = "embedding_rowwise"  # stays whole; transformers 5.17 has such a row in most plans
 _PART_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 _QUERY = "q_proj"
 _KEY_VALUE = ("k_proj", "v_proj")
@@ -42,6 +43,7 @@ def hf_plan(config: Any) -> ParallelPlan | None:
     rows: Mapping[str, str] | None = getattr(config, "base_model_tp_plan", None)
     if not rows:
         return None
+    rows = {name: style for name, style in rows.items() if style != _TABLE_OF_EMBEDDINGS}
     styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
     counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
     attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}
