@@ -53,25 +53,28 @@ function Summary({proof: {programs, lastDate, verified}}) {
     return null;
   }
   return (
-    <dl className="hero-facts">
-      {Object.entries(verified).map(([device, count]) => (
-        <div key={device}>
-          <dt>{verifiedLabel(device)}</dt>
-          <dd>
-            {count}
-            <span className="of"> / {programs}</span>
-          </dd>
-        </div>
-      ))}
-      <div>
-        <dt>
+    <section className="hero-proof" aria-labelledby="hero-proof">
+      <p id="hero-proof">
+        <Translate id="site.hero.proof">Tutorials, each of them a program</Translate>
+      </p>
+      <ul>
+        {Object.entries(verified).map(([device, count]) => (
+          <li key={device}>
+            <strong>
+              {count}
+              <span className="of"> / {programs}</span>
+            </strong>{' '}
+            {verifiedLabel(device)}
+          </li>
+        ))}
+        <li>
+          <strong>
+            <time dateTime={lastDate}>{lastDate}</time>
+          </strong>{' '}
           <Translate id="site.hero.lastRun">last run</Translate>
-        </dt>
-        <dd>
-          <time dateTime={lastDate}>{lastDate}</time>
-        </dd>
-      </div>
-    </dl>
+        </li>
+      </ul>
+    </section>
   );
 }
 
