@@ -17,6 +17,8 @@ from pagetest.results.records import RECORDS, Records
 DEVICES = ("cpu", "cuda")
 """What readers are told about, in this order."""
 
+_FENCE = re.compile(r"^ {0,3}(`{3,})", re.MULTILINE)
+
 FindRun = Callable[[Page, str], RecordedRun | None]
 """The run that holds for a page on a device; None where there is none."""
 
@@ -85,6 +87,11 @@ def shown_outputs(page: Page, run: RecordedRun | None) -> dict[Block, str]:
     printed = {block.line: _trimmed(text) for block, text in zip(page.runnable, run.printed, strict=True)}
     texts = {output.block: printed[output.python.line] for output in outputs_of(page) if WILD in output.block.source}
     return {block: text for block, text in texts.items() if text != _trimmed(block.source)}
+
+
+def fence_around(text: str) -> str:
+    """A fence of Markdown that no line of a text can close."""
+    return "`" * max([3, *(len(marks) + 1 for marks in _FENCE.findall(text))])
 
 
 def _trimmed(text: str) -> str:

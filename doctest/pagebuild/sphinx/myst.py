@@ -4,14 +4,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pagebuild.runs import machine_of, shown_outputs
+from pagebuild.runs import fence_around, machine_of, shown_outputs
 from pagebuild.sphinx.texts import texts_of
 from pagetest.model.page import Alert, Block, Page, Tabs
 from pagetest.results.fitting import RecordedRun
 
 _QUOTE = re.compile(r"^(\s*)> ?")
 _OPENING = re.compile(r"^([\s>]*)(`{3,}|~{3,})")
-_TICKS = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
 _UNDRAWN = "mermaid"
 
 # [Note: how colon fences nest]
@@ -132,8 +131,7 @@ def _show_recorded(block: Block, text: str, caption: str | None, made: _Lines) -
     opening, closing = made.current(block.line - 1), made.current(block.end)
     match = _OPENING.match(opening[-1])
     assert match, "an output block has a fence"
-    indent = match.group(1)
-    marks = "`" * max([3, *(len(found) + 1 for found in _TICKS.findall(text))])
+    indent, marks = match.group(1), fence_around(text)
     head = [f"{indent}{marks}{{code-block}} text", f"{indent}:caption: {caption}", indent.rstrip(" ")]
     made.replace(block.line - 1, *opening[:-1], *head)
     for line in range(block.line, block.end):
