@@ -25,6 +25,8 @@ from pagebuild.site.landing.plugins import CHOICES, QUESTIONS, Choice, check_cho
 from pagebuild.site.landing.trial import attempt
 from pagetest.model.reader import parse_page
 
+pytestmark = pytest.mark.project
+
 LANGUAGES = {"en", "zh-Hans"}
 
 
