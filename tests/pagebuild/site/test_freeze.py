@@ -62,6 +62,29 @@ def test_the_newest_version_comes_first_and_the_website_has_them_all(proved, mak
         assert json.loads(files[f"data/versions/{version}/api.json"])["version"] == version
 
 
+def test_a_release_shows_what_was_printed_when_it_was_frozen(proved, make) -> None:
+    for language in ("en", "zh-Hans"):
+        page = proved.root / f"docs/source/{language}/basics/lesson.md"
+        shown = page.read_text(encoding="utf-8").replace(
+            "print(x)\n```\n", "print(x)\n```\n\n```text output\n...1\n```\n"
+        )
+        page.write_text(shown, encoding="utf-8")
+    proved.results(proved.record(blocks=[{"printed": "0.1\n", "figures": []}, {"printed": "", "figures": []}]))
+    freezer(proved).freeze("0.1.0")
+    proved.write(
+        "build/docs/api.json", json.loads((proved.root / "build/docs/api.json").read_text()) | {"version": "0.2"}
+    )
+    proved.results(proved.record(fingerprint="older"))
+    files = make()
+    pages = ("versioned_docs/version-0.1.0", "i18n/zh-Hans/docusaurus-plugin-content-docs/version-0.1.0", "docs")
+    fronts = [json.loads(files[f"{page}/basics/lesson.md"].decode().split("\n")[1])["page"] for page in pages]
+    assert [list(front.get("recorded", {"outputs": {}})["outputs"].values()) for front in fronts] == [
+        ["0.1"],
+        ["0.1"],
+        [],
+    ]
+
+
 def refused(docs, version: str = "0.1.0", *stale: str) -> str:
     before = (docs.root / "docs/versions.json").read_text()
     with pytest.raises(BrokenInputError) as caught:
