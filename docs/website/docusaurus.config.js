@@ -5,8 +5,7 @@
  * except the links of the navigation.
  *
  * Environment (every variable has a default, because each Docusaurus command evaluates this file):
- * - DOCS_URL        where the site will stand, for canonical links; without it the site is a preview on this machine,
- *                   which search engines are told to leave alone
+ * - DOCS_URL        where the site will stand, for canonical links: `http://localhost:3000`, where it is served here
  * - DOCS_BASE_URL   the folder on that host: `/` or `/colossal/`
  */
 
@@ -41,7 +40,6 @@ export default {
   title: 'colossal',
   tagline: 'Large-scale PyTorch training that anyone can learn, run and trust',
   url: process.env.DOCS_URL ?? 'http://localhost:3000',
-  noIndex: !process.env.DOCS_URL,
   baseUrl: process.env.DOCS_BASE_URL ?? '/',
   // A page is a folder with an index.html, which every static server serves under the page's address.
   trailingSlash: true,
