@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -235,10 +236,16 @@ class Probe:
             self.record("failed", line=self.line(), message=f"{what}({', '.join(map(repr, arguments))}){early}")
 
     def _kill(self, what: str, arguments: tuple[Any, ...]) -> None:
+        (target, number), call = arguments, f"{what}({', '.join(map(repr, arguments))})"
         own = {os.getpid(), 0} if what == "os.kill" else {os.getpgrp()}
-        number = arguments[-1]
-        if arguments[0] in own and number in DEADLY and signal.getsignal(number) == signal.SIG_DFL:
-            self.record("failed", line=self.line(), message=f"{what}({', '.join(map(repr, arguments))})")
+        above = [pid for pid in _above(os.getppid()) if os.getsid(pid) != os.getsid(0)]
+        groups = what == "os.killpg" or target < 0
+        refused = {1, *map(os.getpgid, above)} if groups else set(above)
+        if number and abs(target) in refused and self.is_awake:
+            self.record("failed", line=self.line(), message=f"{call}: a page must not signal what runs it")
+            raise PermissionError(f"{call} was refused, for that is no process of the page")
+        if target in own and number in DEADLY and signal.getsignal(number) == signal.SIG_DFL:
+            self.record("failed", line=self.line(), message=call)
 
     def line(self) -> int:
         """The page's line that is being executed; 0 where none is."""
@@ -275,6 +282,15 @@ class PageSide:
         if error and not getattr(error, "is_noted_by_page", False):
             error.__dict__["is_noted_by_page"] = True
             self._probe.record_error(error, kind="refuted")
+
+
+def _above(pid: int) -> list[int]:
+    """A process and those above it, the first one of the machine excepted; the process alone where that is unknown."""
+    found = [pid]
+    with suppress(OSError, ValueError):
+        while (pid := int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])) > 1:
+            found.append(pid)
+    return found
 
 
 def _is_of_libraries(error: BaseException) -> bool:
