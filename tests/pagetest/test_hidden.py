@@ -616,6 +616,51 @@ torch.testing.assert_close(1, 2)
 """,
     ),
 }
+WRITES = {
+    "into_the_docs_tree": (
+        4,
+        "a page writes into its own folder",
+        """
+from pathlib import Path
+here = Path(__file__)
+tree = here.parents[4] / 'source'
+(tree / 'en' / 'new.txt').write_text('x')
+""",
+    ),
+    "a_page_away": (
+        3,
+        "a page writes into its own folder",
+        """
+import os
+name = '../../../../source/en/away'
+os.mkdir(name)
+os.rmdir(name)
+""",
+    ),
+    "into_the_project": (
+        4,
+        "a page writes into its own folder",
+        """
+import colossal, os
+from pathlib import Path
+new = Path(colossal.__file__).parent / 'new.txt'
+open(new, 'w').close()
+os.remove(new)
+""",
+    ),
+    "into_the_tests": (
+        5,
+        "a page writes into its own folder",
+        f"""
+import os
+import shutil
+open('own.txt', 'w').close()
+new = {str(ROOT / "tests" / "new.txt")!r}
+shutil.copyfile('own.txt', new)
+os.rename(new, 'old.txt')
+""",
+    ),
+}
 SIGNALS = {
     "to_its_parent": (
         2,
@@ -692,6 +737,7 @@ TABLES = {
     "aside": ASIDE,
     "replaced": REPLACED,
     "signals": SIGNALS,
+    "writes": WRITES,
 }
 CHEATS = {f"{prefix}_{name}": cheat for prefix, table in TABLES.items() for name, cheat in table.items()}
 
@@ -745,6 +791,14 @@ f = lambda x: x + 1
 nothing = lambda: None
 assert f(1) == 2
 assert sorted([2, 1], key=lambda x: (x, 1)) == [1, 2]
+""",
+    "messages_that_are_not_needed": """
+# PADDING
+import torch
+torch.testing.assert_close(1, 1, msg=lambda text: f'{text}!')
+assert x == 1, ', '.join(str(y) for y in [x])
+if x == 2:
+    raise ValueError(', '.join(str(y) for y in [x]))
 """,
     "an_empty_list_aside": """
 missing = [x / 0 for x in ()]
@@ -841,6 +895,16 @@ if os.fork() == 0:
     os._exit(0)
 assert os.wait()[1] == 0
 assert found
+""",
+    "writes_of_its_own": """
+import os, tempfile
+from pathlib import Path
+Path('new').mkdir()
+Path('new/own.txt').write_text('x')
+os.rename('new/own.txt', 'own.txt')
+with tempfile.TemporaryDirectory() as folder:
+    Path(folder, 'x').touch()
+assert open(__file__).read()
 """,
     "signals_to_children": """
 import os, signal, subprocess

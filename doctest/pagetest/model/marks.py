@@ -12,6 +12,7 @@ from pagetest.model.script import Script
 
 PROBE = "__page__"
 MARK = "__mark_"
+MESSAGES = ("msg", "err_msg")
 DEVICES = ("cpu", "cuda", "is_available")
 
 _SILENT = (ast.Pass, ast.Global, ast.Nonlocal)
@@ -44,10 +45,12 @@ class Mark:
     Attributes:
         line: Its line.
         must: What it is, if it must be reached on some rank at least.
+        within: The number of the mark of the statement that it is part of; if that is not reached, it need not be.
     """
 
     line: int
     must: str = ""
+    within: int = -1
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ class MarkedCode:
 def lines_of(marks: Sequence[Mark]) -> list[int]:
     """The lines on which a statement starts that does something when it is reached."""
     return sorted({mark.line for mark in marks})
+
+
+def unproved(marks: Sequence[Mark], reached: Collection[int]) -> Iterator[Mark]:
+    """The marks that must be reached, and were not."""
+    for number, mark in enumerate(marks):
+        if mark.must and number not in reached and (mark.within < 0 or mark.within in reached):
+            yield mark
 
 
 def lines_run(marks: Sequence[Mark], reached: Collection[int]) -> list[int]:
@@ -103,15 +113,17 @@ class _Marker(ast.NodeTransformer):
     def __init__(self) -> None:
         self.marks: list[Mark] = []
         self.last = -1
+        self.statement = -1
         self.of_assert = False
-        self.of_device = False
+        self.is_free = False
 
     def visit(self, node: ast.AST) -> Any:
-        """Marks what is below the node, then the node."""
-        does_something = isinstance(node, ast.stmt) and does(node)
-        must = "assert" if isinstance(node, ast.stmt) and _is_check(node) else ""
-        marked = super().visit(node)
-        return [*self._statement_mark(node, must), marked] if does_something else marked
+        """Marks the node, and what is below it."""
+        if not isinstance(node, ast.stmt) or not does(node):
+            return super().visit(node)
+        mark = self._statement_mark(node, "assert" if _is_check(node) else "")
+        with self._within(statement=len(self.marks) - 1):
+            return [*mark, super().visit(node)]
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         """The last statement's mark tells that the page came to its end."""
@@ -154,16 +166,23 @@ class _Marker(ast.NodeTransformer):
     def visit_If(self, node: ast.If) -> ast.If:
         """A branch that another device takes need not run on this one."""
         node.test = self.visit(node.test)
-        with self._within(of_device=self.of_device or _asks_for_device(node.test)):
+        with self._within(is_free=self.is_free or _asks_for_device(node.test)):
             node.body = [new for each in node.body for new in _listed(self.visit(each))]
             node.orelse = [new for each in node.orelse for new in _listed(self.visit(each))]
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.Assert:
-        """What is asserted is looked at, and no comprehension in it may be empty."""
+        """What is asserted is looked at, and no comprehension in it may be empty; its message need not be made."""
         with self._within(of_assert=True):
+            node.test = _call("checked", self.visit(node.test))
+        with self._within(is_free=True):
+            node.msg = self.visit(node.msg) if node.msg else None
+        return node
+
+    def visit_keyword(self, node: ast.keyword) -> ast.keyword:
+        """The message of a check need not be made either."""
+        with self._within(is_free=self.is_free or node.arg in MESSAGES):
             self.generic_visit(node)
-        node.test = _call("checked", node.test)
         return node
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
@@ -199,14 +218,14 @@ class _Marker(ast.NodeTransformer):
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension  # noqa: N815
 
     @contextmanager
-    def _within(self, **states: bool) -> Iterator[None]:
+    def _within(self, **states: int) -> Iterator[None]:
         before = {name: getattr(self, name) for name in states}
         vars(self).update(states)
         yield
         vars(self).update(before)
 
-    def _mark(self, node: ast.AST, must: str) -> int:
-        self.marks.append(Mark(getattr(node, "lineno", 1), "" if self.of_device else must))
+    def _mark(self, node: ast.AST, must: str, within: int = -1) -> int:
+        self.marks.append(Mark(getattr(node, "lineno", 1), "" if self.is_free else must, within))
         return len(self.marks) - 1
 
     def _statement_mark(self, node: ast.AST, must: str) -> list[ast.stmt]:
@@ -215,7 +234,7 @@ class _Marker(ast.NodeTransformer):
         return [ast.copy_location(ast.Global([name]), node), ast.copy_location(store, node)]
 
     def _expression_mark(self, node: ast.expr, must: str) -> ast.expr:
-        call = ast.copy_location(_call("ran", ast.Constant(value=self._mark(node, must))), node)
+        call = ast.copy_location(_call("ran", ast.Constant(value=self._mark(node, must, self.statement))), node)
         return ast.copy_location(ast.BoolOp(ast.Or(), [call, node]), node)
 
 

@@ -26,6 +26,9 @@ from pagetest.run.verdict import Failure, judge
 from pagetest.run.warned import warnings_in
 from pagetest.slots import ranks_of
 
+CHECKOUT = (".git", "benchmarks", "csrc", "docs", "doctest", "examples", "src", "tests")
+"""The folders of the project that no page may change."""
+
 
 @dataclass(frozen=True)
 class Runner:
@@ -65,7 +68,8 @@ class Runner:
 
         expected, printed = outputs_of(page), Printed(reports)
         marked = mark_script(script, str(file), [block.line for block in page.runnable])
-        compiled = {"code": marked.code, "marks": marked.names, "last": marked.last}
+        protected = [f"{folder}/" for folder in (page.tree, *(self.root / name for name in CHECKOUT))]
+        compiled = {"code": marked.code, "marks": marked.names, "last": marked.last, "protected": protected}
         (reports / f"code.{sys.implementation.cache_tag}").write_bytes(marshal.dumps(compiled))
         evidence = Evidence(reports, file)
         environment = page_environment(os.environ, self.root, file, reports) | self.device.environment

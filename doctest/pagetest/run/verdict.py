@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pagetest.model.marks import Mark, lines_of, lines_run
+from pagetest.model.marks import Mark, lines_of, lines_run, unproved
 from pagetest.model.page import Page
 from pagetest.run.device import Device
 from pagetest.run.evidence import Evidence, Stand
@@ -66,12 +66,8 @@ def _failures(page: Page, marks: Sequence[Mark], outcome: Outcome, evidence: Evi
     lines, run = lines_of(marks), lines_run(marks, evidence.reached(0))
     if len(run) < PROVED_SHARE * len(lines):
         yield _vacuity(lines, run)
-    reached = evidence.reached()
-    for number, mark in enumerate(marks):
-        if mark.must and number not in reached:
-            yield Failure(
-                mark.line, f"this {mark.must} never ran on any rank, so it proves nothing: reach it, or drop it"
-            )
+    for mark in unproved(marks, evidence.reached()):
+        yield Failure(mark.line, f"this {mark.must} never ran on any rank, so it proves nothing: reach it, or drop it")
 
 
 def _strays(page: Page, evidence: Evidence, device: Device) -> Iterator[Failure]:

@@ -32,6 +32,8 @@ BIRTHS = (
 DEATHS = (("os", "_exit"), ("os", "abort"))
 KILLS = (("os", "kill"), ("os", "killpg"))
 DEADLY = (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
+WRITES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 DISTRIBUTED, ASYNCIO = "torch.distributed.distributed_c10d", "asyncio.base_events"
 EARLY = "the page ends here, before its last statement: let every rank come to its end"
 
@@ -53,6 +55,7 @@ class Probe:
         self.last = -1
         self.marks: dict[str, int] = {}
         self.seen: set[int] = set()
+        self.protected: tuple[str, ...] = ()
         self.checks = Checks()
         self.namespaces: list[dict[str, Any]] = []
         self.figures: dict[str, int] = {}
@@ -82,6 +85,7 @@ class Probe:
         faulthandler.enable(self.stacks)
         faulthandler.register(signal.SIGUSR1, self.stacks, all_threads=True)
         atexit.register(self._leave)
+        sys.addaudithook(self._audit)
         if self.rank == 0 and self.printed.is_wanted:
             self.printed.take_over()
         self.record("started", main=os.path.abspath(sys.argv[0]) == self.script)  # noqa: PTH100
@@ -101,7 +105,7 @@ class Probe:
         """The script's code as the harness compiled it: with marks."""
         compiled = marshal.loads((self.folder / f"code.{sys.implementation.cache_tag}").read_bytes())  # noqa: S302
         self.marks = {name: number for number, name in enumerate(compiled["marks"])}
-        self.last = compiled["last"]
+        self.last, self.protected = compiled["last"], tuple(compiled["protected"])
         return compiled["code"]
 
     def run(self, namespace: dict[str, Any]) -> None:
@@ -246,6 +250,21 @@ class Probe:
             raise PermissionError(f"{call} was refused, for that is no process of the page")
         if target in own and number in DEADLY and signal.getsignal(number) == signal.SIG_DFL:
             self.record("failed", line=self.line(), message=call)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
+            self._written(arguments[0])
+        elif event in WRITES:
+            for path in arguments[: 2 if event == "os.rename" else 1]:
+                self._written(path)
+
+    def _written(self, name: Any) -> None:
+        """Notes that the page changes what belongs to the checkout, its own folder and what Python caches excepted."""
+        if self.protected and isinstance(name, str | bytes | os.PathLike):
+            path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100
+            home = os.path.dirname(self.script)  # noqa: PTH120
+            if path.startswith(self.protected) and not path.startswith(home) and "__pycache__" not in path:
+                self.record("failed", line=self.line(), message=f"writes {path}: a page writes into its own folder")
 
     def line(self) -> int:
         """The page's line that is being executed; 0 where none is."""
