@@ -14,15 +14,18 @@ import os
 import platform
 import queue
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -42,6 +45,7 @@ FLOOR_SECONDS, FACTOR = 30.0, 5.0
 
 _SOURCES = ("src", "doctest", "csrc", "tests")
 _FAILED, _TIMED_OUT = 1, None  # exit status of pytest where tests have failed
+_PYTEST = ("-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 
 
 class MutantError(Exception):
@@ -157,6 +161,16 @@ class Copy:
     def __init__(self, project: Project, folder: Path) -> None:
         self._project, self._folder, self.root = project, folder, folder / "project"
         project.copy_to(self.root)
+        paths = os.pathsep.join(str(self.root / part) for part in ("src", "doctest", "tests/helpers"))
+        self._warm = subprocess.Popen(
+            [sys.executable, TABLES / "warm.py"],
+            cwd=self.root,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def run(self, tests: Iterable[str], limit: float | None = None) -> tuple[int | None, float, str]:
         """Run tests until the first failure.
@@ -165,25 +179,32 @@ class Copy:
             The exit status of pytest, None where time was up; seconds; and what failed first.
         """
         shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
-        fixed = ("-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly", "--hypothesis-seed=0")
-        command = [sys.executable, "-m", "pytest", *fixed, "--basetemp", str(self._folder / "tmp"), *tests]
-        paths = os.pathsep.join(str(self.root / part) for part in ("src", "doctest", "tests/helpers"))
+        output = self._folder / "output"
+        words = [str(output), *_PYTEST, "--basetemp", str(self._folder / "tmp"), *tests]
         begin = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            cwd=self.root,
-            env={**os.environ, "PYTHONPATH": paths},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            said, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            return _TIMED_OUT, time.monotonic() - begin, ""
-        return process.returncode, time.monotonic() - begin, _first_failure(said)
+        number = int(self._ask(json.dumps(words)))
+        is_done, _, _ = select.select([self._warm.stdout], [], [], limit)
+        if not is_done:
+            _kill(number)
+        status = int(self._ask())
+        return status if is_done else _TIMED_OUT, time.monotonic() - begin, _first_failure(output.read_text())
+
+    def close(self) -> None:
+        """End what runs here."""
+        _kill(self._warm.pid)
+        self._warm.communicate()
+
+    def _ask(self, line: str = "") -> str:
+        """Send a line, if there is one, and read a line."""
+        assert self._warm.stdin
+        assert self._warm.stdout
+        if line:
+            self._warm.stdin.write(f"{line}\n")
+            self._warm.stdin.flush()
+        answer = self._warm.stdout.readline()
+        if not answer:
+            raise MutantError("The process that runs the tests has ended. Look for what has killed it.")
+        return answer
 
     def plant(self, mutant: Mutant) -> None:
         """Make the mistake."""
@@ -195,12 +216,13 @@ class Copy:
         shutil.copy2(self._project.root / mutant.file, self.root / mutant.file)
 
 
-def _kill(process: subprocess.Popen[str]) -> None:
+def _kill(number: int) -> None:
     """End a process and all that it started."""
-    family = [*psutil.Process(process.pid).children(recursive=True), process]
-    for each in family:
-        each.kill()
-    process.communicate()
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(number)
+        for each in (*process.children(recursive=True), process):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def _first_failure(said: str) -> str:
@@ -212,32 +234,39 @@ class Session:
     """Runs mutants, and keeps what was found."""
 
     def __init__(self, project: Project, results: Path, folder: Path, jobs: int = 1) -> None:
-        self._project, self._file, self._jobs = project, results, jobs
+        self._project, self._file, self._is_over = project, results, False
         self._lock, self._known = threading.Lock(), self._read()
         self._measuring: dict[tuple[str, ...], threading.Lock] = {}
-        self._copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        for index in range(jobs):
-            self._copies.put(Copy(project, folder / str(index)))
+        self._all = [Copy(project, folder / str(index)) for index in range(jobs)]
+        self._free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+        for copy in self._all:
+            self._free.put(copy)
 
-    def run(self, mutants: Iterable[Mutant]) -> Iterator[tuple[Mutant, Result]]:
+    def run(self, mutants: Iterable[Mutant]) -> Generator[tuple[Mutant, Result], None, None]:
         """Run mutants, some at the same time, and yield them in their order as they are done."""
         mutants = list(mutants)
-        with ThreadPoolExecutor(self._jobs) as pool:
+        pool = ThreadPoolExecutor(len(self._all))
+        try:
             yield from zip(mutants, pool.map(self._result_of, mutants), strict=True)
+        finally:
+            self._is_over = True  # what was interrupted is no result
+            for copy in self._all:
+                copy.close()
+            pool.shutdown(cancel_futures=True)
 
     def _result_of(self, mutant: Mutant) -> Result:
         key = self._project.key(astuple(mutant)[:-1], [*mutant.test_files, mutant.file])
         known = self._known.get(mutant.name)
         if known is not None and known.key == key:
             return known
-        copy = self._copies.get()
+        copy = self._free.get()
         try:
             return self._keep(mutant.name, self._try(mutant, copy, key))
         except MutantError as error:
             return Result(key, "error", 0.0, str(error))
         finally:
             copy.restore(mutant)
-            self._copies.put(copy)
+            self._free.put(copy)
 
     def _try(self, mutant: Mutant, copy: Copy, key: str) -> Result:
         plain = self._plain_seconds(mutant, copy)
@@ -272,6 +301,8 @@ class Session:
 
     def _keep(self, name: str, result: Result) -> Result:
         with self._lock:
+            if self._is_over:
+                return result
             self._known[name] = result
             self._file.parent.mkdir(parents=True, exist_ok=True)
             beside = self._file.with_suffix(".new")
@@ -315,9 +346,13 @@ def main(words: list[str]) -> int:
     if options.list:
         sys.stdout.writelines(f"{mutant.name:<44}{mutant.means}\n" for mutant in chosen)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     found = []
-    with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        for mutant, result in Session(Project(), RESULTS, Path(folder), options.jobs).run(chosen):
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder,
+        closing(Session(Project(), RESULTS, Path(folder), options.jobs).run(chosen)) as results,
+    ):
+        for mutant, result in results:
             found.append((mutant, result))
             sys.stdout.write(f"{result.status:<9}{result.seconds:6.1f} s  {mutant.name:<44}{result.remark[:120]}\n")
             sys.stdout.flush()
