@@ -121,12 +121,26 @@ def site(session: nox.Session) -> None:
         docs_build(session, programs, "site", "--build", "--test", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def mutants(session: nox.Session) -> None:
+    """Plant mistakes in a copy of the code, which tests must find; ``-- amp. --jobs 1`` plants those of one package.
+
+    What was found is kept until the code or the tests change. ``-- --list`` says what is planted.
+    """
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "python", "tests/mutants/run.py", *(session.posargs or ["--jobs", "2"]))
+
+
 # What the sessions leave out otherwise; docs/decisions/0001-what-checks-run-when.md says what catches the same faults.
 IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]}
 
 
 @nox.session(venv_backend="none")
 def release(session: nox.Session) -> None:
-    """Every session in full: each page in the browser, each notebook executed, the Sphinx site in both languages."""
+    """Every session in full: each page in the browser, each notebook executed, the Sphinx site in both languages.
+
+    Besides, mistakes are planted that tests must find.
+    """
     for name in SESSIONS:
         session.notify(name, IN_FULL.get(name, []))
+    session.notify("mutants")

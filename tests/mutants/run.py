@@ -23,9 +23,9 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -42,6 +42,9 @@ REQUIRED = 0.97
 
 FLOOR_SECONDS, FACTOR = 30.0, 5.0
 """A mutant's tests may take this long, and as many times longer than without it."""
+
+IMPORTED = ("torch", "torch._dynamo", "torch.distributed.tensor")
+"""What all tests need, imported once."""
 
 _SOURCES = ("src", "doctest", "csrc", "tests")
 _FAILED, _TIMED_OUT = 1, None  # exit status of pytest where tests have failed
@@ -159,18 +162,20 @@ class Copy:
     """A copy of the project in which tests run, of one worker."""
 
     def __init__(self, project: Project, folder: Path) -> None:
-        self._project, self._folder, self.root = project, folder, folder / "project"
+        self._folder, self.root = folder, folder / "project"
         project.copy_to(self.root)
+        subprocess.run(["git", "init", "-q"], cwd=self.root, check=True)  # tests ask git which files there are
         paths = os.pathsep.join(str(self.root / part) for part in ("src", "doctest", "tests/helpers"))
         self._warm = subprocess.Popen(
-            [sys.executable, TABLES / "warm.py"],
+            [sys.executable, TABLES / "warm.py", *IMPORTED],
             cwd=self.root,
-            env={**os.environ, "PYTHONPATH": paths},
+            env={name: value for name, value in os.environ.items() if name != "COLOSSAL_CHECK"} | {"PYTHONPATH": paths},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
+        self._is_ready = False
 
     def run(self, tests: Iterable[str], limit: float | None = None) -> tuple[int | None, float, str]:
         """Run tests until the first failure.
@@ -181,6 +186,8 @@ class Copy:
         shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
         output = self._folder / "output"
         words = [str(output), *_PYTEST, "--basetemp", str(self._folder / "tmp"), *tests]
+        if not self._is_ready:
+            self._is_ready = bool(self._ask())
         begin = time.monotonic()
         number = int(self._ask(json.dumps(words)))
         is_done, _, _ = select.select([self._warm.stdout], [], [], limit)
@@ -206,14 +213,16 @@ class Copy:
             raise MutantError("The process that runs the tests has ended. Look for what has killed it.")
         return answer
 
-    def plant(self, mutant: Mutant) -> None:
-        """Make the mistake."""
-        file = self.root / mutant.file
-        file.write_text(mutant.plant(file.read_text(encoding="utf-8")), encoding="utf-8")
-
-    def restore(self, mutant: Mutant) -> None:
-        """Put the file back as it was."""
-        shutil.copy2(self._project.root / mutant.file, self.root / mutant.file)
+    @contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """Make a mistake, and put the file back as it was."""
+        file, before = self.root / mutant.file, self._folder / "before"
+        shutil.copy2(file, before)
+        try:
+            file.write_text(mutant.plant(file.read_text(encoding="utf-8")), encoding="utf-8")
+            yield
+        finally:
+            shutil.copy2(before, file)
 
 
 def _kill(number: int) -> None:
@@ -265,21 +274,21 @@ class Session:
         except MutantError as error:
             return Result(key, "error", 0.0, str(error))
         finally:
-            copy.restore(mutant)
             self._free.put(copy)
 
     def _try(self, mutant: Mutant, copy: Copy, key: str) -> Result:
         plain = self._plain_seconds(mutant, copy)
         limit = FLOOR_SECONDS + FACTOR * plain
-        copy.plant(mutant)
-        status, seconds, remark = copy.run(mutant.tests, limit)
+        with copy.planted(mutant):
+            status, seconds, remark = copy.run(mutant.tests, limit)
         if status == 0:
             return Result(key, "survived", seconds, remark)
-        if status == _FAILED or (status is not _TIMED_OUT and status < 0):
-            return Result(key, "killed", seconds, remark or f"the tests were ended by signal {-status}")
+        if status == _FAILED:
+            return Result(key, "killed", seconds, remark)
+        if status is not _TIMED_OUT and status < 0:
+            return Result(key, "killed", seconds, f"the tests were ended by signal {-status}")
         if status is not _TIMED_OUT:
             raise MutantError(f"The tests of {mutant.name} cannot run with it: pytest ends with {status}, {remark}")
-        copy.restore(mutant)
         status, again, remark = copy.run(mutant.tests, limit)
         if status != 0 or again > limit / 2:
             raise MutantError(f"{mutant.name} took more than {limit:.0f} s, and so it may be without it. Run it again.")

@@ -1,22 +1,24 @@
-"""Runs tests in forks of a process that has imported what takes longest, and nothing of the project.
+"""Runs tests in forks of a process that has imported what takes longest: ``python warm.py MODULE...``.
 
-Each line of the input holds the arguments of pytest, and the file for what it prints first; the answer is the number of
-the process in one line, and its exit status in the next.
+It says that it is ready. Each line of its input then holds the file for what pytest prints, and the arguments of
+pytest; the answer is the number of the process in one line, and its exit status in the next.
 """
 
+import importlib
 import json
 import os
 import sys
 import types
 
 import pytest
-import torch
-import torch._dynamo
-import torch.distributed.tensor  # noqa: F401 (imported for the forks)
 
 
-def main() -> None:
+def main(modules: list[str]) -> None:
     """Do what each line says."""
+    for module in modules:
+        importlib.import_module(module)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     for line in sys.stdin:
         output, *words = json.loads(line)
         number = os.fork()
@@ -36,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
