@@ -47,7 +47,7 @@ IMPORTED = ("torch", "torch._dynamo", "torch.distributed.tensor")
 """What all tests need, imported once."""
 
 _SOURCES = ("src", "doctest", "csrc", "tests")
-_FAILED, _TIMED_OUT = 1, None  # exit status of pytest where tests have failed
+_FAILED = 1  # exit status of pytest
 _PYTEST = ("-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 
 
@@ -190,11 +190,12 @@ class Copy:
             self._is_ready = bool(self._ask())
         begin = time.monotonic()
         number = int(self._ask(json.dumps(words)))
+        assert self._warm.stdout
         is_done, _, _ = select.select([self._warm.stdout], [], [], limit)
         if not is_done:
             _kill(number)
         status = int(self._ask())
-        return status if is_done else _TIMED_OUT, time.monotonic() - begin, _first_failure(output.read_text())
+        return status if is_done else None, time.monotonic() - begin, _first_failure(output.read_text())
 
     def close(self) -> None:
         """End what runs here."""
@@ -285,14 +286,16 @@ class Session:
             return Result(key, "survived", seconds, remark)
         if status == _FAILED:
             return Result(key, "killed", seconds, remark)
-        if status is not _TIMED_OUT and status < 0:
+        if status is None:
+            status, again, _ = copy.run(mutant.tests, limit)
+            if status != 0 or again > limit / 2:
+                raise MutantError(f"{mutant.name} took more than {limit:.0f} s, and may without it. Run it again.")
+            return Result(
+                key, "killed", seconds, f"not done after {limit:.0f} s; without it, then, after {again:.0f} s"
+            )
+        if status < 0:
             return Result(key, "killed", seconds, f"the tests were ended by signal {-status}")
-        if status is not _TIMED_OUT:
-            raise MutantError(f"The tests of {mutant.name} cannot run with it: pytest ends with {status}, {remark}")
-        status, again, remark = copy.run(mutant.tests, limit)
-        if status != 0 or again > limit / 2:
-            raise MutantError(f"{mutant.name} took more than {limit:.0f} s, and so it may be without it. Run it again.")
-        return Result(key, "killed", seconds, f"not done after {limit:.0f} s; without it, then, after {again:.0f} s")
+        raise MutantError(f"The tests of {mutant.name} cannot run with it: pytest ends with {status}, {remark}")
 
     def _plain_seconds(self, mutant: Mutant, copy: Copy) -> float:
         """How long the tests take without a mutant; they must pass."""
