@@ -156,6 +156,15 @@ def test_the_front_door_is_lazy(library: Path) -> None:
     assert not violations, "\n".join(violations)
 
 
+def test_contributing_has_the_layers_that_there_are(library: Path, repository: Path) -> None:
+    text = (repository / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (.*?) \|", text, re.MULTILINE)
+    written = [(int(layer), set(re.findall(r"`(\w+)`", packages))) for layer, packages in rows]
+    public = {unit for unit in units_of(library) if not unit.startswith("_")}
+    real = [(floor, public.intersection(units)) for floor, units in enumerate(FLOORS)]
+    assert written == [row for row in reversed(real) if row[1]]
+
+
 # ------------------------------------------------------------------------------------------ the guard itself
 
 
