@@ -118,7 +118,7 @@ def prebuild(folder: Path) -> list[Path]:
     Raises:
         UnsupportedError: There is no C++ compiler, or a compiler refuses a source.
     """
-    made = []
+    made: list[Path] = []
     for source in sorted(_sources().glob("*/*")):
         language = _LANGUAGES.get(source.suffix)
         if language is None or (source.suffix == ".cu" and not _found(language)):
