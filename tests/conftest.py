@@ -15,6 +15,7 @@ import tqdm
 from durations import Durations
 from hypothesis import settings
 from torch import distributed as dist
+from unchanged import Unchanged
 
 from colossal.cluster.mesh import _AMBIENT
 from colossal.testing import reuse_processes
@@ -26,13 +27,15 @@ SETTLE_SECONDS = 3.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run of all tests write how long they took."""
+    """Let a run of all tests write how long they took, and which need not run again."""
+    parser.addoption("--record", action="store_true", help="note that the tests of the documentation tools passed")
     parser.addoption("--store-durations", action="store_true", help="write tests/durations.json; needs -n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Test on the CPU, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
     config.pluginmanager.register(Durations(config))
+    config.pluginmanager.register(Unchanged(config))
     os.environ["COLOSSAL_DEVICE"] = "cpu"
     settings.register_profile("load", deadline=None)  # how long an example takes is the machine's affair
     settings.load_profile("load")

@@ -11,16 +11,19 @@ from typing import Any, TextIO
 from pagetest.finding import counted, shown
 from pagetest.graph.affected import Affected
 from pagetest.graph.changes import changed_files
+from pagetest.graph.fingerprint import common_inputs
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
-from pagetest.results.fitting import Fitting
+from pagetest.results.fitting import Fitting, changed_since
+from pagetest.results.readme import Count
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import RECORDS, Records
 from pagetest.results.report import extremes, lines_of, summary
 from pagetest.results.result import Result
 from pagetest.results.selection import Selection, is_wanted, select
 from pagetest.run.device import CUDA, Device
+from pagetest.run.live import is_terminal
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
 from pagetest.usage import UsageError
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str], root: Path) -> int:
             _say(f"no page is affected by what differs from {options.affected}")
             return OK
         if options.check or options.list:
-            return _list(suite, names) if options.list else _check(suite, tuple(names))
+            return _list(suite, names) if options.list else _check(suite, tuple(names), root)
         if options.translations or options.ack:
             return _acknowledge(suite, tuple(names)) if options.ack else _translations(suite, tuple(names))
         with _stoppable():
@@ -92,7 +95,8 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     if options.all and is_wanted():
         fitting = Fitting([published], suite.tree, ImportGraph(suite.code), device.expected, facts)
         selection = select(names, suite.languages, fitting, facts["commit"])
-    runner = Runner(root, build, options.timeout, options.verbose, device)
+    is_live = len(names) == 1 and is_terminal() and not (options.quiet or options.verbose)
+    runner = Runner(root, build, options.timeout, options.verbose, is_live, device)
     if options.watch:
         Watch(suite, names, runner, _say).run()
     results: list[Result] = []
@@ -109,6 +113,8 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
         _say(f"{left}: the records in {shown(published.folder)} hold, and {len(selection.sample)} of them were tried")
     if options.all and options.record:
         published.keep(suite.tree.names)
+    if options.record:
+        _count(suite, published).update()
     _say(summary(results))
     return FAILED if any(result.is_failed for result in results) else OK
 
@@ -124,10 +130,37 @@ def _results(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -
         yield from Pool(suite, runner, jobs).run(names)
 
 
-def _check(suite: Suite, names: Sequence[str]) -> int:
-    findings = suite.check(names)
+def _check(suite: Suite, names: Sequence[str], root: Path) -> int:
+    published = Records(suite.tree.source.with_name(RECORDS))
+    findings = [*suite.check(names), *_count(suite, published).faults()]
+    _say(*_stale_records(suite, names, published, root))
     _say(*findings, f"{counted(len(names), 'page')} checked, {counted(len(findings), 'finding')}")
     return FAILED if findings else OK
+
+
+def _count(suite: Suite, published: Records) -> Count:
+    return Count(suite.tree.source.parents[1] / "README.md", suite.tree, published)
+
+
+def _stale_records(suite: Suite, names: Sequence[str], published: Records, root: Path) -> Iterator[str]:
+    """Names the committed records that hold no more, which is no fault: the website shows them grey."""
+    published, graph, inputs = (
+        Records(suite.tree.source.with_name(RECORDS)),
+        ImportGraph(suite.code),
+        common_inputs(root),
+    )
+    records = [
+        one for one in published.read() if one["page"] in names and one["lang"] in suite.tree.languages(one["page"])
+    ]
+    stale = dict[str, list[str]]()
+    for record in records:
+        if change := changed_since(record, suite.tree.page(record["page"], record["lang"]), graph, inputs):
+            stale.setdefault(change, []).append(record["page"])
+    if stale:
+        num_fresh = len(records) - sum(map(len, stale.values()))
+        held = f"{num_fresh} of {counted(len(records), 'record')} hold"
+        yield f"{shown(published.folder)}: {held}; `docs_test.py NAME --record` renews one, and `--record` all"
+    yield from (f"  {change} changed since the run of {', '.join(dict.fromkeys(stale[change]))}" for change in stale)
 
 
 def _translations(suite: Suite, names: Sequence[str]) -> int:

@@ -1,8 +1,11 @@
 """The front door: exit codes, the report, the record, pairs, facts about a run."""
 
+import os
+import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,98 @@ def test_the_other_pages_still_run_after_a_failure(docs) -> None:
     docs.add("a", "raise ValueError")
     docs.add("b", "x = 1")
     assert docs.run("--all").stdout.endswith("\n2 passed, 2 failed\n")
+
+
+LIVE = """# Lesson
+
+```python
+print("first")
+```
+
+## Not run
+
+Text.
+
+## Group
+
+### Part
+
+```python
+import sys
+from pathlib import Path
+
+Path("curve.svg").write_text("<svg/>")
+print("loss 2.30 -> 0.10 中", end="")
+print("not the page's own", file=sys.stderr)
+```
+
+```python
+print("!")
+```
+
+## Last
+
+```python
+sys.stdout.write("no line end")
+```
+
+<!-- doc-test-command: python lesson.py -->
+"""
+
+
+def in_terminal(docs, *words: str, **environment: str) -> list[str]:
+    """What the front door writes into a terminal, without its control sequences."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, str(ROOT / "docs_test.py"), *docs.arguments(*words)]
+    process = subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", **environment}
+    )
+    os.close(theirs)
+    data = b""
+    with suppress(OSError):  # Linux says so when no one holds the other end any more
+        while chunk := os.read(ours, 4096):
+            data += chunk
+    os.close(ours)
+    assert process.wait() == 0
+    return [re.sub(r"\x1b\[\d*m", "", line) for line in data.decode().split("\r\n")]
+
+
+def test_a_terminal_shows_one_page_as_it_runs(docs) -> None:
+    docs.write("lesson", LIVE)
+    figure = docs.build / "en/lesson/curve.svg"
+    shown = in_terminal(docs, "lesson")
+    assert [line for line in shown[:-5] if line] == [
+        "# Lesson",
+        "first",
+        "## Group",
+        "### Part",
+        "loss 2.30 -> 0.10 中",
+        f"figure: {figure}",
+        "!",
+        "## Last",
+        "no line end",
+    ]
+    assert shown[-5] == ""
+    assert shown[-4].startswith("en      lesson   PASS  cpu x1")
+    assert shown[-3:] == ["zh-Hans lesson   SAME  code identical to en", "2 passed, 0 failed", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [(["lesson", "--quiet"], {}), (["lesson", "other"], {}), (["lesson"], {"TERM": "dumb"})],
+)
+def test_a_terminal_shows_lines_alone(docs, words, environment) -> None:
+    docs.write("lesson", LIVE)
+    docs.add("other", CODE)
+    pages = [word for word in words if not word.startswith("-")]
+    shown = in_terminal(docs, *words, **environment)
+    assert len(shown) == 2 * len(pages) + 2
+    assert shown[0].startswith("en      lesson")
+
+
+def test_output_in_pieces_of_a_character_is_shown_whole(docs) -> None:
+    docs.add("lesson", "import os, time\nos.write(1, b'\\xe4\\xb8')\ntime.sleep(0.4)\nos.write(1, b'\\xad\\n')")
+    assert "中" in in_terminal(docs, "lesson")
 
 
 def test_verbose_shows_what_the_page_prints(docs) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +162,38 @@ def test_only_the_script_of_all_checks_asks_for_it() -> None:
 def test_pages_know_nothing_of_it(docs) -> None:
     docs.add("lesson", "import os\nassert 'COLOSSAL_CHECK' not in os.environ")
     assert docs.run("lesson", env=CHANGED).returncode == 0
+
+
+def test_check_names_the_records_that_hold_no_more(recorded, capsys) -> None:
+    assert recorded.main("--check") == 0
+    assert "hold" not in capsys.readouterr().out
+    recorded.add("page_3", "print('page_3')\nx = 1\ny = 3")
+    recorded.add("page_4", "print('page_4')\nx = 1\ny = 3")
+    for language in ("en", "zh-Hans"):
+        recorded.published.enter({**recorded.published.find("cpu", language, "page_5"), "inputs": "of before"})
+    assert recorded.main("--check", "page_3", "page_5", "page_6") == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(
+        "verified: 2 of 6 records hold; `docs_test.py NAME --record` renews one, and `--record` all"
+    )
+    assert lines[1:] == [
+        "  its code, or what it imports changed since the run of page_3",
+        "  the harness, constraints.txt, or code in C++ or CUDA changed since the run of page_5",
+    ]
+    assert last == "3 pages checked, 0 findings"
+
+
+def test_the_readme_counts_what_the_records_say(docs, capsys) -> None:
+    tree = replace(docs, source=docs.source.parent / "docs/source")
+    readme = docs.source.parent / "README.md"
+    readme.write_text("a\n<!-- doc-test-count -->b<!-- /doc-test-count -->.\n")
+    tree.add("page_1", "print(1)\nx = 1\ny = 2")
+    tree.add("page_2", "print(1)\nx = 1\nassert x == 2")
+    tree.write("prose", "# Title\n\n<!-- doc-test-command: none -->\n")
+    assert tree.main("--check") == 1
+    assert f"{readme}:2: the records in verified say `2 tutorials, none of them recorded" in capsys.readouterr().out
+    assert tree.run("--record").returncode == 1
+    today = datetime.now(UTC).date().isoformat()
+    said = f"1 of 2 tutorials passed on a CPU, 0 on a GPU (last run {today})"
+    assert readme.read_text() == f"a\n<!-- doc-test-count -->{said}<!-- /doc-test-count -->.\n"
+    assert tree.main("--check") == 0

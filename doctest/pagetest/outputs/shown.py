@@ -11,6 +11,10 @@ from pagetest.outputs.matching import WILD, difference, fold
 
 _EXACT = "exact"
 _SHOWN = 200
+_TYPED = (
+    "`text` straight below code that runs reads as its output, and nobody compares it: write `text output`, with `...` "
+    "for what differs from run to run"
+)
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,14 @@ def outputs_of(page: Page) -> tuple[Output, ...]:
 
 
 def output_faults(page: Page) -> Iterator[Finding]:
-    """The output blocks that cannot be compared."""
+    """The output blocks that cannot be compared, and the text that looks like output and is not compared."""
     for block, output in _blocks(page):
         if isinstance(output, str):
             yield Finding(page.path, block.line - 1, output)
+    for python, block in pairwise(page.blocks):
+        is_between = "".join(page.lines[python.end : block.line - 2]).strip()
+        if python.is_python and not python.ignored and block.info.strip() == "text" and not is_between:
+            yield Finding(page.path, block.line - 1, _TYPED)
 
 
 def _blocks(page: Page) -> Iterator[tuple[Block, Output | str]]:

@@ -81,11 +81,24 @@ class Fitting:
         return (
             record["status"] == PASS
             and len(blocks) == len(page.runnable)
-            and record.get("fingerprint") == fingerprint(page, self.graph)
-            and record.get("inputs") == self.facts["inputs"]
+            and not changed_since(record, page, self.graph, self.facts["inputs"])
             and _decisive(record.get("versions", {})) == _decisive(self.facts["versions"])
             and not stale_outputs(page, _by_line(page, [block["printed"] for block in blocks]))
         )
+
+
+def changed_since(record: Mapping[str, Any], page: Page, graph: ImportGraph, inputs: str) -> str:
+    """What has changed in the project since a run, which may go otherwise now; empty where nothing has.
+
+    Args:
+        record: The record of the run.
+        page: The page.
+        graph: The project's modules.
+        inputs: Of the files that every page depends on, as they are now.
+    """
+    if record.get("fingerprint") != fingerprint(page, graph):
+        return "its code, or what it imports"
+    return "" if record.get("inputs") == inputs else "the harness, constraints.txt, or code in C++ or CUDA"
 
 
 def _by_line(page: Page, printed: list[str]) -> dict[int, str]:

@@ -100,17 +100,17 @@ class Evidence:
     @property
     def printed(self) -> dict[int, str]:
         """What each block printed on rank 0, by the block's line."""
-        marks = self._marks
-        return printed_by_block(marks, Printed(self.folder).file.read_bytes()) if marks else {}
+        blocks = self.blocks
+        return printed_by_block(blocks, Printed(self.folder).file.read_bytes()) if blocks else {}
 
     @property
     def drawn(self) -> dict[str, int]:
         """The line of the block that drew each figure last; what was drawn after the last block is not in it."""
-        marks = self._marks
-        return {name: before["line"] for before, mark in pairwise(marks) for name in mark["drawn"]}
+        blocks = self.blocks
+        return {name: before["line"] for before, block in pairwise(blocks) for name in block["drawn"]}
 
     @property
-    def _marks(self) -> list[dict[str, Any]]:
+    def blocks(self) -> list[dict[str, Any]]:
         """Where rank 0 went from block to block."""
         first = next((event["pid"] for event in self.of("started") if event["main"] and event["rank"] == 0), None)
         return [event for event in self.of("block") if event["pid"] == first]

@@ -19,6 +19,7 @@ from pagetest.results.result import FAIL, PASS, Figure, Result, unrun
 from pagetest.run.device import Device
 from pagetest.run.environment import page_environment
 from pagetest.run.evidence import Evidence
+from pagetest.run.live import Live
 from pagetest.run.probe.page_output import FIGURES, Printed
 from pagetest.run.starting import Start, start_cold
 from pagetest.run.verdict import Failure, judge
@@ -34,7 +35,8 @@ class Runner:
         root: The project's root.
         build: The folder that holds one folder per page.
         limit_seconds: The time a page may take.
-        echo: Whether a page's output is shown as it comes.
+        echo: Whether the log is shown as it comes.
+        live: Whether headings, the page's own output and its figures are shown as they come.
         device: Where the pages shall run.
         start: What starts their commands, cold by default.
         gate: Held while a page runs on a number of ranks.
@@ -44,6 +46,7 @@ class Runner:
     build: Path
     limit_seconds: float
     echo: bool = False
+    live: bool = False
     device: Device = field(default_factory=Device)
     start: Start = start_cold
     gate: Callable[[int], AbstractContextManager[object]] = nullcontext
@@ -58,6 +61,18 @@ class Runner:
         with self.gate(ranks_of(page)), _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
             file.write_text(script.text, encoding="utf-8", newline="\n")
             return self._run(page, script, file, Path(reports))
+
+    def _follow(self, page: Page, printed: Printed, evidence: Evidence) -> Callable[[], None]:
+        """What is done again and again while the page runs."""
+        if not self.live:
+            return printed.follow
+        view = Live(page, evidence, self.file_of(page).parent)
+
+        def follow() -> None:
+            printed.follow()
+            view.show()
+
+        return follow
 
     def _run(self, page: Page, script: Script, file: Path, reports: Path) -> Result:
         from pagetest.run.session import Session
@@ -79,7 +94,7 @@ class Runner:
             self.limit_seconds,
             evidence.ask_stands,
             self.echo,
-            printed.follow,
+            self._follow(page, printed, evidence),
             self.start,
         )
         try:

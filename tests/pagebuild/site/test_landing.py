@@ -26,6 +26,8 @@ from pagebuild.site.landing.trial import attempt
 from pagebuild.site.pages import Knowledge
 from pagetest.model.reader import parse_page
 
+pytestmark = pytest.mark.project
+
 LANGUAGES = {"en", "zh-Hans"}
 
 

@@ -17,6 +17,8 @@ from pagebuild.sphinx import command
 from pagebuild.sphinx.sources import Sources
 from pagetest.model.tree import Tree
 
+pytestmark = pytest.mark.project
+
 ROOT = Path(__file__).resolve().parents[3]
 LESSON = """# Lesson
 
