@@ -43,11 +43,14 @@ def prepare(session: nox.Session, environment: str, *groups: str) -> Path:
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Style and formatting of the code, and the rules of the pages."""
-    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PROJECT, "lint"), "markdown-it-py")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("python", "docs_test.py", "--check")
+    """Every hook of ``.pre-commit-config.yaml`` on every file; ``-- --install`` runs them before each commit."""
+    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PROJECT, "lint"))
+    if session.posargs == ["--install"]:
+        session.run("pre-commit", "install")
+    else:
+        # The tools are installed here, not in the user's cache folder, which another account may own.
+        session.env["PRE_COMMIT_HOME"] = str(Path(".nox").absolute() / "pre-commit")
+        session.run("pre-commit", "run", *(session.posargs or ["--all-files", "--show-diff-on-failure"]))
 
 
 @nox.session(venv_backend="none")
