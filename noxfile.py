@@ -202,7 +202,16 @@ def stress(session: nox.Session) -> None:
 
 
 # What the sessions leave out otherwise; docs/decisions/0001-what-checks-run-when.md says what catches the same faults.
-ONLY_BEFORE_RELEASES = ["examples", "bench", "coverage", "minimums-3.11", "minimums-3.12", "wheels", "mutants", "stress"]
+ONLY_BEFORE_RELEASES = [
+    "examples",
+    "bench",
+    "coverage",
+    "minimums-3.11",
+    "minimums-3.12",
+    "wheels",
+    "mutants",
+    "stress",
+]
 IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]}
 
 
