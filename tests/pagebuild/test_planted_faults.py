@@ -15,6 +15,8 @@ from pagetest.finding import Finding
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.suite import Suite
 
+pytestmark = pytest.mark.project
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "features/gradient_accumulation_with_booster"
 OTHER, THIRD = "features/gradient_clipping_with_booster", "features/lazy_init"

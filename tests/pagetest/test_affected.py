@@ -183,6 +183,7 @@ def test_a_folder_that_is_no_repository_is_a_usage_error(docs, capsys, monkeypat
     assert "git cannot be run: No such file" in capsys.readouterr().err
 
 
+@pytest.mark.project
 def test_the_project_itself_is_served_within_a_second() -> None:
     command = [sys.executable, "docs_test.py", "--affected", "--list"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)

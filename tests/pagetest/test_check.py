@@ -9,6 +9,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import runpy, sys
+
+pytestmark = pytest.mark.project
 sys.argv = [sys.argv[1], "--check"]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")

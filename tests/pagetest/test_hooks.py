@@ -104,6 +104,7 @@ def test_what_is_not_there_is_explained(hooks, name, message) -> None:
     assert hooks.fault(name) == message
 
 
+@pytest.mark.project
 def test_every_public_name_of_the_library_is_found() -> None:
     """The names that the interpreter finds, and the members of the classes among them."""
     import importlib
@@ -120,6 +121,7 @@ def test_every_public_name_of_the_library_is_found() -> None:
     assert [name for name in names if hooks.fault(name)] == []
 
 
+@pytest.mark.project
 def test_check_finds_a_broken_hook_at_its_line(docs, capsys) -> None:
     text = "# T\n\n{{{{ autodoc:colossal.booster.{} }}}}\n\n<!-- doc-test-command: none -->\n"
     docs.write("a", text.format("Booster.boost"))

@@ -129,6 +129,7 @@ def test_the_fingerprint_follows_code_command_and_library(graph, parse) -> None:
     assert fingerprint(parse("Words only.\n"), graph) == ""
 
 
+@pytest.mark.project
 def test_every_page_of_the_project_has_a_fingerprint() -> None:
     tree, graph = Tree(ROOT / "docs/source"), ImportGraph(ROOT / "src")
     pages = [tree.page(name, language) for name in tree.names for language in tree.languages(name)]
@@ -144,6 +145,7 @@ LAZY = ", colossal.lazy, colossal.lazy.part, colossal.lazy.shards"
 OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
 
 
+@pytest.mark.project
 @pytest.mark.parametrize(
     ("code", "later"),
     [

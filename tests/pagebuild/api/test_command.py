@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pagebuild import cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -15,6 +17,7 @@ def docs_build(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.project
 def test_an_unknown_hook_fails_the_build_and_the_rest_is_written(tmp_path) -> None:
     page = tmp_path / "source" / "zh-Hans" / "page.md"
     page.parent.mkdir(parents=True)

@@ -4,6 +4,8 @@ import pytest
 
 from pagebuild.api.names import Place
 
+pytestmark = pytest.mark.project
+
 WORDS = {
     # the full name, the name of a part, an alias, and the place of definition
     ("colossal.booster.Booster", "colossal.cluster.ParallelMesh"): "colossal.booster.Booster",

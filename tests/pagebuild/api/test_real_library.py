@@ -14,6 +14,8 @@ from griffe import DocstringSectionKind as Section
 
 from pagebuild.api.entry import Entry
 
+pytestmark = pytest.mark.project
+
 # What griffe cannot see without importing: the constructor that a class has from torch. It is compared by nobody.
 UNSEEN = frozenset({"colossal.amp.FP8Linear"})
 KINDS = {

@@ -5,6 +5,8 @@ import pytest
 from pagebuild.api.library import Library
 from pagebuild.api.traffic import Traffic
 
+pytestmark = pytest.mark.project
+
 HEAD = "import torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel\n"
 SENDER = "class Sender:\n    def send(self): dist.barrier()\n"
 TALKING = {

@@ -11,6 +11,8 @@ from pagebuild.api.library import Library
 from pagebuild.api.target import Resolver
 from pagebuild.sphinx.links import Linker, imported, named_in
 
+pytestmark = pytest.mark.project
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
