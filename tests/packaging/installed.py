@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Train with an installed copy of the library, and ask `colossal check` whether its own code came with it.
 
 python installed.py {"first use",install,none}
