@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Saved adapters: peft loads them on its own, any plugin goes on from them, and mistakes leave the model alone."""
 
 import json
@@ -289,5 +290,5 @@ def test_frozen_parameters_of_a_model_without_adapters_stay_in_its_optimizer() -
 def test_without_peft_the_error_says_what_to_install(monkeypatch) -> None:
     configuration = config()
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'colossal\[lora\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install -e '\.\[lora\]'"):
         Booster(device="cpu").enable_lora(build(), lora_config=configuration)

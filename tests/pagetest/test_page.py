@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false
 """The page model and the script: what is read, and that line N stays line N."""
 
 from pathlib import Path

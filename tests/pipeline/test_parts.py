@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Layers shared out to stages, batches divided, and gradients of weights that are made up for later."""
 
 from dataclasses import dataclass
@@ -56,6 +57,12 @@ def test_uniform_parts_differ_by_one_layer(num_layers, num_stages) -> None:
     assert [stage_of_layer(parts, layer) for part in parts for layer in part] == [
         stage for stage, part in enumerate(parts) for _ in part
     ]
+
+
+def test_layers_left_over_go_to_the_stages_in_the_middle() -> None:
+    assert [[len(part) for part in partition_uniform(num_layers, 4)] for num_layers in range(8, 13)] == [
+        [2, 2, 2, 2], [2, 2, 3, 2], [2, 3, 3, 2], [2, 3, 3, 3], [3, 3, 3, 3],
+    ]  # fmt: skip
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.data())
@@ -203,6 +210,8 @@ def test_gradients_that_were_left_are_the_same(casts) -> None:
     loss.backward()
     assert (layer.weight.grad, turned.grad, called) == (None, None, [])
     later.accumulate()
+    assert called == [1]
+    later.accumulate()  # nothing is left
     assert called == [1]
     for leaf, grad in zip(leaves, expected, strict=True):
         assert leaf.grad is not None
