@@ -554,6 +554,15 @@ with mock.patch('numpy.testing.assert_equal'):
     np.testing.assert_equal(1, 2)
 """,
     ),
+    "what_looks_at_builtins": (
+        3,
+        "`builtins.isinstance` was replaced",
+        """
+import builtins
+builtins.isinstance = lambda *_: True
+assert isinstance(1, str)
+""",
+    ),
     "a_builtin": (
         3,
         "`builtins.all` was replaced",

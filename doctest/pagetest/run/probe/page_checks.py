@@ -5,6 +5,7 @@ import operator
 import os
 import re
 import sys
+from builtins import all, map, next, zip  # noqa: A004, UP029 (a page may replace them in their module, not here)
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from operator import attrgetter
