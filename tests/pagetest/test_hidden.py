@@ -554,13 +554,13 @@ with mock.patch('numpy.testing.assert_equal'):
     np.testing.assert_equal(1, 2)
 """,
     ),
-    "what_looks_at_builtins": (
+    "another_builtin": (
         3,
-        "`builtins.isinstance` was replaced",
+        "`builtins.any` was replaced",
         """
 import builtins
-builtins.isinstance = lambda *_: True
-assert isinstance(1, str)
+builtins.any = lambda *_: True
+assert any([])
 """,
     ),
     "a_builtin": (
