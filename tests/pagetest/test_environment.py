@@ -47,7 +47,7 @@ assert not any(entry.endswith(("doctest", "probe")) for entry in sys.path), sys.
 assert __name__ == "__main__" and __spec__ is None and __package__ is None
 assert sys.modules["__main__"].__dict__ is globals()
 assert sys.argv == ["lesson.py", "--flag"]
-assert doctest.testmod
+assert callable(doctest.testmod)
 assert "pagetest" not in sys.modules
 assert set(os.listdir()) == {"lesson.py", "log.txt"}
 class Thing:

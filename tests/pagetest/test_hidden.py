@@ -414,6 +414,17 @@ class T(threading.Thread):
 T().start()
 """,
     ),
+    "an_assert_in_a_thread": (
+        4,
+        "AssertionError: no (in a thread)",
+        """
+import threading
+x = 1
+def f():
+    assert x == 2, 'no'
+threading.Thread(target=f).start()
+""",
+    ),
     "a_timer": (
         2,
         "ZeroDivisionError: division by zero (in a thread)",
@@ -541,6 +552,15 @@ from unittest import mock
 import numpy as np
 with mock.patch('numpy.testing.assert_equal'):
     np.testing.assert_equal(1, 2)
+""",
+    ),
+    "another_builtin": (
+        3,
+        "`builtins.any` was replaced",
+        """
+import builtins
+builtins.any = lambda *_: True
+assert any([])
 """,
     ),
     "a_builtin": (
@@ -960,3 +980,32 @@ def test_a_page_that_hides_a_failure_fails_at_its_line(found, name) -> None:
 def test_an_honest_page_that_looks_alike_passes(found, name) -> None:
     record = found[f"honest_{name}"]
     assert (record["status"], record["error"]) == ("PASS", None)
+
+
+RANKS = """
+import os, sys
+# PADDING
+def check(x):
+    assert x == 1
+if os.environ['RANK'] == '1':
+    check(1)
+{}
+y = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "line", "message"),
+    [
+        ("", 0, ""),
+        ("    sys.exit(0)", 40, "SystemExit: the page ends here, before its last statement"),
+        ("    raise SystemExit; assert x == 1", 40, "SystemExit: the page ends here, before its last statement"),
+        ("    assert x == 1 or (lambda: 1 / 0)()", 40, "this lambda never ran on any rank"),
+    ],
+)
+def test_what_runs_on_any_rank_counts_and_every_rank_comes_to_the_end(docs, last, line, message) -> None:
+    docs.add("lesson", padded(RANKS.format(last)), "torchrun --standalone --nproc_per_node=2 lesson.py", ("en",))
+    docs.run("lesson", "--lang", "en")
+    (record,) = docs.records.read()
+    error = record["error"] or {"line": 0, "message": ""}
+    assert (error["line"], message in error["message"]) == (line, True), error

@@ -270,7 +270,10 @@ REFUSED = {
     "a block that should go": (page("x = 1", "~\n1"), "prints nothing on rank 0: drop this block"),
     "a fence in the output": (page("print('`' * 3)", "~\n1"), "the output holds the fence `" + "`" * 3),
     "a page that changed": (
-        page(f"open('../../../../source/en/lesson.md', 'a').write({COMMAND!r})\nprint(1)", "~\n2"),
+        page(
+            f"import os\nos.system({f'echo {COMMAND.strip()!r} >> ../../../../source/en/lesson.md'!r})\nprint(1)",
+            "~\n2",
+        ),
         "the page is no longer what ran",
     ),
 }

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -180,7 +181,7 @@ if i: one = 1; never = 5
 def test_lines_are_marked_exactly_when_they_run(parse) -> None:
     script = make_script(parse(f"```python{CODE_WITH_ALL_STATEMENTS}```\n"))
     marked, seen = mark_script(script, "page.py"), set()
-    namespace = dict.fromkeys(marked.names, False) | {"__page__": SimpleNamespace(ran=seen.add)}
+    namespace: dict[str, Any] = dict.fromkeys(marked.names, False) | {"__page__": SimpleNamespace(ran=seen.add)}
     exec(marked.code, namespace)  # noqa: S102
     assert namespace["C"]().m() == 2
     source = CODE_WITH_ALL_STATEMENTS.split("\n")

@@ -191,8 +191,9 @@ def test_an_interruption_ends_the_pages(project) -> None:
         ]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == pytest.ExitCode.INTERRUPTED
-    assert len(pages) == 1
-    pages[0].wait(10)
+    assert len(pages) == 2  # the page and its supervisor
+    for page in pages:
+        page.wait(10)
 
 
 def test_the_project_s_own_tests_know_nothing_of_pages() -> None:

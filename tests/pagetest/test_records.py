@@ -4,7 +4,10 @@ import getpass
 import json
 import os
 import platform
+import signal
+import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +18,14 @@ from pagetest.graph.fingerprint import common_inputs
 from pagetest.results.anonymous import anonymous
 from pagetest.results.records import BrokenRecordError, Records
 
+ROOT = Path(__file__).resolve().parents[2]
 SHOWN = """# Lesson
 
 ```python
 import os
 from pathlib import Path
 if os.environ.get("RANK", "0") != "0":
-    raise SystemExit
+    os.chdir(__import__("tempfile").mkdtemp())
 print("first", 1.5)
 Path("b.svg").write_text("<svg>old</svg>")
 Path("notes.txt").write_text("no figure")
@@ -167,8 +171,14 @@ def test_a_page_without_code_has_no_record_on_any_device(docs) -> None:
 
 def test_results_so_far_outlive_an_interruption(docs) -> None:
     docs.add("a", "x = 1")
-    docs.add("b", "import os, signal, time\nharness = os.getppid()\nos.kill(harness, signal.SIGINT)\ntime.sleep(60)")
-    assert docs.run("a", "b").returncode == 130
+    docs.add("b", "import os, time\nprint(os.getpid(), flush=True)\nopen('../../begun', 'w').close()\ntime.sleep(60)")
+    command = ["env", "--default-signal=INT", sys.executable, str(ROOT / "docs_test.py"), *docs.arguments("a", "b")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as harness:
+        deadline = time.monotonic() + 60
+        while not (docs.build / "begun").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        harness.send_signal(signal.SIGINT)
+        assert harness.wait(60) == 130
     assert [(old["page"], old["lang"]) for old in docs.records.read()] == [("a", "en"), ("a", "zh-Hans")]
 
 

@@ -100,9 +100,9 @@ def mark_script(script: Script, filename: str, blocks: Sequence[int] = ()) -> Ma
         blocks: The first lines of the page's blocks, if these are to be marked; see [Note: block marks].
     """
     marker, tree = _Marker(), script.tree
-    tree = marker.visit(tree)
     if blocks:
         _mark_blocks(tree, 0, blocks)
+    tree = marker.visit(tree)
     code = compile(ast.fix_missing_locations(tree), filename, "exec", dont_inherit=True, optimize=0)
     return MarkedCode(code, tuple(marker.marks), marker.last)
 
@@ -119,7 +119,7 @@ class _Marker(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         """Marks the node, and what is below it."""
-        if not isinstance(node, ast.stmt) or not does(node):
+        if not isinstance(node, ast.stmt) or not does(node) or _is_block_mark(node):
             return super().visit(node)
         mark = self._statement_mark(node, "assert" if _is_check(node) else "")
         with self._within(statement=len(self.marks) - 1):
@@ -255,6 +255,13 @@ def _is_check(node: ast.stmt) -> bool:
         return isinstance(node, ast.Assert)
     name = getattr(value.func, "attr", getattr(value.func, "id", ""))
     return name.startswith("assert")
+
+
+def _is_block_mark(node: ast.stmt) -> bool:
+    match node:
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name(name)))):
+            return name == PROBE
+    return False
 
 
 def _asks_for_device(test: ast.expr) -> bool:

@@ -72,8 +72,8 @@ class Evidence:
         """How the processes that ran the page failed before their time was up, the first one first."""
         limit = min((event["time"] for event in self.of("asked")), default=math.inf)
         found = [event for event in self.of("failed") if event["pid"] in self._mains]
-        known = {(event["pid"], event["message"]) for event in found}
-        hidden = [event for event in self.of("refuted") if (event["pid"], event["message"]) not in known]
+        known = [(event["pid"], event["message"]) for event in found]
+        hidden = [event for event in self.of("refuted") if not _is_among(event, known)]
         found += [event | {"message": f"{event['message']} {_HIDDEN}"} for event in hidden]
         return sorted((event for event in found if event["time"] < limit), key=lambda event: event["time"])
 
@@ -161,3 +161,8 @@ class Evidence:
         file, _, function = frames[0] if frames else ("", "", "")
         inside = "" if file == str(self.script) else f"{function} ({Path(file).name})"
         return Stand(rank, line, inside, any("/torch/distributed/" in file for file, _, _ in frames))
+
+
+def _is_among(event: dict[str, Any], known: list[tuple[int, str]]) -> bool:
+    """Whether one of the messages of its process begins as that of the event does."""
+    return any(pid == event["pid"] and message.startswith(event["message"]) for pid, message in known)

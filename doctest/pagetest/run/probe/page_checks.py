@@ -1,11 +1,14 @@
 """Knows the checks that pages use as they were imported, to see when a page replaces one. It stands alone."""
 
 import importlib
+import operator
 import os
 import re
 import sys
+from builtins import all, map, next, zip  # noqa: A004, UP029 (a page may replace them in their module, not here)
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from types import BuiltinFunctionType, CoroutineType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -37,10 +40,10 @@ PRESENT = ("builtins", "math", "sys", "os", "threading")
 
 
 class Checks:
-    """The checks as they were when their modules were imported."""
+    """The checks as they were when their modules were imported; to look at all of them takes a few microseconds."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Any, str, Any, Any]] = []
+        self._known: list[tuple[Any, list[str], Callable[[Any], Any], tuple[Any, ...]]] = []
 
     def learn(self, module: ModuleType) -> None:
         """Remembers what a module has of the table."""
@@ -48,10 +51,12 @@ class Checks:
             home, _, owner_name = place.partition(":")
             if home == module.__name__:
                 owner = getattr(module, owner_name) if owner_name else module
-                for name in filter(re.compile(names).fullmatch, dir(owner)):
-                    value = getattr(owner, name)
-                    if callable(value):
-                        self._known.append((owner, name, value, _code_of(value)))
+                found = [
+                    name for name in filter(re.compile(names).fullmatch, dir(owner)) if callable(getattr(owner, name))
+                ]
+                paths = [*found, *(f"{name}.__code__" for name in found if hasattr(getattr(owner, name), "__code__"))]
+                look = attrgetter("__name__", *paths)
+                self._known.append((owner, paths, look, look(owner)[1:]))
 
     def learn_present(self) -> None:
         """Remembers what is there from the start."""
@@ -60,15 +65,22 @@ class Checks:
 
     def replaced(self) -> str:
         """The first one that is not what it was; empty if all are."""
-        for owner, name, value, code in self._known:
-            now = getattr(owner, name, None)
-            if now is not value or (code and _code_of(now) is not code):
-                return f"{owner.__name__}.{name}"
+        for owner, paths, look, values in self._known:
+            if not _are_same(look, owner, values):
+                names = zip(paths, values, strict=True)
+                changed = (
+                    path for path, value in names if not _are_same(attrgetter("__name__", path), owner, (value,))
+                )
+                return f"{owner.__name__}.{next(changed, '').removesuffix('.__code__')}"
         return ""
 
 
-def _code_of(value: Any) -> Any:
-    return getattr(value, "__code__", None)
+def _are_same(look: Callable[[Any], Any], owner: Any, values: tuple[Any, ...]) -> bool:
+    """Whether these are the very same objects, whatever they say of themselves."""
+    try:
+        return all(map(operator.is_, look(owner)[1:], values))
+    except AttributeError:
+        return False
 
 
 class ImportWatch:
@@ -96,7 +108,7 @@ class ImportWatch:
                 for watcher in watchers:
                     watcher(module)
 
-            spec.loader.exec_module = execute_and_tell  # type: ignore[method-assign]
+            spec.loader.exec_module = execute_and_tell
         return spec
 
 

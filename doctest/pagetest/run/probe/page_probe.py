@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from builtins import getattr, isinstance, sorted, str, type  # noqa: A004, UP029 (which a page may replace)
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
