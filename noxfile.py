@@ -131,7 +131,68 @@ def mutants(session: nox.Session) -> None:
     session.run(programs / "python", "tests/mutants/run.py", *(session.posargs or ["--jobs", "2"]))
 
 
+@nox.session(venv_backend="none")
+def examples(session: nox.Session) -> None:
+    """Every program of ``examples/`` at smoke size on two ranks; each must learn."""
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "pytest", "tests/examples", "--durations", "0", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """All benchmarks at a size that takes a minute: that they run, and that what they compare agrees."""
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "python", "benchmarks/smoke.py", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def coverage(session: nox.Session) -> None:
+    """How many lines of each package the tests run, ranks and subprocesses included; ``-- tests/amp`` runs some."""
+    programs = prepare(session, TESTS, "tests", "coverage")
+    selected = session.posargs or ["-n", "3", "--dist", "loadfile"]
+    Path("build/coverage").mkdir(parents=True, exist_ok=True)
+    session.run(programs / "coverage", "erase")
+    # Tests of how long imports take, and of what processes leave behind, may fail here; the session `tests` runs them.
+    session.run(programs / "coverage", "run", "-m", "pytest", *selected, success_codes=[0, 1])
+    session.run(programs / "coverage", "combine", "--quiet")
+    session.run(programs / "coverage", "json", "--quiet", "-o", "build/coverage/lines.json")
+    session.run(programs / "python", "tests/covered.py", "build/coverage/lines.json")
+
+
+# Without the documentation and its tools, whose versions constraints.txt names.
+LIBRARY = ["amp", "booster", "checkpoint_io", "cli/check", "cluster", "comm", "interface", "kernel", "lazy", "nn"]
+LIBRARY += ["pipeline", "shardformer", "tensor", "testing", "zero", "test_accelerator.py", "test_logging.py"]
+
+
+@nox.session(python=["3.11", "3.12"], venv_backend="virtualenv", reuse_venv=True)
+def minimums(session: nox.Session) -> None:
+    """The tests of the library with the oldest versions that it claims; ``-- tests/amp`` runs some.
+
+    torch 2.11 comes as the build for CUDA: 5 GB. A Python that is not installed is left out.
+    """
+    groups = nox.project.dependency_groups(PROJECT, "minimums")
+    session.install("uv", env={"PIP_CONSTRAINT": "constraints.txt"})
+    oldest = ("--resolution", "lowest-direct", "--system-certs", "--python", session.virtualenv.location)
+    session.run("uv", "pip", "install", "--quiet", *oldest, "-e", ".[all]", *groups)
+    session.run("python", "-c", "import colossal, torch; print(colossal.__version__, torch.__version__)")
+    session.run(
+        "pytest", *(session.posargs or ["-n", "3", "--dist", "loadfile", *(f"tests/{name}" for name in LIBRARY)])
+    )
+
+
+@nox.session(venv_backend="none")
+def wheels(session: nox.Session) -> None:
+    """Sdist and wheel of the commit, in ``dist``, trained with in clean environments; ``-- --nightly`` dates them.
+
+    With a compiler, without one, and by the steps of the Dockerfile; those take ``TORCH_INDEX`` from the environment.
+    """
+    programs = prepare(session, TESTS, "packaging")
+    session.run(programs / "python", "tests/packaging/wheels.py", *session.posargs)
+    session.run(programs / "python", "tests/packaging/dockerfile.py")
+
+
 # What the sessions leave out otherwise; docs/decisions/0001-what-checks-run-when.md says what catches the same faults.
+ONLY_BEFORE_RELEASES = ["mutants", "examples", "bench", "coverage", "minimums-3.11", "minimums-3.12", "wheels"]
 IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]}
 
 
@@ -139,8 +200,7 @@ IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]
 def release(session: nox.Session) -> None:
     """Every session in full: each page in the browser, each notebook executed, the Sphinx site in both languages.
 
-    Besides, mistakes are planted that tests must find.
+    And those that only a release needs: mutants, examples, benchmarks, coverage, oldest versions, sdist and wheel.
     """
-    for name in SESSIONS:
+    for name in [*SESSIONS, *ONLY_BEFORE_RELEASES]:
         session.notify(name, IN_FULL.get(name, []))
-    session.notify("mutants")

@@ -28,14 +28,14 @@ from colossal.checkpoint_io import Alone, CheckpointIO, OneForAll
 from colossal.cluster import current_mesh
 from colossal.tensor import local_of
 
-TENSORS, ELEMENTS, SHARDS = 100, 1024 * 1024, 4
+ELEMENTS, SHARDS = 1024 * 1024, 4
 CHUNK = 1 << 24
 
 
-def build_model() -> nn.Module:
-    """100 tensors of 4 MiB; under torchrun each rank holds its part of every one."""
+def build_model(tensors: int) -> nn.Module:
+    """Tensors of 4 MiB; under torchrun each rank holds its part of every one."""
     torch.manual_seed(0)
-    model = nn.ParameterDict({f"p{n:03d}": nn.Parameter(torch.randn(1024, ELEMENTS // 1024)) for n in range(TENSORS)})
+    model = nn.ParameterDict({f"p{n:03d}": nn.Parameter(torch.randn(1024, ELEMENTS // 1024)) for n in range(tensors)})
     if dist.is_initialized():
         from torch.distributed.fsdp import fully_shard
 
@@ -51,9 +51,9 @@ def local_bytes(model: nn.Module) -> int:
 class Contenders:
     """What is timed, by name; each writes to and reads from a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tensors: int) -> None:
         self.folder = folder
-        self.model = build_model()
+        self.model, self.num_bytes = build_model(tensors), 4 * tensors * ELEMENTS
         self.io = CheckpointIO(OneForAll() if dist.is_initialized() else Alone())
         self.buffer = memoryview(bytearray(torch.ones(CHUNK, dtype=torch.uint8).numpy().tobytes()))
         self.target = bytearray(CHUNK)
@@ -86,7 +86,7 @@ class Contenders:
 
     def save_ours(self, *, use_async: bool = False) -> None:
         """Save safetensors shards."""
-        size = TENSORS * ELEMENTS * 4 / SHARDS / 2**20
+        size = self.num_bytes / SHARDS / 2**20
         self.io.save_model(
             self.model,
             self.path("ours"),
@@ -168,9 +168,8 @@ def peak_extra(action: Callable[[], object]) -> int:
     return accelerator.max_memory_allocated() - before
 
 
-def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
-    """Time everything."""
-    contenders = Contenders(folder)
+def measure(contenders: Contenders, rounds: int) -> dict[str, list[float]]:
+    """Time everything, and check that each loads what it saved."""
     alone = not dist.is_initialized()
     actions: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
         "disk": (contenders.write_disk, contenders.read_disk),
@@ -186,18 +185,32 @@ def measure(folder: Path, rounds: int) -> dict[str, list[float]]:
         for name in names:
             clear(contenders, name)
             add(seconds, f"{name} save", timed(actions[name][0]))
-        drop_cache(folder) if contenders.rank == 0 else None
+        drop_cache(contenders.folder) if contenders.rank == 0 else None
         for name in names:
             add(seconds, f"{name} load", timed(actions[name][1]))
+        if number == 0:
+            check_loaded(contenders, {name: load for name, (_, load) in actions.items() if name != "disk"})
         time_async(contenders, seconds)
         if number == 0:
             first = {name: values for name, values in seconds.items() if name.endswith("blocks")}
             seconds = {f"{name} the first time": values for name, values in first.items()}
     clear(contenders, "ours")
     add(seconds, "extra MB while saving", peak_extra(contenders.save_ours) / 1e6)
-    drop_cache(folder)
+    drop_cache(contenders.folder)
     add(seconds, "extra MB while loading", peak_extra(contenders.load_ours) / 1e6)
     return seconds
+
+
+def check_loaded(contenders: Contenders, loads: dict[str, Callable[[], None]]) -> None:
+    """Load into other values with each contender, and compare with what was saved."""
+    parameters = [local_of(parameter).detach() for parameter in contenders.model.parameters()]
+    expected = [parameter.clone() for parameter in parameters]
+    for name, load in loads.items():
+        for parameter in parameters:
+            parameter.zero_()
+        load()
+        for parameter, value in zip(parameters, expected, strict=True):
+            assert torch.equal(parameter, value), f"{name} loads something else than it saved"
 
 
 def time_async(contenders: Contenders, seconds: dict[str, list[float]]) -> None:
@@ -224,10 +237,10 @@ def add(seconds: dict[str, list[float]], name: str, value: float) -> None:
     seconds.setdefault(name, []).append(value)
 
 
-def report(seconds: dict[str, list[float]]) -> None:
+def report(seconds: dict[str, list[float]], num_bytes: int) -> None:
     """Print medians, and the ratios that the claims are about."""
-    megabytes = TENSORS * ELEMENTS * 4 / 1e6
-    print(f"{megabytes:.0f} MB in {TENSORS} tensors, {SHARDS} files; medians of {len(seconds['disk save'])} rounds")
+    megabytes, tensors, rounds = num_bytes / 1e6, num_bytes // ELEMENTS // 4, len(seconds["disk save"])
+    print(f"{megabytes:.0f} MB in {tensors} tensors, {SHARDS} files; medians of {rounds} rounds")
     for name, values in seconds.items():
         median = statistics.median(values)
         if "MB" in name:
@@ -244,15 +257,17 @@ def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tensors", type=int, default=100, help="of 4 MiB each")
     parser.add_argument("--folder", type=Path, default=Path("build"))
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         colossal.launch_from_torch(verbose=False)
     folder = arguments.folder.absolute() / "checkpoint_speed"
     folder.mkdir(parents=True, exist_ok=True)
-    seconds = measure(folder, arguments.rounds)
+    contenders = Contenders(folder, arguments.tensors)
+    seconds = measure(contenders, arguments.rounds)
     if not dist.is_initialized() or dist.get_rank() == 0:
-        report(seconds)
+        report(seconds, contenders.num_bytes)
     together()
     shutil.rmtree(folder, ignore_errors=True)
     if dist.is_initialized():

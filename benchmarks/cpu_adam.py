@@ -152,6 +152,18 @@ def mixed(numel: int) -> dict[str, Step]:
     }
 
 
+def check() -> None:
+    """Compare one step of ours with those of torch, in float32 and from half precision, over the same numbers."""
+    numel = 10_007
+    param, grad = fresh(numel), fresh(numel, torch.bfloat16)
+    for scale, gradient in ((1.0, grad.float()), (SCALE, grad)):
+        other, ours, weight = torch.nn.Parameter(param.clone()), param.clone(), torch.empty(numel, dtype=torch.bfloat16)
+        torch_adamw(other, gradient.float() * scale).step()
+        stepper(ours, gradient, *torch.zeros(2, numel), weight, scale=scale)()
+        torch.testing.assert_close(ours, other.detach(), rtol=1e-5, atol=1e-6)
+        assert torch.equal(weight, ours.bfloat16())
+
+
 def race(ways: dict[str, Step], rounds: int, numel: int) -> dict[str, float]:
     """Print and return the median of each contender in ns for an element."""
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -175,6 +187,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     options = parser.parse_args()
+    check()
     for name, prepare in (("plain", plain), ("mixed", mixed)):
         ways = prepare(options.numel)
         for threads in options.threads:

@@ -33,10 +33,14 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def calls(num_bytes: int, size: int) -> dict[str, Call]:
-    """The collectives on float32 tensors; as in the tables of peers, the size is that of the whole."""
-    whole = torch.zeros(num_bytes // 4)
-    other, part = torch.empty_like(whole), torch.zeros(num_bytes // 4 // size)
+def buffers(num_bytes: int, size: int) -> list[torch.Tensor]:
+    """Two tensors of the whole size, and a part; as in the tables of peers, the size is that of the whole."""
+    return [torch.zeros(num_bytes // 4), torch.zeros(num_bytes // 4), torch.zeros(num_bytes // 4 // size)]
+
+
+def calls(whole: torch.Tensor, other: torch.Tensor, part: torch.Tensor) -> dict[str, Call]:
+    """The collectives on float32 tensors."""
+    size = whole.numel() // part.numel()
 
     def sum_after_exchange(group: dist.ProcessGroup) -> None:
         dist.all_to_all_single(other, whole, group=group)
@@ -59,6 +63,19 @@ def pass_on(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     if rank <= 1:
         for sender in (0, 1):
             dist.send(tensor, 1 - rank, group=group) if rank == sender else dist.recv(tensor, 1 - rank, group=group)
+
+
+def check(groups: dict[str, dist.ProcessGroup], size: int) -> None:
+    """Compare what the collectives of the groups leave behind, from numbers that both add without rounding."""
+    tensors = buffers(2**12, size)
+    for name, call in calls(*tensors).items():
+        left: list[list[torch.Tensor]] = []
+        for group in groups.values():
+            for tensor in tensors:
+                torch.arange(tensor.numel(), out=tensor).add_(dist.get_rank())
+            call(group)
+            left.append([tensor.clone() for tensor in tensors])
+        assert all(map(torch.equal, *left)), f"{name} leaves something else on {' than on '.join(groups)}"
 
 
 def new_group(backend: str) -> dist.ProcessGroup:
@@ -133,11 +150,12 @@ def main() -> None:
         "medians in us of the slowest rank"
     )
     printer(f"{'size':>6} {'collective':<16} {'gloo':>10} {'shm':>10} {'ratio':>7}")
+    check(groups, size)
     with other_work(wanted=options.load):
         for size_name in options.sizes.split(","):
             num_bytes = SIZES[size_name]
             turns, repeats = (options.turns, 10) if num_bytes < LARGE else (max(6, options.turns // 2), 1)
-            for name, call in calls(num_bytes, size).items():
+            for name, call in calls(*buffers(num_bytes, size)).items():
                 printer(report(size_name, name, race(call, groups, turns, repeats)))
 
 

@@ -112,6 +112,8 @@ def main() -> None:
     print("budget of model data   budget MB   peak MB   uploads a step MB: ours   Belady's   ratio   parameters MB")
     for share in options.shares:
         budget, peak, ours, best, whole = measure(share, options)
+        assert best <= ours, "no schedule uploads less than Belady's"
+        assert peak <= budget, "the budget was exceeded"
         print(
             f"{share:20.0%} {budget / 1e6:11.1f} {peak / 1e6:9.1f} {ours / 1e6:25.1f} {best / 1e6:10.1f} "
             f"{ours / best:7.3f} {whole / 1e6:15.1f}   (bar: {BAR})"

@@ -118,6 +118,20 @@ def contenders(
     }
 
 
+def check(kind: str, directory: Path) -> None:
+    """Compare parameters after two steps whose means lie on the disk, and in memory."""
+    torch.manual_seed(0)
+    usual = [torch.nn.Parameter(torch.rand(size)) for size in (7, 1000, 70_001)]
+    offloaded = [torch.nn.Parameter(param.detach().clone()) for param in usual]
+    for one, other in zip(usual, offloaded, strict=True):
+        one.grad = torch.rand_like(one)
+        other.grad = one.grad.clone()
+    on_disk = {"nvme_offload_fraction": 1.0, "nvme_offload_dir": str(directory)}
+    for params, options in ((usual, {}), (offloaded, on_disk)):
+        optimizer_of(params, kind, **options).step()
+    assert all(map(torch.equal, usual, offloaded)), "steps with means on a disk differ from those in memory"
+
+
 def measure(turns: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each in each round but the first."""
     names, seconds = list(turns), {name: [] for name in turns}
@@ -164,6 +178,7 @@ def main() -> None:
     for kind in arguments.kinds:
         with ExitStack() as exits:
             directory = Path(exits.enter_context(tempfile.TemporaryDirectory(dir=arguments.directory)))
+            check(kind, directory)
             report(measure(contenders(params, kind, directory, exits), arguments.rounds), 8 * numel)
 
 

@@ -5,6 +5,7 @@ Every pair of layouts is searched in a new order, after the caches were emptied;
     python benchmarks/relayout.py
 """
 
+import argparse
 import itertools
 import random
 import statistics
@@ -13,7 +14,7 @@ import time
 from colossal.tensor import Layout, greedy_path, one_step, path, plan_relayout, step
 
 CASES = (((2, 2), 2), ((2, 2), 3), ((2, 4), 3), ((2, 2, 2), 2), ((2, 2, 2), 3))
-MOST_PAIRS, REPEATS = 2000, 20
+REPEATS = 20
 
 
 def all_layouts(dims: int, grid: tuple[int, ...]) -> list[Layout]:
@@ -37,6 +38,9 @@ def microseconds(source: Layout, target: Layout) -> float:
 
 def main() -> None:
     """Print a line for each grid."""
+    parser = argparse.ArgumentParser(description="Time the search for ways between layouts.")
+    parser.add_argument("--pairs", type=int, default=2000, help="of layouts, at most, for each grid")
+    most_pairs = parser.parse_args().pairs
     random.seed(0)
     print(
         f"{'grid':<12}{'dims':>5}{'pairs':>7}{'first of all':>14}{'cold':>8}{'p99':>8}{'cached':>8}{'greedy/best':>13}"
@@ -44,7 +48,7 @@ def main() -> None:
     for grid, dims in CASES:
         layouts = all_layouts(dims, grid)
         pairs = list(itertools.product(layouts, layouts))
-        pairs = random.sample(pairs, min(MOST_PAIRS, len(pairs)))
+        pairs = random.sample(pairs, min(most_pairs, len(pairs)))
         first = []
         for source, target in random.sample(pairs, min(REPEATS, len(pairs))):
             path._PATHS.clear()  # noqa: SLF001 (a cold start is measured)
@@ -57,6 +61,7 @@ def main() -> None:
             sum(search(source, target, 4).num_bytes for source, target in pairs)
             for search in (greedy_path, plan_relayout)
         )
+        assert greedy >= best, "the cheapest way costs more than a greedy one"
         tail = statistics.quantiles(cold, n=100)[-1]
         print(
             f"{grid!s:<12}{dims:>5}{len(pairs):>7}{statistics.median(first):>11.0f} us{statistics.median(cold):>8.0f}"

@@ -271,6 +271,25 @@ def test_building_for_a_package_without_a_compiler_is_refused(sources: Path, tmp
         native.prebuild(tmp_path)
 
 
+def test_a_package_gets_cuda_where_its_compiler_is_found_or_named(sources: Path, tmp_path: Path, monkeypatch) -> None:
+    prebuilt(sources, tmp_path)
+    (sources / "cuda").mkdir()
+    (sources / "cuda" / "answer.cu").write_text(ANSWER)
+    cuda = native._LANGUAGES[".cu"]._replace(names=("no-such-nvcc",))
+    monkeypatch.setitem(native._LANGUAGES, ".cu", cuda)
+    monkeypatch.delenv("NVCC", raising=False)
+    assert [library.name.split("-")[0] for library in native.prebuild(tmp_path)] == ["cpu"]
+    monkeypatch.setenv("NVCC", "no-such-nvcc")
+    with pytest.raises(UnsupportedError, match="needs a CUDA compiler. Found none: no-such-nvcc.*install the CUDA"):
+        native.prebuild(tmp_path)
+    compiler = tmp_path / "nvcc"
+    compiler.write_text('#!/bin/sh\necho "$@" > "$0.log"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(compiler))
+    assert [library.name.split("-")[0] for library in native.prebuild(tmp_path)] == ["cpu", "cuda"]
+    assert "-arch=all-major" in compiler.with_suffix(".log").read_text()
+
+
 def test_cuda_without_its_compiler_is_said_with_what_to_do(sources: Path, monkeypatch) -> None:
     (sources / "gpu.cu").write_text("")
     monkeypatch.setenv("NVCC", "no-such-compiler")

@@ -5,7 +5,7 @@
  * except the links of the navigation.
  *
  * Environment (every variable has a default, because each Docusaurus command evaluates this file):
- * - DOCS_URL        where the site will stand, for canonical links: `https://docs.example.org`
+ * - DOCS_URL        where the site will stand, for canonical links: `http://localhost:3000`, where it is served here
  * - DOCS_BASE_URL   the folder on that host: `/` or `/colossal/`
  */
 
@@ -27,10 +27,9 @@ if (!existsSync(new URL('data/site.json', import.meta.url))) {
   );
 }
 
-/** @type {{repository: string, version: string, commit: string, date: string}} */
+/** @type {{repository: string, version: string, commit: string, date: string}} The repository is empty, or its address. */
 const site = readJson('data/site.json');
 const releases = existsSync(new URL('versions.json', import.meta.url)) ? readJson('versions.json') : [];
-const isHosted = !site.repository.startsWith('https://example.org');
 
 const CSS = ['tokens', 'base', 'chrome', 'content', 'api', 'home', 'figure', 'choice'].map(
   (name) => `./src/css/${name}.css`,
@@ -40,7 +39,7 @@ const CSS = ['tokens', 'base', 'chrome', 'content', 'api', 'home', 'figure', 'ch
 export default {
   title: 'colossal',
   tagline: 'Large-scale PyTorch training that anyone can learn, run and trust',
-  url: process.env.DOCS_URL ?? 'https://example.org',
+  url: process.env.DOCS_URL ?? 'http://localhost:3000',
   baseUrl: process.env.DOCS_BASE_URL ?? '/',
   // A page is a folder with an index.html, which every static server serves under the page's address.
   trailingSlash: true,
@@ -66,7 +65,7 @@ export default {
     },
   },
   clientModules: ['./src/css/katex.js'],
-  customFields: {site, isHosted},
+  customFields: {site},
   plugins: [
     [
       '@docusaurus/plugin-content-docs',
@@ -118,7 +117,7 @@ export default {
           dropdownItemsAfter: [{to: '/versions', label: 'All versions'}],
         },
         {type: 'localeDropdown', position: 'right'},
-        ...(isHosted ? [{href: site.repository, label: 'Source', position: 'right'}] : []),
+        ...(site.repository ? [{href: site.repository, label: 'Source', position: 'right'}] : []),
         {type: 'search', position: 'right'},
       ],
     },

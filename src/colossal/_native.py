@@ -65,6 +65,36 @@ _LANGUAGES = {
 }
 
 
+@final
+class OwnCode(NamedTuple):
+    """What there is in one language, and when it is built.
+
+    Attributes:
+        at_install: Names of the sources whose libraries came with the package.
+        at_first_use: Those of the others.
+        compiler: What builds the others; None if there is none.
+        advice: What to do then.
+    """
+
+    at_install: tuple[str, ...]
+    at_first_use: tuple[str, ...]
+    compiler: str | None
+    advice: str
+
+
+def own_code(suffix: str) -> OwnCode:
+    """Tell what was built with the package, and what is left to first use.
+
+    Args:
+        suffix: Of the language: ``".cpp"`` or ``".cu"``.
+    """
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for source in sorted(_sources().glob(f"*/*{suffix}")):
+        names[(_prebuilt_folder() / _prebuilt_name(source)).exists()].append(source.stem)
+    language = _LANGUAGES[suffix]
+    return OwnCode(tuple(names[True]), tuple(names[False]), _found(language), language.advice)
+
+
 def library(source: str) -> ctypes.CDLL:
     """Load a library of our own, and build it before if this machine has not done so yet.
 
@@ -116,12 +146,14 @@ def prebuild(folder: Path) -> list[Path]:
         The libraries: of all sources in C++, and of those in CUDA where there is a compiler for them.
 
     Raises:
-        UnsupportedError: There is no C++ compiler, or a compiler refuses a source.
+        UnsupportedError: There is no C++ compiler, or none where ``NVCC`` says, or a compiler refuses a source.
     """
     made = []
     for source in sorted(_sources().glob("*/*")):
         language = _LANGUAGES.get(source.suffix)
-        if language is None or (source.suffix == ".cu" and not _found(language)):
+        if language is None:
+            continue
+        if source.suffix == ".cu" and not (os.environ.get(language.variable) or _found(language)):
             continue
         made.append(folder / _prebuilt_name(source))
         _build([_compiler(language), *language.flags, *language.portable], source, made[-1])

@@ -289,5 +289,5 @@ def test_frozen_parameters_of_a_model_without_adapters_stay_in_its_optimizer() -
 def test_without_peft_the_error_says_what_to_install(monkeypatch) -> None:
     configuration = config()
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'colossal\[lora\]'"):
+    with pytest.raises(UnsupportedError, match=r"pip install -e '\.\[lora\]'"):
         Booster(device="cpu").enable_lora(build(), lora_config=configuration)

@@ -64,7 +64,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(package, tmp_p
     )
     done = run("run", "--help", path=tmp_path)
     assert done.returncode == 1
-    assert f"Found no {package}. Install it: pip install 'colossal[cli]'" in done.stderr
+    assert f"Found no {package}. In the clone, run: pip install -e '.[cli]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -20,7 +20,7 @@ import {groupTabs} from './markdown/tabs.mjs';
 import {rewriteSiblings} from './markdown/tree.mjs';
 
 /**
- * @param {{siteDir: string, repository: string}} options
+ * @param {{siteDir: string, repository: string}} options The repository is its address, or empty.
  */
 export default function remarkPage({siteDir, repository}) {
   const library = new ApiLibrary(siteDir, repository);
@@ -30,7 +30,7 @@ export default function remarkPage({siteDir, repository}) {
     rewriteSiblings(tree, [
       toAdmonitions,
       (children) => markIgnored(children, source),
-      attachOutputs,
+      (children) => attachOutputs(children, source),
       (children) => groupTabs(children, source),
       attachCommand,
       dropComments,

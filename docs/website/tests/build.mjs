@@ -3,10 +3,12 @@
  * Docusaurus sees has each of them reported. What our own plugins see is tested in unit/. `npm run test:build`.
  */
 
-import {writeFileSync} from 'node:fs';
+import {readFileSync, writeFileSync} from 'node:fs';
 import {join} from 'node:path';
 import {ensure, launchBrowser, open, withPage} from './browser.mjs';
-import {build, makeProject, pages, removeProject} from './fixture/project.mjs';
+import {faultsOfLanding, faultsOfPage} from './checks/records.mjs';
+import {PROOF, REPOSITORY, build, frontMatter, makeProject, pages, removeProject} from './fixture/project.mjs';
+import {outlineOf} from './html.mjs';
 import {serve} from './server.mjs';
 
 const PAGE = 'basics/everything.md';
@@ -55,7 +57,9 @@ export default config;
 const SHOWN = {
   '.alert-box': 5,
   '[role=tab]': 2,
-  '.output': 3,
+  '.output': 4,
+  '.output-run': 1,
+  '.badge-line[data-state=outdated]': 1,
   '.not-run': 1,
   '.run-page': 1,
   '.katex': 2,
@@ -103,7 +107,38 @@ async function checkWhole() {
       await Promise.all([browser.close(), server.close()]);
     }
   });
+  await report('badges, counts and outputs are those of the records, in both languages', async () => {
+    for (const language of ['', 'zh-Hans/']) {
+      const faults = faultsOfLanding(htmlOf(folder, language), PROOF);
+      for (const path of Object.keys(pages)) {
+        faults.push(...faultsOfPage(htmlOf(folder, `${language}docs/${path}`), frontMatter(path, REPOSITORY).page));
+      }
+      ensure(faults.length === 0, faults.join('\n'));
+    }
+  });
+  await report('with a repository, pages can be edited and objects lead to their code', async () => {
+    const links = intoRepository(htmlOf(folder, `docs/${PAGE}`));
+    const code = `${REPOSITORY}/blob/main/src/lib.py#L1-L2`;
+    const expected = [code, code, `${REPOSITORY}/edit/main/docs/source/en/${PAGE}`];
+    ensure(links.join() === expected.join(), `found ${links.join()}`);
+  });
   removeProject(folder);
+}
+
+/**
+ * The HTML of a page of the site that was built.
+ *
+ * @param {string} folder
+ * @param {string} path Of the page below the site, as Markdown; that of a folder ends in a slash.
+ */
+function htmlOf(folder, path) {
+  return readFileSync(join(folder, 'build', path.replace(/\.md$/, ''), 'index.html'), 'utf8');
+}
+
+/** @param {string} html */
+function intoRepository(html) {
+  const addresses = outlineOf(html).links.map(({address}) => address);
+  return addresses.filter((address) => /\/(edit|blob)\//.test(address));
 }
 
 /** @param {import('playwright-core').Page} page @param {string} address */
@@ -121,9 +156,14 @@ async function checkShown(page, address) {
 
 async function checkFaults() {
   const faults = FAULTS.map(({text}) => text).join('\n\n');
-  const folder = makeProject({[PAGE]: `${pages[PAGE]}\n${faults}\n`});
+  const folder = makeProject({[PAGE]: `${pages[PAGE]}\n${faults}\n`}, '');
   writeFileSync(join(folder, 'lenient.config.js'), LENIENT);
   const {code, said} = await build(folder, '--locale', 'en', '--config', 'lenient.config.js');
+  await report('without a repository, no page can be edited and no object leads to its code', async () => {
+    const html = htmlOf(folder, `docs/${PAGE}`);
+    ensure(html.includes('src/lib.py'), 'the source of an object is not named');
+    ensure(intoRepository(html).length === 0, `found ${intoRepository(html).join()}`);
+  });
   removeProject(folder);
   await report('the build stops at a fault', async () => ensure(code !== 0, 'it went through'));
   for (const {name, expect} of FAULTS) {

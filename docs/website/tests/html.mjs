@@ -1,4 +1,4 @@
-/** What the HTML of a page says, read without a browser: its anchors, and all that it links to or loads. */
+/** What the HTML of a page says, read without a browser: anchors, all that it links to or loads, words of its parts. */
 
 import {Parser} from 'htmlparser2';
 
@@ -13,6 +13,9 @@ const ADDRESSES = {
   source: ['src', 'srcset'],
   video: ['src', 'poster'],
 };
+
+/** Elements that hold nothing. */
+const VOID = new Set(['area', 'base', 'br', 'col', 'embed', 'hr', 'img', 'input', 'link', 'meta', 'source', 'wbr']);
 
 /**
  * @typedef {{tag: string, rel: string, address: string, isDownload: boolean}} Link
@@ -51,3 +54,36 @@ function linksOf(tag, attributes) {
 
 /** @param {string} text */
 const firstWord = (text) => text.trim().split(/\s+/)[0];
+
+/**
+ * The words of every element of a class, in their order; line breaks of code are kept.
+ *
+ * @param {string} html
+ * @param {string} name
+ * @returns {{attributes: Record<string, string>, words: string}[]}
+ */
+export function elementsOf(html, name) {
+  const found = [];
+  const open = [];
+  let depth = 0;
+  const onopentag = (tag, attributes) => {
+    depth += VOID.has(tag) ? 0 : 1;
+    if ((attributes.class ?? '').split(' ').includes(name)) {
+      const element = {attributes, words: ''};
+      found.push(element);
+      open.push({element, depth});
+    }
+    if (tag === 'br') {
+      open.forEach(({element}) => (element.words += '\n'));
+    }
+  };
+  const onclosetag = (tag) => {
+    if (open.at(-1)?.depth === depth && !VOID.has(tag)) {
+      open.pop();
+    }
+    depth -= VOID.has(tag) ? 0 : 1;
+  };
+  const ontext = (text) => open.forEach(({element}) => (element.words += text));
+  new Parser({onopentag, onclosetag, ontext}, {decodeEntities: true}).end(html);
+  return found;
+}

@@ -20,6 +20,7 @@ import {keyboard} from './checks/keyboard.mjs';
 import {links} from './checks/links.mjs';
 import {notFound, opening, withoutScripts} from './checks/opening.mjs';
 import {chooser, copying, language, modes, versions} from './checks/reading.mjs';
+import {records} from './checks/records.mjs';
 import {anchors, scrolling} from './checks/reference.mjs';
 import {search} from './checks/search.mjs';
 import {allPages, hooksOf, sources} from './pages.mjs';
@@ -29,6 +30,7 @@ import {representatives, templatesOf} from './templates.mjs';
 const WEBSITE = fileURLToPath(new URL('..', import.meta.url));
 const CHECKS = [
   links,
+  records,
   anchors,
   opening,
   scrolling,
@@ -117,6 +119,7 @@ async function attempt(check, spoil) {
     folder,
     website: WEBSITE,
     pages,
+    markdown,
     opened: openedPages(pages, markdown),
     hooked: hooked.filter(({address, hooks}) => hooks.length > 0 && pages.includes(address)),
     withTabs: allPages(folder).filter((address) => templatesOf(address, markdown.get(address) ?? '').includes(TABS)),

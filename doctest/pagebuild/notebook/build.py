@@ -12,22 +12,28 @@ from nbformat import NotebookNode
 from pagebuild.notebook.kind import NOTHING, SEVERAL, arguments, kind_of
 from pagebuild.notebook.texts import phrase
 from pagebuild.notebook.translate import LINE, TEXT_ONLY, Translator
+from pagebuild.runs import shown_outputs
 from pagetest.model.page import Page
+from pagetest.results.fitting import RecordedRun
 
 _CELLS = Path(__file__).with_name("cells")
 _OPENINGS = {"one": _CELLS / "one_rank.py", "several": _CELLS / "several_ranks.py"}
 _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
-def build_notebook(page: Page, objects: Mapping[str, Mapping[str, Any]], facts: Mapping[str, str]) -> NotebookNode:
+def build_notebook(
+    page: Page, objects: Mapping[str, Mapping[str, Any]], facts: Mapping[str, str], run: RecordedRun | None = None
+) -> NotebookNode:
     """Makes the notebook of a page.
 
     Args:
         page: The page, free of findings.
         objects: The documented objects by name, for the page's hooks.
         facts: What the notebook remembers of its origin.
+        run: The run that fills what the text leaves open.
     """
-    read = jupytext.reads(Translator(page, objects).markdown(), fmt={"extension": ".md", "format_name": "markdown"})
+    text = Translator(page, objects, shown_outputs(page, run)).markdown()
+    read = jupytext.reads(text, fmt={"extension": ".md", "format_name": "markdown"})
     first, *others = [_cell(cell, page) for cell in read.cells if cell.source.strip()]
     end = _end_of_program(others)
     cells = [first, *_opening(page), *others[:end], *_ending(page), *others[end:]]

@@ -1,7 +1,6 @@
 """`docs_build.py notebooks`: makes every page a notebook, with the outputs of the page's recorded run."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -83,7 +82,7 @@ def _workshop(tree: Tree, names: Sequence[str], options: argparse.Namespace, roo
     graph, build, device, now = ImportGraph(root / "src"), options.build.resolve(), Device(), run_facts(root)
     pages = [tree.page(name, language) for name in tree.names for language in tree.languages(name)]
     reference = read_json(options.api, "run `python docs_build.py api`")
-    project = read_project(root, os.environ, datetime.now(UTC).date().isoformat())
+    project = read_project(root, datetime.now(UTC).date().isoformat())
     facts = {"version": reference["version"], "commit": project.commit, "date": project.date}
     fingerprints = {page.path: fingerprint(page, graph) for page in pages}
     suite = Suite(tree, LANGUAGES if options.lang == ALL else (options.lang,), root / "src")

@@ -9,6 +9,7 @@ from pagebuild.notebook.images import data_address
 from pagebuild.notebook.kind import NOTHING, ONE, kind_of
 from pagebuild.notebook.signature import short_text
 from pagebuild.notebook.texts import alert, phrase
+from pagebuild.runs import fence_around
 from pagetest.model.page import Block, Page
 
 LINE = "page_line"
@@ -18,6 +19,7 @@ TEXT_ONLY = " .noeval"
 
 _CUT = ["", ""]  # jupytext begins a new cell of text after two blank lines
 _MARKER = re.compile(r"\s*<!--.*-->\s*")
+_BEFORE = re.compile(r"[\s>]*")
 _IMAGE = re.compile(r"\s*!\[(.*)\]\(([^()\s]+)\)\s*")
 _TARGET = re.compile(r"\]\(([^()\s]+)\)")
 _MARKDOWN = re.compile(r"([^#?:]+)\.md(#.*)?")
@@ -30,10 +32,12 @@ class Translator:
     Attributes:
         page: The page.
         objects: The documented objects by name.
+        outputs: What is shown in the place of output blocks.
     """
 
     page: Page
     objects: Mapping[str, Mapping[str, Any]]
+    outputs: Mapping[Block, str] = field(default_factory=dict)
     _edits: dict[int, list[str]] = field(default_factory=dict)
 
     def markdown(self) -> str:
@@ -104,6 +108,10 @@ class Translator:
             self._cover(opening, closing, [f"```python {LINE}={block.line}", *content, "```"])
         elif self._is_repeated(block):
             self._cover(opening, closing, [])
+        elif block in self.outputs:
+            before, fence = _BEFORE.match(self._line(opening)), fence_around(self.outputs[block])
+            lines = [f"{fence}text{TEXT_ONLY}", *self.outputs[block].split("\n"), fence]
+            self._cover(opening, closing, [f"{before.group() if before else ''}{line}" for line in lines])
         else:
             note = [f"*{phrase('ignored', self.page.language, reason=block.reason)}*", ""] if block.reason else []
             self._edit(opening, [*note, self._line(opening) + TEXT_ONLY])

@@ -95,9 +95,9 @@ class Workshop:
                     yield Finding(page.path, hook.line, f"`{hook.text}` is not in the API reference: correct the name")
 
     def _make(self, page: Page, executed: list[RecordedRun]) -> Made:
-        book = build_notebook(page, self.objects, {**self.facts, **origin(page, self.fingerprints.get(page.path, ""))})
+        facts = {**self.facts, **origin(page, self.fingerprints.get(page.path, ""))}
         if kind_of(page) == NOTHING:
-            self._write(book, page)
+            self._write(build_notebook(page, self.objects, facts), page)
             return Made(page, NONE)
         run = self.fitting.find(page)
         if run is None:
@@ -107,6 +107,7 @@ class Workshop:
             run = self.fitting.find(page)
             if run is None:
                 return Made(page, FAIL, failure=Failure(1, "what the page prints names this machine: print less"))
+        book = build_notebook(page, self.objects, facts, run)
         made = self._judged(book, page, run, is_new=run not in executed)
         if made.status != FAIL:
             fill(book, page, run)

@@ -1,123 +1,73 @@
 """Badges: where and when a page last ran, and whether that still holds."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagebuild.runs import DEVICES, FindRun
 from pagebuild.site.edition import BrokenInputError
-from pagetest.checks.command import NO_COMMAND
-from pagetest.checks.parity import compare
 from pagetest.model.page import Page
-from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.model.tree import LANGUAGES
 from pagetest.results.records import BrokenRecordError, Records
 from pagetest.results.result import FAIL, PASS, SAME
 
-DEVICES = ("cpu", "cuda")
-VERIFIED, OUTDATED, FAILED, NEVER, NOTHING = "verified", "outdated", "failed", "never", "none"
+VERIFIED, OUTDATED, FAILED = "verified", "outdated", "failed"
 
-_FACTS = ("date", "commit", "backend", "world", "seconds")
+_FACTS = ("date", "commit", "processor", "backend", "world", "seconds")
 
 # [Note: green]
-# A badge is green for one reason: a record says PASS for this page, this language and this device, and the page's code
-# and all project code that it imports are what they were in that run. A translation may say SAME; then the record of
-# its original decides, as long as both still have the same code. Whatever is missing or of another state is not green.
-
-
-@dataclass(frozen=True)
-class Present:
-    """A page's code as it is now, by fingerprints that stand for it and for all project code that it reaches.
-
-    Attributes:
-        own: That of the page.
-        original: That of its original; empty if the two do not have the same code.
-    """
-
-    own: str
-    original: str
-
-
-def present_of(page: Page, tree: Tree, fingerprint: Callable[[Page], str]) -> Present:
-    """Compares a page with its original.
-
-    Args:
-        page: The page.
-        tree: The tree that holds both.
-        fingerprint: Computes the fingerprint of a page.
-    """
-    own = fingerprint(page)
-    if page.language == LANGUAGES[0]:
-        return Present(own, own)
-    original = tree.page(page.name, LANGUAGES[0])
-    return Present(own, fingerprint(original) if compare(original, page).same_code else "")
+# A badge is green for one reason: a run holds, as `Fitting` judges it: it passed, and the page, the project's code that
+# it imports, the files that all pages depend on, and the versions of Python and torch are what they were. Grey is what
+# passed before one of them changed; red is what failed in the newest run. Where nothing ran there is no badge.
 
 
 @dataclass(frozen=True)
 class Results:
-    """The newest result of each page, language and device.
+    """What became of the pages' runs.
 
     Attributes:
-        entries: The records by these three.
-        are_final: Whether they belong to a released version, whose code is not here any more and cannot change.
+        newest: The newest record of each page, language and device.
+        find: The run of a page that holds.
     """
 
-    entries: Mapping[tuple[str, str, str], Mapping[str, Any]]
-    are_final: bool = False
+    newest: Mapping[tuple[str, str, str], Mapping[str, Any]]
+    find: FindRun
 
-    def badges(self, page: Page, present: Present) -> list[dict[str, Any]]:
-        """The badges of a page, one per device.
+    def badges(self, page: Page) -> list[dict[str, Any]]:
+        """The badges of a page, one for each device on which it ran; see [Note: green].
 
         Args:
             page: The page.
-            present: Its code as it is now.
         """
-        if page.command in {NO_COMMAND, ""} and not page.runnable:
-            return [{"device": device, "state": NOTHING} for device in DEVICES]
-        return [self._badge(page, device, present) for device in DEVICES]
+        return [badge for device in DEVICES if page.runnable and (badge := self._badge(page, device))]
 
-    def has_run_on(self, device: str) -> bool:
-        """Whether any page has passed on a device."""
-        return any(key[2] == device and entry["status"] == PASS for key, entry in self.entries.items())
+    def _badge(self, page: Page, device: str) -> dict[str, Any] | None:
+        last = self._last(page, device)
+        if last and last["status"] == FAIL:
+            return _badge(device, FAILED, last)
+        if run := self.find(page, device):
+            return _badge(device, VERIFIED, run.record)
+        return _badge(device, OUTDATED, last) if last else None
 
-    def _badge(self, page: Page, device: str, present: Present) -> dict[str, Any]:
-        entry = self.entries.get((page.name, page.language, device))
-        if not entry:
-            return {"device": device, "state": NEVER}
-        state = self._state(page.name, entry, device, present)
-        if state == NEVER:
-            return {"device": device, "state": NEVER}
-        return {"device": device, "state": state} | {name: entry[name] for name in _FACTS if name in entry}
-
-    def _state(self, name: str, entry: Mapping[str, Any], device: str, present: Present) -> str:
-        """See [Note: green]."""
-        if entry["status"] == FAIL:
-            return FAILED
-        if entry["status"] == SAME:
-            return self._state_by_original(name, entry, device, present)
-        if entry["status"] != PASS or entry.get("device") != device:
-            return NEVER
-        return VERIFIED if self._holds(entry, present.own) else OUTDATED
-
-    def _state_by_original(self, name: str, entry: Mapping[str, Any], device: str, present: Present) -> str:
-        original = self.entries.get((name, LANGUAGES[0], device))
-        if original is None or original["status"] not in {PASS, FAIL}:
-            return NEVER
-        if original["status"] == FAIL:
-            return FAILED
-        both_hold = self._holds(original, present.original) and self._holds(entry, present.own)
-        return VERIFIED if both_hold else OUTDATED
-
-    def _holds(self, entry: Mapping[str, Any], present: str) -> bool:
-        """Whether the code is still that of the run."""
-        return self.are_final or (bool(present) and entry.get("fingerprint") == present)
+    def _last(self, page: Page, device: str) -> Mapping[str, Any] | None:
+        """How the last run ended; a translation with the same code shares that of its original."""
+        record = self.newest.get((page.name, page.language, device))
+        if record and record["status"] == SAME:
+            record = self.newest.get((page.name, LANGUAGES[0], device))
+        return record if record and record["status"] in {PASS, FAIL} else None
 
 
-def read_results(folders: Iterable[Path], are_final: bool = False) -> Results:
-    """Reads the records; of two of one page, language and device the newer one counts, else that of the later folder.
+def _badge(device: str, state: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    return {"device": device, "state": state} | {name: record[name] for name in _FACTS if name in record}
+
+
+def read_results(folders: Iterable[Path], find: FindRun) -> Results:
+    """Reads the records; of two of one page, language and device the newer one counts, else that of the first folder.
 
     Args:
         folders: The folders of records.
-        are_final: Whether they belong to a released version.
+        find: The run of a page that holds.
 
     Raises:
         BrokenInputError: A file holds something else.
@@ -125,9 +75,9 @@ def read_results(folders: Iterable[Path], are_final: bool = False) -> Results:
     newest: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     for entry in (entry for folder in folders for entry in _entries(folder)):
         key = (entry["page"], entry["lang"], entry["device"])
-        if key not in newest or entry.get("date", "") >= newest[key].get("date", ""):
+        if key not in newest or entry.get("date", "") > newest[key].get("date", ""):
             newest[key] = entry
-    return Results(newest, are_final)
+    return Results(newest, find)
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:

@@ -113,4 +113,4 @@ def _files(root: Path) -> dict[str, bytes]:
     tree = current_edition(root).tree
     if findings := Suite(tree, LANGUAGES, root / "src").check(tree.names):
         raise BrokenInputError(*findings)
-    return website_files(root, read_project(root, os.environ, datetime.now(UTC).date().isoformat()), make_insight(root))
+    return website_files(root, read_project(root, datetime.now(UTC).date().isoformat()), make_insight(root))

@@ -7,7 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pagebuild.runs import record_folders
 from pagetest.finding import Finding
+from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.results.records import RECORDS
 
@@ -37,7 +39,7 @@ class Edition:
         tree: The pages.
         sidebars: The file with the sidebars.
         api: The file with the API reference.
-        records: The folders with the records of the pages' runs.
+        records: The folders with the records of the pages' runs, first there first.
     """
 
     version: str
@@ -64,6 +66,11 @@ class Edition:
     def objects(self) -> dict[str, Any]:
         """The documented objects by name."""
         return self.reference["objects"]
+
+    def pages(self) -> Iterator[Page]:
+        """Every page in every language that it exists in."""
+        for name in self.tree.names:
+            yield from (self.tree.page(name, language) for language in self.tree.languages(name))
 
     @property
     def downloads(self) -> str:
@@ -98,8 +105,8 @@ class Edition:
 def current_edition(root: Path) -> Edition:
     """The documentation as it is now."""
     docs, build = root / "docs", root / "build" / "docs"
-    records = (docs / RECORDS, build / RECORDS)
-    return Edition(CURRENT, Tree(docs / "source"), docs / "sidebars.json", build / "api.json", records)
+    tree, records = Tree(docs / "source"), record_folders(root, docs)
+    return Edition(CURRENT, tree, docs / "sidebars.json", build / "api.json", records)
 
 
 def released_editions(root: Path) -> list[Edition]:

@@ -3,12 +3,14 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pagebuild.site.badges import NOTHING, VERIFIED, present_of, read_results
+from pagebuild.runs import DEVICES
+from pagebuild.site.badges import VERIFIED
 from pagebuild.site.edition import (
     CURRENT,
     BrokenInputError,
@@ -22,6 +24,7 @@ from pagebuild.site.insight import Insight
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
+from pagetest.results.fitting import RecordedRun
 from pagetest.results.records import RECORDS, Records
 from pagetest.suite import Suite
 
@@ -34,7 +37,7 @@ class Freezer:
 
     Attributes:
         root: The project's root.
-        insight: What the harness can tell about the pages.
+        insight: What is known about the pages beside their text.
     """
 
     root: Path
@@ -81,22 +84,20 @@ class Freezer:
     def _page_faults(self, edition: Edition) -> Iterator[Finding]:
         """Everything that keeps a page from being proved in this version."""
         yield from Suite(edition.tree, LANGUAGES, self.root / "src").check(edition.tree.names)
-        results = read_results(edition.records)
-        for name in edition.tree.names:
-            for language in edition.tree.languages(name):
-                page = edition.tree.page(name, language)
-                present = present_of(page, edition.tree, self.insight.fingerprint)
-                yield from self._doubts(page, results.badges(page, present)[0])
-                yield from (
-                    Finding(page.path, 1, f'the section "{heading}" is behind its original: translate it, then --ack')
-                    for heading in self.insight.stale(page)
-                )
+        for page in edition.pages():
+            yield from self._doubts(page)
+            yield from (
+                Finding(page.path, 1, f'the section "{heading}" is behind its original: translate it, then --ack')
+                for heading in self.insight.stale(page)
+            )
 
-    @staticmethod
-    def _doubts(page: Page, badge: Mapping[str, Any]) -> Iterator[Finding]:
-        if badge["state"] not in {VERIFIED, NOTHING}:
-            yield Finding(page.path, 1, f"the page is not verified ({badge['state']}): run `nox -s doctest`")
-        elif "commit" in badge and (badge["commit"].endswith("-dirty") or not badge["commit"]):
+    def _doubts(self, page: Page) -> Iterator[Finding]:
+        """Why the page is not proved on a CPU."""
+        badge = next((one for one in self.insight.results.badges(page) if one["device"] == DEVICES[0]), None)
+        if page.runnable and (badge is None or badge["state"] != VERIFIED):
+            state = badge["state"] if badge else "never run"
+            yield Finding(page.path, 1, f"the page is not verified ({state}): run `nox -s doctest`")
+        elif badge and "commit" in badge and (badge["commit"].endswith("-dirty") or not badge["commit"]):
             yield Finding(page.path, 1, "the page ran with changes that no commit holds: commit, run `nox -s doctest`")
 
     def _copy(self, edition: Edition, folder: Path) -> None:
@@ -107,10 +108,20 @@ class Freezer:
         shutil.copyfile(edition.api, folder / "api.json")
         kept = Records(folder / RECORDS)
         kept.folder.mkdir()
-        for record in read_results(edition.records).entries.values():
-            kept.enter({key: value for key, value in record.items() if key not in {"blocks", "warnings"}})
+        for page, device in product(edition.pages(), DEVICES):
+            if page.runnable and (run := self.insight.results.find(page, device)):
+                kept.enter(_released(page, run))
 
     def _enter(self, version: str) -> None:
         path = self.root / "docs" / "versions.json"
         versions = read_json(path, f'write `["{CURRENT}"]`')
         path.write_text(json.dumps([CURRENT, version, *versions[1:]]) + "\n", encoding="utf-8")
+
+
+def _released(page: Page, run: RecordedRun) -> dict[str, Any]:
+    """The record of a page in a release: that of its run, which may be its original's, without the figures."""
+    blocks = [{"printed": printed, "figures": []} for printed in run.printed]
+    return {key: value for key, value in run.record.items() if key != "warnings"} | {
+        "lang": page.language,
+        "blocks": blocks,
+    }

@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagetest.model.page import Page
+from pagebuild.runs import machine_of
+from pagetest.model.page import Block, Page
 
 LINES = 3
 """How many lines stand before the author's first one."""
 
-_LINE_ENDS = {character: f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
+_LINE_ENDS = "\u2028\u2029"
+_UNPRINTABLE = (*map(chr, range(0x7F, 0xA0)), "\ufffe", "\uffff")
+_ESCAPED = {character: f"\\u{ord(character):04x}" for character in (*_LINE_ENDS, *_UNPRINTABLE)}
+"""What stands in JSON as it is, and may not stand in a line of YAML."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,11 @@ class Facts:
         source: The author's file, from the root of the project.
         edit_address: Where it can be edited; None for what is frozen.
         kind: `tutorial` or `api`.
-        badges: Where the page ran, a badge per device.
+        badges: Where the page ran, a badge for each device.
         downloads: The addresses of what readers can take away.
         stale: The headings of the sections that lag behind their original.
+        outputs: What is shown in the place of output blocks.
+        recorded: The record that these are from.
     """
 
     source: str
@@ -32,6 +38,8 @@ class Facts:
     badges: list[dict[str, Any]] = field(default_factory=list)
     downloads: Mapping[str, str] = field(default_factory=dict)
     stale: tuple[str, ...] = ()
+    outputs: Mapping[Block, str] = field(default_factory=dict)
+    recorded: Mapping[str, Any] | None = None
 
 
 def front_matter(name: str, language: str, facts: Facts, **words: str) -> str:
@@ -52,8 +60,12 @@ def front_matter(name: str, language: str, facts: Facts, **words: str) -> str:
         "stale": facts.stale,
         "kind": facts.kind,
     }
+    if facts.recorded:
+        fences = {block.line - 1 + LINES: text for block, text in facts.outputs.items()}
+        machine = machine_of(facts.recorded)
+        shown["recorded"] = {"date": facts.recorded["date"], "machine": machine, "outputs": fences}
     line = json.dumps(words | {"custom_edit_url": facts.edit_address, "page": shown}, ensure_ascii=False)
-    return f"---\n{line.translate(str.maketrans(_LINE_ENDS))}\n---\n"
+    return f"---\n{line.translate(str.maketrans(_ESCAPED))}\n---\n"
 
 
 def website_page(page: Page, facts: Facts, description: str) -> str:

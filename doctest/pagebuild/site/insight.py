@@ -1,10 +1,12 @@
-"""What the harness can tell about the pages of the present documentation."""
+"""What is known about the pages of an edition beside their text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagebuild.site.edition import current_edition
+from pagebuild.runs import present_runs, released_runs
+from pagebuild.site.badges import Results, read_results
+from pagebuild.site.edition import Edition, current_edition
 from pagetest.checks.translations import stale_sections
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
@@ -14,25 +16,44 @@ from pagetest.model.tree import LANGUAGES, Tree
 
 @dataclass(frozen=True)
 class Insight:
-    """Two questions about a page.
+    """What the harness can tell about pages.
 
     Attributes:
-        fingerprint: Stands for its code, and for all project code that it reaches.
+        results: What became of their runs.
+        fingerprint: Stands for a page's code as it is now, and for all project code that it reaches.
         stale: The headings of a translation's sections that lag behind the original.
     """
 
+    results: Results
     fingerprint: Callable[[Page], str]
     stale: Callable[[Page], tuple[str, ...]]
 
 
 def make_insight(root: Path) -> Insight:
-    """Asks the harness.
+    """Asks the harness about the present documentation.
 
     Args:
         root: The project's root.
+
+    Raises:
+        BrokenInputError: What should be the record of a run is something else.
     """
-    graph, tree = ImportGraph(root / "src"), current_edition(root).tree
-    return Insight(lambda page: fingerprint(page, graph), lambda page: stale_headings(tree, page))
+    graph, edition = ImportGraph(root / "src"), current_edition(root)
+    results = read_results(edition.records, present_runs(root, edition.tree, edition.records))
+    return Insight(results, lambda page: fingerprint(page, graph), lambda page: stale_headings(edition.tree, page))
+
+
+def released_insight(edition: Edition) -> Insight:
+    """What is known about a released version, whose code is not here any more and cannot change.
+
+    Args:
+        edition: The version.
+
+    Raises:
+        BrokenInputError: What should be the record of a run is something else.
+    """
+    [folder] = edition.records
+    return Insight(read_results([folder], released_runs(folder)), lambda _: "", lambda _: ())
 
 
 def stale_headings(tree: Tree, page: Page) -> tuple[str, ...]:

@@ -1,47 +1,23 @@
 """The pages of one edition as the website reads them, with their images and downloads."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pagebuild.site.badges import Results, present_of
+from pagebuild.runs import shown_outputs, shown_run
 from pagebuild.site.downloads import notebook, script
 from pagebuild.site.edition import BrokenInputError, Edition
 from pagebuild.site.front import Facts, front_matter, website_page
+from pagebuild.site.insight import Insight
 from pagebuild.site.project import Project
 from pagebuild.site.reference import module_pages, summary
 from pagebuild.site.sidebar import API_FOLDER
 from pagebuild.site.words import first_sentence
 from pagetest.finding import Finding
 from pagetest.model.page import Page
-from pagetest.model.tree import LANGUAGES, Tree
+from pagetest.model.tree import LANGUAGES
 
 IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
-
-
-@dataclass(frozen=True)
-class Knowledge:
-    """What is known about the pages beside their text.
-
-    Attributes:
-        results: What became of their runs.
-        fingerprint: Stands for a page's code as it is now, and for all that it imports.
-        stale: The headings of a translation's sections that lag behind.
-    """
-
-    results: Results
-    fingerprint: Callable[[Page], str]
-    stale: Callable[[Page], tuple[str, ...]]
-
-    def badges(self, page: Page, tree: Tree) -> list[dict[str, Any]]:
-        """The badges of a page, one per device.
-
-        Args:
-            page: The page.
-            tree: The tree that holds it and its original.
-        """
-        return self.results.badges(page, present_of(page, tree, self.fingerprint))
 
 
 @dataclass(frozen=True)
@@ -52,13 +28,13 @@ class Press:
         root: The project's root.
         project: What all pages say about the project.
         edition: Which pages.
-        knowledge: What is known about them.
+        insight: What is known about them beside their text.
     """
 
     root: Path
     project: Project
     edition: Edition
-    knowledge: Knowledge
+    insight: Insight
 
     def files(self) -> dict[str, bytes]:
         """Every page in every language, with images and downloads, by path below the website's folder.
@@ -100,8 +76,13 @@ class Press:
         edit = self.project.edit_address(source) if self.edition.is_current else None
         places = {"script": self._download(page, ".py"), "notebook": self._download(page, ".ipynb")}
         downloads = {kind: f"/{place}" for kind, place in places.items() if f"static/{place}" in published}
-        badges = self.knowledge.badges(page, self.edition.tree)
-        return Facts(source, edit, "tutorial", badges, downloads, self.knowledge.stale(page))
+        results = self.insight.results
+        run = shown_run(page, results.find)
+        outputs = shown_outputs(page, run)
+        recorded = run.record if run and outputs else None
+        return Facts(
+            source, edit, "tutorial", results.badges(page), downloads, self.insight.stale(page), outputs, recorded
+        )
 
     def _download(self, page: Page, suffix: str) -> str:
         return f"{self.edition.downloads}/{page.language}/{page.name}{suffix}"
@@ -111,7 +92,7 @@ class Press:
         if text := script(page, self._source(page.path), self.edition.reference["version"]):
             found[f"static/{self._download(page, '.py')}"] = text.encode()
         file = self.root / "build" / "docs" / "notebooks" / page.language / f"{page.name}.ipynb"
-        present = self.knowledge.fingerprint(page)
+        present = self.insight.fingerprint(page)
         content = notebook(file, page, present) if self.edition.is_current else None
         if content is not None:
             found[f"static/{self._download(page, '.ipynb')}"] = content

@@ -1,16 +1,22 @@
-"""The project as the website presents it: its address, its version, the commit that is shown."""
+"""The project as the website presents it: its address, the commit that is shown."""
 
 import re
-from collections.abc import Mapping
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagebuild.changes import git_output
+from pagebuild.site.edition import BrokenInputError
+from pagetest.finding import Finding
 
-NOWHERE = "https://example.org/colossal"
+SETTING = "Repository"
+"""What the address is called in `[project.urls]` of pyproject.toml."""
 
-_SCP = re.compile(r"(?:[^@/]+@)?([^:/]+):(?!//)(.+)")
-_URL = re.compile(r"(?:https?|ssh|git)://(?:[^@/]+@)?([^/:]+)(?::\d+)?/(.+)")
+_URL = re.compile(r"https://[^/\s?#@]+/[^\s?#@]+")
+
+# [Note: where the code is on the web]
+# pyproject.toml says it, and nothing else: a clone of a fork, or of a folder, knows a remote of its own, which is no
+# place for readers. Without that setting pages have no edit links, and objects no links to their source.
 
 
 @dataclass(frozen=True)
@@ -18,7 +24,7 @@ class Project:
     """What all pages say about the project.
 
     Attributes:
-        repository: Its address on the web, without a slash at the end.
+        repository: Its address on the web, without a slash at the end; empty where none is configured.
         commit: The commit that the site is built from; empty outside a repository.
         date: The day of the build.
     """
@@ -27,28 +33,32 @@ class Project:
     commit: str
     date: str
 
-    def edit_address(self, file: str) -> str:
-        """Where a file of the project can be edited.
+    def edit_address(self, file: str) -> str | None:
+        """Where a file of the project can be edited; None where no address is configured.
 
         Args:
             file: Its path from the root of the project.
         """
-        return f"{self.repository}/edit/main/{file}"
+        return f"{self.repository}/edit/main/{file}" if self.repository else None
 
 
-def read_project(root: Path, environment: Mapping[str, str], date: str) -> Project:
-    """Asks the environment, then git.
+def read_project(root: Path, date: str) -> Project:
+    """Asks pyproject.toml for the address, and git for the commit; see [Note: where the code is on the web].
 
     Args:
         root: The project's root.
-        environment: `DOCS_REPOSITORY` in it is the address, for a clone of a fork or a mirror.
         date: The day of the build.
+
+    Raises:
+        BrokenInputError: The address is none.
     """
-    address = environment.get("DOCS_REPOSITORY") or web_address(git_output(root, "remote", "get-url", "origin"))
-    return Project(address.rstrip("/"), git_output(root, "rev-parse", "HEAD"), date)
+    return Project(_repository(root / "pyproject.toml"), git_output(root, "rev-parse", "HEAD"), date)
 
 
-def web_address(remote: str) -> str:
-    """The address of a remote on the web: by https, without a user, a password or `.git`."""
-    match = _URL.fullmatch(remote) or _SCP.fullmatch(remote)
-    return f"https://{match.group(1)}/{match.group(2).strip('/').removesuffix('.git')}" if match else NOWHERE
+def _repository(file: Path) -> str:
+    content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    address = content.get("project", {}).get("urls", {}).get(SETTING, "")
+    if address and not _URL.fullmatch(address):
+        message = f"{SETTING} in [project.urls] is an address, such as https://host/team/project; found {address!r}"
+        raise BrokenInputError(Finding(file, 1, message))
+    return address.rstrip("/").removesuffix(".git")

@@ -18,7 +18,7 @@ from pagetest.model.tree import LANGUAGES
 SAMPLE = 24
 """How many pages are opened where nothing tells which ones a change touches."""
 
-_WEBSITE = ("docs/website", "doctest/pagebuild/site")
+_WEBSITE = ("docs/website", "doctest/pagebuild/site", "doctest/pagebuild/runs.py")
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from pagebuild.site.badges import read_results
 from pagebuild.site.edition import BrokenInputError, Edition, current_edition, released_editions
-from pagebuild.site.insight import Insight
+from pagebuild.site.insight import Insight, released_insight
 from pagebuild.site.landing.data import landing
-from pagebuild.site.pages import Knowledge, Press
+from pagebuild.site.pages import Press
 from pagebuild.site.project import Project
 from pagebuild.site.reference import lost_names, module_pages
 from pagebuild.site.sidebar import as_bytes, labels, sidebars
@@ -33,18 +32,16 @@ def website_files(root: Path, project: Project, insight: Insight) -> dict[str, b
     Args:
         root: The project's root.
         project: What all pages say about the project.
-        insight: What the harness can tell about the pages.
+        insight: What is known about the present pages beside their text.
 
     Raises:
         BrokenInputError: Something is missing or wrong; nothing has been written.
     """
     current = current_edition(root)
-    known = Knowledge(read_results(current.records), insight.fingerprint, insight.stale)
-    files = _edition_files(root, project, current, known)
+    files = _edition_files(root, project, current, insight)
     released = released_editions(root)
     for edition in released:
-        final = Knowledge(read_results(edition.records, are_final=True), lambda _: "", lambda _: ())
-        files |= _edition_files(root, project, edition, final)
+        files |= _edition_files(root, project, edition, released_insight(edition))
     site = {
         "repository": project.repository,
         "version": current.reference["version"],
@@ -54,12 +51,12 @@ def website_files(root: Path, project: Project, insight: Insight) -> dict[str, b
     data = {
         "versions.json": [edition.version for edition in released],
         "data/site.json": site,
-        "data/landing.json": landing(root, current, known),
+        "data/landing.json": landing(root, current, insight),
     }
     return files | {name: as_bytes(content) for name, content in data.items()}
 
 
-def _edition_files(root: Path, project: Project, edition: Edition, known: Knowledge) -> dict[str, bytes]:
+def _edition_files(root: Path, project: Project, edition: Edition, insight: Insight) -> dict[str, bytes]:
     if not edition.tree.names:
         raise BrokenInputError(Finding(edition.tree.source, 1, "there is no page here: restore the pages"))
     if lost := lost_names(edition.objects):
@@ -73,4 +70,4 @@ def _edition_files(root: Path, project: Project, edition: Edition, known: Knowle
     }
     data |= {edition.labels_target(language): labels(edition, language) for language in LANGUAGES[1:]}
     files = {name: as_bytes(content) for name, content in data.items()}
-    return files | Press(root, project, edition, known).files()
+    return files | Press(root, project, edition, insight).files()

@@ -12,6 +12,7 @@ from pagebuild.api.command import library_of
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.target import Resolver
 from pagebuild.changes import BASE_HELP, files_of_change
+from pagebuild.runs import present_runs, record_folders
 from pagebuild.sphinx.site import SphinxSite
 from pagebuild.sphinx.sources import Sources
 from pagebuild.sphinx.unwritten import BUILDER
@@ -21,7 +22,15 @@ from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 
-_READ_BY_ALL = ("src", "doctest", "docs/sphinx", "docs/sidebars.json", "docs/glossary.json", "constraints.txt")
+_READ_BY_ALL = (
+    "src",
+    "doctest",
+    "docs/sphinx",
+    "docs/verified",
+    "docs/sidebars.json",
+    "docs/glossary.json",
+    "constraints.txt",
+)
 
 # [Note: one process for each language]
 # Sphinx translates "Parameters" and its like when its modules are imported. A second site in the same process would
@@ -132,7 +141,9 @@ def build(order: Order) -> Outcome:
     start = time.monotonic()
     inventory = Inventory(Resolver(library_of(order.root)))
     configuration = order.root / "docs" / "sphinx"
-    sources = Sources(Tree(order.source), inventory, order.work, configuration / "locale", order.modules)
+    tree = Tree(order.source)
+    find = present_runs(order.root, tree, record_folders(order.root, order.source.parent))
+    sources = Sources(tree, inventory, order.work, configuration / "locale", order.modules, find)
     pages = sources.write(order.language)
     site = SphinxSite(
         order.language,

@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from pagebuild.runs import fence_around, machine_of, shown_outputs
 from pagebuild.sphinx.texts import texts_of
 from pagetest.model.page import Alert, Block, Page, Tabs
+from pagetest.results.fitting import RecordedRun
 
 _QUOTE = re.compile(r"^(\s*)> ?")
 _OPENING = re.compile(r"^([\s>]*)(`{3,}|~{3,})")
@@ -34,8 +36,13 @@ class MystPage:
         return self.lines[min(max(line, 1), len(self.lines)) - 1]
 
 
-def to_myst(page: Page) -> MystPage:
-    """Translates hooks, alerts, tabs and the blocks that are not run; everything else is MyST already."""
+def to_myst(page: Page, run: RecordedRun | None = None) -> MystPage:
+    """Translates hooks, alerts, tabs, recorded outputs and the blocks that are not run; all else is MyST already.
+
+    Args:
+        page: The page.
+        run: The run whose outputs are shown.
+    """
     made = _Lines(page)
     for hook in page.hooks:
         others = " ".join(sorted({other.text for other in page.hooks} - {hook.text}))
@@ -47,6 +54,9 @@ def to_myst(page: Page) -> MystPage:
         _open_alert(alert, made)
     for block in page.blocks:
         _open_block(block, page.language, made)
+    caption = run and texts_of(page.language).recorded.format(date=run.record["date"], machine=machine_of(run.record))
+    for block, text in shown_outputs(page, run).items():
+        _show_recorded(block, text, caption, made)
     numbered = list(made.numbered())
     return MystPage("\n".join(text for _, text in numbered), tuple(line for line, _ in numbered))
 
@@ -114,3 +124,17 @@ def _open_block(block: Block, language: str, made: _Lines) -> None:
     elif block.language == _UNDRAWN:
         opening[-1:] = [f"{indent}{marks}{shown}"]
     made.replace(block.line - 1, *opening)
+
+
+def _show_recorded(block: Block, text: str, caption: str | None, made: _Lines) -> None:
+    """Puts what was printed into an output block, in a fence that nothing of it can close."""
+    opening, closing = made.current(block.line - 1), made.current(block.end)
+    match = _OPENING.match(opening[-1])
+    assert match, "an output block has a fence"
+    indent, marks = match.group(1), fence_around(text)
+    head = [f"{indent}{marks}{{code-block}} text", f"{indent}:caption: {caption}", indent.rstrip(" ")]
+    made.replace(block.line - 1, *opening[:-1], *head)
+    for line in range(block.line, block.end):
+        made.replace(line)
+    made.replace(block.line, *(f"{indent}{shown}".rstrip() for shown in text.split("\n")))
+    made.replace(block.end, f"{indent}{marks}", *closing[1:])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pagebuild.api.inventory import Inventory
+from pagebuild.runs import FindRun, shown_run
 from pagebuild.sphinx.modules import module_page
 from pagebuild.sphinx.myst import MystPage, to_myst
 from pagebuild.sphinx.texts import texts_of
@@ -25,6 +26,7 @@ class Sources:
         folder: Where the sources of all languages are written.
         catalogues: Translations of what the theme says. Sphinx compiles them beside its sources.
         modules: The modules that the reference describes.
+        find: The run of a page that holds.
     """
 
     tree: Tree
@@ -32,6 +34,7 @@ class Sources:
     folder: Path
     catalogues: Path
     modules: Sequence[str]
+    find: FindRun
 
     def write(self, language: str) -> Mapping[Path, tuple[Path, MystPage]]:
         """Writes the sources of one language anew.
@@ -57,7 +60,7 @@ class Sources:
         for name in self.tree.names:
             if language in self.tree.languages(name):
                 page = self.tree.page(name, language)
-                path, made = target / f"{name}.md", to_myst(page)
+                path, made = target / f"{name}.md", to_myst(page, shown_run(page, self.find))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(made.text, encoding="utf-8")
                 yield path, (page.path, made)

@@ -16,12 +16,14 @@ class Texts:
         reference: The heading above the reference in the sidebar.
         api: The title of the reference.
         not_run: Stands above code that is not run; holds `{reason}`.
+        recorded: Stands above an output that was recorded; holds `{date}` and `{machine}`.
     """
 
     summary: str
     reference: str
     api: str
     not_run: str
+    recorded: str
 
 
 def texts_of(language: str) -> Texts:

@@ -38,6 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         message = (
             "The command line needs click, rich and fabric, which the extra `cli` brings. "
-            f"Found no {error.name}. Install it: pip install 'colossal[cli]'"
+            f"Found no {error.name}. In the clone, run: pip install -e '.[cli]'"
         )
         sys.exit(message)

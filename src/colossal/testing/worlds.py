@@ -80,7 +80,9 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
     store = dist.HashStore()
-    _install_threaded_pg()
+    world = _install_threaded_pg()
+    if not hasattr(world, "comms"):  # torch 2.11 asks for them when a group is destroyed, and has none here
+        world.comms = []  # pyright: ignore[reportAttributeAccessIssue]
     ProcessLocalGroup.reduce = _reduce  # pyright: ignore[reportAttributeAccessIssue] (torch's has none)
     _set_thread_isolation_mode(True)
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,10 +11,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import colossal
-from colossal.cli.check import communication, devices, kernels, machine, versions
+from colossal import _native as native
+from colossal.cli.check import communication, compatibility, devices, kernels, machine, versions
 from colossal.cli.check.command import command
 from colossal.cli.check.kernels import Kernel
 from colossal.cli.check.rank import STEPS
@@ -65,6 +68,7 @@ def test_the_output_in_a_pipe_is_plain() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "This machine can train with colossal."
     assert "\x1b" not in done.stdout
+    assert re.search(r"^compatibility\n  ✓ ok       torch and colossal +match: ", done.stdout, re.MULTILINE)
     assert not set(done.stdout) & set("│┃━─")
 
 
@@ -115,6 +119,71 @@ def test_a_device_that_is_not_there_is_a_problem(monkeypatch) -> None:
     assert row.found.startswith("COLOSSAL_DEVICE=abacus: A device is one of cpu, cuda.")
 
 
+# ------------------------------------------------------------------------------------------ torch, CUDA, own code
+
+
+def compatibility_rows() -> dict[str, Row]:
+    return {row.name: row for row in compatibility.SECTION.rows()}
+
+
+@pytest.fixture
+def toolkit(tmp_path, monkeypatch) -> Path:
+    """A CUDA toolkit, 12.8, whose compiler `NVCC` names."""
+    compiler = tmp_path / "nvcc"
+    compiler.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("NVCC", str(compiler))
+    return compiler
+
+
+def test_every_documented_row_is_there(monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv("NVCC", "no-such-nvcc")
+    rows = compatibility_rows()
+    assert (
+        rows["torch and colossal"].found == f"match: {torch.__version__}, and {colossal.__version__}, which needs 2.11"
+    )
+    assert rows["CUDA of the system"].found == "none: no nvcc that runs"
+    assert rows["CUDA of torch and system"].found == "no need to match: torch is a build for CPUs"
+    assert rows["extensions in CUDA"].found == "not needed: torch is a build for CPUs"
+    assert list(rows)[3] == "extensions in C++"
+
+
+@pytest.mark.parametrize(("needed", "status"), [("12.6", "ok"), ("13.0", "note")])
+def test_cuda_of_torch_and_of_the_system_are_compared(needed, status, toolkit, monkeypatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", needed)
+    rows = compatibility_rows()
+    assert rows["CUDA of the system"].found == f"12.8, {toolkit}"
+    row = rows["CUDA of torch and system"]
+    assert (row.status, row.value) == (status, status == "ok")
+    assert row.found.endswith(f": {needed} and 12.8")
+    assert rows["extensions in CUDA"].found == f"built at first use (JIT) by {toolkit}: adam"
+
+
+def test_a_compiler_that_does_not_run_is_none(toolkit, monkeypatch) -> None:
+    toolkit.write_text("#!/no/such/interpreter\n")
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    rows = compatibility_rows()
+    assert rows["CUDA of the system"].value is None
+    assert rows["CUDA of torch and system"].found == "torch brings its own 12.6; the system has none"
+
+
+def test_own_code_is_built_at_install_or_at_first_use_or_not_at_all(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(native, "_prebuilt_folder", lambda: tmp_path)
+    monkeypatch.setenv("CXX", sys.executable)
+    row = compatibility_rows()["extensions in C++"]
+    names = "adam, copy, shm, tensor_file"
+    assert row.found == f"built at first use (JIT) by {sys.executable}: {names}"
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    row = compatibility_rows()["extensions in C++"]
+    assert (row.status, row.value) == ("note", None)
+    assert "install g++, or a wheel that was built with CUDA_EXT=1" in str(row.advice)
+    for source in (ROOT / "csrc" / "cpu").glob("*.cpp"):
+        (tmp_path / native._prebuilt_name(source)).touch()
+    row = compatibility_rows()["extensions in C++"]
+    assert (row.status, row.found, row.value) == ("ok", f"built at install (AOT): {names}", "install")
+
+
 @pytest.mark.parametrize("words", [("--timeout", "0"), ("--timeout", "soon"), ("--no-such-option",)])
 def test_a_command_line_that_makes_no_sense_is_refused(words) -> None:
     assert CliRunner().invoke(command, list(words)).exit_code == 2
@@ -145,7 +214,8 @@ def test_a_missing_package_is_a_problem_only_if_it_is_needed(extra, status, monk
     (row,) = [row for row in versions.SECTION.rows() if row.name == "no-such-package"]
     assert row.status == status
     assert row.found.startswith("not installed")
-    assert row.advice == f"For tests: pip install '{'colossal[hf]' if extra else 'no-such-package>=1.0'}'"
+    advice = "pip install -e '.[hf]' in the clone" if extra else "pip install 'no-such-package>=1.0'"
+    assert row.advice == f"For tests: {advice}"
 
 
 def test_a_missing_package_makes_the_command_fail(monkeypatch) -> None:
@@ -302,6 +372,15 @@ def test_every_row_and_every_advice_is_shown(stream, monkeypatch) -> None:
         assert (row.advice or "") in shown
     assert verdict(REPORT) in shown
     assert ("\x1b[" in shown) == out.isatty()
+
+
+@pytest.mark.parametrize(("encoding", "marks"), [("utf-8", "✓!✗"), ("ascii", "+!x")])
+def test_marks_suit_the_encoding(encoding, marks, monkeypatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    show(REPORT)
+    out.seek(0)
+    assert [line[2] for line in out.read().splitlines() if line.startswith("  ")] == list(marks)
 
 
 def test_the_verdict_counts_the_problems() -> None:

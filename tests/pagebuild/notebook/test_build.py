@@ -1,12 +1,16 @@
 """From a page to cells: what is run is code, all else is text that reads well."""
 
 import json
+from pathlib import Path
 
 import nbformat
 import pytest
 
 from pagebuild.notebook import texts
+from pagebuild.notebook.build import build_notebook
 from pagebuild.notebook.kind import kind_of
+from pagetest.results.fitting import RecordedRun
+from pagetest.results.records import Records
 
 PAGE = """
 # Lesson
@@ -137,6 +141,14 @@ def test_ignored_code_is_shown_with_the_reason(build) -> None:
     assert "*此处不运行：它需要 8 个 GPU。*" in text(
         build(ignored.replace("it needs 8 GPUs", "它需要 8 个 GPU"), "none", "zh-Hans")
     )
+
+
+def test_an_output_that_the_author_left_open_is_the_recorded_one(parse) -> None:
+    printed = [{"printed": "x = 2.5\n```\n", "figures": []}, {"printed": "", "figures": []}]
+    run = RecordedRun(Records(Path("verified")), {"blocks": printed})
+    book = build_notebook(parse(PAGE.replace("nothing", "x = ...\n..."), SEVERAL), {}, {}, run)
+    assert "````text\nx = 2.5\n```\n````" in text(book)
+    assert "..." not in text(book)
 
 
 def test_output_is_text_where_the_cell_does_not_show_it_itself(build) -> None:

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from pagebuild.site.badges import read_results
 from pagebuild.site.edition import current_edition
-from pagebuild.site.insight import Insight
-from pagebuild.site.pages import Knowledge
+from pagebuild.site.insight import Insight, make_insight
 from pagebuild.site.project import Project
 from pagebuild.site.website import website_files
+from pagetest.graph.fingerprint import fingerprint
+from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
+from pagetest.results.recorder import run_facts
 from pagetest.results.records import Records
 
 PRESENT = "the present code"
-PROJECT = Project("https://example.org/colossal", "c" * 40, "2026-11-20")
+PROJECT = Project("https://host.example/team/colossal", "c" * 40, "2026-11-20")
 
 LESSON = """# A lesson
 
@@ -46,6 +47,10 @@ CHINESE = (
     .replace("The first sentence. The second one, with `code`.", "第一句话。第二句话，\n换行之后。")
     .replace("## More", "## 更多")
 )
+RAN: dict[str, Any] = {
+    "device": "cpu", "date": "2026-11-19", "commit": "a" * 40, "processor": "A processor",
+    "backend": "gloo", "world": 2, "seconds": 8.6,
+}  # fmt: skip
 TALK = "# Talk\n\nNothing to run.\n\n<!-- doc-test-command: none -->\n"
 
 
@@ -92,11 +97,27 @@ class Docs:
         for entry in entries:
             Records(self.root / folder).enter(entry)
 
+    def record(self, language: str = "en", **changes: Any) -> dict[str, Any]:
+        """The record of a run of the lesson that holds, as far as nothing is changed."""
+        page, graph, facts = self.page(language=language), ImportGraph(self.root / "src"), run_facts(self.root)
+        blocks = [{"printed": "1\n", "figures": []}, {"printed": "", "figures": []}]
+        found = {"page": page.name, "lang": language, "status": "PASS", "blocks": blocks}
+        found |= {"fingerprint": fingerprint(page, graph), "inputs": facts["inputs"], "versions": facts["versions"]}
+        return found | RAN | changes
+
+    def same(self, **changes: Any) -> dict[str, Any]:
+        """The record of the translation, which has the same code."""
+        found = self.record("zh-Hans", status="SAME", **changes)
+        return {key: value for key, value in found.items() if key != "blocks"}
+
     def page(self, name: str = "basics/lesson", language: str = "en") -> Page:
         return current_edition(self.root).tree.page(name, language)
 
-    def knowledge(self) -> Knowledge:
-        return Knowledge(read_results(current_edition(self.root).records), lambda _: PRESENT, lambda _: ())
+    def insight(self) -> Insight:
+        return make_insight(self.root)
+
+    def badges(self, name: str = "basics/lesson", language: str = "en") -> list[dict[str, Any]]:
+        return self.insight().results.badges(self.page(name, language))
 
 
 @pytest.fixture
@@ -122,4 +143,4 @@ def make(docs, monkeypatch) -> Callable[[], dict[str, bytes]]:
     def stale(page: Page) -> tuple[str, ...]:
         return ("更多",) if page.language == "zh-Hans" and page.name == "basics/lesson" else ()
 
-    return lambda: website_files(docs.root, PROJECT, Insight(lambda _: PRESENT, stale))
+    return lambda: website_files(docs.root, PROJECT, Insight(docs.insight().results, lambda _: PRESENT, stale))

@@ -12,21 +12,19 @@ from pagebuild.site.freeze import Freezer
 from pagebuild.site.insight import Insight
 from pagetest.results.records import Records
 
-PRESENT = "the present code"
-RAN = {"page": "basics/lesson", "lang": "en", "status": "PASS", "device": "cpu", "fingerprint": PRESENT}
-ENTRY = RAN | {"code_hash": "h", "date": "2026-11-19", "commit": "a" * 40, "backend": "gloo", "world": 2}
-SAME = ENTRY | {"lang": "zh-Hans", "status": "SAME"}
+DIRTY = "a" * 40 + "-dirty"
 
 
 def freezer(docs, *stale: str) -> Freezer:
-    return Freezer(docs.root, Insight(lambda _: PRESENT, lambda page: stale if page.language == "zh-Hans" else ()))
+    results = docs.insight().results
+    return Freezer(docs.root, Insight(results, lambda _: "", lambda page: stale if page.language == "zh-Hans" else ()))
 
 
 @pytest.fixture
 def proved(docs) -> Any:
     """A project whose pages have all run."""
     docs.write("src/pack/__init__.py", "class Thing: ...\n\n\ndef go(): ...\n\n\n__all__ = ['Thing', 'go']\n")
-    docs.results(ENTRY | {"blocks": [{"printed": "1\n", "figures": []}]}, SAME)
+    docs.results(docs.record(warnings=[]), docs.same(warnings=[]))
     return docs
 
 
@@ -45,7 +43,8 @@ def test_everything_that_a_version_consists_of_is_kept(proved) -> None:
     assert tree(folder) == pages | files | records
     assert folder == proved.root / "docs/versioned/0.1.0"
     assert (folder / "en/talk.md").read_bytes() == (proved.root / "docs/source/en/talk.md").read_bytes()
-    assert Records(folder / "verified").read() == [ENTRY, SAME]
+    kept = proved.record()
+    assert Records(folder / "verified").read() == [kept, kept | {"lang": "zh-Hans"}]
     assert json.loads((proved.root / "docs/versions.json").read_text()) == ["current", "0.1.0"]
     assert [path.name for path in (proved.root / "docs/versioned").iterdir()] == ["0.1.0"]
 
@@ -61,6 +60,29 @@ def test_the_newest_version_comes_first_and_the_website_has_them_all(proved, mak
         front = json.loads(files[f"versioned_docs/version-{version}/basics/lesson.md"].decode().split("\n")[1])
         assert front["page"]["badges"][0]["state"] == "verified"
         assert json.loads(files[f"data/versions/{version}/api.json"])["version"] == version
+
+
+def test_a_release_shows_what_was_printed_when_it_was_frozen(proved, make) -> None:
+    for language in ("en", "zh-Hans"):
+        page = proved.root / f"docs/source/{language}/basics/lesson.md"
+        shown = page.read_text(encoding="utf-8").replace(
+            "print(x)\n```\n", "print(x)\n```\n\n```text output\n...1\n```\n"
+        )
+        page.write_text(shown, encoding="utf-8")
+    proved.results(proved.record(blocks=[{"printed": "0.1\n", "figures": []}, {"printed": "", "figures": []}]))
+    freezer(proved).freeze("0.1.0")
+    proved.write(
+        "build/docs/api.json", json.loads((proved.root / "build/docs/api.json").read_text()) | {"version": "0.2"}
+    )
+    proved.results(proved.record(fingerprint="older"))
+    files = make()
+    pages = ("versioned_docs/version-0.1.0", "i18n/zh-Hans/docusaurus-plugin-content-docs/version-0.1.0", "docs")
+    fronts = [json.loads(files[f"{page}/basics/lesson.md"].decode().split("\n")[1])["page"] for page in pages]
+    assert [list(front.get("recorded", {"outputs": {}})["outputs"].values()) for front in fronts] == [
+        ["0.1"],
+        ["0.1"],
+        [],
+    ]
 
 
 def refused(docs, version: str = "0.1.0", *stale: str) -> str:
@@ -91,25 +113,29 @@ def test_the_reference_is_of_the_version(proved) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "messages"),
+    ("changes", "message"),
     [
-        (
-            (),
-            ["en/basics/lesson.md:1: the page is not verified (never)", "zh-Hans/basics/lesson.md:1: the page is not"],
-        ),
-        ((ENTRY | {"status": "FAIL"}, SAME), ["en/basics/lesson.md:1: the page is not verified (failed)"]),
-        ((ENTRY | {"fingerprint": "older"}, SAME), ["en/basics/lesson.md:1: the page is not verified (outdated)"]),
-        ((ENTRY, SAME | {"fingerprint": "older"}), ["zh-Hans/basics/lesson.md:1: the page is not verified (outdated)"]),
-        ((ENTRY | {"commit": "a" * 40 + "-dirty"}, SAME), ["en/basics/lesson.md:1: the page ran with changes"]),
-        ((ENTRY | {"commit": ""}, SAME), ["en/basics/lesson.md:1: the page ran with changes"]),
-        ((ENTRY | {"device": "cuda"}, SAME), ["en/basics/lesson.md:1: the page is not verified (never)"]),
+        (None, "the page is not verified (never run)"),
+        ({"status": "FAIL"}, "the page is not verified (failed)"),
+        ({"fingerprint": "older"}, "the page is not verified (outdated)"),
+        ({"inputs": "older"}, "the page is not verified (outdated)"),
+        ({"device": "cuda"}, "the page is not verified (never run)"),
+        ({"commit": DIRTY}, "the page ran with changes"),
+        ({"commit": ""}, "the page ran with changes"),
     ],
 )
-def test_a_page_that_is_not_proved_forbids_it(proved, entries, messages) -> None:
+def test_a_page_that_is_not_proved_forbids_it(proved, changes, message) -> None:
     shutil.rmtree(proved.root / "build/docs/verified")
-    proved.results(*entries)
+    proved.results(*([] if changes is None else [proved.record(**changes), proved.same()]))
     found = refused(proved)
-    assert all(message in found for message in messages), found
+    for language in ("en", "zh-Hans"):
+        assert f"{language}/basics/lesson.md:1: {message}" in found
+
+
+def test_a_release_keeps_no_run_that_did_not_hold(proved) -> None:
+    proved.results(proved.record(device="cuda", fingerprint="older"))
+    folder = freezer(proved).freeze("0.1.0")
+    assert {record["device"] for record in Records(folder / "verified").read()} == {"cpu"}
 
 
 def test_a_stale_translation_forbids_it(proved) -> None:

@@ -14,16 +14,15 @@ from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError
 from colossal.shardformer import FAMILIES
-from pagebuild.site.badges import Results
 from pagebuild.site.edition import BrokenInputError, current_edition
+from pagebuild.site.insight import make_insight
 from pagebuild.site.landing import features, texts
-from pagebuild.site.landing.data import landing, tutorials
+from pagebuild.site.landing.data import landing, proof_of, tutorials
 from pagebuild.site.landing.example import example
 from pagebuild.site.landing.features import FEATURES, feature_matrix
 from pagebuild.site.landing.models import METHODS, inputs_of, model_matrix, tiny_model
 from pagebuild.site.landing.plugins import CHOICES, QUESTIONS, Choice, check_choices, offered_plugins
 from pagebuild.site.landing.trial import attempt
-from pagebuild.site.pages import Knowledge
 from pagetest.model.reader import parse_page
 
 pytestmark = pytest.mark.project
@@ -31,18 +30,24 @@ pytestmark = pytest.mark.project
 LANGUAGES = {"en", "zh-Hans"}
 
 
-def never(_device: str) -> bool:
-    return False
+def proof(**verified: int) -> dict:
+    return {"programs": 9, "lastDate": "2026-11-19", "verified": verified}
 
 
 @pytest.fixture(scope="module")
 def matrix() -> dict:
-    return feature_matrix(never)
+    return feature_matrix(proof(cpu=9))
 
 
 def cells(matrix: dict, key: str) -> dict[str, str]:
     (row,) = [row for row in matrix["rows"] if row["key"] == key]
     return {column: cell["state"] for column, cell in row["cells"].items()}
+
+
+def note(matrix: dict, key: str) -> str:
+    (row,) = [row for row in matrix["rows"] if row["key"] == key]
+    (found,) = {cell["note"]["en"] for cell in row["cells"].values() if set(cell["note"]) == LANGUAGES}
+    return found
 
 
 # ------------------------------------------------------------------------------------------ the chooser
@@ -139,14 +144,19 @@ def test_cells_are_what_happened(matrix) -> None:
     assert cells(matrix, "pipeline") == dict.fromkeys(columns, "no") | {"hybrid": "yes"}
 
 
-def test_a_device_counts_when_a_page_has_run_on_it(matrix) -> None:
-    (row,) = [row for row in matrix["rows"] if row["key"] == "cuda"]
-    assert row["cells"]["ddp"]["state"] == "partial"
-    assert set(row["cells"]["ddp"]["note"]) == LANGUAGES
-    proved = feature_matrix(lambda device: device == "cuda")
+def test_a_device_counts_when_all_tutorials_are_verified_on_it(matrix, monkeypatch) -> None:
     columns = ["single", "ddp", "zero", "fsdp", "hybrid", "gemini"]
-    assert cells(proved, "cuda") == dict.fromkeys(columns, "yes")
-    assert cells(proved, "cpu") == dict.fromkeys(columns, "partial")
+    assert cells(matrix, "cpu") == dict.fromkeys(columns, "yes")
+    assert cells(matrix, "cuda") == dict.fromkeys(columns, "partial")
+    assert note(matrix, "cuda") == "by the same code; no page has run on one yet"
+    states = {choice.key: features._states(choice) for choice in CHOICES[:1]}
+    monkeypatch.setattr(features, "_states", lambda choice: states[choice.key])
+    monkeypatch.setattr(features, "CHOICES", CHOICES[:1])
+    some = feature_matrix(proof(cpu=0, cuda=8))
+    assert (cells(some, "cpu"), cells(some, "cuda")) == ({"single": "partial"}, {"single": "partial"})
+    assert note(some, "cuda") == "8 of 9 tutorials verified since the code last changed"
+    nothing_ran = [row["key"] for row in feature_matrix(proof())["rows"]]
+    assert nothing_ran == [feature.key for feature in FEATURES if feature.key not in {"cpu", "cuda"}]
 
 
 def test_a_refusal_is_a_no_and_any_other_error_is_raised() -> None:
@@ -170,7 +180,7 @@ def test_a_plugin_that_cannot_be_tried_is_an_error(monkeypatch) -> None:
 def test_the_librarys_table_of_precisions_is_held_against_what_happens(monkeypatch) -> None:
     monkeypatch.setattr(features, "attempt", lambda _: "no")
     with pytest.raises(AssertionError, match=r"supported_precisions is wrong about fp16: no"):
-        feature_matrix(never)
+        feature_matrix(proof())
 
 
 # ------------------------------------------------------------------------------------------ models, example, pages
@@ -215,20 +225,46 @@ def test_an_ignored_block_is_no_example(docs) -> None:
 
 
 def test_pages_come_in_the_order_of_the_sidebar(docs) -> None:
-    (category,) = tutorials(current_edition(docs.root), docs.knowledge())
+    (category,) = tutorials(current_edition(docs.root), docs.insight())
     assert category["label"] == {"en": "Basics", "zh-Hans": "基础"}
     assert [card["name"] for card in category["pages"]] == ["basics/lesson", "talk"]
     card = category["pages"][0]
     assert card["title"] == {"en": "A lesson", "zh-Hans": "一课"}
     assert card["description"] == {"en": "The first sentence.", "zh-Hans": "第一句话。"}
-    assert [badge["state"] for badge in card["badges"]["zh-Hans"]] == ["never", "never"]
+    assert card["badges"] == {"en": [], "zh-Hans": []}
+    assert [card["hasCode"] for card in category["pages"]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "verified"),
+    [
+        (None, {}),
+        ({}, {"cpu": 1}),
+        ({"fingerprint": "older"}, {"cpu": 0}),
+        ({"status": "FAIL"}, {"cpu": 0}),
+        ({"device": "cuda"}, {"cuda": 1}),
+    ],
+)
+def test_of_the_pages_with_code_those_count_that_are_verified(docs, changes, verified) -> None:
+    docs.results(*([] if changes is None else [docs.record(**changes), docs.same()]))
+    (category,) = tutorials(current_edition(docs.root), docs.insight())
+    date = "" if changes is None else "2026-11-19"
+    assert proof_of(category["pages"]) == {"programs": 1, "lastDate": date, "verified": verified}
+
+
+def test_a_tutorial_counts_when_it_is_verified_in_every_language(docs) -> None:
+    docs.results(docs.record(), docs.same())
+    chinese = docs.root / "docs/source/zh-Hans/basics/lesson.md"
+    chinese.write_text(chinese.read_text(encoding="utf-8").replace("x = 1", "x = 2"), encoding="utf-8")
+    (category,) = tutorials(current_edition(docs.root), docs.insight())
+    assert proof_of(category["pages"])["verified"] == {"cpu": 0}
 
 
 @pytest.mark.usefixtures("matrix", "models")
 def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
     monkeypatch.setattr("pagebuild.site.landing.data.PAGE", "basics/lesson")
     with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_plugins, which is no page"):
-        landing(docs.root, current_edition(docs.root), docs.knowledge())
+        landing(docs.root, current_edition(docs.root), docs.insight())
 
 
 def test_every_text_is_there_in_both_languages_and_used() -> None:
@@ -244,9 +280,11 @@ def test_every_text_is_there_in_both_languages_and_used() -> None:
 def test_the_real_landing_page_can_be_made() -> None:
     root = Path(__file__).resolve().parents[3]
     edition = current_edition(root)
-    data = landing(root, edition, Knowledge(Results({}), lambda _: "x", lambda _: ()))
+    data = landing(root, edition, make_insight(root))
     assert "booster.backward(loss, optimizer)" in data["example"]["source"]
     assert data["example"]["command"].startswith("torchrun")
     shown = [card["name"] for category in data["tutorials"] for card in category["pages"]]
     assert sorted(shown) == list(edition.tree.names)
+    pages = [page for name in edition.tree.names if (page := edition.tree.page(name, "en")).runnable]
+    assert data["proof"]["programs"] == len(pages)
     assert {row["key"] for row in data["plugins"]} == {choice.key for choice in CHOICES}

@@ -4,30 +4,35 @@ import subprocess
 
 import pytest
 
-from pagebuild.site.project import NOWHERE, read_project, web_address
+from pagebuild.site.edition import BrokenInputError
+from pagebuild.site.project import read_project
+
+SETTING = '[project.urls]\nRepository = "{}"\n'
+
+
+@pytest.mark.parametrize("end", ["", "/", ".git"])
+def test_pyproject_says_where_the_code_is(tmp_path, end) -> None:
+    (tmp_path / "pyproject.toml").write_text(SETTING.format(f"https://host.example/a/b{end}"))
+    project = read_project(tmp_path, "2026-11-20")
+    assert (project.repository, project.date) == ("https://host.example/a/b", "2026-11-20")
+    assert project.edit_address("docs/x.md") == "https://host.example/a/b/edit/main/docs/x.md"
+
+
+@pytest.mark.parametrize("content", [None, "", '[project]\nname = "x"\n', SETTING.format("")])
+def test_without_the_setting_there_is_no_address_whatever_the_remote(tmp_path, content) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    subprocess.run(["git", "remote", "add", "origin", "https://host.example/a/b"], cwd=tmp_path, check=True)
+    if content is not None:
+        (tmp_path / "pyproject.toml").write_text(content)
+    project = read_project(tmp_path, "d")
+    assert (project.repository, project.commit) == ("", "")
+    assert project.edit_address("docs/x.md") is None
 
 
 @pytest.mark.parametrize(
-    ("remote", "address"),
-    [
-        ("https://example.com/team/colossal.git", "https://example.com/team/colossal"),
-        ("https://example.com/team/colossal/", "https://example.com/team/colossal"),
-        ("https://name:secret@example.com/team/colossal.git", "https://example.com/team/colossal"),
-        ("git@example.com:team/colossal.git", "https://example.com/team/colossal"),
-        ("ssh://git@example.com:2222/team/colossal.git", "https://example.com/team/colossal"),
-        ("", NOWHERE),
-        ("/srv/git/colossal", NOWHERE),
-        ("file:///srv/git/colossal", NOWHERE),
-    ],
+    "address", ["git@host.example:a/b", "https://host.example", "https://user:secret@host.example/a/b", "/srv/git/b"]
 )
-def test_a_remote_has_an_address_without_its_secrets(remote, address) -> None:
-    assert web_address(remote) == address
-
-
-def test_the_environment_comes_first_then_the_remote(tmp_path) -> None:
-    assert read_project(tmp_path, {}, "d").commit == ""
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    subprocess.run(["git", "remote", "add", "origin", "git@example.com:a/b.git"], cwd=tmp_path, check=True)
-    assert read_project(tmp_path, {}, "d").repository == "https://example.com/a/b"
-    project = read_project(tmp_path, {"DOCS_REPOSITORY": "https://mirror.example.com/c/"}, "d")
-    assert project.edit_address("docs/x.md") == "https://mirror.example.com/c/edit/main/docs/x.md"
+def test_an_address_that_no_reader_can_follow_is_an_error(tmp_path, address) -> None:
+    (tmp_path / "pyproject.toml").write_text(SETTING.format(address))
+    with pytest.raises(BrokenInputError, match=r"pyproject\.toml:1: Repository in \[project\.urls\] is an address"):
+        read_project(tmp_path, "d")

@@ -53,7 +53,9 @@ def test_a_change_touches_the_pages_that_show_its_files(project, file, pages) ->
     assert found.reason.startswith("those that differ from ")
 
 
-@pytest.mark.parametrize("file", ["docs/website/src/css/base.css", "doctest/pagebuild/site/front.py"])
+@pytest.mark.parametrize(
+    "file", ["docs/website/src/css/base.css", "doctest/pagebuild/site/front.py", "doctest/pagebuild/runs.py"]
+)
 def test_the_websites_own_code_touches_every_page(project, file) -> None:
     project.write(file, "")
     assert touched_pages(project.root).pages is None

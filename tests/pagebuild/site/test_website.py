@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from pagebuild.site.downloads import origin
-from pagebuild.site.edition import BrokenInputError
+from pagebuild.site.edition import BrokenInputError, current_edition
+from pagebuild.site.pages import Press
+from pagebuild.site.project import Project
 
 Damage = Callable[[Any], object]
 
@@ -31,24 +33,19 @@ def test_a_page_is_three_lines_and_then_the_authors_file(docs, make) -> None:
 
 
 def test_the_front_matter_says_what_the_site_shows(docs, make) -> None:
-    facts = {"date": "2026-11-19", "commit": "a" * 40, "backend": "gloo", "world": 2, "seconds": 8.6}
-    entry = {
-        "page": "basics/lesson",
-        "lang": "en",
-        "status": "PASS",
-        "device": "cpu",
-        "fingerprint": "the present code",
-    }
-    docs.results(entry | facts)
+    record = docs.record()
+    docs.results(record)
     files = make()
+    facts = ("device", "date", "commit", "processor", "backend", "world", "seconds")
+    badge = {"state": "verified"} | {name: record[name] for name in facts}
     assert front(files["docs/basics/lesson.md"]) == {
         "description": "The first sentence.",
-        "custom_edit_url": "https://example.org/colossal/edit/main/docs/source/en/basics/lesson.md",
+        "custom_edit_url": "https://host.example/team/colossal/edit/main/docs/source/en/basics/lesson.md",
         "page": {
             "name": "basics/lesson",
             "lang": "en",
             "source": "docs/source/en/basics/lesson.md",
-            "badges": [{"device": "cpu", "state": "verified"} | facts, {"device": "cuda", "state": "never"}],
+            "badges": [badge],
             "downloads": {"script": "/downloads/en/basics/lesson.py"},
             "stale": [],
             "kind": "tutorial",
@@ -57,7 +54,42 @@ def test_the_front_matter_says_what_the_site_shows(docs, make) -> None:
     chinese = front(files[f"{ZH}/current/basics/lesson.md"])
     assert chinese["description"] == "第一句话。"
     assert chinese["page"]["stale"] == ["更多"]
-    assert chinese["page"]["badges"][0] == {"device": "cpu", "state": "never"}
+    assert chinese["page"]["badges"] == [badge]
+
+
+OPEN = "# L\n\nText.\n\n```python\nprint(x)\n```\n\n```text output\nx = ...\n```\n"
+OPEN += "\n```python\ny = 1\n```\n\n<!-- doc-test-command: python lesson.py -->\n"
+
+
+def test_what_was_printed_stands_where_the_author_left_it_open(docs, make) -> None:
+    for language in ("en", "zh-Hans"):
+        docs.write(f"docs/source/{language}/basics/lesson.md", OPEN)
+    printed = [{"printed": "\nx = \x7f2.5  \n\n", "figures": []}, {"printed": "", "figures": []}]
+    docs.results(docs.record(blocks=printed), docs.same())
+    for folder in ("docs", f"{ZH}/current"):
+        page = make()[f"{folder}/basics/lesson.md"]
+        assert page.decode().split("\n")[3:] == OPEN.split("\n")
+        assert "\x7f" not in page.decode()
+        line = page.decode().split("\n").index("```text output") + 1
+        recorded = {"date": "2026-11-19", "machine": "A processor", "outputs": {str(line): "x = \x7f2.5"}}
+        assert front(page)["page"]["recorded"] == recorded
+
+
+def test_without_a_run_that_holds_the_output_is_the_authors(docs, make) -> None:
+    docs.write("docs/source/en/basics/lesson.md", OPEN)
+    docs.results(docs.record(blocks=[{"printed": "x = 2.5", "figures": []}] * 2, fingerprint="older"))
+    files = make()
+    page = front(files["docs/basics/lesson.md"])["page"]
+    assert page["badges"][0]["state"] == "outdated"
+    assert "recorded" not in page
+    assert "recorded" not in front(files["docs/talk.md"])["page"]
+
+
+def test_without_an_address_of_the_repository_no_page_can_be_edited(docs) -> None:
+    files = Press(docs.root, Project("", "c", "2026-11-20"), current_edition(docs.root), docs.insight()).files()
+    pages = [front(content) for name, content in files.items() if name.endswith(".md")]
+    assert len(pages) == 6
+    assert {page["custom_edit_url"] for page in pages} == {None}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +172,7 @@ def test_the_reference_has_a_page_per_module_that_hooks_every_public_name(docs, 
 
 def test_the_site_knows_the_project(make) -> None:
     assert json.loads(make()["data/site.json"]) == {
-        "repository": "https://example.org/colossal",
+        "repository": "https://host.example/team/colossal",
         "version": "0.1.0",
         "commit": "c" * 40,
         "date": "2026-11-20",

@@ -6,10 +6,12 @@ import pytest
 
 from pagebuild.sphinx.myst import to_myst
 from pagetest.model.reader import parse_page
+from pagetest.results.fitting import RecordedRun
+from pagetest.results.records import Records
 
 
-def myst(text: str, language: str = "en") -> str:
-    return to_myst(parse_page(text, Path("page.md"), language)).text
+def myst(text: str, language: str = "en", run: RecordedRun | None = None) -> str:
+    return to_myst(parse_page(text, Path("page.md"), language), run).text
 
 
 def test_plain_markdown_stays_as_it_is() -> None:
@@ -113,11 +115,55 @@ def test_an_output_stays_text() -> None:
     assert myst(text) == text
 
 
+def run_that_printed(*printed: str, **facts: str) -> RecordedRun:
+    blocks = [{"printed": text, "figures": []} for text in printed]
+    record = {"device": "cpu", "date": "2026-11-19", "processor": "A processor", "blocks": blocks}
+    return RecordedRun(Records(Path("verified")), record | facts)
+
+
+LEFT_OPEN = "```python\nf()\n```\n\n```text output\nx = ...\n...\n```\n\nAfter.\n"
+
+
+@pytest.mark.parametrize(
+    ("language", "caption"),
+    [("en", "Output, recorded 2026-11-19, A processor"), ("zh-Hans", "输出，记录于 2026-11-19，A processor")],
+)
+def test_what_was_printed_stands_where_the_author_left_it_open(language, caption) -> None:
+    made = myst(LEFT_OPEN, language, run_that_printed("x = 2.5  \n  y\n\nz\n"))
+    shown = f"```{{code-block}} text\n:caption: {caption}\n\nx = 2.5\n  y\n\nz\n```"
+    assert made == LEFT_OPEN.replace("```text output\nx = ...\n...\n```", shown)
+
+
+def test_a_run_on_a_gpu_does_not_name_the_processor() -> None:
+    assert "recorded 2026-11-19, GPU\n" in myst(LEFT_OPEN, run=run_that_printed("x = 2", device="cuda"))
+
+
+def test_what_was_printed_cannot_close_its_fence() -> None:
+    made = myst(LEFT_OPEN, run=run_that_printed("x = 1\n```\n````text\n"))
+    assert "`````{code-block} text\n" in made
+    assert "\nx = 1\n```\n````text\n`````\n\nAfter.\n" in made
+
+
+def test_an_output_in_a_list_or_an_alert_keeps_its_place() -> None:
+    item = "* item\n\n  " + LEFT_OPEN.replace("\n", "\n  ").replace("  \n", "\n").rstrip() + "\n"
+    assert "\n  ```{code-block} text\n  :caption: " in myst(item, run=run_that_printed("x = 1\ny"))
+    assert "\n\n  x = 1\n  y\n  ```\n" in myst(item, run=run_that_printed("x = 1\ny"))
+    quote = "> [!NOTE]\n> " + LEFT_OPEN.partition("\n\nAfter")[0].replace("\n", "\n> ") + "\n"
+    assert "\n\nx = 1\ny\n```\n::::" in myst(quote, run=run_that_printed("x = 1\ny"))
+
+
+def test_an_output_that_says_all_is_the_authors() -> None:
+    full = LEFT_OPEN.replace("x = ...\n...\n", "x = 2.0\n")
+    assert myst(full, run=run_that_printed("x = 2.0001\n")) == full
+    assert myst(LEFT_OPEN, run=run_that_printed("x = ...\n...\n")) == LEFT_OPEN
+    assert myst(LEFT_OPEN) == LEFT_OPEN
+
+
 def test_every_line_knows_the_authors() -> None:
-    text = "# T\n\n{{ autodoc:a.b }}\n\n" + TABS + "\nLast.\n"
-    made = to_myst(parse_page(text, Path("page.md")))
+    text = "# T\n\n{{ autodoc:a.b }}\n\n" + TABS + LEFT_OPEN.replace("After", "End") + "\nLast.\n"
+    made = to_myst(parse_page(text, Path("page.md")), run_that_printed("x = 1\n2\n3\n4"))
     authors, lines = text.split("\n"), made.text.split("\n")
-    for words in ("# T", "One.", "Two.", "After.", "Last."):
+    for words in ("# T", "One.", "Two.", "After.", "End.", "Last."):
         at = next(number for number, line in enumerate(lines, 1) if words in line)
         assert words in authors[made.author_line(at) - 1]
     hook = next(number for number, line in enumerate(lines, 1) if "api-object" in line)

@@ -9,13 +9,19 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pagebuild import cli
 from pagebuild.sphinx import command
 from pagebuild.sphinx.sources import Sources
+from pagetest.graph.fingerprint import fingerprint
+from pagetest.graph.imports import ImportGraph
+from pagetest.model.page import Page
 from pagetest.model.tree import Tree
+from pagetest.results.recorder import run_facts
+from pagetest.results.records import Records
 
 pytestmark = pytest.mark.project
 
@@ -65,9 +71,10 @@ See [the other page](other.md#第二节-显存).
 
 <!-- doc-test-command: none -->
 """
+RUN = "# Run\n\n```python\nprint(x)\n```\n\n```text output\nx = ...\n```\n\n<!-- doc-test-command: python run.py -->\n"
 OTHER = "# Other\n\n## 第二节 显存\n\n优化器与梯度累积。Back to [the lesson](lesson.md).\n"
 FIGURE = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"><rect width="9" height="9"/></svg>\n'
-SIDEBAR = '{"s": [{"type": "category", "label": "Basics", "items": ["basics/lesson", "basics/other"]}]}'
+SIDEBAR = '{"s": [{"type": "category", "label": "Basics", "items": ["basics/lesson", "basics/other", "basics/run"]}]}'
 LABELS = '{"s": {"message": ""}, "sidebar.s.category.Basics": {"message": "基础"}}'
 MODULES = ("colossal.errors", "colossal.booster", "colossal.interface", "colossal.nn.lr_scheduler")
 FAULTY = """# Faulty
@@ -132,14 +139,23 @@ def build(folder: Path, languages: Sequence[str], modules: Sequence[str], *more:
     return Built(folder, done.returncode, done.stdout)
 
 
+def record_of(page: Page) -> dict[str, Any]:
+    """The record of a run that holds."""
+    run = {"page": page.name, "lang": page.language, "device": "cpu", "status": "PASS"}
+    blocks = [{"printed": "x = 2.5\n", "figures": []}]
+    facts = run_facts(ROOT) | {"date": "2026-11-19", "processor": "A processor"}
+    return run | facts | {"fingerprint": fingerprint(page, ImportGraph(ROOT / "src")), "blocks": blocks}
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Built:
     folder = tmp_path_factory.mktemp("site")
-    pages = {"basics/lesson.md": LESSON, "basics/other.md": OTHER, "images/figure.svg": FIGURE}
+    pages = {"basics/lesson.md": LESSON, "basics/other.md": OTHER, "basics/run.md": RUN, "images/figure.svg": FIGURE}
     write(folder / "docs", {"sidebars.json": SIDEBAR})
     for language in ("en", "zh-Hans"):
         write(folder / "docs" / "source" / language, pages)
     write(folder / "docs" / "source" / "zh-Hans", {"sidebar_category_translation.json": LABELS})
+    Records(folder / "docs" / "verified").enter(record_of(Tree(folder / "docs" / "source").page("basics/run", "en")))
     return build(folder, ["en", "zh-Hans"], MODULES)
 
 
@@ -158,8 +174,8 @@ LANGUAGES = pytest.mark.parametrize("language", ["en", "zh-Hans"])
 def test_it_builds_without_a_warning(site) -> None:
     assert site.status == 0, site.output
     assert [line.partition(": ")[2].partition(" findings")[0] for line in site.output.splitlines()] == [
-        "2 pages, 0",
-        "2 pages, 0",
+        "3 pages, 0",
+        "3 pages, 0",
     ]
 
 
@@ -186,6 +202,14 @@ def test_every_construct_of_a_page_is_shown(language, site) -> None:
     assert '<img alt="A figure" src="../_images/figure.svg"' in article
     assert 'href="other.html#id1"' in article or 'href="other.html#第二节-显存"' in unescape(article)
     assert "doc-test-command" not in re.sub(r"<!--.*?-->", "", article, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(("language", "caption"), [("en", "Output, recorded"), ("zh-Hans", "输出，记录于")])
+def test_an_output_that_the_author_left_open_is_the_recorded_one(language, caption, site) -> None:
+    words = site.words(f"{language}/basics/run")
+    assert "x = 2.5" in words
+    assert "x = ..." not in words
+    assert re.search(rf"{caption} 2026-11-19[，,] ?A processor", words)
 
 
 @LANGUAGES
@@ -218,7 +242,12 @@ def test_every_public_module_is_described_unless_some_are_chosen(library_modules
 
 def test_every_module_of_an_order_is_written_and_listed(inventory, library_modules, tmp_path) -> None:
     sources = Sources(
-        Tree(tmp_path), inventory, tmp_path / "work", ROOT / "docs" / "sphinx" / "locale", library_modules
+        Tree(tmp_path),
+        inventory,
+        tmp_path / "work",
+        ROOT / "docs" / "sphinx" / "locale",
+        library_modules,
+        lambda *_: None,
     )
     sources.write("en")
     listed = (tmp_path / "work" / "en" / "api" / "index.md").read_text(encoding="utf-8").splitlines()
@@ -311,6 +340,7 @@ def test_a_check_writes_no_site_and_leaves_the_one_that_is_there(faulty) -> None
         ("src/pack/__init__.py", ["en", "zh-Hans"]),
         ("docs/sidebars.json", ["en", "zh-Hans"]),
         ("docs/sphinx/conf.py", ["en", "zh-Hans"]),
+        ("docs/verified/cpu/en/basics/lesson.json", ["en", "zh-Hans"]),
         ("doctest/pagebuild/sphinx/myst.py", ["en", "zh-Hans"]),
         ("tests/test_other.py", ["en"]),
     ],

@@ -25,7 +25,7 @@ const TYPES = new Set(['class', 'exception', 'data', 'attribute']);
 export class ApiLibrary {
   /**
    * @param {string} siteDir
-   * @param {string} repository
+   * @param {string} repository Its address; empty for none.
    */
   constructor(siteDir, repository) {
     this.siteDir = siteDir;
@@ -46,7 +46,7 @@ export class ApiLibrary {
 class ApiVersion {
   /**
    * @param {string} siteDir
-   * @param {string} repository
+   * @param {string} repository Its address; empty for none.
    * @param {string} version
    */
   constructor(siteDir, repository, version) {
@@ -54,7 +54,8 @@ class ApiVersion {
     const data = join(siteDir, 'data', ...(isCurrent ? [] : ['versions', version]), 'api.json');
     /** @type {Record<string, ApiObject>} */
     this.objects = JSON.parse(readFileSync(data, 'utf8')).objects;
-    this.tree = `${repository}/blob/${isCurrent ? 'main' : `v${version}`}`;
+    /** Where the code of this version is on the web; null where no repository is configured. */
+    this.tree = repository ? `${repository}/blob/${isCurrent ? 'main' : `v${version}`}` : null;
     this.pages = findPages(join(siteDir, ...(isCurrent ? ['docs'] : ['versioned_docs', `version-${version}`])), this);
     this.shortNames = this.#indexShortNames();
   }
@@ -84,12 +85,12 @@ class ApiVersion {
   }
 
   /**
-   * The address of an object's code.
+   * The address of an object's code, if it has one.
    *
    * @param {ApiObject} object
    */
   codeAddress({source}) {
-    return source ? `${this.tree}/${source.file}#L${source.line}-L${source.end}` : undefined;
+    return source && this.tree ? `${this.tree}/${source.file}#L${source.line}-L${source.end}` : undefined;
   }
 
   /** Short names that mean one object; one that is documented under several paths counts as one. */

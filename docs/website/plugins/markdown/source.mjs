@@ -32,6 +32,16 @@ export class Source {
   }
 
   /**
+   * What is shown in the place of an output block; undefined for the author's own text.
+   *
+   * @param {{position?: {start: {line: number}}}} node
+   * @returns {string | undefined}
+   */
+  recordedOutput(node) {
+    return this.page.recorded?.outputs[node.position?.start.line];
+  }
+
+  /**
    * Stop the build with the place in the author's file.
    *
    * @param {string} message

@@ -20,7 +20,7 @@ export default function Home() {
       })}
     >
       <main className="home">
-        <Hero example={landing.example} tutorials={landing.tutorials} />
+        <Hero example={landing.example} tutorials={landing.tutorials} proof={landing.proof} />
         <Section
           id="step"
           title={translate({id: 'site.step.title', message: 'More processes, the same step'})}
@@ -72,8 +72,8 @@ export default function Home() {
           text={translate({
             id: 'site.tutorials.text',
             message:
-              'Every page is a program. A dot tells how its last run ended on each kind of device, and turns grey ' +
-              'when the code has changed since.',
+              'Every page with code is a program. A dot tells how its last run ended on each kind of device where it ' +
+              'ran, and turns grey when the code has changed since.',
           })}
         >
           <Tutorials tutorials={landing.tutorials} />

@@ -157,3 +157,9 @@ test('a page of a release uses the objects and the code of that release', async 
   const entry = findComponent(await transform(site, '{{ autodoc:lib.Lid }}\n', {path}), 'ApiEntry');
   assert.equal(prop(entry, 'code'), 'https://host/repo/blob/v0.1.0/src/lib/box.py#L3-L9');
 });
+
+test('without a repository no object leads to its code', async () => {
+  const entry = findComponent(await transform(site, '{{ autodoc:lib.Lid }}\n', {repository: ''}), 'ApiEntry');
+  assert.equal(prop(entry, 'code'), undefined);
+  assert.ok(prop(entry, 'source').startsWith('src/lib/box.py'));
+});

@@ -1,6 +1,11 @@
 import assert from 'node:assert/strict';
+import {readFileSync} from 'node:fs';
+import {fileURLToPath} from 'node:url';
 import {test} from 'node:test';
 import {findDeadLinks} from '../checks/links.mjs';
+import {Repository} from '../repository.mjs';
+
+const ROOT = fileURLToPath(new URL('../../../..', import.meta.url));
 
 const FILES = {
   '/': '<link rel=stylesheet href=/assets/a.css><a href=docs/one/#part>one</a><script src=/assets/a.js></script>',
@@ -13,11 +18,15 @@ const FILES = {
 };
 const PAGES = ['/', '/docs/one/', '/docs/two/'];
 
-/** @param {Record<string, string | null>} changed What differs from a site without a fault. */
-const check = (changed = {}) => findDeadLinks(PAGES, async (path) => ({...FILES, ...changed})[path] ?? null);
+/**
+ * @param {Record<string, string | null>} changed What differs from a site without a fault.
+ * @param {string} repository
+ */
+const check = (changed = {}, repository = '') =>
+  findDeadLinks(PAGES, async (path) => ({...FILES, ...changed})[path] ?? null, new Repository(repository, ROOT));
 
 test('a site whose links all lead somewhere has no fault, and its links are counted', async () => {
-  assert.deepEqual(await check(), {faults: [], counts: {links: 7, anchors: 3, files: 4, downloads: 1}});
+  assert.deepEqual(await check(), {faults: [], counts: {links: 7, anchors: 3, files: 4, downloads: 1, repository: 0}});
 });
 
 const FAULTS = {
@@ -53,3 +62,27 @@ test('links to other sites and pictures in the page itself are no faults', async
   const html = '<a href=https://elsewhere.org/>x</a><a href=mailto:a@b.org>y</a><img src="data:image/png;base64,AA">';
   assert.deepEqual((await check({'/docs/one/': `<h2 id=part>x</h2>${html}`})).faults, []);
 });
+
+const HERE = 'https://host.example/team/lib';
+const FILE = 'docs/website/tests/unit/links.test.mjs';
+const LINES = readFileSync(new URL(import.meta.url), 'utf8').split('\n').length;
+
+test('links into the repository lead to files that are here, and to lines that they have', async () => {
+  const links = [`edit/main/${FILE}`, `blob/main/${FILE}#L1-L${LINES}`, 'blob/v0.1.0/src/gone.py#L1-L2'];
+  const html = links.map((link) => `<a href="${HERE}/${link}">x</a>`).join('');
+  const found = await check({'/docs/one/': FILES['/docs/one/'] + html}, HERE);
+  assert.deepEqual([found.faults, found.counts.repository], [[], 3]);
+});
+
+for (const [link, expected, repository] of [
+  [`${HERE}/edit/main/docs/gone.md`, 'there is no such file', HERE],
+  [`${HERE}/blob/main/${FILE}#L1-L${LINES + 1}`, `that file has ${LINES} lines`, HERE],
+  [`https://elsewhere.example/x/edit/main/${FILE}`, `the repository is ${HERE}`, HERE],
+  [`${HERE}/edit/main/${FILE}`, 'pyproject.toml names no repository', ''],
+]) {
+  test(`a link into the repository is a fault: ${expected}`, async () => {
+    const {faults} = await check({'/docs/one/': `${FILES['/docs/one/']}<a href="${link}">x</a>`}, repository);
+    assert.equal(faults.length, 1);
+    assert.ok(faults[0].endsWith(`links to ${link}, and ${expected}`), faults[0]);
+  });
+}

@@ -65,10 +65,11 @@ export function makeSite({objects = [], pages = {}}) {
  *
  * @param {{folder: string}} site
  * @param {string} markdown The author's text.
- * @param {{path?: string, page?: object}} place
+ * @param {{path?: string, page?: object, repository?: string}} place
  * @returns {Promise<{children: object[]}>}
  */
-export async function transform(site, markdown, {path = 'docs/basics/box.md', page = {}} = {}) {
+export async function transform(site, markdown, place = {}) {
+  const {path = 'docs/basics/box.md', page = {}, repository = 'https://host/repo'} = place;
   const frontMatter = {page: {kind: 'tutorial', source: 'docs/source/en/basics/box.md', ...page}};
   const value = `---\n${JSON.stringify(frontMatter)}\n---\n${markdown}`;
   const file = new VFile({path: join(site.folder, path), value, data: {frontMatter}});
@@ -76,7 +77,7 @@ export async function transform(site, markdown, {path = 'docs/basics/box.md', pa
     .use(remarkParse)
     .use(remarkFrontmatter)
     .use(remarkDirective)
-    .use(remarkPage, {siteDir: site.folder, repository: 'https://host/repo'});
+    .use(remarkPage, {siteDir: site.folder, repository});
   const tree = await processor.run(processor.parse(file), file);
   return {...tree, children: tree.children.filter(({type}) => type !== 'yaml')};
 }

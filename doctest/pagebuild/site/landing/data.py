@@ -1,68 +1,103 @@
 """The landing page's data, put together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pagebuild.runs import DEVICES
+from pagebuild.site.badges import VERIFIED
 from pagebuild.site.edition import BrokenInputError, Edition, read_json
+from pagebuild.site.insight import Insight
 from pagebuild.site.landing.example import PAGE, example
 from pagebuild.site.landing.features import feature_matrix
 from pagebuild.site.landing.models import model_matrix
 from pagebuild.site.landing.plugins import CHOICES, check_choices, offered_plugins
-from pagebuild.site.pages import Knowledge
 from pagebuild.site.sidebar import categories, labels
 from pagebuild.site.words import first_sentence, title
 from pagetest.finding import Finding
-from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
 
 
-def landing(root: Path, edition: Edition, knowledge: Knowledge) -> dict[str, Any]:
+def landing(root: Path, edition: Edition, insight: Insight) -> dict[str, Any]:
     """Everything that the landing page shows.
 
     Args:
         root: The project's root.
         edition: The documentation as it is now.
-        knowledge: What is known about its pages.
+        insight: What is known about its pages beside their text.
 
     Raises:
         BrokenInputError: The library and the tables here disagree, or an input is missing.
     """
     check_choices(offered_plugins())
+    shown = tutorials(edition, insight)
+    proof = proof_of([card for category in shown for card in category["pages"]])
     data = {
         "example": example(root / "README.md", edition.tree.page(PAGE, LANGUAGES[0])),
-        "tutorials": tutorials(edition, knowledge),
+        "tutorials": shown,
+        "proof": proof,
         "plugins": [choice.row() for choice in CHOICES],
-        "features": feature_matrix(knowledge.results.has_run_on),
+        "features": feature_matrix(proof),
         "models": model_matrix(),
     }
     _check_pages(data, edition)
     return data
 
 
-def tutorials(edition: Edition, knowledge: Knowledge) -> list[dict[str, Any]]:
+def tutorials(edition: Edition, insight: Insight) -> list[dict[str, Any]]:
     """The categories of the sidebar with their pages."""
     content = read_json(edition.sidebars, "write the sidebars")
     translated = labels(edition, LANGUAGES[1])
     return [
         {
             "label": dict(zip(LANGUAGES, (label, translated[key]["message"]), strict=True)),
-            "pages": [_card(name, edition, knowledge) for name in names],
+            "pages": [_card(name, edition, insight) for name in names],
         }
         for key, label, names in categories(content)
     ]
 
 
-def _card(name: str, edition: Edition, knowledge: Knowledge) -> dict[str, Any]:
+def proof_of(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many tutorials the runs prove; one counts that is verified in every language.
+
+    Args:
+        cards: What the landing page shows of each tutorial.
+
+    Returns:
+        The number of those that have code, the day of the last run, and for each device on which any ran how many of
+        them are verified there.
+    """
+    programs = [card["badges"] for card in cards if card["hasCode"]]
+    every = [badge for badges in programs for shown in badges.values() for badge in shown]
+
+    def is_verified(badges: Mapping[str, Sequence[Mapping[str, Any]]], device: str) -> bool:
+        states = [{badge["device"]: badge["state"] for badge in shown}.get(device) for shown in badges.values()]
+        return all(state == VERIFIED for state in states)
+
+    return {
+        "programs": len(programs),
+        "lastDate": max((badge.get("date", "") for badge in every), default=""),
+        "verified": {
+            device: sum(is_verified(badges, device) for badges in programs)
+            for device in DEVICES
+            if any(badge["device"] == device for badge in every)
+        },
+    }
+
+
+def _card(name: str, edition: Edition, insight: Insight) -> dict[str, Any]:
     pages = {language: edition.tree.page(name, language) for language in LANGUAGES}
 
     def each(function: Any) -> Mapping[str, Any]:
         return {language: function(page) for language, page in pages.items()}
 
-    def badges(page: Page) -> list[dict[str, Any]]:
-        return knowledge.badges(page, edition.tree)
-
-    return {"name": name, "title": each(title), "description": each(first_sentence), "badges": each(badges)}
+    return {
+        "name": name,
+        "title": each(title),
+        "description": each(first_sentence),
+        "hasCode": any(page.runnable for page in pages.values()),
+        "badges": each(insight.results.badges),
+    }
 
 
 def _check_pages(data: Mapping[str, Any], edition: Edition) -> None:

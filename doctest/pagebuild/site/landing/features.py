@@ -1,7 +1,7 @@
 """The matrix of features: one column per plugin, and cells that were tried, not typed."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from pagebuild.site.landing.trial import NO, YES, Bench, attempt, has_own_precis
 from pagetest.model.tree import LANGUAGES
 
 PARTIAL = "partial"
+DEVICE = "devices"
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ _CLIPPING_PAGE = "features/gradient_clipping_with_booster"
 _SAVING_PAGE = "basics/booster_checkpoint"
 
 FEATURES = (
-    Feature("cpu", "devices"),
-    Feature("cuda", "devices"),
+    Feature("cpu", DEVICE),
+    Feature("cuda", DEVICE),
     Feature("fp16", "precision", _PRECISION_PAGE),
     Feature("fp16_naive", "precision", _PRECISION_PAGE),
     Feature("bf16", "precision", _PRECISION_PAGE),
@@ -104,17 +105,18 @@ FEATURES = (
 )
 
 
-def feature_matrix(has_run_on: Callable[[str], bool]) -> dict[str, Any]:
+def feature_matrix(proof: Mapping[str, Any]) -> dict[str, Any]:
     """Tries every feature with every plugin that exists; what is planned has no column, for nobody can try it.
 
     Args:
-        has_run_on: Whether any page has passed on a device.
+        proof: How many tutorials are verified on each device. Where none has run on any, devices have no rows: nothing
+            is known about them.
     """
     working = [choice for choice in CHOICES if choice.state == WORKS]
     states = {choice.key: _states(choice) for choice in working}
     return {
         "columns": [{"key": choice.key, "label": _label(choice), "state": choice.state} for choice in working],
-        "rows": [_row(feature, states, has_run_on) for feature in FEATURES],
+        "rows": [_row(feature, states, proof) for feature in FEATURES if feature.group != DEVICE or proof["verified"]],
     }
 
 
@@ -122,14 +124,25 @@ def _label(choice: Choice) -> dict[str, str]:
     return dict.fromkeys(LANGUAGES, choice.name) if choice.name else text("notes", "no_plugin")
 
 
-def _row(feature: Feature, states: dict[str, dict[str, str]], has_run_on: Callable[[str], bool]) -> dict[str, Any]:
+def _row(feature: Feature, states: dict[str, dict[str, str]], proof: Mapping[str, Any]) -> dict[str, Any]:
     cells: dict[str, dict[str, Any]] = {key: {"state": found[feature.key]} for key, found in states.items()}
-    if feature.group == "devices" and not has_run_on(feature.key):
+    if feature.group == DEVICE and (doubt := _doubt(feature.key, proof)):
         for cell in cells.values():
             if cell["state"] == YES:
-                cell |= {"state": PARTIAL, "note": text("notes", "unproved")}
+                cell |= {"state": PARTIAL, "note": doubt}
     row = {"key": feature.key, "label": text("features", feature.key), "group": text("groups", feature.group)}
     return row | {"page": feature.page or None, "cells": cells}
+
+
+def _doubt(device: str, proof: Mapping[str, Any]) -> dict[str, str] | None:
+    """What keeps the plugins from being proved on a device; None where all tutorials are verified there."""
+    verified, programs = proof["verified"].get(device), proof["programs"]
+    if verified is None:
+        return text("notes", "unproved")
+    if verified == programs:
+        return None
+    note = text("notes", "verified")
+    return {language: words.format(verified=verified, programs=programs) for language, words in note.items()}
 
 
 def _states(choice: Choice) -> dict[str, str]:
@@ -143,7 +156,7 @@ def _maker(choice: Choice) -> Callable[[], Any] | None:
 
 
 def _state(feature: Feature, choice: Choice, bench: Bench) -> str:
-    if feature.group == "devices":
+    if feature.group == DEVICE:
         return YES if feature.key in bench.booster.plugin.supported_devices else NO
     plugin = choice.plugin
     if feature.group == "precision" and plugin is not None and has_own_precision(plugin):

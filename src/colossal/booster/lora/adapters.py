@@ -23,7 +23,7 @@ def require_peft() -> None:
         import peft  # noqa: F401
     except ImportError as error:
         raise UnsupportedError(
-            "LoRA needs the package peft. Found that it is not installed. Run: pip install 'colossal[lora]'"
+            "LoRA needs the package peft. Found that it is not installed. In the clone, run: pip install -e '.[lora]'"
         ) from error
 
 

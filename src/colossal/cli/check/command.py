@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import click
 
-from colossal.cli.check import communication, devices, kernels, machine, versions
+from colossal.cli.check import communication, compatibility, devices, kernels, machine, versions
 from colossal.cli.check.row import Report, Row, Section
 from colossal.cli.check.selftest import self_tests
 from colossal.cli.check.show import show
 from colossal.cli.spelling import SETTINGS
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
-_AFTER_VERSIONS = (devices.SECTION, communication.SECTION, kernels.SECTION)
+_AFTER_VERSIONS = (compatibility.SECTION, devices.SECTION, communication.SECTION, kernels.SECTION)
 
 
 @click.command("check", context_settings=SETTINGS)
@@ -30,9 +30,9 @@ _AFTER_VERSIONS = (devices.SECTION, communication.SECTION, kernels.SECTION)
 def command(installation: bool, as_json: bool, timeout_seconds: float) -> None:  # noqa: ARG001 (documented, implied)
     """Tell whether this machine can train.
 
-    Looks at versions, devices, communication, kernels and limits, and lets two processes train a step and compare it
-    with a single process. Ends with 0 if the machine is usable, with 1 if there is a problem; each problem says what
-    to do about it.
+    Looks at versions, at whether torch, CUDA and own code fit together, at devices, communication, kernels and limits,
+    and lets two processes train a step and compare it with a single process. Ends with 0 if the machine is usable, with
+    1 if there is a problem; each problem says what to do about it.
 
     With --json it prints an object with the keys version, usable and rows. Each row has a section and a name, a status
     (ok; note: usable, but worth knowing; problem; skipped), found for people, value for programs, and advice or null.

@@ -6,6 +6,9 @@ from itertools import groupby
 from colossal.cli.check.row import Report, Row
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red", "skipped": "dim"}
+_MARKS = {"ok": "✓", "note": "!", "problem": "✗", "skipped": "-"}
+_PLAIN_MARKS = _MARKS | {"ok": "+", "problem": "x"}
+"""Where the encoding of the output has no check mark."""
 
 
 def show(report: Report) -> None:
@@ -33,13 +36,13 @@ def _show_table(report: Report) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console, marks = Console(highlight=False), _marks()
     table = Table(box=None, pad_edge=False, show_header=False)
     for section, rows in groupby(report.rows, key=lambda row: row.section):
         table.add_row("", f"[bold]{escape(section)}[/bold]", "")
         for row in rows:
             style = _STYLES[row.status]
-            table.add_row(f"[{style}]{row.status}[/{style}]", escape(row.name), escape(row.found))
+            table.add_row(f"[{style}]{marks[row.status]} {row.status}[/{style}]", escape(row.name), escape(row.found))
     console.print(table)
     for row in _advised(report):
         style = _STYLES[row.status]
@@ -48,12 +51,20 @@ def _show_table(report: Report) -> None:
 
 
 def _lines(report: Report) -> list[str]:
-    width = max((len(row.name) for row in report.rows), default=0)
+    width, marks = max((len(row.name) for row in report.rows), default=0), _marks()
     lines = []
     for section, rows in groupby(report.rows, key=lambda row: row.section):
-        lines += [section, *(f"  {row.status:<8} {row.name:<{width}}  {row.found}" for row in rows)]
+        lines += [section, *(f"  {marks[row.status]} {row.status:<8} {row.name:<{width}}  {row.found}" for row in rows)]
     advised = [f"{row.status}: {_advice(row)}" for row in _advised(report)]
     return [*lines, "", *advised, verdict(report)]
+
+
+def _marks() -> dict[str, str]:
+    try:
+        "".join(_MARKS.values()).encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return _PLAIN_MARKS
+    return _MARKS
 
 
 def _advised(report: Report) -> list[Row]:

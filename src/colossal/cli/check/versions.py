@@ -65,8 +65,9 @@ def _python(version: str, found: tuple[int, ...]) -> Row:
 
 
 def _package(package: Package) -> Row:
-    target = f"colossal[{package.extra}]" if package.extra else f"{package.name}>={package.least}"
-    install = f"pip install '{target}'"
+    install = f"pip install '{package.name}>={package.least}'"
+    if package.extra:
+        install = f"pip install -e '.[{package.extra}]' in the clone"
     try:
         version = metadata.version(package.name)
     except metadata.PackageNotFoundError:

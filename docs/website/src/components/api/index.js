@@ -19,9 +19,13 @@ export function ApiEntry({kind, source, code, children}) {
       {signature}
       {source && (
         <p className="api-source">
-          <Link to={code} title={sourceTitle()}>
-            {source}
-          </Link>
+          {code ? (
+            <Link to={code} title={sourceTitle()}>
+              {source}
+            </Link>
+          ) : (
+            source
+          )}
         </p>
       )}
       <div className="api-body" lang={ENGLISH}>

@@ -2,17 +2,19 @@ import React from 'react';
 import CodeBlock from '@theme/CodeBlock';
 import Heading from '@theme/Heading';
 import Link from '@docusaurus/Link';
-import Translate from '@docusaurus/Translate';
+import Translate, {translate} from '@docusaurus/Translate';
 import useText from './useText.js';
-import {findPage, summarise} from './status.js';
+import {findPage} from './pages.js';
 
 /**
- * @typedef {import('./status.js').Category} Category
+ * @typedef {import('./pages.js').Category} Category
+ * @typedef {{programs: number, lastDate: string, verified: Record<string, number>}} Proof How many tutorials have code;
+ *   and how many of them are verified on each kind of device on which any ran.
  * @typedef {{source: string, page: string, command: string}} ExampleData
  */
 
-/** @param {{example: ExampleData, tutorials: Category[]}} props */
-export default function Hero({example, tutorials}) {
+/** @param {{example: ExampleData, tutorials: Category[], proof: Proof}} props */
+export default function Hero({example, tutorials, proof}) {
   const first = tutorials[0].pages[0];
   return (
     <header className="hero-grid">
@@ -34,48 +36,53 @@ export default function Hero({example, tutorials}) {
             <Translate id="site.hero.overview">Read the overview</Translate>
           </Link>
         </p>
-        <Summary tutorials={tutorials} />
+        <Summary proof={proof} />
       </div>
       <Example example={example} tutorials={tutorials} />
     </header>
   );
 }
 
-/** @param {{tutorials: Category[]}} props */
-function Summary({tutorials}) {
-  const {programs, verified, lastDate, onGpu} = summarise(tutorials);
+/**
+ * What the records prove; nothing where there are none.
+ *
+ * @param {{proof: Proof}} props
+ */
+function Summary({proof: {programs, lastDate, verified}}) {
+  if (!lastDate) {
+    return null;
+  }
   return (
-    <dl className="hero-facts">
-      <div>
-        <dt>
-          <Translate id="site.hero.verified">tutorials verified on a CPU</Translate>
-        </dt>
-        <dd>
-          {verified}
-          <span className="of"> / {programs}</span>
-        </dd>
-      </div>
-      <div>
-        <dt>
-          <Translate id="site.hero.gpu">on a GPU</Translate>
-        </dt>
-        <dd>
-          {onGpu}
-          <span className="of"> / {programs}</span>
-        </dd>
-      </div>
-      {lastDate && (
-        <div>
-          <dt>
-            <Translate id="site.hero.lastRun">last run</Translate>
-          </dt>
-          <dd>
+    <section className="hero-proof" aria-labelledby="hero-proof">
+      <p id="hero-proof">
+        <Translate id="site.hero.proof">Tutorials, each of them a program</Translate>
+      </p>
+      <ul>
+        {Object.entries(verified).map(([device, count]) => (
+          <li key={device}>
+            <strong>
+              {count}
+              <span className="of"> / {programs}</span>
+            </strong>{' '}
+            {verifiedLabel(device)}
+          </li>
+        ))}
+        <li>
+          <strong>
             <time dateTime={lastDate}>{lastDate}</time>
-          </dd>
-        </div>
-      )}
-    </dl>
+          </strong>{' '}
+          <Translate id="site.hero.lastRun">last run</Translate>
+        </li>
+      </ul>
+    </section>
   );
+}
+
+/** @param {string} device */
+function verifiedLabel(device) {
+  return device === 'cuda'
+    ? translate({id: 'site.hero.gpu', message: 'verified on a GPU'})
+    : translate({id: 'site.hero.verified', message: 'verified on a CPU'});
 }
 
 /** @param {{example: ExampleData, tutorials: Category[]}} props */

@@ -7,7 +7,7 @@ import useText from './useText.js';
 /**
  * All tutorials, in their order, with the state of each.
  *
- * @param {{tutorials: import('./status.js').Category[]}} props
+ * @param {{tutorials: import('./pages.js').Category[]}} props
  */
 export default function Tutorials({tutorials}) {
   const text = useText();
@@ -27,7 +27,7 @@ export default function Tutorials({tutorials}) {
   );
 }
 
-/** @param {{page: import('./status.js').Tutorial}} props */
+/** @param {{page: import('./pages.js').Tutorial}} props */
 function Tutorial({page}) {
   const text = useText();
   const {currentLocale} = useDocusaurusContext().i18n;
@@ -35,14 +35,16 @@ function Tutorial({page}) {
     <li>
       <Link to={`/docs/${page.name}`}>{text(page.title)}</Link>
       <p>{text(page.description)}</p>
-      <ul className="tutorial-states">
-        {page.badges[currentLocale].map((badge) => (
-          <li key={badge.device} className="badge-line" data-state={badge.state}>
-            <span className="badge-dot" aria-hidden="true" />
-            {deviceLabel(badge.device)} <span>{badge.state === 'verified' ? badge.date : stateLabel(badge)}</span>
-          </li>
-        ))}
-      </ul>
+      {page.badges[currentLocale].length > 0 && (
+        <ul className="tutorial-states">
+          {page.badges[currentLocale].map((badge) => (
+            <li key={badge.device} className="badge-line" data-state={badge.state}>
+              <span className="badge-dot" aria-hidden="true" />
+              {deviceLabel(badge.device)} <span>{badge.state === 'verified' ? badge.date : stateLabel(badge)}</span>
+            </li>
+          ))}
+        </ul>
+      )}
     </li>
   );
 }

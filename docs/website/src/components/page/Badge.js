@@ -6,8 +6,8 @@ import {deviceLabel, stateLabel} from './badge-labels.js';
 const SHORT = 7;
 
 /**
- * @typedef {{device: string, state: 'verified' | 'outdated' | 'failed' | 'never' | 'none', date?: string,
- *   commit?: string, backend?: string, world?: number, seconds?: number}} BadgeData
+ * @typedef {{device: string, state: 'verified' | 'outdated' | 'failed', date?: string, commit?: string,
+ *   processor?: string, backend?: string, world?: number, seconds?: number}} BadgeData
  */
 
 /**
@@ -27,10 +27,10 @@ export default function Badge({badge}) {
 }
 
 /** @param {{badge: BadgeData}} props */
-function BadgeFacts({badge: {date, commit, backend, world, seconds}}) {
+function BadgeFacts({badge: {date, state, commit, processor, backend, world, seconds}}) {
   return (
     <span className="badge-facts">
-      <time dateTime={date}>{date}</time>
+      {state !== 'outdated' && <time dateTime={date}>{date}</time>}
       {commit && (
         <span title={commit}>
           <Translate id="site.badge.commit" values={{commit: shorten(commit)}}>
@@ -38,6 +38,7 @@ function BadgeFacts({badge: {date, commit, backend, world, seconds}}) {
           </Translate>
         </span>
       )}
+      {processor && <span>{processor}</span>}
       {backend && <span>{backend}</span>}
       {world && <span>{worldLabel(world)}</span>}
       {seconds !== undefined && seconds !== null && (

@@ -1,20 +1,38 @@
 import React from 'react';
 import Translate from '@docusaurus/Translate';
+import {useDoc} from '@docusaurus/plugin-content-docs/client';
 
 /**
- * What the block above printed.
+ * What the block above printed; what was recorded says when and where.
  *
- * @param {{children: React.ReactNode}} props
+ * @param {{kind?: 'recorded', children: React.ReactNode}} props
  */
-export default function Output({children}) {
+export default function Output({kind, children}) {
   return (
     <div className="output">
       <p className="output-label">
         <Translate id="site.output" description="Label of what a code block printed">
           Output
         </Translate>
+        {kind === 'recorded' && <Recorded />}
       </p>
       {children}
     </div>
+  );
+}
+
+/** When and where the page's outputs were recorded. */
+function Recorded() {
+  const {date, machine} = useDoc().frontMatter.page.recorded;
+  return (
+    <span className="output-run">
+      <Translate
+        id="site.output.recorded"
+        description="When and where an output was recorded"
+        values={{date: <time dateTime={date}>{date}</time>, machine}}
+      >
+        {'recorded {date}, {machine}'}
+      </Translate>
+    </span>
   );
 }

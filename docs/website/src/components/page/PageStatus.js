@@ -9,15 +9,17 @@ export default function PageStatus() {
   const {badges = [], downloads = {}, stale = []} = useDoc().frontMatter.page ?? {};
   return (
     <>
-      {badges.length > 0 && (
+      {(badges.length > 0 || downloads.script) && (
         <div className="page-status">
-          <ul className="badges">
-            {badges.map((badge) => (
-              <li key={badge.device}>
-                <Badge badge={badge} />
-              </li>
-            ))}
-          </ul>
+          {badges.length > 0 && (
+            <ul className="badges">
+              {badges.map((badge) => (
+                <li key={badge.device}>
+                  <Badge badge={badge} />
+                </li>
+              ))}
+            </ul>
+          )}
           <Downloads downloads={downloads} />
         </div>
       )}

@@ -8,16 +8,11 @@ export function deviceLabel(device) {
 /**
  * @param {import('./Badge.js').BadgeData} badge
  */
-export function stateLabel({state, device}) {
+export function stateLabel({state, date}) {
   const labels = {
     verified: translate({id: 'site.badge.verified', message: 'verified'}),
-    outdated: translate({id: 'site.badge.outdated', message: 'code changed since the run'}),
+    outdated: translate({id: 'site.badge.outdated', message: 'verified on {date}, changed since'}, {date}),
     failed: translate({id: 'site.badge.failed', message: 'failed'}),
-    none: translate({id: 'site.badge.none', message: 'no code to run'}),
-    never:
-      device === 'cuda'
-        ? translate({id: 'site.badge.never.gpu', message: 'not run on a GPU yet'})
-        : translate({id: 'site.badge.never.cpu', message: 'not run on a CPU yet'}),
   };
   return labels[state];
 }

@@ -7,7 +7,7 @@ const LICENSE = 'Apache-2.0';
 
 /** The foot of every page: what was built, from which state of the code. */
 export default function Footer() {
-  const {site, isHosted} = useDocusaurusContext().siteConfig.customFields;
+  const {site} = useDocusaurusContext().siteConfig.customFields;
   const commit = site.commit.slice(0, 7);
   return (
     <footer className="site-footer">
@@ -27,7 +27,7 @@ export default function Footer() {
           <Link to="/versions">
             <Translate id="site.footer.versions">Versions</Translate>
           </Link>
-          {isHosted && (
+          {site.repository && (
             <Link to={site.repository}>
               <Translate id="site.footer.source">Source</Translate>
             </Link>

@@ -1,0 +1,99 @@
+"""What the records say about the pages: which runs hold, and what readers see of them."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pagetest.graph.imports import ImportGraph
+from pagetest.model.page import Block, Page
+from pagetest.model.tree import Tree
+from pagetest.outputs.matching import WILD
+from pagetest.outputs.shown import outputs_of
+from pagetest.results.fitting import Fitting, RecordedRun
+from pagetest.results.recorder import run_facts
+from pagetest.results.records import RECORDS, Records
+
+DEVICES = ("cpu", "cuda")
+"""What readers are told about, in this order."""
+
+_FENCE = re.compile(r"^ {0,3}(`{3,})", re.MULTILINE)
+
+FindRun = Callable[[Page, str], RecordedRun | None]
+"""The run that holds for a page on a device; None where there is none."""
+
+
+def record_folders(root: Path, docs: Path) -> tuple[Path, ...]:
+    """Where the runs of pages are recorded: those of this checkout, then those that were committed.
+
+    Args:
+        root: The project's root.
+        docs: The folder beside whose pages the committed records lie.
+    """
+    return root / "build" / "docs" / RECORDS, docs / RECORDS
+
+
+def present_runs(root: Path, tree: Tree, folders: Sequence[Path]) -> FindRun:
+    """Finds the runs of pages that are still written on: those that would come out the same now.
+
+    Args:
+        root: The project's root.
+        tree: The pages.
+        folders: Where their runs are recorded, first there first.
+    """
+    records, graph, facts = [Records(folder) for folder in folders], ImportGraph(root / "src"), run_facts(root)
+    return lambda page, device: Fitting(records, tree, graph, device, facts).find(page)
+
+
+def released_runs(folder: Path) -> FindRun:
+    """Finds the runs of a released version, which holds no others than those that held when it was frozen.
+
+    Args:
+        folder: Where they are recorded.
+    """
+    records = Records(folder)
+
+    def find(page: Page, device: str) -> RecordedRun | None:
+        record = records.find(device, page.language, page.name)
+        return RecordedRun(records, record) if record else None
+
+    return find
+
+
+def shown_run(page: Page, find: FindRun) -> RecordedRun | None:
+    """The run whose outputs readers see, of the first device that has one."""
+    return next((run for device in DEVICES if (run := find(page, device))), None)
+
+
+def machine_of(record: Mapping[str, Any]) -> str:
+    """What a page ran on, in a word or two: the processor, or that it was a GPU, whose name no record knows."""
+    return record.get("processor") or "CPU" if record["device"] == DEVICES[0] else "GPU"
+
+
+def shown_outputs(page: Page, run: RecordedRun | None) -> dict[Block, str]:
+    """What readers see in the place of output blocks with `...`: what was really printed.
+
+    Where no run holds there is nothing to show: an older one may have printed what the code no longer does.
+
+    Args:
+        page: The page.
+        run: The run that holds for it.
+
+    Returns:
+        The text, without a line end after it, of each block that says less.
+    """
+    if run is None:
+        return {}
+    printed = {block.line: _trimmed(text) for block, text in zip(page.runnable, run.printed, strict=True)}
+    texts = {output.block: printed[output.python.line] for output in outputs_of(page) if WILD in output.block.source}
+    return {block: text for block, text in texts.items() if text != _trimmed(block.source)}
+
+
+def fence_around(text: str) -> str:
+    """A fence of Markdown that no line of a text can close."""
+    return "`" * max([3, *(len(marks) + 1 for marks in _FENCE.findall(text))])
+
+
+def _trimmed(text: str) -> str:
+    """The text without blank lines around it, and without blanks at the ends of its lines."""
+    return "\n".join(line.rstrip() for line in re.split(r"\r\n|\n|\r", text)).strip("\n")

@@ -1,0 +1,73 @@
+"""Whether torch, CUDA and the library's own code fit together."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+
+from colossal import _native as native
+from colossal.cli.check.row import Row, Section
+from colossal.cli.check.versions import PACKAGES
+from colossal.cli.version import VERSION
+
+TITLE = "compatibility"
+_LANGUAGES = {".cpp": "C++", ".cu": "CUDA"}
+
+
+def look() -> Iterator[Row]:
+    """Compare versions of torch, and of CUDA in torch and the system; tell when the library's own code is built."""
+    import torch
+
+    least = next(package.least for package in PACKAGES if package.name == "torch")
+    yield Row(
+        TITLE, "torch and colossal", "ok", f"match: {torch.__version__}, and {VERSION}, which needs {least}", True
+    )
+    needed = torch.version.cuda
+    compiler = native.own_code(".cu").compiler
+    found = _version_of(compiler) if compiler else None
+    yield Row(TITLE, "CUDA of the system", "ok", f"{found}, {compiler}" if found else "none: no nvcc that runs", found)
+    yield _match(needed, found)
+    for suffix in _LANGUAGES:
+        yield _code(suffix, native.own_code(suffix), needed=suffix == ".cpp" or bool(needed))
+
+
+def _version_of(compiler: str) -> str | None:
+    """The version of the CUDA toolkit that a compiler belongs to, such as 12.8."""
+    command = [compiler, "--version"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    release = re.search(r"release (\d+\.\d+)", said)
+    return release.group(1) if release else None
+
+
+def _match(needed: str | None, found: str | None) -> Row:
+    """The toolkit compiles what runs beside torch's own libraries: their major versions are the same."""
+    name = "CUDA of torch and system"
+    if needed is None:
+        return Row(TITLE, name, "ok", "no need to match: torch is a build for CPUs")
+    if found is None:
+        return Row(TITLE, name, "ok", f"torch brings its own {needed}; the system has none")
+    if needed.partition(".")[0] == found.partition(".")[0]:
+        return Row(TITLE, name, "ok", f"match: {needed} and {found}", True)
+    advice = f"Install the CUDA toolkit {needed}, or let NVCC name its compiler, before own code is built."
+    return Row(TITLE, name, "note", f"differ: {needed} and {found}", False, advice)
+
+
+def _code(suffix: str, code: native.OwnCode, *, needed: bool) -> Row:
+    """Tell when the code in one language is built: at install (AOT) or at first use (JIT)."""
+    language = _LANGUAGES[suffix]
+    name = f"extensions in {language}"
+    if code.at_install and not code.at_first_use:
+        return Row(TITLE, name, "ok", f"built at install (AOT): {', '.join(code.at_install)}", "install")
+    if not needed:
+        return Row(TITLE, name, "ok", "not needed: torch is a build for CPUs")
+    if code.compiler:
+        names = ", ".join(code.at_first_use)
+        return Row(TITLE, name, "ok", f"built at first use (JIT) by {code.compiler}: {names}", "first use")
+    advice = f"All works without it, only slower. To have it, {code.advice}, or a wheel that was built with CUDA_EXT=1."
+    found = f"neither built at install (AOT) nor to be built: no {language} compiler"
+    return Row(TITLE, name, "note", found, None, advice)
+
+
+SECTION = Section(TITLE, look)
