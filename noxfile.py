@@ -43,11 +43,14 @@ def prepare(session: nox.Session, environment: str, *groups: str) -> Path:
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
-    """Style and formatting of the code, and the rules of the pages."""
-    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PROJECT, "lint"), "markdown-it-py")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("python", "docs_test.py", "--check")
+    """Every hook of ``.pre-commit-config.yaml`` on every file; ``-- --install`` runs them before each commit."""
+    session.install(*CONSTRAINTS, *nox.project.dependency_groups(PROJECT, "lint"))
+    if session.posargs == ["--install"]:
+        session.run("pre-commit", "install")
+    else:
+        # The tools are installed here, not in the user's cache folder, which another account may own.
+        session.env["PRE_COMMIT_HOME"] = str(Path(".nox").absolute() / "pre-commit")
+        session.run("pre-commit", "run", *(session.posargs or ["--all-files", "--show-diff-on-failure"]))
 
 
 @nox.session(venv_backend="none")
@@ -122,16 +125,6 @@ def site(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
-def mutants(session: nox.Session) -> None:
-    """Plant mistakes in a copy of the code, which tests must find; ``-- amp. --jobs 1`` plants those of one package.
-
-    What was found is kept until the code or the tests change. ``-- --list`` says what is planted.
-    """
-    programs = prepare(session, TESTS, "tests")
-    session.run(programs / "python", "tests/mutants/run.py", *(session.posargs or ["--jobs", "2"]))
-
-
-@nox.session(venv_backend="none")
 def examples(session: nox.Session) -> None:
     """Every program of ``examples/`` at smoke size on two ranks; each must learn."""
     programs = prepare(session, TESTS, "tests")
@@ -191,8 +184,34 @@ def wheels(session: nox.Session) -> None:
     session.run(programs / "python", "tests/packaging/dockerfile.py")
 
 
+@nox.session(venv_backend="none")
+def mutants(session: nox.Session) -> None:
+    """Plant mistakes in a copy of the code, which tests must find; ``-- amp. --jobs 1`` plants those of one package.
+
+    What was found is kept until the code or the tests change. ``-- --list`` says what is planted.
+    """
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "python", "tests/mutants/run.py", *(session.posargs or ["--jobs", "2"]))
+
+
+@nox.session(venv_backend="none")
+def stress(session: nox.Session) -> None:
+    """All tests in random order, and all tutorials, with each vector width, beside busy loops; two hours."""
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "python", "tests/stress.py", *session.posargs)
+
+
 # What the sessions leave out otherwise; docs/decisions/0001-what-checks-run-when.md says what catches the same faults.
-ONLY_BEFORE_RELEASES = ["mutants", "examples", "bench", "coverage", "minimums-3.11", "minimums-3.12", "wheels"]
+ONLY_BEFORE_RELEASES = [
+    "examples",
+    "bench",
+    "coverage",
+    "minimums-3.11",
+    "minimums-3.12",
+    "wheels",
+    "mutants",
+    "stress",
+]
 IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]}
 
 
@@ -200,7 +219,8 @@ IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]
 def release(session: nox.Session) -> None:
     """Every session in full: each page in the browser, each notebook executed, the Sphinx site in both languages.
 
-    And those that only a release needs: mutants, examples, benchmarks, coverage, oldest versions, sdist and wheel.
+    And those that only a release needs: examples, benchmarks, coverage, oldest versions, sdist and wheel, planted
+    mistakes, and everything once more where faults of the tests themselves show.
     """
     for name in [*SESSIONS, *ONLY_BEFORE_RELEASES]:
         session.notify(name, IN_FULL.get(name, []))

@@ -20,7 +20,7 @@ from pagetest.graph.changes import HEAD, changed_files  # noqa: E402
 BUDGET_SECONDS = 90.0
 """Of tests, which two workers share."""
 
-TYPED = ("src", "doctest", "benchmarks", "examples")
+TYPED = ("src", "doctest", "benchmarks", "examples", "tests")
 
 
 def say(title: str, names: list[str]) -> None:

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 import logging
 
 import pytest

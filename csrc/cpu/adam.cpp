@@ -2,9 +2,9 @@
 // parameter, and write a copy of it in another precision.
 //
 // The work is done in blocks that fit into the first cache. Those of low precision are widened into a buffer before and
-// narrowed behind, so there is one update, in float32. It is compiled twice, for any processor and for AVX2. AVX-512 has
-// masks for what is left at the end, and converts while loading and storing: its update is written out. The processor
-// chooses. Stores that go past the caches would take twice as long here, as what is written was read just before.
+// narrowed behind, so there is one update, in float32. It is compiled twice, for any processor and for AVX2. AVX-512
+// has masks for what is left at the end, and converts while loading and storing: its update is written out. The
+// processor chooses. Stores past the caches would take twice as long here, as what is written was read just before.
 
 #include <algorithm>
 #include <cmath>
@@ -108,10 +108,8 @@ COLOSSAL_INLINE void run(const Tensor& tensor, int64_t begin, int64_t end, const
     const float* grad = widened<Half>(tensor.grad, tensor.grad_type, at, n, grads);
     float* param = const_cast<float*>(widened<Half>(tensor.param, tensor.param_type, at, n, params));
     float *exp_avg = tensor.exp_avg + at, *exp_avg_sq = tensor.exp_avg_sq + at;
-    if (step.is_decoupled)
-      update<true>(param, grad, exp_avg, exp_avg_sq, n, step);
-    else
-      update<false>(param, grad, exp_avg, exp_avg_sq, n, step);
+    if (step.is_decoupled) update<true>(param, grad, exp_avg, exp_avg_sq, n, step);
+    else update<false>(param, grad, exp_avg, exp_avg_sq, n, step);
     if (tensor.param_type != kFloat32) narrow<Half>(param, tensor.param, tensor.param_type, at, n);
     if (tensor.copy_type != kNone) narrow<Half>(param, tensor.copy, tensor.copy_type, at, n);
   }

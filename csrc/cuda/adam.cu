@@ -113,10 +113,8 @@ __global__ void __launch_bounds__(kThreads) adam(const Table table) {
   int low = 0, high = table.count - 1;  // the last tensor that begins at this chunk or before
   while (low < high) {
     const int middle = (low + high + 1) / 2;
-    if (table.first_chunk[middle] <= chunk)
-      low = middle;
-    else
-      high = middle - 1;
+    if (table.first_chunk[middle] <= chunk) low = middle;
+    else high = middle - 1;
   }
   const Tensor& tensor = table.tensors[low];
   const bool is_aligned = fits(tensor.param, tensor.param_type) && fits(tensor.grad, tensor.grad_type) &&

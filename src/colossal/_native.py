@@ -148,7 +148,7 @@ def prebuild(folder: Path) -> list[Path]:
     Raises:
         UnsupportedError: There is no C++ compiler, or none where ``NVCC`` says, or a compiler refuses a source.
     """
-    made = []
+    made: list[Path] = []
     for source in sorted(_sources().glob("*/*")):
         language = _LANGUAGES.get(source.suffix)
         if language is None:

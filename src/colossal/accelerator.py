@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """The device that this process computes on: thin over `torch.accelerator`, and the same verbs on a CPU."""
 
 import os

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 """Linear layers in float8, against a reference in NumPy that knows the formats by their bits only."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false
 """Float32 masters of half-precision parameters, and the model that is cast."""
 
 import copy

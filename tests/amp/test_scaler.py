@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 """The loss scale: its rule, its agreement with torch's, and what it does to gradients."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false, reportReturnType=false
 """Mixed precision by apex, against a stand-in that does what apex's documentation says."""
 
 import sys

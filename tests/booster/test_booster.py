@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportReturnType=false
 import gc
 import weakref
 from pathlib import Path

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """What sharding is for: each rank holds less."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Every documented keyword of TorchFSDPPlugin means something to FSDP2, or is refused with what to do instead."""
 
 import functools
@@ -366,7 +367,7 @@ def test_a_module_inside_of_two_units_pulls_them_together() -> None:
 def test_a_transformers_model_names_its_blocks() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3}
+    sizes: dict[str, Any] = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
     with fake_world(2):
         boost(model)

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 """`GeminiPlugin`: precisions, checkpoints of any plugin and world, adapters, lazy models, and what it refuses."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 """Same seed, same data: N ranks equal one process, in loss, gradients and parameters after several steps.
 
 Training in float64 leaves rounding no room; what runs in half precision may differ by what rounding does to one process
@@ -105,12 +106,12 @@ def language_model(family: str) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    common = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
+    common: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0}
     if family == "gpt2":
-        off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        off: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         return Logits(GPT2LMHeadModel(GPT2Config(n_positions=TOKENS, n_embd=24, n_layer=2, n_head=3, **common, **off)))
-    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True}
-    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    sizes: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2}
     model = LlamaForCausalLM(LlamaConfig(**common, **heads, **sizes))
     for module in list(model.modules()):
         for name, child in module.named_children():

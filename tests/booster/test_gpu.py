@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """The Booster on a GPU. Skipped where there is none; nothing is called verified there that did not run there."""
 
 import pytest

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Adapters of divided models train like those that peft alone trains in one process, and peft reads their files."""
 
 from pathlib import Path
@@ -23,7 +24,7 @@ PRELOADED.append("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
 
 STEPS, MAX_NORM = 3, 0.05
-ADAM = {"lr": 1e-2, "weight_decay": 0.1}
+ADAM: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
 TARGETS: dict[str, list[str]] = {
     "llama": LLAMA,

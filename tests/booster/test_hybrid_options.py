@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 """What `HybridParallelPlugin` refuses, what it does in half precision, and how it treats lazy models and sequences."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Tensor, pipeline and data parallelism together equal one process: losses, norms, parameters after several steps."""
 
 from typing import Any
@@ -15,7 +16,7 @@ from colossal.booster.plugin import HybridParallelPlugin
 from colossal.testing import run_processes
 
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4
-ADAM = {"lr": 1e-2, "weight_decay": 0.1}
+ADAM: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
 FAMILIES = ("llama", "llama-tied", "gpt2", "bert", "vit", "mixtral", "bloom", "t5", "blip-2-t5")
 CAUSAL = ("llama", "llama-tied", "gpt2", "mixtral", "bloom")
 OF_SEQUENCES = ("llama", "llama-tied", "gpt2", "bert", "mixtral")

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """The plugin hands options of `ShardFormer` on to each stage: equal to one process, with fewer bytes, or an error."""
 
 from dataclasses import replace
@@ -19,7 +20,7 @@ from colossal.testing import fake_world, run_processes
 
 STEPS, FAMILIES = 3, ("llama", "gpt2", "bloom")
 PIPE = {"tp_size": 1, "pp_size": 2, "num_microbatches": 2}
-V = PIPE | {"pp_style": "zbv", "num_model_chunks": 2}
+V: dict[str, Any] = PIPE | {"pp_style": "zbv", "num_model_chunks": 2}
 WORLDS: dict[str, tuple[int, dict[str, Any], list[int]]] = {
     "tp2": (2, {"tp_size": 2, "pp_size": 1}, [3]),
     "pp2": (2, PIPE, [2, 1]),

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
 """Models that are built lazily train as those that are built at once, and no rank ever holds more than it needs."""
 
 import ctypes

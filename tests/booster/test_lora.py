@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Adapters on N ranks train like adapters that peft alone trains in one process."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Saved adapters: peft loads them on its own, any plugin goes on from them, and mistakes leave the model alone."""
 
 import json

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 """Frozen weights in few bits: what is replaced and with which settings, and what is refused.
 
 The layers of bitsandbytes are stand-ins that write down what they are told; the real ones run in the GPU test.
@@ -65,9 +66,7 @@ def stored(data: torch.Tensor, **keywords: Any) -> Any:
 @pytest.fixture
 def bitsandbytes(monkeypatch) -> None:
     module = ModuleType("bitsandbytes")
-    module.nn = SimpleNamespace(  # type: ignore[attr-defined]
-        Linear4bit=Linear4bit, Linear8bitLt=Linear8bitLt, Params4bit=stored, Int8Params=stored
-    )
+    module.nn = SimpleNamespace(Linear4bit=Linear4bit, Linear8bitLt=Linear8bitLt, Params4bit=stored, Int8Params=stored)
     monkeypatch.setitem(sys.modules, "bitsandbytes", module)
 
 

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """`LowLevelZeroPlugin`: half precision, options that it honours or refuses, and ranks that are lost."""
 
 from pathlib import Path
@@ -41,7 +42,8 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def train(kind: str = "sgd", steps: int = STEPS, **options: Any) -> tuple[list[float], dict[str, torch.Tensor], float]:
-    booster = Booster(device="cpu", plugin=LowLevelZeroPlugin(**{"initial_scale": 2.0**10} | options))
+    given: dict[str, Any] = {"initial_scale": 2.0**10} | options
+    booster = Booster(device="cpu", plugin=LowLevelZeroPlugin(**given))
     model = build()
     model, optimizer, criterion, *_ = booster.boost(model, optimizer_of(kind, model), nn.CrossEntropyLoss())
     losses = []

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """A step that is planned without memory and without other ranks is the step that these make."""
 
 import copy

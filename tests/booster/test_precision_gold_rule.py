@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 """Same seed, same data, half precision: N ranks equal one process, and no precision trains to something else.
 
 `test_gold_rule.py` holds what parallelism alone must not change. Here the gradients are those that the optimizer sees:
@@ -139,7 +140,7 @@ def naive() -> FP16NaiveMixedPrecision:
     return FP16NaiveMixedPrecision(initial_scale=2.0**8, growth_interval=5)
 
 
-BOTH = {"plugins": ("DDP", "FSDP")}
+BOTH: dict[str, Any] = {"plugins": ("DDP", "FSDP")}
 # In fp8 a rank's part of the batch rounds like the whole batch; what is left are roundings that flip.
 RECIPES = {
     "fp16_naive": Recipe(naive),

@@ -1,7 +1,9 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportReturnType=false
 """What each mixed precision does to a model, whatever the plugin."""
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -272,7 +274,12 @@ def test_rotary_frequencies_of_a_language_model_stay_exact() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, bos_token_id=0, eos_token_id=0, **sizes))
     tokens = torch.arange(512)[None] % 64
     with torch.no_grad():

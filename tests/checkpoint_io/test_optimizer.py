@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Optimizers and schedules go on as if nothing had happened."""
 
 from collections.abc import Callable

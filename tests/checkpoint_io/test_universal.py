@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
 """What one plugin and world saved, every other loads, and the run goes on as if nothing had happened."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportInvalidTypeForm=false, reportReturnType=false
 import os
 import random
 import socket
@@ -5,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,7 +183,7 @@ def launch_slowly(port: int) -> tuple[float, float]:
     """Return when this rank was connected, and when it was launched."""
     connect, connected = dist.init_process_group, []
 
-    def connect_and_dawdle(*args: object, **options: object) -> None:
+    def connect_and_dawdle(*args: Any, **options: Any) -> None:
         connect(*args, **options)
         time.sleep(0.5 * dist.get_rank())
         connected.append(time.monotonic())

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """See [Note: workers that outlive the interpreter] in cluster/leave.py."""
 
 import os

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 import json
 import math
 import random
@@ -59,7 +60,7 @@ def test_what_has_no_cost_is_refused() -> None:
     ):
         COSTS.seconds("all_gather", "sp", 1)
     with pytest.raises(ConfigError, match="Found 'gossip'"):
-        COSTS.seconds("gossip", "dp", 1)  # type: ignore[arg-type]
+        COSTS.seconds("gossip", "dp", 1)
     with pytest.raises(ConfigError, match="num_bytes=-1"):
         COSTS.seconds("p2p", "dp", -1)
 
@@ -72,9 +73,9 @@ def test_a_link_is_made_of_numbers_that_make_sense(bad) -> None:
     with pytest.raises(ConfigError, match="from 2 ranks on"):
         AxisCost(1, Link(1, 1))
     with pytest.raises(ConfigError, match="Found 'gossip'"):
-        AxisCost(2, Link(1, 1), {"gossip": Link(1, 1)})  # type: ignore[dict-item]
+        AxisCost(2, Link(1, 1), {"gossip": Link(1, 1)})
     with pytest.raises(ConfigError, match="Found 'xp'"):
-        LinkCost({"xp": AxisCost(2, Link(1, 1))})  # type: ignore[dict-item]
+        LinkCost({"xp": AxisCost(2, Link(1, 1))})
 
 
 # ------------------------------------------------------------------------------------------ the fit

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from torch import distributed as dist
 
@@ -8,7 +10,7 @@ from colossal.testing import fake_world, run_processes
 SIZES = (1024, 16384, 262144, 1048576)
 
 
-def measure(shape: dict[str, int]) -> tuple[LinkCost, int]:
+def measure(shape: dict[str, Any]) -> tuple[LinkCost, int]:
     mesh = ParallelMesh(**shape)
     return measure_link_cost(mesh, sizes=SIZES, seconds=0.01), mesh.size("dp")
 

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Launching under Slurm and Open MPI, with what they really say; Open MPI itself is run where it is installed."""
 
 import json

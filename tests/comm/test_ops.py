@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 import inspect
 import re
 
@@ -219,4 +220,4 @@ def test_a_shape_that_does_not_fit_is_refused_before_any_communication(function,
 
 def test_an_axis_that_does_not_exist_is_refused() -> None:
     with fake_world(2), pytest.raises(MeshError, match="Found 'model'"):
-        Channel("model")  # pyright: ignore[reportArgumentType]
+        Channel("model")

@@ -7,6 +7,7 @@ that reads like ``colossal.x`` counts as an import, because it may be an entry o
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ FLOORS = (
     ("legacy", "auto_parallel", "inference", "cli"),
 )
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
+STRICT_FLOORS = range(5)  # of pyright; CONTRIBUTING.md says so
 BLIND_FLOORS = {6, 8}  # siblings on these floors do not know each other
 TESTING = "testing"  # may import anything; nothing in the library imports it
 FRONT_DOOR_OUTSIDE = ("torch", "numpy")  # importing these costs what `import colossal` must not cost
@@ -154,6 +156,26 @@ def test_every_import_goes_down(library: Path) -> None:
 def test_the_front_door_is_lazy(library: Path) -> None:
     violations = list(front_door_violations(library))
     assert not violations, "\n".join(violations)
+
+
+def test_contributing_has_the_layers_that_there_are(library: Path, repository: Path) -> None:
+    text = (repository / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (.*?) \|", text, re.MULTILINE)
+    written = [(int(layer), set(re.findall(r"`(\w+)`", packages))) for layer, packages in rows]
+    public = {unit for unit in units_of(library) if not unit.startswith("_")}
+    real = [(floor, public.intersection(units)) for floor, units in enumerate(FLOORS)]
+    assert written == [row for row in reversed(real) if row[1]]
+
+
+def test_types_are_strict_on_the_lower_layers(library: Path, repository: Path) -> None:
+    settings = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pyright"]
+    strict = {Path(name).relative_to("src/colossal").parts[0].removesuffix(".py") for name in settings["strict"]}
+    assert strict == {unit for unit in units_of(library) if FLOOR_OF.get(unit, len(FLOORS)) in STRICT_FLOORS}
+    of_torch = ("PrivateImportUsage", *(f"Unknown{what}Type" for what in ("Member", "Variable", "Argument", "Lambda")))
+    allowed = {f"report{rule}=false" for rule in of_torch}
+    for path in [file for unit in strict for file in units_of(library)[unit]]:
+        for line in re.findall(r"^# pyright: (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert set(line.split(", ")) <= allowed, path
 
 
 # ------------------------------------------------------------------------------------------ the guard itself

@@ -13,7 +13,7 @@ from colossal.tensor import whole_of
 from colossal.zero.gemini import GeminiDDP, GeminiOptimizer
 
 ROWS, WIDTH = 24, 6
-EXACT = {"rtol": 1e-9, "atol": 1e-11}
+EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}
 """In float64, where Adam divides by gradients that are not tiny."""
 
 Loss = Callable[[nn.Module, torch.Tensor], torch.Tensor]
@@ -55,7 +55,8 @@ def wrap(
     names = {key: options.pop(key) for key in ("max_norm", "initial_scale") if key in options}
     if chunk_numel is not None:
         options["chunk_config_dict"] = {n: {"chunk_size": chunk_numel} for n in range(1, 9)}
-    wrapped = GeminiDDP(copy.deepcopy(model), **({"mixed_precision": None} | options))
+    given: dict[str, Any] = {"mixed_precision": None} | options
+    wrapped = GeminiDDP(copy.deepcopy(model), **given)
     if make is None:
         return wrapped, None
     return wrapped, GeminiOptimizer(make(wrapped.parameters()), wrapped, **names)

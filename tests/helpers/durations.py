@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """How long tests take, stored, so that the longest start first and two workers end at the same time.
 
 A unit is what one worker runs from its start to its end: a test file, or where a file takes long, some of its tests.

@@ -1,3 +1,4 @@
+# pyright: reportAssignmentType=false
 """Optimizers with options, what their papers say that they do, and parameters to do it with."""
 
 from collections.abc import Callable, Sequence

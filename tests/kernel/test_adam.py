@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false
 """The step of Adam on the CPU: equal to float64 and to torch, for every dtype, vector width and number of threads."""
 
 import ctypes

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
 """The CUDA kernel of Adam: its arithmetic on the CPU, its build where there is a compiler, and all of it on a GPU."""
 
 import itertools
@@ -49,7 +50,7 @@ def columns_of(tensors: list[AdamTensors]) -> Columns:
 
 def moved(tensors: AdamTensors, device: str) -> AdamTensors:
     fields = (getattr(tensors, name) for name in ("param", "grad", "exp_avg", "exp_avg_sq", "copy"))
-    return AdamTensors(*(None if field is None else field.to(device, copy=True) for field in fields))  # type: ignore[arg-type]
+    return AdamTensors(*(None if field is None else field.to(device, copy=True) for field in fields))
 
 
 def assert_same(own: list[AdamTensors], expected: list[AdamTensors]) -> None:

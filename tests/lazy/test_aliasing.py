@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
 """Views, copies and versions: what an operation saw then is what it sees when it runs later."""
 
 import copy

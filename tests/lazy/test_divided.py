@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false, reportReturnType=false
 """Models that were built lazily, or from a checkpoint, and of which each rank only makes what it is going to have."""
 
 import math
@@ -228,7 +229,12 @@ print(megabytes("VmHWM") - before, sum(each.nbytes for each in model.parameters(
 
 @pytest.mark.parametrize("kind", ["stored", "random"])
 def test_memory(kind, tmp_path) -> None:
-    sizes = {"hidden_size": 1024, "intermediate_size": 6144, "num_attention_heads": 8, "vocab_size": 8192}
+    sizes: dict[str, Any] = {
+        "hidden_size": 1024,
+        "intermediate_size": 6144,
+        "num_attention_heads": 8,
+        "vocab_size": 8192,
+    }
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=3, **sizes))
     size, largest = (math.ceil(each(p.nbytes for p in model.parameters()) / 2**20) for each in (sum, max))
     model.save_pretrained(tmp_path)

@@ -1,3 +1,4 @@
+# pyright: reportAssignmentType=false
 """Models of transformers, each lazily and at once."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 """The modules of torch, each lazily and at once."""
 
 import copy

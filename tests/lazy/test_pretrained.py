@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false, reportSelfClsParameterName=false
 """Models of transformers with the weights of a checkpoint, each lazily and at once."""
 
 import json

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
 """A translation knows which sections of its original have changed since they were translated."""
 
 import json

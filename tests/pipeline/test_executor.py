@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 """What an executor does besides a plain step: other shapes, evaluation, frozen stages, and what goes wrong."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Layers shared out to stages, batches divided, and gradients of weights that are made up for later."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Schedules: every pass once, in an order that comes to an end, with the bubble and the memory that they promise."""
 
 import json

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 """Sequences that pipelines cut: modules by their names, parameters that several stages have, and what layers weigh."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Every class of every family that transformers ships: a step on two ranks equals one on one process."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 """Options do what they say for every family, equal to one process, or are refused."""
 
 import copy

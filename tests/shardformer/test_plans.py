@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 """Plans that do not fit are errors, which name what does; what is left whole is said."""
 
 import copy
@@ -23,7 +24,8 @@ SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "intermediat
 
 
 def llama(**sizes: Any) -> nn.Module:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**(SIZES | {"num_attention_heads": 4} | sizes)))
+    options: dict[str, Any] = SIZES | {"num_attention_heads": 4} | sizes
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**options))
 
 
 def divide(model: nn.Module, size: int, plan: ParallelPlan | None = None, **config: Any) -> nn.Module:
@@ -135,8 +137,9 @@ def test_families_without_a_table() -> None:
 
 
 def test_a_falcon_with_one_key_and_an_odd_number_of_heads_keeps_its_attention_whole() -> None:
-    sizes = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
-    config = transformers.FalconConfig(**(sizes | {"hidden_size": 142}), num_attention_heads=71, multi_query=True)
+    sizes: dict[str, Any] = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
+    sizes["hidden_size"] = 142
+    config = transformers.FalconConfig(**sizes, num_attention_heads=71, multi_query=True)
     falcon = divide(transformers.FalconModel(config), 2)
     assert falcon.get_parameter("h.0.self_attention.query_key_value.weight").shape == (142 + 2 * 2, 142)
     assert falcon.get_parameter("h.0.mlp.dense_h_to_4h.weight").shape == (2 * 142, 142)

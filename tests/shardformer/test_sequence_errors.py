@@ -86,6 +86,7 @@ def test_sharing_is_asked_for() -> None:
 
 def test_the_mode_follows_from_the_axes() -> None:
     with fake_world(4):
+        axes: dict[str, Any]
         for axes, mode in (({"sp": 2}, "all_to_all"), ({"tp": 2}, "split_gather")):
             sharing = ShardConfig(enable_sequence_parallelism=True).sharing_on(ParallelMesh(**axes))
             assert sharing is not None
@@ -96,7 +97,7 @@ def test_the_mode_follows_from_the_axes() -> None:
 def test_split_gather_sends_as_much_as_tensor_parallelism_alone() -> None:
     """Behind the layers tokens are put together once more, and in front their gradients are."""
 
-    def count(shares: bool) -> dict[tuple[str, str], int]:
+    def count(shares: bool) -> dict[tuple[Any, Any], int]:
         config = ShardConfig(ParallelMesh(tp=2), enable_sequence_parallelism=shares)
         model = ShardFormer(config).optimize(build("llama"))[0]
         with CommCounter() as counter:

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 import pytest
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh

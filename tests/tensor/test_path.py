@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false, reportOperatorIssue=false
 import itertools
 import math
 from heapq import heappop, heappush

@@ -1,3 +1,4 @@
+# pyright: reportReturnType=false
 import math
 from dataclasses import replace
 from itertools import pairwise

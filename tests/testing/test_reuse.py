@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Processes that serve several calls, and what must not pass from one call to the next."""
 
 import logging

@@ -21,11 +21,23 @@ enum Reduction : uint32_t { kSum, kAvg, kMax, kMin };
 constexpr size_t kBlock = 512;  // elements that are reduced at a time; their sums stay in the nearest cache
 constexpr size_t kLevels = 8;   // of sums of sums, for 64 ranks
 
-struct BFloat16 { uint16_t bits; };
-struct Float16 { uint16_t bits; };
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
 
-COLOSSAL_INLINE uint32_t bits_of(float value) { uint32_t bits; std::memcpy(&bits, &value, 4); return bits; }
-COLOSSAL_INLINE float float_of(uint32_t bits) { float value; std::memcpy(&value, &bits, 4); return value; }
+COLOSSAL_INLINE uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+COLOSSAL_INLINE float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
 
 COLOSSAL_INLINE float widen(BFloat16 x) { return float_of(uint32_t{x.bits} << 16); }
 
@@ -89,31 +101,33 @@ struct Arithmetic {
   void (*narrow)(void*, const float*, size_t);
 };
 
-#define COLOSSAL_VARIANT(NAME, TARGET)                                                                               \
-  template <uint32_t R, class A> TARGET void NAME##_combine(void* to, const void* a, const void* b, size_t n) {      \
-    combine_all<R, A>(to, a, b, n);                                                                                  \
-  }                                                                                                                  \
-  template <class A> TARGET void NAME##_divide(void* to, const void* from, uint32_t by, size_t n) {                  \
-    divide_all<A>(to, from, by, n);                                                                                  \
-  }                                                                                                                  \
-  template <class T> TARGET void NAME##_widen(float* to, const void* from, size_t n) { widen_all<T>(to, from, n); }  \
-  template <class T> TARGET void NAME##_narrow(void* to, const float* from, size_t n) { narrow_all<T>(to, from, n); } \
-  template <class A> constexpr Arithmetic NAME##_plain() {                                                           \
-    return {sizeof(A), sizeof(A),                                                                                    \
-            {NAME##_combine<kSum, A>, NAME##_combine<kSum, A>, NAME##_combine<kMax, A>, NAME##_combine<kMin, A>},    \
-            NAME##_divide<A>, nullptr, nullptr};                                                                     \
-  }                                                                                                                  \
-  template <class T> constexpr Arithmetic NAME##_half() {                                                            \
-    Arithmetic half = NAME##_plain<float>();                                                                         \
-    half.item = sizeof(T), half.widen = NAME##_widen<T>, half.narrow = NAME##_narrow<T>;                             \
-    return half;                                                                                                     \
-  }                                                                                                                  \
-  inline const Arithmetic* NAME##_table() {                                                                          \
-    static constexpr Arithmetic table[] = {                                                                          \
-        NAME##_plain<float>(),   NAME##_plain<double>(),  NAME##_half<BFloat16>(),                                   \
-        NAME##_half<Float16>(),  NAME##_plain<int8_t>(),  NAME##_plain<uint8_t>(),                                   \
-        NAME##_plain<int16_t>(), NAME##_plain<int32_t>(), NAME##_plain<int64_t>()};                                  \
-    return table;                                                                                                    \
+#define COLOSSAL_VARIANT(NAME, TARGET)                                                                                 \
+  template <uint32_t R, class A> TARGET void NAME##_combine(void* to, const void* a, const void* b, size_t n) {        \
+    combine_all<R, A>(to, a, b, n);                                                                                    \
+  }                                                                                                                    \
+  template <class A> TARGET void NAME##_divide(void* to, const void* from, uint32_t by, size_t n) {                    \
+    divide_all<A>(to, from, by, n);                                                                                    \
+  }                                                                                                                    \
+  template <class T> TARGET void NAME##_widen(float* to, const void* from, size_t n) { widen_all<T>(to, from, n); }    \
+  template <class T> TARGET void NAME##_narrow(void* to, const float* from, size_t n) { narrow_all<T>(to, from, n); }  \
+  template <class A> constexpr Arithmetic NAME##_plain() {                                                             \
+    return {sizeof(A),                                                                                                 \
+            sizeof(A),                                                                                                 \
+            {NAME##_combine<kSum, A>, NAME##_combine<kSum, A>, NAME##_combine<kMax, A>, NAME##_combine<kMin, A>},      \
+            NAME##_divide<A>,                                                                                          \
+            nullptr,                                                                                                   \
+            nullptr};                                                                                                  \
+  }                                                                                                                    \
+  template <class T> constexpr Arithmetic NAME##_half() {                                                              \
+    Arithmetic half = NAME##_plain<float>();                                                                           \
+    half.item = sizeof(T), half.widen = NAME##_widen<T>, half.narrow = NAME##_narrow<T>;                               \
+    return half;                                                                                                       \
+  }                                                                                                                    \
+  inline const Arithmetic* NAME##_table() {                                                                            \
+    static constexpr Arithmetic table[] = {NAME##_plain<float>(),   NAME##_plain<double>(),  NAME##_half<BFloat16>(),  \
+                                           NAME##_half<Float16>(),  NAME##_plain<int8_t>(),  NAME##_plain<uint8_t>(),  \
+                                           NAME##_plain<int16_t>(), NAME##_plain<int32_t>(), NAME##_plain<int64_t>()}; \
+    return table;                                                                                                      \
   }
 
 COLOSSAL_VARIANT(portable, )

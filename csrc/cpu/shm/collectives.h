@@ -46,8 +46,7 @@ inline bool share(Group& g, const void* own, void* const* out, uint64_t bytes, i
   const uint64_t chunks = chunks_of(bytes, room);
   if (root < 0 && out[g.rank] != own) copy_out(out[g.rank], own, bytes, bytes);
   for (uint64_t i = 0; i <= chunks; ++i) {
-    if (i < chunks && writes)
-      copy(g.slot(g.rank, g.step), offset(own, i * room), chunk_at(bytes, i, room));
+    if (i < chunks && writes) copy(g.slot(g.rank, g.step), offset(own, i * room), chunk_at(bytes, i, room));
     for (uint32_t k = 1; i && k < g.size; ++k) {
       const uint32_t peer = (g.rank + k) % g.size;
       if (root >= 0 && peer != static_cast<uint32_t>(root)) continue;
@@ -75,7 +74,7 @@ struct Parts {
   }
 };
 
-// Compare what all ranks said in the step before; returns the longest part, or nothing where they contradict each other.
+// Compare what all ranks said in the step before; returns the longest part, or nothing where they contradict others.
 inline bool compare_splits(Group& g, uint64_t* longest) {
   for (uint32_t from = 0; from < g.size; ++from)
     for (uint32_t to = 0; to < g.size; ++to) {
@@ -119,7 +118,8 @@ inline bool exchange(Group& g, const Call& call, const void* const* in, void* co
 }
 
 // Small: everybody writes everything and reduces everything.
-inline bool reduce_directly(Group& g, const Reducer& reducer, const void* in, void* out, uint64_t count, uint64_t item) {
+inline bool reduce_directly(Group& g, const Reducer& reducer, const void* in, void* out, uint64_t count,
+                            uint64_t item) {
   copy(g.slot(g.rank, g.step), in, count * item);
   if (!advance_first(g, 0)) return false;
   const void* sources[kMaxRanks];
@@ -153,7 +153,8 @@ inline bool reduce_parts(Group& g, const Reducer& reducer, const void* const* in
     for (uint32_t k = 1; is_shared && i > 1 && k < g.size; ++k) {
       const uint32_t peer = (g.rank + k) % g.size;
       const size_t part = chunk_at(bytes[peer], i - 2, room);
-      copy_out(offset(out[peer], part ? (i - 2) * room : 0), g.slot(peer, g.step - 1) + peer * room, part, chunks * room * g.size);
+      copy_out(offset(out[peer], part ? (i - 2) * room : 0), g.slot(peer, g.step - 1) + peer * room, part,
+               chunks * room * g.size);
     }
     if (i < steps && !advance_first(g, i)) return false;
   }

@@ -58,7 +58,9 @@ struct Group {
     return base + layout.rings + (size_t{from} * size + to) * layout.ring_bytes;
   }
 
-  bool is_broken() { return is_closed.load(std::memory_order_relaxed) || header().fault.load(std::memory_order_acquire); }
+  bool is_broken() {
+    return is_closed.load(std::memory_order_relaxed) || header().fault.load(std::memory_order_acquire);
+  }
   bool lives(uint32_t peer) { return peer == rank || process_lives(handles[peer], pids[peer]); }
 
   // Say that the group is broken, unless somebody said so before, and wake everybody up to see it. False.
@@ -126,9 +128,7 @@ struct Group {
 
   static constexpr int64_t kSliceNs = 20000000;
 
-  bool still_hopes(uint32_t peer) {
-    return !member(peer).has_left.load() && lives(peer) && now_ns() < deadline;
-  }
+  bool still_hopes(uint32_t peer) { return !member(peer).has_left.load() && lives(peer) && now_ns() < deadline; }
 
   // Break off because of those that have not posted: the dead if there are any, else those that left, else all. True if
   // all have posted by now.

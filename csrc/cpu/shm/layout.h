@@ -43,7 +43,15 @@ struct alignas(kLine) Call {
 };
 
 enum Kind : uint32_t {
-  kBarrier, kAllReduce, kReduceScatter, kReduce, kAllGather, kBroadcast, kAllToAll, kScatter, kGather
+  kBarrier,
+  kAllReduce,
+  kReduceScatter,
+  kReduce,
+  kAllGather,
+  kBroadcast,
+  kAllToAll,
+  kScatter,
+  kGather
 };
 
 // Why a group is broken.

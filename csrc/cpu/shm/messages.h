@@ -31,8 +31,8 @@ struct Inbox {
     std::vector<char> content;
   };
 
-  uint64_t position = 0;     // in the ring; what is published lags behind it, at the last whole line
-  bool is_open = false;      // an envelope was read, its content is coming
+  uint64_t position = 0;  // in the ring; what is published lags behind it, at the last whole line
+  bool is_open = false;   // an envelope was read, its content is coming
   Envelope envelope;
   Message* target = nullptr;
   uint64_t moved = 0;
@@ -51,7 +51,8 @@ class Post {
   explicit Post(Group& group) : g_(group), outboxes_(group.size), inboxes_(group.size) {}
 
   Message* send(uint32_t to, uint32_t tag, uint32_t dtype, const void* data, uint64_t bytes) {
-    auto* message = new Message{static_cast<int32_t>(to), tag, dtype, static_cast<char*>(const_cast<void*>(data)), bytes};
+    auto* message =
+        new Message{static_cast<int32_t>(to), tag, dtype, static_cast<char*>(const_cast<void*>(data)), bytes};
     std::lock_guard<std::mutex> lock(mutex_);
     outboxes_[to].queue.push_back(message);
     progress();
@@ -129,7 +130,8 @@ class Post {
   }
 
   void forget(Message* message) {
-    for (auto& box : outboxes_) box.queue.erase(std::remove(box.queue.begin(), box.queue.end(), message), box.queue.end());
+    for (auto& box : outboxes_)
+      box.queue.erase(std::remove(box.queue.begin(), box.queue.end(), message), box.queue.end());
     incoming_.erase(std::remove(incoming_.begin(), incoming_.end(), message), incoming_.end());
     for (auto& inbox : inboxes_)
       if (inbox.target == message) inbox.target = nullptr, inbox.is_open = false;  // only where the group is broken
@@ -159,7 +161,8 @@ class Post {
 
   void write(uint32_t peer, uint64_t position, const char* from, uint64_t bytes) {
     char* ring = g_.ring(g_.rank, peer);
-    move(position, bytes, [&](uint64_t at, uint64_t done, uint64_t part) { std::memcpy(ring + at, from + done, part); });
+    move(position, bytes,
+         [&](uint64_t at, uint64_t done, uint64_t part) { std::memcpy(ring + at, from + done, part); });
   }
 
   void read(uint32_t peer, uint64_t position, char* to, uint64_t bytes) {
@@ -260,7 +263,8 @@ class Post {
   // The first request that such a message answers; without an envelope, any from that rank.
   Message* asked(uint32_t peer, const Envelope* envelope) {
     for (Message* message : incoming_)
-      if ((message->peer < 0 || message->peer == static_cast<int32_t>(peer)) && (!envelope || message->tag == envelope->tag))
+      if ((message->peer < 0 || message->peer == static_cast<int32_t>(peer)) &&
+          (!envelope || message->tag == envelope->tag))
         return message;
     return nullptr;
   }

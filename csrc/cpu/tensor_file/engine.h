@@ -19,8 +19,8 @@
 
 namespace colossal {
 
-constexpr uint64_t kBlock = 4096;       // memory, offset and length of direct transfers are multiples of it
-constexpr uint64_t kPiece = 4u << 20;   // what one system call moves
+constexpr uint64_t kBlock = 4096;      // memory, offset and length of direct transfers are multiples of it
+constexpr uint64_t kPiece = 4u << 20;  // what one system call moves
 constexpr uint64_t kTail = ~uint64_t{0} - (kBlock - 1);
 constexpr int32_t kEndOfFile = -1;
 

@@ -1,3 +1,4 @@
+# pyright: reportPrivateImportUsage=false
 """One of several worlds that the same torchrun starts, one after the other.
 
 [Note: a store outlives a world] torchrun keeps one store for all its restarts. A world that failed left the addresses

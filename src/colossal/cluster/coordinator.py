@@ -1,7 +1,8 @@
+# pyright: reportUnknownMemberType=false
 """Who does what among the processes of the world."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar, final
 
@@ -108,7 +109,7 @@ class DistCoordinator:
     @contextmanager
     def priority_execution(
         self, executor_rank: int = 0, process_group: dist.ProcessGroup | None = None
-    ) -> Iterator[None]:
+    ) -> Generator[None]:
         """Let one process of the group run the block first, such as a download, and then the others.
 
         Args:

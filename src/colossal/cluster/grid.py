@@ -70,7 +70,7 @@ def grid_of(tp: int, mode: TensorParallelMode = "1d", depth: int | None = None) 
     if depth is None:
         q = _side(tp, 1, 2, mode)
         return {"row": q, "col": q}
-    if not isinstance(depth, int) or depth < 1:
+    if not isinstance(depth, int) or depth < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise MeshError(f"The depth of a 2.5D grid is a whole number, at least 1. Found {depth!r}. Pass 1 or more.")
     q = _side(tp, depth, 2, mode)
     return {"depth": depth, "row": q, "col": q}

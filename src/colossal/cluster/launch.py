@@ -1,3 +1,4 @@
+# pyright: reportPrivateImportUsage=false
 """From separate processes to one world."""
 
 import argparse

@@ -28,7 +28,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self, final, get_args
+from typing import Any, Literal, Self, cast, final, get_args
 
 from colossal.cluster.axes import AXES, Axis
 from colossal.errors import ConfigError, MeshError
@@ -99,10 +99,10 @@ class AxisCost:
 
     size: int
     link: Link
-    ops: Mapping[LinkOp, Link] = field(default_factory=dict)
+    ops: Mapping[LinkOp, Link] = field(default_factory=dict[LinkOp, Link])
 
     def __post_init__(self) -> None:
-        if not isinstance(self.size, int) or self.size < 2:  # noqa: PLR2004 (one rank sends nothing)
+        if not isinstance(self.size, int) or self.size < 2:  # noqa: PLR2004 (one rank sends nothing)  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"An axis has a cost from 2 ranks on. Found {self.size!r}. Leave it out.")
         for op in self.ops:
             _check_op(op)
@@ -268,16 +268,21 @@ def link_cost_of_environment() -> LinkCost | None:
 
 
 def _parse(content: Any) -> dict[str, Any]:
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    if fields.get("format") != FORMAT:
         raise ValueError("it holds something else.")
-    if content.get("version") != FORMAT_VERSION:
-        raise ValueError(f"its version is {content.get('version')!r}, this library reads {FORMAT_VERSION}.")
+    if fields.get("version") != FORMAT_VERSION:
+        raise ValueError(f"its version is {fields.get('version')!r}, this library reads {FORMAT_VERSION}.")
     axes = {
         axis: AxisCost(part["size"], _link(part["link"]), {op: _link(link) for op, link in part["ops"].items()})
-        for axis, part in content["axes"].items()
+        for axis, part in fields["axes"].items()
     }
-    origin = content["origin"]
-    return {"axes": axes, "origin": origin and LinkOrigin(**{**origin, "hosts": tuple(origin["hosts"])})}
+    origin = fields["origin"]
+    return {"axes": axes, "origin": origin and LinkOrigin(**_origin(origin))}
+
+
+def _origin(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {**part, "hosts": tuple(part["hosts"])}
 
 
 def _link(part: Mapping[str, Any]) -> Link:

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false
 """How long collectives take along the axes of a mesh, measured."""
 
 import datetime as dt
@@ -20,9 +21,12 @@ DEFAULT_SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
 DEFAULT_SECONDS = 0.25
 _PASSES, _WARM_UP, _LEAST, _MOST = 4, 2, 2, 50
 
+_Collective = Callable[..., dist.Work | None]
+
 # torch 2.13 renamed these two; 2.11 has only the old names.
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_IS_RENAMED = hasattr(dist, "all_gather_single")
+_all_gather_single: _Collective = getattr(dist, "all_gather_single" if _IS_RENAMED else "all_gather_into_tensor")
+_reduce_scatter_single: _Collective = getattr(dist, "reduce_scatter_single" if _IS_RENAMED else "reduce_scatter_tensor")
 
 # [Note: what is timed]
 # A sample is a round of as many calls as there are ranks on the axis, one after the other and without a barrier: each

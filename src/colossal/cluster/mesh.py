@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """The processes of a program, arranged along named axes."""
 
 import copy
@@ -8,7 +9,7 @@ from contextvars import ContextVar, Token
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, final
+from typing import Self, TypeVar, cast, final
 
 import torch
 from torch import distributed as dist
@@ -116,10 +117,10 @@ class ParallelMesh:
         """Find this process among all of them, of shape (pp, dp, sp, tp), and form the groups that it is in."""
         self.shape = dict(zip(AXES, ranks.shape, strict=True))
         self._ranks = ranks
-        self.coordinate = dict(zip(AXES, (ranks == self.global_rank).nonzero()[0].tolist(), strict=True))
+        self.coordinate = dict(zip(AXES, _whole_numbers((ranks == self.global_rank).nonzero()[0]), strict=True))
         sizes = {axis: size for axis, size in self.shape.items() if axis != "tp"} | self.grid
         self._finest = ranks.reshape(*sizes.values())
-        self._place = dict(zip(sizes, (self._finest == self.global_rank).nonzero()[0].tolist(), strict=True))
+        self._place = dict(zip(sizes, _whole_numbers((self._finest == self.global_rank).nonzero()[0]), strict=True))
         self._sizes, self._coordinates = {**self.shape, **self.grid}, {**self.coordinate, **self._place}
         self.device_mesh = self._form_groups()
         groups: dict[Axis, dist.ProcessGroup] = {axis: self.device_mesh.get_group(axis) for axis in AXES}
@@ -189,7 +190,7 @@ class ParallelMesh:
             raise MeshError(f"Ranks are listed along axes, each named once. Found {axes}. Name each of them once.")
         index = tuple(slice(None) if name in parts else at for name, at in self._place.items())
         order = [name for name in self._place if name in parts]
-        return tuple(self._finest[index].permute([order.index(axis) for axis in parts]).flatten().tolist())
+        return tuple(_whole_numbers(self._finest[index].permute([order.index(axis) for axis in parts]).flatten()))
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
         """Find the process group of an axis.
@@ -316,10 +317,14 @@ def leave_ambient(mesh: ParallelMesh | None) -> None:
     _AMBIENT.set(mesh)
 
 
+def _whole_numbers(tensor: torch.Tensor) -> list[int]:
+    return cast("list[int]", tensor.tolist())  # whose type depends on the number of dimensions
+
+
 def _fit_sizes(world_size: int, pp: int, dp: int | None, sp: int, tp: int) -> tuple[int, int, int, int]:
     given = {"pp": pp, "dp": 1 if dp is None else dp, "sp": sp, "tp": tp}
     for axis, size in given.items():
-        if not isinstance(size, int) or size < 1:
+        if not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MeshError(
                 f"The size of an axis is a whole number, at least 1. Found {axis}={size!r}. Pass 1 or more."
             )

@@ -1,8 +1,9 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportPrivateImportUsage=false
 """Separate processes find each other."""
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -152,7 +153,7 @@ def wait_for_all(backend: str, world: World) -> None:
 
 
 @contextmanager
-def _connecting(world: World) -> Iterator[None]:
+def _connecting(world: World) -> Generator[None]:
     try:
         yield
     except UnsupportedError:

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """One axis of a mesh, as the collectives see it."""
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +13,12 @@ from colossal.comm.counter import CommCounter, Op, active_counters
 from colossal.comm.pairwise import gather_pairwise, sum_pairwise
 from colossal.errors import ShapeError
 
+_Collective = Callable[..., dist.Work | None]
+
 # torch 2.13 renamed these two; 2.11 has only the old names.
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_IS_RENAMED = hasattr(dist, "all_gather_single")
+_all_gather_single: _Collective = getattr(dist, "all_gather_single" if _IS_RENAMED else "all_gather_into_tensor")
+_reduce_scatter_single: _Collective = getattr(dist, "reduce_scatter_single" if _IS_RENAMED else "reduce_scatter_tensor")
 
 _SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1, "reduce": 1}
 

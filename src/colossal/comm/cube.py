@@ -19,6 +19,8 @@ Source: Bian et al., "Maximizing Parallelism in Distributed Training for Huge Ne
 https://arxiv.org/abs/2105.14450.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import torch
 
 from colossal.cluster import Axis, ParallelMesh, current_mesh

@@ -21,6 +21,8 @@ Source: Shoeybi et al., "Megatron-LM", 2019,
 https://arxiv.org/abs/1909.08053 (replicate and reduce are its f and g).
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Totals over process groups instead of axes: for tensors that know their groups, such as shards."""
 
 from collections.abc import Iterable, Iterator

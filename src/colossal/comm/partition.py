@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Buffers that ranks divide among themselves: summed up in parts, and gathered again, while computation goes on."""
 
 from collections.abc import Callable, Sequence

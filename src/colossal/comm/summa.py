@@ -18,6 +18,8 @@ Source: van de Geijn, Watts, "SUMMA: Scalable Universal Matrix Multiplication Al
 2D Method for Training Super-Large Deep Learning Models", 2021, https://arxiv.org/abs/2104.05343.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
@@ -259,21 +261,21 @@ def _ab(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
 
 def _abt(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
     sums = _Sums(grid.col)
-    _rounds(
-        grid.size,
-        lambda turn: [_panel(b, (grid.part(turn), b.shape[1]), grid.row, turn)],
-        lambda turn, panel: sums.add(turn, a @ panel.mT),
-    )
+
+    def use(turn: int, panel: torch.Tensor) -> None:
+        sums.add(turn, a @ panel.mT)
+
+    _rounds(grid.size, lambda turn: [_panel(b, (grid.part(turn), b.shape[1]), grid.row, turn)], use)
     return sums.own()
 
 
 def _atb(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
     sums = _Sums(grid.row)
-    _rounds(
-        grid.size,
-        lambda turn: [_panel(a, (a.shape[0], grid.part(turn)), grid.col, turn)],
-        lambda turn, panel: sums.add(turn, panel.mT @ b),
-    )
+
+    def use(turn: int, panel: torch.Tensor) -> None:
+        sums.add(turn, panel.mT @ b)
+
+    _rounds(grid.size, lambda turn: [_panel(a, (a.shape[0], grid.part(turn)), grid.col, turn)], use)
     return sums.own()
 
 

@@ -36,7 +36,8 @@ def huge_zeros(shapes: Iterable[Sequence[int]], dtype: torch.dtype = torch.float
         >>> bias.data_ptr() - weight.data_ptr()
         64
     """
-    wanted, offsets, end = [tuple(shape) for shape in shapes], [], 0
+    wanted, end = [tuple(shape) for shape in shapes], 0
+    offsets: list[int] = []
     for shape in wanted:
         offsets.append(end)
         end += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple, final
+from typing import NamedTuple, cast, final
 
 from colossal._native import library
 from colossal.errors import UnsupportedError
@@ -274,7 +274,7 @@ class PythonEngine(Engine):
 
 def _futures(handle: object) -> list[Future[int]]:
     assert isinstance(handle, list)
-    return handle
+    return cast("list[Future[int]]", handle)
 
 
 def _move(transfer: Transfer, descriptor: int, start: int, end: int) -> int:

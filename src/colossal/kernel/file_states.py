@@ -35,7 +35,7 @@ class _Walk:
 
     def finish(self) -> ColossalError | None:
         """Wait for everything; return the first error."""
-        errors = []
+        errors: list[ColossalError] = []
         for flight in (*self.writing, *self.reading):
             try:
                 flight.request.wait()

@@ -1,6 +1,6 @@
 """The states of random generators: what an operation would draw is skipped now, and drawn later."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, final
@@ -59,7 +59,7 @@ class Draw:
         self.state = self._generator.get_state()
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def again(self) -> Generator[None]:
         """Set the generator back inside; behind, it goes on where it was."""
         after = self._generator.get_state()
         self._generator.set_state(self.state)
@@ -96,7 +96,9 @@ def _generator_of(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return torch.default_generator
     module = torch.get_device_module(device)
-    return module.default_generators[module.current_device() if device.index is None else device.index]
+    if device.index is None:  # pyright: ignore[reportUnnecessaryComparison]
+        return module.default_generators[module.current_device()]
+    return module.default_generators[device.index]
 
 
 @cache

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """Building models without memory for them."""
 
 from collections.abc import Callable

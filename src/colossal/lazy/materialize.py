@@ -34,11 +34,11 @@ def materialize(module: nn.Module, verbose: bool = False) -> nn.Module:
         each for each in module.modules() if isinstance(each, nn.RNNBase) and next(lazy_tensors(each), None) is not None
     ]
     for each in recurrent:
-        each._flat_weight_refs = []  # noqa: SLF001 (weak references, with which torch does not swap tensors)
+        each._flat_weight_refs = []  # noqa: SLF001 (weak references, with which torch does not swap tensors)  # pyright: ignore[reportPrivateUsage]
     for each in lazy:
         each.materialize()
     for each in recurrent:
-        each._init_flat_weights()  # noqa: SLF001
+        each._init_flat_weights()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     if verbose:
         num_bytes = sum(each.nbytes for each in lazy)
         get_dist_logger().info(f"materialized {len(lazy)} tensors of {num_bytes} bytes")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, cast, final
 
 import torch
 from torch import nn
@@ -45,7 +45,7 @@ class Detour:
         Returns:
             Call this to leave it; None if the library is not imported yet.
         """
-        owner = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+        owner: type[nn.Module] | None = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
         if owner is None or _LOAD not in vars(owner):
             return None
         with cls._lock:
@@ -132,7 +132,7 @@ def _check_request(files: Sequence[str], load_config: Any) -> None:
 def _obstacles(files: Sequence[str], load_config: Any) -> Iterator[tuple[str, str]]:
     if load_config.hf_quantizer is not None:
         yield f"weights that {type(load_config.hf_quantizer).__name__} quantises", _ELSE
-    if any(str(device) != "cpu" for device in (load_config.device_map or {}).values()):
+    if any(str(device) != "cpu" for device in cast("Mapping[str, Any]", load_config.device_map or {}).values()):
         yield f"device_map={load_config.device_map}", "Leave it out, and let Booster.boost move the model."
     if load_config.device_mesh is not None:
         yield "a plan of transformers to distribute the model", "Leave it out, and let Booster.boost shard the model."

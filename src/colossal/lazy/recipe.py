@@ -61,7 +61,7 @@ class View:
         real = torch.empty(0, dtype=self.meta.dtype, device=storage.device)
         real.set_(storage, self.meta.storage_offset(), self.meta.size(), self.meta.stride())
         real = real.conj() if self.meta.is_conj() else real
-        return torch._neg_view(real) if self.meta.is_neg() else real  # noqa: SLF001 (it has no public name)
+        return torch._neg_view(real) if self.meta.is_neg() else real  # noqa: SLF001 (it has no public name)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
 @final
@@ -130,7 +130,7 @@ class Operation:
     kwargs: Mapping[str, Any]
     touched: "Sequence[Recipe]"
     draw: Draw | None
-    made: dict[int, View] = field(default_factory=dict)
+    made: dict[int, View] = field(default_factory=dict[int, "View"])
     index: int = field(default_factory=lambda: next(_INDEX))
 
     def reads(self) -> "set[Recipe]":
@@ -188,7 +188,7 @@ class Operation:
 
     def run_in_vain(self) -> None:
         """Run it for what it draws alone: its generator moves on."""
-        needed = set() if self.func in _OVERWRITE else self.reads()
+        needed: set[Recipe] = set() if self.func in _OVERWRITE else self.reads()
         world = _replay(dict.fromkeys(needed, self.index))
         for recipe in set(self.touched) & needed:
             world[recipe] = world[recipe].clone()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from colossal.errors import UnsupportedError
@@ -49,7 +49,7 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     makes = not seen and any(argument.name == "device" for argument in func._schema.arguments)  # noqa: SLF001
     makes = makes or (func in _SHAPE_ALONE and seen[0].is_meta and kwargs.get("device") is not None)
     if kwargs.get("device") == _META:
-        args, kwargs = tree_map(lambda leaf: _on_meta(leaf) if isinstance(leaf, LazyTensor) else leaf, (args, kwargs))
+        args, kwargs = tree_map(_lazy_on_meta, (args, kwargs))
         return func(*args, **kwargs)
     if not (lazy or makes):
         return func(*args, **kwargs)
@@ -154,6 +154,10 @@ def _shapes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], draw: 
         return tree_map(_on_meta, func(*args, **kwargs))
 
 
+def _lazy_on_meta(leaf: Any) -> Any:
+    return _on_meta(leaf) if isinstance(leaf, LazyTensor) else leaf
+
+
 def _on_meta(leaf: Any) -> Any:
     if isinstance(leaf, LazyTensor):
         return view_of(leaf).meta
@@ -176,7 +180,7 @@ def _with_values(leaf: Any) -> Any:
 
 def _place(meta: torch.Tensor) -> int:
     """Tell storages apart: those on the meta device have no addresses."""
-    return meta.untyped_storage()._cdata  # noqa: SLF001 (it has no public name)
+    return meta.untyped_storage()._cdata  # noqa: SLF001 (it has no public name)  # pyright: ignore[reportPrivateUsage]
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
@@ -188,7 +192,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
 
 
 def _refusal(func: Any, reason: str) -> UnsupportedError:
-    frame, builder = sys._getframe(), "no module"  # noqa: SLF001 (the only way to the module under construction)
+    frame, builder = sys._getframe(), "no module"  # noqa: SLF001 (the only way to the module under construction)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         if isinstance(own := frame.f_locals.get("self"), nn.Module):
             builder = type(own).__name__

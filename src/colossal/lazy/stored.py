@@ -1,13 +1,14 @@
+# pyright: reportUnknownVariableType=false
 """Tensors in safetensors files: read when their values are needed, and only as much of them as is needed."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from colossal.errors import CheckpointError
 from colossal.lazy.recipe import Operation, Recipe, View
@@ -76,7 +77,7 @@ class Stored:
             return file.get_tensor(self.name)[box.slices].clone(memory_format=torch.contiguous_format)
 
     @contextmanager
-    def _opened(self) -> Iterator[Any]:
+    def _opened(self) -> Generator[Any]:
         what = f"the tensor {self.name!r} of {self.path}"
         with _opened(self.path, what) as file:
             if _stamp(self.path) != self.stamp:
@@ -130,7 +131,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(path: Path, what: str) -> Iterator[Any]:
+def _opened(path: Path, what: str) -> Generator[Any]:
     """Open a file for real, whatever contexts are around this one."""
     from safetensors import SafetensorError, safe_open
 

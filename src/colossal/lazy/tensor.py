@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """A tensor that knows how its values come about, and has none yet."""
 
 from collections.abc import Callable, Sequence
@@ -5,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.lazy.recipe import Owner, View
@@ -142,7 +143,7 @@ class LazyTensor(torch.Tensor):
             (True, 'Parameter', 'LazyTensor')
         """
         values = self.values()
-        real = nn.Parameter(values, self.requires_grad) if isinstance(self, nn.Parameter) else values
+        real = nn.Parameter(values, self.requires_grad) if isinstance(self, nn.Parameter) else values  # pyright: ignore[reportUnnecessaryIsInstance]
         real.requires_grad_(self.requires_grad)
         vars(real).update({name: value for name, value in vars(self).items() if name not in _OWN})
         try:
@@ -163,7 +164,7 @@ class LazyTensor(torch.Tensor):
         if id(self) not in memo:
             with torch.no_grad():
                 copy = self.detach().clone()
-            made = nn.Parameter(copy, self.requires_grad) if isinstance(self, nn.Parameter) else copy
+            made = nn.Parameter(copy, self.requires_grad) if isinstance(self, nn.Parameter) else copy  # pyright: ignore[reportUnnecessaryIsInstance]
             vars(made).update({name: value for name, value in vars(self).items() if name not in _OWN})
             memo[id(self)] = made.requires_grad_(self.requires_grad)
         return memo[id(self)]
@@ -179,7 +180,7 @@ class LazyTensor(torch.Tensor):
         """Run a function of torch; those that leave torch get values."""
         if func in _VALUES:
             return func(args[0].values().detach(), *args[1:], **(kwargs or {}))
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (the documented way to go on)
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (the documented way to go on)  # pyright: ignore[reportPrivateUsage]
             result = func(*args, **(kwargs or {}))
         if func == torch.Tensor.data.__set__ and all(isinstance(each, LazyTensor) for each in args):  # type: ignore[attr-defined]
             show(args[0], view_of(args[1]))
@@ -237,7 +238,7 @@ def view_of(tensor: LazyTensor) -> View:
     Returns:
         Its window on a storage, and how that is made.
     """
-    return tensor._view  # noqa: SLF001 (beside its class)
+    return tensor._view  # noqa: SLF001 (beside its class)  # pyright: ignore[reportPrivateUsage]
 
 
 def show(tensor: LazyTensor, view: View) -> None:
@@ -247,4 +248,4 @@ def show(tensor: LazyTensor, view: View) -> None:
         tensor: A lazy tensor; its shape and so on must be those of the window.
         view: A window on a storage.
     """
-    tensor._view, tensor._owner = view, view.recipe.owner()  # noqa: SLF001 (beside its class)
+    tensor._view, tensor._owner = view, view.recipe.owner()  # noqa: SLF001 (beside its class)  # pyright: ignore[reportPrivateUsage]

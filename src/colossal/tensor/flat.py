@@ -270,7 +270,8 @@ def views_of(tensor: torch.Tensor, regions: Iterable[Region]) -> list[tuple[Regi
         >>> [box.tolist() for _, box in views_of(torch.arange(3), [Region((0, 1), (1, 2)), Region((1, 0), (1, 1))])]
         [[[0, 1]], [[2]]]
     """
-    flat, found, at = tensor.view(-1), [], 0
+    flat, at = tensor.view(-1), 0
+    found: list[tuple[Region, torch.Tensor]] = []
     for region in regions:
         found.append((region, flat[at : at + region.numel].view(region.shape)))
         at += region.numel

@@ -228,7 +228,8 @@ class Layout:
         """
         if not self.dims[dim]:
             return ((0, self.shape[dim]),)
-        found, at = [], 0
+        found: list[tuple[int, int]] = []
+        at = 0
         for length in self.groups[dim]:
             start, rest = at, length
             for axis in self.dims[dim]:

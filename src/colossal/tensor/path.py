@@ -153,7 +153,8 @@ def greedy_path(source: Layout, target: Layout, itemsize: int) -> LayoutPath:
         total                        1,024 bytes
     """
     _check_pair(source, target)
-    layout, steps = source, []
+    layout = source
+    steps: list[tuple[Step, Spec]] = []
     while layout != target:
         step, layout = min(one_step(layout), key=lambda candidate: difference(candidate[1], target))
         steps.append((step, (layout.dims, layout.partial)))
@@ -203,7 +204,9 @@ class _Bound:
     def __init__(self, layout: Layout, goal: Spec, itemsize: int, price: _Price) -> None:
         least = math.prod(layout.shape) * itemsize / math.prod(layout.grid)
         self._wanted = _roles(goal, len(layout.grid))
-        self._gather, self._move, self._add = [], [], []
+        self._gather: list[float] = []
+        self._move: list[float] = []
+        self._add: list[float] = []
         for axis, size in enumerate(layout.grid):
             gather = price("all_gather", axis, size * least)
             self._gather.append(gather)

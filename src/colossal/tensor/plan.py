@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """What a family of models wants when it is divided among ranks: a table."""
 
 import re
@@ -109,10 +110,10 @@ class ParallelPlan:
     """
 
     styles: Mapping[str, str]
-    beside: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict[str, str])
     divide_by_tp: tuple[str, ...] = ()
     counts: tuple[HeadCounts, ...] = ()
-    cut_inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    cut_inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     nested: tuple[str, ...] = ()
     stages: Stages | None = None
     attention: str = ""
@@ -217,7 +218,7 @@ def find_modules(root: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
         ['1']
     """
     names = pattern.removeprefix(_OPTIONAL).split(".")
-    found = [
+    found: list[tuple[str, nn.Module]] = [
         (name, module)
         for name, module in root.named_modules(remove_duplicate=False)
         if len(parts := name.split(".")) == len(names) and all(map(fnmatchcase, parts, names))

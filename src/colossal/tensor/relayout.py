@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Convert a tensor from one layout to another, by collectives along the axes of a mesh."""
 
 from collections.abc import Sequence

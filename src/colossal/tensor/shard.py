@@ -98,7 +98,8 @@ def _add(whole: torch.Tensor, part: torch.Tensor, layout: Layout, place: tuple[i
 
 def _pairs(extents: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
     """Where the pieces of a dimension are: in the part, in the whole, and how long."""
-    found, at = [], 0
+    found: list[tuple[int, int, int]] = []
+    at = 0
     for start, length in extents:
         found.append((at, start, length))
         at += length

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportOperatorIssue=false
 """`colossal check` as a user runs it, on this machine and on broken ones."""
 
 import io

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Machines in network namespaces, each with an SSH server, for the tests of ``colossal run``.
 
     head   node1   node2   node3        one network namespace each; the nodes also have processes of their own

@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportReturnType=false
 """``colossal run`` over SSH when something goes wrong: everything ends everywhere, and the reason is told."""
 
 import os

@@ -1,3 +1,4 @@
+# pyright: reportCallIssue=false, reportReturnType=false
 """Attention over a ring of ranks equals attention in one process: outputs and every gradient."""
 
 from typing import Any
@@ -44,7 +45,7 @@ def tensors(kind: str, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]
 
 
 def alone(kind: str, case: str) -> list[torch.Tensor]:
-    options = CASES[case]
+    options: dict[str, Any] = CASES[case]
     query, key, value, grad = tensors(kind)
     inputs = [each.requires_grad_() for each in (query, key, value)]
     positions = torch.arange(LENGTH)

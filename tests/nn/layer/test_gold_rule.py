@@ -26,7 +26,7 @@ from colossal.testing import run_threads
 
 CASES = ((8, 12, 8), (12, 8, 5), (8, 8, 1), (5, 7, 5), (7, 3, 8), (2, 3, 1))
 """Features before and behind, and tokens; of the last ones some ranks have none."""
-EXACT = {"dtype": torch.float64}
+EXACT: dict[str, Any] = {"dtype": torch.float64}
 
 
 def whole_1d(length: int, mesh: ParallelMesh) -> Any:

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Arguments that cannot work are refused at once, with what was required, what was found and what to do."""
 
 import math

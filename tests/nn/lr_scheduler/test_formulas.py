@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Every schedule equals, at every step, a formula written here from its definition alone."""
 
 import math

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """A schedule that is saved half-way and loaded goes on exactly as if nothing had happened."""
 
 import io

@@ -1,7 +1,9 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
 """What CPUAdam, HybridAdam and FusedAdam have beyond the algorithm: torch's states, copies, scales, layouts."""
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ def model_of(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(5, 6)).to(dtype)
 
 
-def take(optimizer: torch.optim.Optimizer, model: nn.Module, seeds: range, scale: float = 1.0, **kwargs: float) -> None:
+def take(optimizer: torch.optim.Optimizer, model: nn.Module, seeds: range, scale: float = 1.0, **kwargs: Any) -> None:
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         for param in model.parameters():

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportReturnType=false
 """Every optimizer does what its paper, or torch, says: serially, in half precision, from a state, and on shards."""
 
 import copy

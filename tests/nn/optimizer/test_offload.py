@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """Adam's states on a disk: the same numbers as in memory, to the last bit, and nothing left behind."""
 
 import copy

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """The distributed twins: told how parameters are cut, they move them as the whole, and say as much as they must."""
 
 from collections.abc import Mapping
@@ -192,7 +193,8 @@ def test_shards_that_nobody_describes_are_refused() -> None:
     shard, work = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))
     with fake_world(2), ParallelMesh(dp=2) as mesh:
         group = mesh.group("dp")
-        for arguments in ({}, {"dp_group": group}, {"shard_to_working_param": {shard: work}}):
+        described: tuple[dict[str, Any], ...] = ({}, {"dp_group": group}, {"shard_to_working_param": {shard: work}})
+        for arguments in described:
             with pytest.raises(ConfigError, match="Under ZeRO, dp_group and the working parameter"):
                 lamb_of(shard).setup_distributed(is_zero=True, **arguments)
         with pytest.raises(ConfigError, match="Under ZeRO"):

@@ -1,3 +1,4 @@
+# pyright: reportReturnType=false
 """Notebooks are executed, within their limit, and failures are told at the page's line."""
 
 import json

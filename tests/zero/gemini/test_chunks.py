@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportUnusedExpression=false
 """What the ranks say to each other, how often and how much, and that they find out when they used different chunks."""
 
 from typing import Any

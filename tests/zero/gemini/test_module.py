@@ -1,7 +1,8 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportOperatorIssue=false
 """Any model trains in chunks as in one process: nothing is assumed of how it uses its parameters."""
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -417,7 +418,7 @@ def load(model: nn.Module, state: dict[str, Any], **options: Any) -> dict[str, A
 
 @pytest.mark.parametrize("placement", [*PLACEMENTS, "strict"])
 def test_what_is_loaded_is_trained_on(placement: str) -> None:
-    options = PLACEMENTS.get(placement, {"strict_ddp_mode": True})
+    options: dict[str, Any] = PLACEMENTS.get(placement, {"strict_ddp_mode": True})
     trained = train_alone(model_of(Branches), [draw(7, ROWS, WIDTH)], make=sgd)["state"]
     model = model_of(Branches)
     model.load_state_dict(trained)
@@ -544,7 +545,7 @@ def test_what_chunks_can_not_hold() -> None:
             GeminiDDP(integers)
         for option in ("fp8_communication", "use_fp8"):
             with pytest.raises(UnsupportedError, match=f"{option}=True.*mixed_precision=torch.bfloat16"):
-                GeminiDDP(nn.Linear(2, 2), **{option: True})
+                GeminiDDP(nn.Linear(2, 2), **cast("Any", {option: True}))
         with pytest.raises(ConfigError, match=r"chunk_init_device='cuda'.*offload_param_frac=1.0"):
             GeminiDDP(nn.Linear(2, 2), chunk_init_device="cuda")
         with pytest.raises(UnsupportedError, match="pin_memory=True on the CPU"):
@@ -564,6 +565,7 @@ def test_a_model_without_parameters() -> None:
 
 def test_outputs_and_inputs_are_cast() -> None:
     with fake_world(1):
+        options: dict[str, Any]
         for options, dtype in (
             ({}, torch.float16),
             ({"mixed_precision": torch.bfloat16}, torch.bfloat16),
@@ -599,9 +601,9 @@ VOCABULARY, TOKENS = 31, 7
 def hugging_face(name: str) -> nn.Module:
     import transformers
 
-    common = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    common: dict[str, Any] = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     if name == "gpt2":
-        off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        off: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         config = transformers.GPT2Config(n_positions=20, n_embd=12, n_layer=2, n_head=2, **common, **off)
         return transformers.GPT2LMHeadModel(config)
     if name == "llama":
@@ -609,8 +611,13 @@ def hugging_face(name: str) -> nn.Module:
         heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
         return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, **sizes, **heads))
     if name == "bert":
-        sizes = {"hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
-        off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        sizes: dict[str, Any] = {
+            "hidden_size": 12,
+            "intermediate_size": 20,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+        }
+        off: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         return transformers.BertForMaskedLM(transformers.BertConfig(**common, **sizes, **off))
     config = transformers.T5Config(
         d_model=12, d_kv=6, d_ff=20, num_layers=2, num_heads=2, dropout_rate=0.0, decoder_start_token_id=0, **common

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
 """Training in chunks equals one process in float64, wherever the chunks are kept."""
 
 import itertools

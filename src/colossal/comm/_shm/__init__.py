@@ -1,3 +1,4 @@
+# pyright: reportPrivateImportUsage=false
 """The backend ``shm`` of torch.distributed: collectives of ranks that share a host, at the speed of its memory.
 
 .. code-block:: text

@@ -111,7 +111,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 @cache
 def functions() -> dict[str, Any]:
     """Return the library's functions, by the last part of their names; UnsupportedError if it cannot be built."""
-    found, loaded = {}, library("cpu/shm")
+    found: dict[str, Any] = {}
+    loaded = library("cpu/shm")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, f"colossal_shm_{name}")
         function.restype, function.argtypes = result, arguments
@@ -121,7 +122,8 @@ def functions() -> dict[str, Any]:
 
 def instruction_set() -> str:
     """Name the widest instructions that reductions use on this processor."""
-    return ("portable code", "AVX2", "AVX-512")[functions()["best_isa"]()]
+    widest: int = functions()["best_isa"]()
+    return ("portable code", "AVX2", "AVX-512")[widest]
 
 
 @final
@@ -223,7 +225,7 @@ class Engine:
     def _fault(self) -> tuple[FaultKind, Detail]:
         finder, detail = ctypes.c_uint32(self.rank), _Detail()
         kind = FaultKind(self._c["fault"](self._handle, ctypes.byref(finder), ctypes.byref(detail)))
-        calls = []
+        calls: list[str] = []
         if kind is FaultKind.MISMATCH:
             for rank in range(self.size):
                 call = _Call()

@@ -1,3 +1,4 @@
+# pyright: reportPrivateImportUsage=false
 """The process group that torch.distributed sees."""
 
 import weakref
@@ -56,7 +57,7 @@ class SharedMemoryGroup(_ProcessGroup):
     """
 
     def __init__(self, store: dist.Store, engine: Engine, timeout: timedelta, name: str = "") -> None:
-        super().__init__(engine.rank, engine.size)
+        super().__init__(engine.rank, engine.size)  # pyright: ignore[reportUnknownMemberType]
         self._store, self._engine, self._timeout, self._name = store, engine, timeout, name
         self._rank, self._num_ranks = engine.rank, engine.size
         self._seconds = timeout.total_seconds()

@@ -1,3 +1,4 @@
+# pyright: reportPrivateImportUsage=false
 """Memory that the processes of one host share.
 
 It has no name: a process opens it through the entry that another one has in ``/proc``, which the kernel grants to the

@@ -87,7 +87,8 @@ def addresses(tensors: _Tensors) -> list[int]:
 
 def part_addresses(tensor: _Tensor, lengths: Sequence[int]) -> list[int]:
     """Return where parts of so many elements lie in a dense tensor, one after another."""
-    found, at = [], tensor.data_ptr()
+    found: list[int] = []
+    at = tensor.data_ptr()
     for length in lengths:
         found.append(at)
         at += length * tensor.itemsize

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false
 """``torch.ops.colossal.adam_step``, and the function that calls it."""
 
 from collections.abc import Iterable

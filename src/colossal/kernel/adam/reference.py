@@ -71,10 +71,10 @@ def _run_fused(tensors: Sequence[AdamTensors], step: AdamStep) -> None:
     params = [one.param.detach() for one in tensors]
     grads = [one.grad.float() for one in tensors]
     if step.grad_scale != 1:
-        grads = torch._foreach_mul(grads, step.grad_scale)  # noqa: SLF001 (torch's own optimizers are made of it)
+        grads = torch._foreach_mul(grads, step.grad_scale)  # noqa: SLF001 (torch's own optimizers are made of it)  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     wide = [param.float() for param in params]
     count = torch.full((), float(step.step), device=params[0].device)
-    update = torch._fused_adamw_ if step.is_decoupled else torch._fused_adam_
+    update = torch._fused_adamw_ if step.is_decoupled else torch._fused_adam_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
     update(
         wide,
         grads,

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """``apex.amp`` as documented: initialize, scale_loss, master_params, state_dict, load_state_dict."""
 
 import contextlib
