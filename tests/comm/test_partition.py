@@ -57,7 +57,9 @@ def test_each_segment_of_the_sum_over_all_ranks_goes_to_its_owners(length) -> No
 
 def sums_over_gloo() -> tuple[list[float], list[float], list[float]]:
     """Gloo's own way, on three ranks: a sum in half precision, and one into the buffer itself."""
-    partition = Partition(dist.new_group([0, 1, 2], backend="gloo"))
+    group = dist.new_group([0, 1, 2], backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    partition = Partition(group)
     half = torch.full((6,), 256.0 if dist.get_rank() == 1 else 1.0, dtype=torch.bfloat16)
     rounded = torch.empty(2, dtype=torch.bfloat16)
     partition.start_reduce_scatter(half, rounded).wait()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.utils import get_total_norm
 
 from colossal.errors import UnsupportedError
@@ -49,7 +49,7 @@ def measure() -> dict[str, Any]:
         refused = str(error)
     scale([p.grad for p in own if p.grad is not None], torch.tensor(0.5))
     clamp([p.grad for p in own if p.grad is not None], 0.25)
-    changed = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in own]
+    changed = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for p in own]
     return {"norms": norms, "large": large, "refused": refused, "changed": changed}
 
 
