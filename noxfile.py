@@ -184,8 +184,34 @@ def wheels(session: nox.Session) -> None:
     session.run(programs / "python", "tests/packaging/dockerfile.py")
 
 
+@nox.session(venv_backend="none")
+def mutants(session: nox.Session) -> None:
+    """Plant mistakes in a copy of the code, which tests must find; ``-- amp. --jobs 1`` plants those of one package.
+
+    What was found is kept until the code or the tests change. ``-- --list`` says what is planted.
+    """
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "python", "tests/mutants/run.py", *(session.posargs or ["--jobs", "2"]))
+
+
+@nox.session(venv_backend="none")
+def stress(session: nox.Session) -> None:
+    """All tests in random order, and all tutorials, with each vector width, beside busy loops; two hours."""
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "python", "tests/stress.py", *session.posargs)
+
+
 # What the sessions leave out otherwise; docs/decisions/0001-what-checks-run-when.md says what catches the same faults.
-ONLY_BEFORE_RELEASES = ["examples", "bench", "coverage", "minimums-3.11", "minimums-3.12", "wheels"]
+ONLY_BEFORE_RELEASES = [
+    "examples",
+    "bench",
+    "coverage",
+    "minimums-3.11",
+    "minimums-3.12",
+    "wheels",
+    "mutants",
+    "stress",
+]
 IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]}
 
 
@@ -193,7 +219,8 @@ IN_FULL = {"api": ["--html"], "notebooks": ["--execute-all"], "site": ["--full"]
 def release(session: nox.Session) -> None:
     """Every session in full: each page in the browser, each notebook executed, the Sphinx site in both languages.
 
-    And those that only a release needs: examples, benchmarks, coverage, oldest versions, sdist and wheel.
+    And those that only a release needs: examples, benchmarks, coverage, oldest versions, sdist and wheel, planted
+    mistakes, and everything once more where faults of the tests themselves show.
     """
     for name in [*SESSIONS, *ONLY_BEFORE_RELEASES]:
         session.notify(name, IN_FULL.get(name, []))

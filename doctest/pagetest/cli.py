@@ -120,11 +120,11 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
 
 
 def _results(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -> Generator[Result]:
-    """Runs the pages, some at a time where the output of none is shown as it comes."""
+    """Runs the pages, in other processes where the output of none is shown as it comes."""
     from pagetest.pool import Pool  # it needs psutil, and the checks that start no page do not
 
     jobs = options.jobs or (1 if options.names or options.device == CUDA else NUM_JOBS)
-    if jobs == 1 or len(names) == 1 or options.verbose:
+    if options.verbose:
         yield from suite.run(names, runner)
     else:
         yield from Pool(suite, runner, jobs).run(names)

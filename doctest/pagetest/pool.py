@@ -8,16 +8,18 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NoReturn
 
 import psutil
 
-from pagetest.results.result import Result
+from pagetest.model.script import make_script
+from pagetest.results.result import FAIL, Result, unrun
 from pagetest.run.runner import Runner
 from pagetest.run.session import adopt_orphans
+from pagetest.run.verdict import Failure
 from pagetest.slots import default_slots, ranks_of
 from pagetest.suite import Suite
 
@@ -30,7 +32,9 @@ _CONTEXT = multiprocessing.get_context("fork")
 # A session takes every process below its own for one of its page's, orphans included, so two sessions at a time need
 # two processes. These are forks of the harness. One that is told to end kills its page's processes first, and further
 # signals do not disturb it; when the harness itself is killed, the kernel tells its forks to end. Should one of them
-# be killed, then what it leaves comes to the harness, which kills it.
+# be killed, its page has failed, what it leaves comes to the harness, which kills it, and another one takes its place.
+# Each is a process group of its own: Ctrl-C reaches the harness alone, which ends the others, and no page can reach
+# the harness by a signal to the group of what runs it.
 
 
 @dataclass
@@ -58,10 +62,14 @@ class Pool:
     runner: Runner
     size: int
     slots: int = field(default_factory=default_slots)
+    _foreign: set[psutil.Process] = field(default_factory=set)
 
     def order(self, names: Sequence[str]) -> list[str]:
-        """The order in which the pages start: those that run alone, then those with fewer and fewer ranks."""
-        return sorted(names, key=lambda name: -self.cost(name))
+        """The order in which the pages start: those that run alone, then those with fewer and fewer ranks.
+
+        One at a time they start as they are given.
+        """
+        return sorted(names, key=lambda name: -self.cost(name)) if self.size > 1 else list(names)
 
     def cost(self, name: str) -> int:
         """How many slots a page takes."""
@@ -69,18 +77,14 @@ class Pool:
         return min(self.slots, ranks_of(page))
 
     def run(self, names: Sequence[str]) -> Iterator[Result]:
-        """Runs the pages; the results come in the order in which the pages were started, see `order`.
-
-        Raises:
-            KeyboardInterrupt: A process that runs pages was told to end.
-        """
+        """Runs the pages; the results come in the order in which the pages were started, see `order`."""
         waiting, ended = deque(self.order(names)), dict[str, list[Result]]()
         due = deque(waiting)
         with self._workers() as workers:
             while due:
                 self._start(workers, waiting)
                 for worker in _ready(workers):
-                    ended[worker.name] = _receive(worker)
+                    ended[worker.name] = _receive(worker) or self._replace(worker, workers)
                     worker.name, worker.cost = "", 0
                 while due and due[0] in ended:
                     yield from ended.pop(due.popleft())
@@ -93,10 +97,28 @@ class Pool:
                 worker.name, worker.cost = waiting.popleft(), cost
                 worker.link.send(worker.name)
 
+    def _replace(self, lost: _Worker, workers: list[_Worker]) -> list[Result]:
+        """Puts another process in the place of one that is gone; what it left is killed, and its page has failed."""
+        lost.process.join()
+        workers.remove(lost)
+        known = {worker.process.pid for worker in workers}
+        for left in psutil.Process().children():
+            if left.pid not in known and left not in self._foreign:
+                for process in (left, *left.children(recursive=True)):
+                    with suppress(psutil.Error):
+                        process.kill()
+        workers.append(self._fork(workers))
+        end = f"the process that ran this page ended with {lost.process.exitcode}"
+        tree = self.suite.tree
+        pages = [tree.page(lost.name, each) for each in tree.languages(lost.name) if each in self.suite.languages]
+        failures = [Failure(page.command_line, f"{end}: a page must not signal what runs it") for page in pages]
+        results = [unrun(page, make_script(page), FAIL) for page in pages]
+        return [replace(result, failure=failure) for result, failure in zip(results, failures, strict=True)]
+
     @contextmanager
     def _workers(self) -> Iterator[list[_Worker]]:
         adopt_orphans()
-        foreign = set(psutil.Process().children(recursive=True))
+        self._foreign.update(psutil.Process().children(recursive=True))
         workers: list[_Worker] = []
         try:
             for _ in range(self.size):
@@ -107,7 +129,7 @@ class Pool:
                 worker.process.terminate()
             for worker in workers:
                 worker.process.join(STOP_SECONDS)
-            for left in set(psutil.Process().children(recursive=True)) - foreign:
+            for left in set(psutil.Process().children(recursive=True)) - self._foreign:
                 with suppress(psutil.Error):
                     left.kill()
             for worker in workers:
@@ -125,6 +147,7 @@ class Pool:
         """What a process of the pool does until it is told to end."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _stop)
+        os.setpgid(0, 0)
         _end_with(parent)
         for other in foreign:
             other.close()  # else no end of a link would ever be seen as closed
@@ -141,12 +164,10 @@ def _ready(workers: Sequence[_Worker]) -> list[_Worker]:
 
 
 def _receive(worker: _Worker) -> list[Result]:
-    with suppress(EOFError):
+    """The results of a page; none if the process that ran it is gone."""
+    with suppress(EOFError, ConnectionResetError):
         return worker.link.recv()
-    worker.process.join()
-    if worker.process.exitcode == 0:
-        raise KeyboardInterrupt
-    raise RuntimeError(f"the process that ran {worker.name} ended with {worker.process.exitcode}")
+    return []
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:

@@ -288,6 +288,40 @@ def test_an_overflow_on_one_rank_drops_the_step_in_its_groups(bad_rank) -> None:
         assert half == (fell if bad_rank is not None and rank // 2 == bad_rank // 2 else stayed)
 
 
+def judge_one_norm(bad_rank: int) -> list[tuple[float | None, bool, float]]:
+    """The norm overflows on one rank; an optimizer that unscales by itself asks what to divide by."""
+    scaler, optimizer, seen = DynamicScaler(ScalerConfig(8.0), "cpu", [dist.group.WORLD]), optimizer_of(), []
+    for norm in (math.inf if dist.get_rank() == bad_rank else 1.0, 1.0):
+        divide = scaler.judge(torch.tensor(norm))
+        assert scaler.judge(torch.tensor(norm)) is None
+        scaler.step(optimizer)
+        seen.append((divide, scaler.dropped, scaler.scale_value))
+    return seen
+
+
+def test_a_norm_that_overflows_on_one_rank_drops_the_step_in_its_groups() -> None:
+    assert run_threads(judge_one_norm, 3, 1) == [[(8.0, True, 4.0), (4.0, False, 4.0)]] * 3
+
+
+class Elsewhere(torch.Tensor):
+    """On another device, as far as one sees: ``cpu:0`` is not ``cpu``."""
+
+    device = torch.device("cpu", 0)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_an_overflow_on_one_of_several_devices_drops_the_step(bad) -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    for index, parameter in enumerate(parameters):
+        grad = torch.full((2,), math.inf if index == bad else 1.0)
+        parameter.grad = grad.as_subclass(Elsewhere) if index == 1 else grad
+    assert len({parameter.grad.device for parameter in parameters}) == 2
+    scaler = DynamicScaler(ScalerConfig(4.0), "cpu")
+    scaler.step(torch.optim.SGD(parameters, lr=1.0))
+    assert scaler.dropped
+    assert [parameter.grad[0].item() for parameter in parameters] == [math.inf if i == bad else 0.25 for i in range(3)]
+
+
 def overflow_in_one_shard() -> tuple[list[bool], float, torch.Tensor, torch.Tensor]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard

@@ -54,6 +54,46 @@ def test_a_mesh_needs_a_world() -> None:
         current_mesh()
 
 
+def test_ranks_of_a_replica_may_be_numbered_one_after_the_other() -> None:
+    numbers = list(itertools.product(range(2), range(3), range(2), range(2)))  # dp, pp, sp, tp
+    for rank, (dp, pp, sp, tp) in enumerate(numbers):
+        with fake_world(24, rank=rank):
+            mesh = ParallelMesh(pp=3, dp=2, sp=2, tp=2, dp_outside=True)
+            assert mesh.coordinate == {"pp": pp, "dp": dp, "sp": sp, "tp": tp}
+            assert mesh.ranks("dp") == (rank % 12, rank % 12 + 12)
+            assert mesh.ranks("pp") == tuple(rank - 4 * pp + 4 * stage for stage in range(3))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 6])
+def test_an_axis_is_cut_into_blocks_of_neighbours(length) -> None:
+    for rank in range(12):
+        with fake_world(12, rank=rank):
+            mesh = ParallelMesh(dp=6, tp=2)
+            own, across = map(dist.get_process_group_ranks, mesh.blocks("dp", length))
+            place, tp = divmod(rank, 2)
+            first = place - place % length
+            assert own == [2 * each + tp for each in range(first, first + length)]
+            assert across == [2 * each + tp for each in range(place % length, 6, length)]
+
+
+def test_blocks_divide_their_axis() -> None:
+    with fake_world(6), pytest.raises(MeshError, match="Found 4 for the 6 ranks of 'dp'"):
+        ParallelMesh(dp=6).blocks("dp", 4)
+
+
+def test_ranks_that_share_a_sequence_are_folded_behind_their_data_parallel_rank() -> None:
+    for rank in range(24):
+        with fake_world(24, rank=rank):
+            mesh = ParallelMesh(pp=2, dp=3, sp=2, tp=2)
+            folded = mesh.fold_sequence()
+            assert folded.shape == {"pp": 2, "dp": 6, "sp": 1, "tp": 2}
+            assert folded.rank("dp") == 2 * mesh.rank("dp") + mesh.rank("sp")
+            assert folded.ranks("dp") == mesh.ranks("dp", "sp")
+            assert [folded.ranks(axis) for axis in ("pp", "tp")] == [mesh.ranks(axis) for axis in ("pp", "tp")]
+            assert mesh.shape == {"pp": 2, "dp": 3, "sp": 2, "tp": 2}
+            assert folded.fold_sequence() is folded
+
+
 @pytest.mark.parametrize("verb", ["size", "rank", "ranks", "group"])
 def test_an_unknown_axis_is_refused(verb) -> None:
     with fake_world(2), pytest.raises(MeshError, match="Found 'data'"):

@@ -120,11 +120,27 @@ def check_second_derivative() -> None:
     (grad,) = torch.autograd.grad(cube, x, create_graph=True)
     assert_close(grad, SIZE * 3 * x**2)
     grad.sum().backward()
-    assert x.grad is not None
+    assert_close(x.grad, SIZE * 6 * x)
+    own_part = own(mesh, 2)
+    square = comm.gather(own_part, "tp", 0, mesh, partial_grad=True) ** 2
+    (grad,) = torch.autograd.grad(square.sum(), own_part, create_graph=True)
+    assert_close(grad, SIZE * 2 * own_part)
+    (second,) = torch.autograd.grad(grad.sum(), own_part)
+    assert_close(second, torch.full((2,), 2.0 * SIZE, dtype=torch.float64))
 
 
 def test_a_gradient_can_be_differentiated_again() -> None:
     run_threads(check_second_derivative, SIZE)
+
+
+def combine() -> tuple[list[float], list[float]]:
+    channel = Channel("tp", ParallelMesh(tp=SIZE))
+    found = torch.tensor([float(channel.rank), -1.0])
+    return channel.all_reduce(found).tolist(), channel.all_reduce(found, "max").tolist()
+
+
+def test_a_total_is_a_sum_or_the_largest() -> None:
+    assert run_threads(combine, SIZE) == [([6.0, -4.0], [3.0, -1.0])] * SIZE
 
 
 def test_one_rank_needs_no_communication() -> None:

@@ -45,6 +45,16 @@ def test_clipping_by_norm_equals_torchs_on_true_gradients(scaler, norm_type) -> 
     assert optimizer.get_grad_norm(norm_type) == pytest.approx(0.3, rel=1e-4)
 
 
+def test_gradients_below_the_limit_stay_as_they_are(scaler) -> None:
+    model, optimizer = build(scaler)
+    optimizer.backward(loss_of(model))
+    optimizer.unscale_grad()
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    norm = optimizer.clip_grad_by_norm(1e6)
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), before, strict=True))
+    assert norm < 1e6
+
+
 def test_clipping_by_value_equals_torchs_on_true_gradients(scaler) -> None:
     model, optimizer = build(scaler)
     twin = copy.deepcopy(model)

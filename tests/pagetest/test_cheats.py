@@ -29,8 +29,16 @@ CHEATS = {
     "has a syntax error": ("x = 1\nif x\n    pass", 6, "SyntaxError"),
     "returns outside a function": ("x = 1\nreturn", 6, "SyntaxError"),
     "never calls its function": ("def f():\n    a = 1\n    b = 2\n    return a + b", 6, "never ran: 6, 7, 8"),
-    "stops early without an error": ("import os\nos._exit(0)\na = 1\nb = 2\nc = 3", 7, "never ran: 7, 8, 9"),
-    "exits 0 early": ("import sys\nsys.exit()\na = 1\nb = 2\nc = 3", 7, "never ran"),
+    "stops early without an error": (
+        "import os\nos._exit(0)\na = 1\nb = 2\nc = 3",
+        6,
+        "os._exit(0): the page ends here, before its last statement",
+    ),
+    "exits 0 early": (
+        "import sys\nsys.exit()\na = 1\nb = 2\nc = 3",
+        6,
+        "SystemExit: the page ends here, before its last statement",
+    ),
     "hides the error behind an atexit hook": (
         "import atexit, os\natexit.register(lambda: os._exit(0))\na = 1\nraise ValueError('boom')\nb = 1",
         8,

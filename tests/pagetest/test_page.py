@@ -2,13 +2,15 @@
 """The page model and the script: what is read, and that line N stays line N."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagetest.model.marks import lines_of, lines_run, mark_script
 from pagetest.model.reader import parse_page
-from pagetest.model.script import executable_lines, make_script, mark_lines
+from pagetest.model.script import make_script
 
 PROSE = st.sampled_from(
     ["", "Text.", "# Title", "- item", "> quote", "| a | b |", "<div>", "    indented", "中文。", "\x0c"]
@@ -113,9 +115,9 @@ def test_a_future_import_and_a_docstring_stay_first(parse) -> None:
     page = parse('```python\n"""Doc."""\nfrom __future__ import annotations\nx = 1\n```\n')
     script = make_script(page)
     assert not script.fault
-    assert executable_lines(script) == (4,)
-    namespace = {}
-    exec(mark_lines(script, "f").code, namespace)  # noqa: S102
+    marked, namespace = mark_script(script, "f"), {}
+    assert lines_of(marked.marks) == [4]
+    exec(marked.code, namespace)  # noqa: S102
     assert namespace["__doc__"] == "Doc."
 
 
@@ -165,21 +167,30 @@ values = [
     i
     for i in range(3)
 ]
+for i in range(1):
+    if i == 0:
+        continue
+    never = 2
+if not i: one = 0; two = 1
+if i: one = 1; never = 5
 ...
 '''
 
 
 def test_lines_are_marked_exactly_when_they_run(parse) -> None:
     script = make_script(parse(f"```python{CODE_WITH_ALL_STATEMENTS}```\n"))
-    marked = mark_lines(script, "page.py")
-    namespace = dict.fromkeys(marked.marks, False)
+    marked, seen = mark_script(script, "page.py"), set()
+    namespace = dict.fromkeys(marked.names, False) | {"__page__": SimpleNamespace(ran=seen.add)}
     exec(marked.code, namespace)  # noqa: S102
-    source = CODE_WITH_ALL_STATEMENTS.split("\n")
-    missed = {source[line - 1].strip() for name, line in marked.marks.items() if not namespace[name]}
-    assert missed == {"never = 1", "never = 2", "never = 3", "never = 4"}
-    silent = {'"""Doc."""', "global G", "nonlocal x", "pass", "..."}
-    assert not silent & {source[line - 1].strip() for line in marked.marks.values()}
     assert namespace["C"]().m() == 2
+    source = CODE_WITH_ALL_STATEMENTS.split("\n")
+    reached = seen | {number for number, name in enumerate(marked.names) if namespace[name]}
+    missed = set(lines_of(marked.marks)) - set(lines_run(marked.marks, reached))
+    never = {*(f"never = {number}" for number in range(1, 5)), "if i: one = 1; never = 5"}
+    assert {source[line - 1].strip() for line in missed} == never
+    silent = {'"""Doc."""', "global G", "nonlocal x", "pass", "..."}
+    assert not silent & {source[line - 1].strip() for line in lines_of(marked.marks)}
+    assert marked.last in reached
 
 
 def test_the_code_hash_sees_code_and_not_comments(parse) -> None:

@@ -170,13 +170,18 @@ def test_an_interruption_from_the_terminal_reaches_all_processes_at_once(docs) -
     harness.communicate()
 
 
-def test_a_process_of_the_pool_that_is_killed_leaves_nothing_behind(docs) -> None:
+def test_a_process_of_the_pool_that_is_killed_leaves_nothing_behind_and_fails_its_page_alone(docs) -> None:
+    docs.add("c", "x = 1", languages=("en",))
     harness, below = start(docs)
     workers = [
         process for process in psutil.Process(harness.pid).children() if "docs_test.py" in " ".join(_words(process))
     ]
-    workers[0].kill()
-    _, error = harness.communicate(timeout=60)
+    for worker in workers:
+        worker.kill()
+    out, error = harness.communicate(timeout=60)
     assert harness.returncode == 1
-    assert "the process that ran a ended with -9" in error
+    assert out.count("the process that ran this page ended with -9: a page must not signal what runs it") == 2
+    assert re.search(r"^en +c +PASS", out, re.MULTILINE)
+    assert out.endswith("1 passed, 2 failed\n")
+    assert error == ""
     assert wait_for_end(below) == []

@@ -158,13 +158,31 @@ def keeps() -> list[Any]:
     with ParallelMesh(pp=2) as mesh:
         run, _, optimizer = pipeline(mesh, "1f1b")
         done = run(iter([batch_of(3)]), criterion, optimizer, return_outputs=True)
-    return [done["loss"], done["outputs"] is None]
+        under_way = [len(link._on_the_way) for link in run._links.values()]
+    return [done["loss"], done["outputs"] is None, under_way]
 
 
 def test_the_loss_is_on_every_rank_and_outputs_on_the_last() -> None:
     first, last = run_processes(keeps, 2)
     assert first[0] == last[0]
+    assert first[0].dtype == last[0].dtype == torch.float64
     assert (first[1], last[1]) == (True, False)
+    assert first[2] == last[2] == [0]  # all that was sent has left
+
+
+def share() -> list[float]:
+    """Both stages have a weight in common, with values of their own at first."""
+    with ParallelMesh(pp=2) as mesh:
+        rank, linear = mesh.rank("pp"), nn.Linear(1, 1, bias=False)
+        stage = Stage.of_sequential(nn.Sequential(linear, linear), [range(1), range(1, 2)], rank)
+        nn.init.constant_(linear.weight, 5.0 + rank)
+        run = PipelineExecutor([stage], Placement(2), mesh, "1f1b", Microbatching(1))
+        run.share_values()
+    return linear.weight.flatten().tolist()
+
+
+def test_shared_values_are_those_of_the_first_rank() -> None:
+    assert run_processes(share, 2) == [[5.0], [5.0]]
 
 
 # ------------------------------------------------------------------------------------------ what goes wrong

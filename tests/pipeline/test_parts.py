@@ -59,6 +59,12 @@ def test_uniform_parts_differ_by_one_layer(num_layers, num_stages) -> None:
     ]
 
 
+def test_layers_left_over_go_to_the_stages_in_the_middle() -> None:
+    assert [[len(part) for part in partition_uniform(num_layers, 4)] for num_layers in range(8, 13)] == [
+        [2, 2, 2, 2], [2, 2, 3, 2], [2, 3, 3, 2], [2, 3, 3, 3], [3, 3, 3, 3],
+    ]  # fmt: skip
+
+
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.data())
 def test_balanced_parts_are_as_light_as_any(weights, data) -> None:
     num_stages = data.draw(st.integers(1, len(weights)))
@@ -204,6 +210,8 @@ def test_gradients_that_were_left_are_the_same(casts) -> None:
     loss.backward()
     assert (layer.weight.grad, turned.grad, called) == (None, None, [])
     later.accumulate()
+    assert called == [1]
+    later.accumulate()  # nothing is left
     assert called == [1]
     for leaf, grad in zip(leaves, expected, strict=True):
         assert leaf.grad is not None

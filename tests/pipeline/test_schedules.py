@@ -63,6 +63,32 @@ def test_no_rank_holds_more_than_a_micro_batch_for_each_rank(size, number) -> No
             assert max(held) <= placement.num_chunks * (size - rank if style == "1f1b" else size)
 
 
+@pytest.mark.parametrize(("size", "number"), SIZES)
+def test_messages_of_an_interleaved_schedule_travel_while_ranks_work(size, number) -> None:
+    """Only the way of the first micro-batch to the last stage, and of the last one back, is waited for."""
+    placement, costs = Placement(size, 2), Costs(transfer=0.5)
+    duration = max(each.end for each in simulate(interleaved(placement, number), placement, costs))
+    assert duration == 2 * 3 * number + 3 * (size - 1) + 2 * (2 * size - 1) * 0.5
+
+
+@pytest.mark.parametrize(("size", "number"), SIZES)
+def test_a_rank_of_a_v_lets_nobody_wait_who_could_go_backward(size, number) -> None:
+    """Whenever it begins another pass, no gradient of an input could be computed instead."""
+    placement, costs = Placement(size, 2, is_v=True), Costs(forward=1.0, inputs=1.5, weights=0.75, transfer=0.25)
+    orders = zero_bubble_v(placement, number, costs)
+    times = {each.action: each for each in simulate(orders, placement, costs)}
+
+    def ready_at(action: Action, rank: int) -> float:
+        needed = action.needs(placement.num_stages)
+        assert needed is not None
+        return times[needed].end + (costs.transfer if placement.rank_of(needed.stage) != rank else 0.0)
+
+    for rank, order in enumerate(orders):
+        for place, action in enumerate(order):
+            waiting = [each for each in order[place + 1 :] if each.kind == "I"] if action.kind != "I" else []
+            assert all(ready_at(each, rank) > times[action].begin for each in waiting), (rank, action)
+
+
 def test_a_v_that_knows_its_costs_waits_less() -> None:
     placement, costs = Placement(4, 2, is_v=True), Costs(forward=1.0, inputs=1.4, weights=0.7, transfer=0.2)
     known, unknown = zero_bubble_v(placement, 12, costs), zero_bubble_v(placement, 12)

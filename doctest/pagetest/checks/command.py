@@ -11,6 +11,7 @@ NO_COMMAND = "none"
 _SHELL = re.compile(r"[;|&<>`]|\$\(")
 _PORT_FLAG = re.compile(r"--(?:master[_-]port|rdzv[_-]endpoint)(?:=(.*))?")
 _ISOLATION = re.compile(r"-[a-zA-Z]*[IES]")
+_OPTIMIZED = re.compile(r"-[a-zA-Z]*O+")
 
 
 def command_faults(page: Page) -> Iterator[str]:
@@ -69,6 +70,8 @@ def _python_faults(words: list[str]) -> Iterator[str]:
             return
         if word in {"-c", "-m"} or _ISOLATION.fullmatch(word):
             yield f"`python {word}` runs something else than the page, or hides it from the harness: drop `{word}`"
+        if _OPTIMIZED.fullmatch(word):
+            yield f"`python {word}` switches asserts off: drop `{word}`"
 
 
 def _colossal_faults(words: list[str]) -> Iterator[str]:

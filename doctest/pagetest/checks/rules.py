@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 
+from pagetest.checks import honesty
 from pagetest.checks.command import command_faults
 from pagetest.finding import Finding
 from pagetest.model.page import Page
@@ -93,4 +94,4 @@ def _is_port(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and str(node.value).isdecimal() and int(str(node.value)) > 0
 
 
-_RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (_stem, _ports)
+_RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (_stem, _ports, *honesty.RULES)

@@ -112,6 +112,11 @@ class Page:
         return self.name.rpartition("/")[2]
 
     @property
+    def tree(self) -> Path:
+        """The folder of the whole documentation, which holds a folder for each language."""
+        return self.path.absolute().parents[self.name.count("/") + 1]
+
+    @property
     def python(self) -> tuple[Block, ...]:
         """All Python blocks, ignored ones included."""
         return tuple(block for block in self.blocks if block.is_python)

@@ -18,6 +18,7 @@ from pagetest.run.probe.page_output import Printed
 
 STACK_SECONDS = 1.0
 
+_HIDDEN = "(caught, where a check that fails must end the page: let it pass)"
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
@@ -69,14 +70,27 @@ class Evidence:
     @property
     def failures(self) -> list[dict[str, Any]]:
         """How the processes that ran the page failed before their time was up, the first one first."""
-        pages = {event["pid"] for event in self.of("started") if event["main"]}
         limit = min((event["time"] for event in self.of("asked")), default=math.inf)
-        return [event for event in self.of("failed") if event["pid"] in pages and event["time"] < limit]
+        found = [event for event in self.of("failed") if event["pid"] in self._mains]
+        known = {(event["pid"], event["message"]) for event in found}
+        hidden = [event for event in self.of("refuted") if (event["pid"], event["message"]) not in known]
+        found += [event | {"message": f"{event['message']} {_HIDDEN}"} for event in hidden]
+        return sorted((event for event in found if event["time"] < limit), key=lambda event: event["time"])
 
     @property
-    def lines(self) -> frozenset[int]:
-        """The lines that ran on rank 0."""
-        return frozenset(line for event in self.of("finished") for line in event["lines"])
+    def unended(self) -> list[dict[str, Any]]:
+        """The processes that ran the page and did not come to its end."""
+        ended = {event["pid"] for event in self.of("ended")}
+        return [event for event in self.of("started") if event["main"] and event["pid"] not in ended]
+
+    def reached(self, rank: int | None = None) -> frozenset[int]:
+        """The numbers of the marks that were reached, on one rank or on any."""
+        ends = [event for event in self.of("finished") if rank is None or event["rank"] == rank]
+        return frozenset(number for event in ends for number in event["ran"])
+
+    @property
+    def _mains(self) -> set[int]:
+        return {event["pid"] for event in self.of("started") if event["main"]}
 
     @property
     def device(self) -> str:

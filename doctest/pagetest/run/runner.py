@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pagetest.model.marks import lines_of, lines_run, mark_script
 from pagetest.model.page import Page
-from pagetest.model.script import Script, mark_lines
+from pagetest.model.script import Script
 from pagetest.outputs.shown import outputs_of, stale_outputs
 from pagetest.results.result import FAIL, PASS, Figure, Result, unrun
 from pagetest.run.device import Device
@@ -25,6 +26,9 @@ from pagetest.run.starting import Start, start_cold
 from pagetest.run.verdict import Failure, judge
 from pagetest.run.warned import warnings_in
 from pagetest.slots import ranks_of
+
+CHECKOUT = (".git", "benchmarks", "csrc", "docs", "doctest", "examples", "src", "tests")
+"""The folders of the project that no page may change."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +82,10 @@ class Runner:
         from pagetest.run.session import Session
 
         expected, printed = outputs_of(page), Printed(reports)
-        marked = mark_lines(script, str(file), [block.line for block in page.runnable])
-        plain = compile(script.tree, str(file), "exec", dont_inherit=True, optimize=0)
-        compiled = marshal.dumps({"plain": plain, "marked": marked.code, "marks": marked.marks})
-        (reports / f"code.{sys.implementation.cache_tag}").write_bytes(compiled)
+        marked = mark_script(script, str(file), [block.line for block in page.runnable])
+        protected = [f"{folder}/" for folder in (page.tree, *(self.root / name for name in CHECKOUT))]
+        compiled = {"code": marked.code, "marks": marked.names, "last": marked.last, "protected": protected}
+        (reports / f"code.{sys.implementation.cache_tag}").write_bytes(marshal.dumps(compiled))
         evidence = Evidence(reports, file)
         environment = page_environment(os.environ, self.root, file, reports) | self.device.environment
         log = file.parent / "log.txt"
@@ -102,9 +106,8 @@ class Runner:
         except OSError as error:
             failure = Failure(page.command_line, f"the command cannot be started: {error.strerror}: install it")
             return replace(unrun(page, script, FAIL), failure=failure)
-        lines = tuple(sorted(marked.marks.values()))
         by_block = {block.line: evidence.printed.get(block.line, "") for block in page.runnable}
-        failure = judge(page, lines, outcome, evidence, self.device)
+        failure = judge(page, marked.marks, outcome, evidence, self.device)
         stale = () if failure else tuple(stale_outputs(page, by_block))
         return Result(
             page.name,
@@ -117,8 +120,8 @@ class Runner:
             world=evidence.world,
             seconds=round(outcome.seconds, 2),
             peak_bytes=outcome.peak_bytes,
-            lines_run=len(evidence.lines),
-            lines_total=len(lines),
+            lines_run=len(lines_run(marked.marks, evidence.reached(0))),
+            lines_total=len(lines_of(marked.marks)),
             outputs_matched=0 if failure else len(expected) - len(stale),
             outputs_total=len(expected),
             code_hash=script.code_hash,

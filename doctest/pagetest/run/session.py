@@ -82,18 +82,18 @@ class Session:
     def _watch(self, command: Command, deadline: float) -> bool:
         """Samples until the command has ended; False when the time is up before."""
         while time.monotonic() < deadline:
-            self._sample()
+            self._sample(command)
             self._show()
             with suppress(subprocess.TimeoutExpired):
                 command.wait(max(0.0, min(SAMPLE_SECONDS, deadline - time.monotonic())))
                 return True
         return False
 
-    def _sample(self) -> None:
+    def _sample(self, command: Command) -> None:
         total = 0
         for process in self._living():
             with suppress(psutil.Error):
-                total += process.memory_info().rss
+                total += process.memory_info().rss if process.pid != command.pid else 0
         self._peak_bytes = max(self._peak_bytes, total)
 
     def _living(self) -> list[psutil.Process]:
@@ -116,8 +116,9 @@ class Session:
         return tuple(found)
 
     def _terminate(self, command: Command) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(command.pid, signal.SIGTERM)
+        with suppress(psutil.Error, ProcessLookupError):
+            for below in psutil.Process(command.pid).children():
+                os.killpg(below.pid, signal.SIGTERM)
         self._wait_for_end(command, GRACE_SECONDS)
 
     def _wait_for_end(self, command: Command, seconds: float) -> None:

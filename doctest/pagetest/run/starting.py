@@ -1,13 +1,17 @@
 """The start of a command: what a session asks for, and how a shell would do it."""
 
+import errno
+import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 
 class Command(Protocol):
-    """A command that has been started, a child of this process."""
+    """A command that has been started: its supervisor, a child of this process."""
 
     pid: int
 
@@ -20,15 +24,23 @@ class Command(Protocol):
         ...
 
 
+_SUPERVISOR = Path(__file__).parent / "probe" / "page_supervisor.py"
+
 Start = Callable[[Sequence[str], Path, Mapping[str, str], Path], Command]
-"""Starts words in a folder with an environment, in a session of its own, and appends what it prints to a log."""
+"""Starts words in a folder with an environment, below a supervisor, and appends what they print to a log."""
 
 
 def start_cold(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
-    """Starts a command as a shell would."""
+    """Starts a command as a shell would.
+
+    Raises:
+        OSError: There is no such command.
+    """
+    if not shutil.which(words[0], path=environment.get("PATH")):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
     with log.open("ab") as output:
         return subprocess.Popen(
-            words,
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), *words],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

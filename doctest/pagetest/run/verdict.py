@@ -1,10 +1,11 @@
 """The verdict: whether a run proves its page, and if not, which line says why."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from pagetest.model.marks import Mark, lines_of, lines_run, unproved
 from pagetest.model.page import Page
 from pagetest.run.device import Device
 from pagetest.run.evidence import Evidence, Stand
@@ -32,21 +33,21 @@ class Failure:
     others: tuple[str, ...] = ()
 
 
-def judge(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Evidence, device: Device) -> Failure | None:
+def judge(page: Page, marks: Sequence[Mark], outcome: Outcome, evidence: Evidence, device: Device) -> Failure | None:
     """Gives the first reason why the page fails, or None if the run proves it.
 
     Args:
         page: The page that ran.
-        lines: Its executable lines.
+        marks: The marks of its script.
         outcome: How its processes ended.
         evidence: What its processes reported.
         device: Where it should have run.
     """
-    failures = chain(_failures(page, lines, outcome, evidence), _strays(page, evidence, device))
+    failures = chain(_failures(page, marks, outcome, evidence), _strays(page, evidence, device))
     return next(failures, None)
 
 
-def _failures(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Evidence) -> Iterator[Failure]:
+def _failures(page: Page, marks: Sequence[Mark], outcome: Outcome, evidence: Evidence) -> Iterator[Failure]:
     if outcome.timed_out:
         yield _hang(page, outcome, evidence)
     if outcome.returncode or evidence.failures:
@@ -60,9 +61,13 @@ def _failures(page: Page, lines: tuple[int, ...], outcome: Outcome, evidence: Ev
         yield Failure(line or page.command_line, message)
     if not evidence.has_started:
         yield Failure(page.command_line, f"the command ended well but {page.stem}.py was never run by it: correct it")
-    missed = sorted(set(lines) - evidence.lines)
-    if len(lines) - len(missed) < PROVED_SHARE * len(lines):
-        yield _vacuity(lines, missed)
+    for event in evidence.unended:
+        yield Failure(page.command_line, "the process was gone before the page came to its end", event["rank"])
+    lines, run = lines_of(marks), lines_run(marks, evidence.reached(0))
+    if len(run) < PROVED_SHARE * len(lines):
+        yield _vacuity(lines, run)
+    for mark in unproved(marks, evidence.reached()):
+        yield Failure(mark.line, f"this {mark.must} never ran on any rank, so it proves nothing: reach it, or drop it")
 
 
 def _strays(page: Page, evidence: Evidence, device: Device) -> Iterator[Failure]:
@@ -71,7 +76,8 @@ def _strays(page: Page, evidence: Evidence, device: Device) -> Iterator[Failure]
         yield Failure(page.command_line, f"{message}: take the device from colossal.accelerator")
 
 
-def _vacuity(lines: tuple[int, ...], missed: list[int]) -> Failure:
+def _vacuity(lines: list[int], run: list[int]) -> Failure:
+    missed = sorted(set(lines) - set(run))
     shown = ", ".join(map(str, missed[:_NAMED_LINES])) + (", ..." if len(missed) > _NAMED_LINES else "")
     share = f"{len(lines) - len(missed)} of {len(lines)}"
     message = f"at least {PROVED_SHARE:.0%} of the lines must run on rank 0; {share} did, these never ran: {shown}: "

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from page_probe import PageLoader, Probe
+from page_supervisor import supervised
 
 MONITOR_SECONDS = 0.1
 STOP_SECONDS = 30.0
@@ -108,6 +109,7 @@ def _awaken(order: dict[str, Any], probe: Probe) -> None:
     os.environ.update(order["environment"])
     sys.argv[:] = order["arguments"]
     sys.orig_argv[:] = [sys.executable, "-u", *order["arguments"]] if order["ranks"] else order["words"]
+    supervised()
     if order["ranks"]:
         _fork_ranks(order["ranks"])
     _forget()

@@ -9,14 +9,17 @@ import marshal
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
+from page_checks import ALWAYS_TRUE, CHECKS, Checks, ImportWatch, is_of_libraries
 from page_output import FIGURES, Printed
 
 BIRTHS = (
@@ -29,11 +32,14 @@ BIRTHS = (
 DEATHS = (("os", "_exit"), ("os", "abort"))
 KILLS = (("os", "kill"), ("os", "killpg"))
 DEADLY = (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
-DISTRIBUTED = "torch.distributed.distributed_c10d"
+WRITES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+DISTRIBUTED, ASYNCIO = "torch.distributed.distributed_c10d", "asyncio.base_events"
+EARLY = "the page ends here, before its last statement: let every rank come to its end"
 
 
 class Probe:
-    """Observes one process of a page: its start, its end, its children, the lines it ran, what it printed.
+    """Observes one process of a page: its start, its end, its children, what ran in it, what failed, what it printed.
 
     Args:
         script: Absolute path of the page's script.
@@ -45,16 +51,27 @@ class Probe:
         self.rank = 0
         self.folder = Path()
         self.printed = Printed(self.folder)
+        self.runner = 0
+        self.last = -1
         self.marks: dict[str, int] = {}
+        self.seen: set[int] = set()
+        self.protected: tuple[str, ...] = ()
+        self.checks = Checks()
         self.namespaces: list[dict[str, Any]] = []
         self.figures: dict[str, int] = {}
 
     def prepare(self) -> None:
         """Takes over the loading of the script and sets every observer; they write nothing before the probe awakes."""
         sys.path_hooks.insert(0, lambda path: PageLoader(self, path))
-        sys.meta_path.insert(0, GroupWatch(self))
+        watchers = {place.partition(":")[0]: [self.checks.learn] for place in CHECKS}
+        sys.meta_path.insert(
+            0, ImportWatch(watchers | {DISTRIBUTED: [self._watch_groups], ASYNCIO: [self._watch_tasks]})
+        )
         for table, observer in ((BIRTHS, self._birth), (DEATHS, self._death), (KILLS, self._kill)):
             _observe(table, observer)
+        threading.excepthook = self._in_thread
+        sys.unraisablehook = self._unraisable
+        self.checks.learn_present()
 
     def wake(self, folder: str, rank: int) -> None:
         """Begins to observe this process.
@@ -67,7 +84,8 @@ class Probe:
         self.stacks = (self.folder / f"stacks.{self.rank}.{os.getpid()}").open("w")
         faulthandler.enable(self.stacks)
         faulthandler.register(signal.SIGUSR1, self.stacks, all_threads=True)
-        atexit.register(self.finish)
+        atexit.register(self._leave)
+        sys.addaudithook(self._audit)
         if self.rank == 0 and self.printed.is_wanted:
             self.printed.take_over()
         self.record("started", main=os.path.abspath(sys.argv[0]) == self.script)  # noqa: PTH100
@@ -84,37 +102,49 @@ class Probe:
             os.close(file)
 
     def code(self) -> CodeType:
-        """The script's code as the harness compiled it: with line marks on rank 0."""
+        """The script's code as the harness compiled it: with marks."""
         compiled = marshal.loads((self.folder / f"code.{sys.implementation.cache_tag}").read_bytes())  # noqa: S302
-        if self.rank:
-            return compiled["plain"]
-        self.marks = compiled["marks"]
-        return compiled["marked"]
+        self.marks = {name: number for number, name in enumerate(compiled["marks"])}
+        self.last, self.protected = compiled["last"], tuple(compiled["protected"])
+        return compiled["code"]
 
     def run(self, namespace: dict[str, Any]) -> None:
         """Executes the page in its `__main__`."""
-        code, runner = self.code(), os.getpid() if namespace["__name__"] == "__main__" else 0
+        code, self.runner = self.code(), os.getpid() if namespace["__name__"] == "__main__" else 0
         namespace.update(dict.fromkeys(self.marks, False))
-        if self.rank == 0:
-            namespace["__block__"] = lambda line: self._block(line, runner)
+        namespace["__page__"] = PageSide(self)
         self.namespaces.append(namespace)
         try:
             exec(code, namespace)  # noqa: S102
         except BaseException as error:
             self._failure(error)
             raise
+        else:
+            self.record("ended")
         finally:
-            self._block(0, runner)
+            self.block(0)
             self.finish()
 
+    @property
+    def ran(self) -> set[int]:
+        """The numbers of the marks that were reached so far."""
+        reached = {number for space in self.namespaces for name, number in self.marks.items() if space.get(name)}
+        return reached | self.seen
+
     def finish(self) -> None:
-        """Writes the lines that ran so far and the device in use."""
+        """Writes which marks were reached so far, and the device in use."""
+        torch = sys.modules.get("torch")
+        cuda = bool(torch and hasattr(torch, "cuda") and torch.cuda.is_initialized())
+        self.record("finished", ran=sorted(self.ran), device="cuda" if cuda else "cpu")
         if self.rank == 0:
-            lines = {line for name, line in self.marks.items() for space in self.namespaces if space.get(name)}
-            torch = sys.modules.get("torch")
-            cuda = bool(torch and hasattr(torch, "cuda") and torch.cuda.is_initialized())
-            self.record("finished", lines=sorted(lines), device="cuda" if cuda else "cpu")
             self._list_modules()
+
+    def _leave(self) -> None:
+        """The last that this process does before its modules go, and with them what the page has left."""
+        self.look_at_checks()
+        self.finish()
+        self.seen = self.ran
+        self.namespaces.clear()
 
     def _list_modules(self) -> None:
         """Writes down which modules of other packages are loaded, where a warm parent shall load them beforehand."""
@@ -123,11 +153,19 @@ class Probe:
             loaded = [name for name, module in list(sys.modules.items()) if _file_of(module).startswith(homes)]
             Path(file).write_text("\n".join(loaded), encoding="utf-8")
 
-    def _block(self, line: int, runner: int) -> None:
+    def block(self, line: int) -> None:
         """Notes that from here on what is printed belongs to the block that starts at the line; to none for line 0."""
-        if self.rank == 0 and self.printed.is_wanted and os.getpid() == runner:
-            self.printed.flush()
-            self.record("block", line=line, size=self.printed.size, drawn=self._drawn())
+        if os.getpid() == self.runner:
+            self.look_at_checks()
+            if self.rank == 0 and self.printed.is_wanted:
+                self.printed.flush()
+                self.record("block", line=line, size=self.printed.size, drawn=self._drawn())
+
+    def look_at_checks(self) -> None:
+        """Notes that the page has replaced what is to prove it, once."""
+        if name := self.checks.replaced():
+            self.checks = Checks()
+            self.record("failed", line=self.line(), message=f"`{name}` was replaced, so it proves nothing: leave it")
 
     def _drawn(self) -> list[str]:
         """The figures in the page's folder that are new, or have changed, since this was asked last."""
@@ -137,34 +175,149 @@ class Probe:
 
     def _failure(self, error: BaseException) -> None:
         if isinstance(error, SystemExit) and error.code in (None, 0):
+            if self.last in self.ran:
+                self.record("ended")
+            else:
+                self.record_error(error, f"{type(error).__name__}: {EARLY}")
             return
+        self.record_error(error)
+
+    def record_error(self, error: BaseException, message: str = "", kind: str = "failed") -> None:
+        """Notes an exception with the page's last line in its traceback."""
         line, traceback = 0, error.__traceback__
         while traceback:
             line = traceback.tb_lineno if traceback.tb_frame.f_code.co_filename == self.script else line
             traceback = traceback.tb_next
-        self.record("failed", line=line, message=f"{type(error).__name__}: {error}"[:4000])
+        self.record(kind, line=line, message=(message or f"{type(error).__name__}: {error}")[:4000])
+
+    def _in_thread(self, arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value and not isinstance(arguments.exc_value, SystemExit):
+            self._aside(arguments.exc_value, "in a thread")
+        threading.__excepthook__(arguments)
+
+    def _unraisable(self, arguments: Any) -> None:
+        if arguments.exc_value and not _is_of_libraries(arguments.exc_value):
+            self._aside(arguments.exc_value, f"in {getattr(arguments.object, '__qualname__', 'a callback')}")
+        sys.__unraisablehook__(arguments)
+
+    def _watch_tasks(self, module: ModuleType) -> None:
+        loop = module.__dict__["BaseEventLoop"]
+        handle = loop.call_exception_handler
+
+        def observed(loop: Any, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if error and not _is_of_libraries(error):
+                self._aside(error, f"in asyncio: {context.get('message', '')}")
+            handle(loop, context)
+
+        loop.call_exception_handler = observed
+
+    def _aside(self, error: BaseException, where: str) -> None:
+        """Notes an exception that ends no process."""
+        self.record_error(error, f"{type(error).__name__}: {error} ({where})")
+
+    def _watch_groups(self, module: ModuleType) -> None:
+        """Notes the backend and the size of the default process group when the page makes it."""
+
+        def record(_none: object) -> None:
+            backend = str(module.get_backend_config())
+            if "fake" not in backend:  # a world that is only pretended
+                self.record("group", backend=backend, world=module.get_world_size())
+
+        def note(_what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
+            return record
+
+        module.__dict__["init_process_group"] = _observed(module.init_process_group, "init_process_group", note)
 
     def _birth(self, _what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
-        line = self._line()
+        line = self.line()
         return lambda pid: self.record("child", child=pid, line=line) if pid else None
 
     def _death(self, what: str, arguments: tuple[Any, ...]) -> None:
         self.finish()
-        if arguments != (0,):
-            self.record("failed", line=self._line(), message=f"{what}({', '.join(map(repr, arguments))})")
+        if arguments != (0,) or os.getpid() == self.runner:
+            early = f": {EARLY}" if arguments == (0,) else ""
+            self.record("failed", line=self.line(), message=f"{what}({', '.join(map(repr, arguments))}){early}")
 
     def _kill(self, what: str, arguments: tuple[Any, ...]) -> None:
+        (target, number), call = arguments, f"{what}({', '.join(map(repr, arguments))})"
         own = {os.getpid(), 0} if what == "os.kill" else {os.getpgrp()}
-        number = arguments[-1]
-        if arguments[0] in own and number in DEADLY and signal.getsignal(number) == signal.SIG_DFL:
-            self.record("failed", line=self._line(), message=f"{what}({', '.join(map(repr, arguments))})")
+        above = [pid for pid in _above(os.getppid()) if os.getsid(pid) != os.getsid(0)]
+        groups = what == "os.killpg" or target < 0
+        refused = {1, *map(os.getpgid, above)} if groups else set(above)
+        if number and abs(target) in refused and self.is_awake:
+            self.record("failed", line=self.line(), message=f"{call}: a page must not signal what runs it")
+            raise PermissionError(f"{call} was refused, for that is no process of the page")
+        if target in own and number in DEADLY and signal.getsignal(number) == signal.SIG_DFL:
+            self.record("failed", line=self.line(), message=call)
 
-    def _line(self) -> int:
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
+            self._written(arguments[0])
+        elif event in WRITES:
+            for path in arguments[: 2 if event == "os.rename" else 1]:
+                self._written(path)
+
+    def _written(self, name: Any) -> None:
+        """Notes that the page changes what belongs to the checkout, its own folder and what Python caches excepted."""
+        if self.protected and isinstance(name, str | bytes | os.PathLike):
+            path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100
+            home = os.path.dirname(self.script)  # noqa: PTH120
+            if path.startswith(self.protected) and not path.startswith(home) and "__pycache__" not in path:
+                self.record("failed", line=self.line(), message=f"writes {path}: a page writes into its own folder")
+
+    def line(self) -> int:
         """The page's line that is being executed; 0 where none is."""
         frame: FrameType | None = sys._getframe()  # noqa: SLF001
         while frame and frame.f_code.co_filename != self.script:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
+
+
+class PageSide:
+    """What the marks of a page call; see the notes on marks and on hidden failures in the harness.
+
+    Args:
+        probe: The observer of this process.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self.ran = probe.seen.add
+        self.block = probe.block
+
+    def checked(self, value: Any) -> Any:
+        """Looks at what a check came to."""
+        probe = self._probe
+        probe.look_at_checks()
+        if isinstance(value, ALWAYS_TRUE):
+            message = f"this asserts a {type(value).__name__}, which is always true: call it, or compare what it gives"
+            probe.record("failed", line=probe.line(), message=message)
+        return value
+
+    def refuted(self) -> None:
+        """Notes the AssertionError that is on its way, once."""
+        error = sys.exc_info()[1]
+        if error and not getattr(error, "is_noted_by_page", False):
+            error.__dict__["is_noted_by_page"] = True
+            self._probe.record_error(error, kind="refuted")
+
+
+def _above(pid: int) -> list[int]:
+    """A process and those above it, the first one of the machine excepted; the process alone where that is unknown."""
+    found = [pid]
+    with suppress(OSError, ValueError):
+        while (pid := int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])) > 1:
+            found.append(pid)
+    return found
+
+
+def _is_of_libraries(error: BaseException) -> bool:
+    """Whether neither the page nor the project had a part in it."""
+    traceback = error.__traceback__
+    while traceback and is_of_libraries(traceback.tb_frame.f_code.co_filename):
+        traceback = traceback.tb_next
+    return not traceback
 
 
 def _file_of(module: ModuleType) -> str:
@@ -239,38 +392,3 @@ class PageLoader:
         while start and start.tb_frame.f_code.co_filename != self.probe.script:
             start = start.tb_next
         sys.__excepthook__(kind, error.with_traceback(start or trace), start or trace)
-
-
-class GroupWatch:
-    """Notes the backend and the size of the default process group when the page makes it.
-
-    Args:
-        probe: The observer of this process.
-    """
-
-    def __init__(self, probe: Probe) -> None:
-        self.probe = probe
-
-    def find_spec(self, name: str, path: Any = None, _target: Any = None) -> ModuleSpec | None:
-        """Finds torch's distributed module as usual, and looks at it once it is loaded."""
-        if name != DISTRIBUTED:
-            return None
-        sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path)
-        if spec and spec.loader:
-            execute = spec.loader.exec_module
-            spec.loader.exec_module = lambda module: self._watch(module, execute)
-        return spec
-
-    def _watch(self, module: ModuleType, execute: Callable[[ModuleType], None]) -> None:
-        execute(module)
-
-        def record(_none: object) -> None:
-            backend = str(module.get_backend_config())
-            if "fake" not in backend:  # a world that is only pretended
-                self.probe.record("group", backend=backend, world=module.get_world_size())
-
-        def note(_what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
-            return record
-
-        module.__dict__["init_process_group"] = _observed(module.init_process_group, "init_process_group", note)
