@@ -31,9 +31,14 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
 
 
 def fingerprint(inputs: Iterable[str], root: Path) -> str:
-    """Return what stands for the files and folders that tests depend on: the files that git knows or would add."""
+    """Return what stands for the files and folders that tests depend on: the files that git knows or would add.
+
+    Empty outside a repository, where nothing says which files these are.
+    """
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *inputs]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return ""
     files = [root / name for name in sorted(set(done.stdout.split("\0"))) if name]
     digest = hashlib.sha256(" ".join((platform.python_version(), version("torch"))).encode())
     for file in files:
@@ -93,7 +98,8 @@ class Unchanged:
     @property
     def held(self) -> list[str]:
         """The folders whose tests passed with the inputs of now."""
-        return [folder for folder, inputs in self.now.items() if self.record.get(folder, {}).get("inputs") == inputs]
+        known = {folder: self.record.get(folder, {}).get("inputs") for folder in self.now}
+        return [folder for folder, inputs in self.now.items() if inputs and inputs == known[folder]]
 
     def _folder(self, nodeid: str) -> str:
         return next((folder for folder in self.inputs if nodeid.startswith(f"{folder}/")), "")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.project
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import runpy, sys
-
-pytestmark = pytest.mark.project
 sys.argv = [sys.argv[1], "--check"]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
