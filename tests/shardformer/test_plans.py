@@ -131,7 +131,7 @@ def test_families_without_a_table() -> None:
     plan = hf_plan(config)
     assert plan is not None
     assert plan.styles["layers.*.self_attn.k_proj"] == "kv"
-    config.base_model_tp_plan |= {"embed_tokens": "embedding_rowwise"}
+    config.base_model_tp_plan = {**(config.base_model_tp_plan or {}), "embed_tokens": "embedding_rowwise"}
     assert hf_plan(config) == plan
     config.base_model_tp_plan = {"layers.*.mlp.up_proj": "sideways"}
     with pytest.raises(PlanError, match="'sideways' for"):
