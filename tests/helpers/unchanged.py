@@ -40,7 +40,7 @@ def fingerprint(inputs: Iterable[str], root: Path) -> str:
     if done.returncode:
         return ""
     files = [root / name for name in sorted(set(done.stdout.split("\0"))) if name]
-    digest = hashlib.sha256(" ".join((platform.python_version(), version("torch"))).encode())
+    digest = hashlib.sha256(" ".join((*platform.python_version_tuple()[:2], version("torch"))).encode())
     for file in files:
         if file.is_file():
             digest.update(f"\0{file.relative_to(root)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
