@@ -112,7 +112,9 @@ class _Pool:
     def take(self, size: int) -> list[_Process]:
         """Return that many processes that are alive, the same ones each time."""
         for process in self.processes:
-            if not process.has_ended and not process.process.is_alive():
+            # One that waits for an order has nothing to say: what can be read is the end of its pipe. That is there at
+            # once, and the word of the fork server that a process has died a moment later.
+            if not process.has_ended and (process.replies.poll() or not process.process.is_alive()):
                 process.end(at_once=True)
         self.processes = [process for process in self.processes if not process.has_ended]
         self.processes += [_Process() for _ in range(size - len(self.processes))]
