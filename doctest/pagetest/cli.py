@@ -144,17 +144,11 @@ def _count(suite: Suite, published: Records) -> Count:
 
 def _stale_records(suite: Suite, names: Sequence[str], published: Records, root: Path) -> Iterator[str]:
     """Names the committed records that hold no more, which is no fault: the website shows them grey."""
-    published, graph, inputs = (
-        Records(suite.tree.source.with_name(RECORDS)),
-        ImportGraph(suite.code),
-        common_inputs(root),
-    )
-    records = [
-        one for one in published.read() if one["page"] in names and one["lang"] in suite.tree.languages(one["page"])
-    ]
+    graph, inputs, tree = ImportGraph(suite.code), common_inputs(root), suite.tree
+    records = [one for one in published.read() if one["page"] in names and one["lang"] in tree.languages(one["page"])]
     stale = dict[str, list[str]]()
     for record in records:
-        if change := changed_since(record, suite.tree.page(record["page"], record["lang"]), graph, inputs):
+        if change := changed_since(record, tree.page(record["page"], record["lang"]), graph, inputs):
             stale.setdefault(change, []).append(record["page"])
     if stale:
         num_fresh = len(records) - sum(map(len, stale.values()))

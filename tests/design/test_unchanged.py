@@ -10,6 +10,7 @@ import pytest
 from unchanged import INPUTS, STORE
 
 ROOT = Path(__file__).resolve().parents[2]
+PATHS = [str(ROOT / "tests/helpers"), str(ROOT / "doctest")]
 CONFTEST = """
 from unchanged import Unchanged
 
@@ -51,7 +52,7 @@ class Project:
 
     def run(self, *words: str, check: str = "") -> str:
         """Run the tests, and return the counts of the last line."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/helpers"), "COLOSSAL_CHECK": check}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "COLOSSAL_CHECK": check}
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "no:cacheprovider", *(words or ["tests"])]
         done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=False)

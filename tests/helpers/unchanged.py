@@ -6,7 +6,6 @@ own code or pages is marked ``project``, and always runs.
 
 import hashlib
 import json
-import os
 import platform
 import subprocess
 from collections import Counter
@@ -17,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from pagetest.results.selection import is_wanted
+
 STORE = "tests/unchanged.json"
-VARIABLE, CHANGED = "COLOSSAL_CHECK", "changed"
 
 _ALWAYS = ("constraints.txt", "pyproject.toml", "tests/conftest.py", "tests/helpers")
 _EMITTERS = ("docs_build.py", "doctest/pagebuild", "docs/conftest.py", "docs/sphinx", "docs/website")
@@ -47,11 +47,6 @@ def fingerprint(inputs: Iterable[str], root: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_wanted() -> bool:
-    """Return whether the environment asks to leave out what has not changed."""
-    return os.environ.get(VARIABLE) == CHANGED
-
-
 class Unchanged:
     """Leaves out tests whose inputs have not changed since they passed, and notes for ``--record`` that they passed."""
 
@@ -66,7 +61,7 @@ class Unchanged:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Deselect the tests of folders whose record holds."""
-        if not _is_wanted():
+        if not is_wanted():
             return
         held = [item for item in items if self._folder(item.nodeid) in self.held]
         dropped = {item for item in held if not item.get_closest_marker("project")}
@@ -80,7 +75,7 @@ class Unchanged:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what was left out, and since when it holds."""
-        for folder in self.held if _is_wanted() else ():
+        for folder in self.held if is_wanted() else ():
             terminalreporter.write_line(f"{folder}: its inputs have not changed since {self.record[folder]['date']}")
 
     def pytest_sessionfinish(self) -> None:
@@ -88,7 +83,7 @@ class Unchanged:
         config = self.config
         if not config.getoption("record") or hasattr(config, "workerinput"):
             return
-        is_whole = not (_is_wanted() or config.option.keyword or config.option.markexpr)
+        is_whole = not (is_wanted() or config.option.keyword or config.option.markexpr)
         for folder, outcomes in self.outcomes.items():
             is_asked = any(Path(folder).is_relative_to(argument) for argument in config.args)
             if is_whole and is_asked and outcomes["passed"] and not outcomes["failed"]:

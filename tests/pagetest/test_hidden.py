@@ -13,6 +13,13 @@ FIRST = 4  # the line of the Markdown on which the code begins
 LAST = 0  # stands for the line of the command, where no other is known
 HIDDEN = "a check that fails must end the page"
 PADDING = "x = 1\n" * 30
+SWALLOW = """
+class Swallow:
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        return True
+"""
 
 # The line of the code that is named, what is said, and the code; a line `# PADDING` stands for many that run.
 CAUGHT = {
@@ -53,26 +60,16 @@ except* E:
     "a_manager": (
         7,
         HIDDEN,
-        """
-class Swallow:
-    def __enter__(self):
-        return self
-    def __exit__(self, *_):
-        return True
-with Swallow():
+        SWALLOW
+        + """with Swallow():
     assert not len('a')
 """,
     ),
     "a_check_of_numpy": (
         8,
         HIDDEN,
-        """
-class Swallow:
-    def __enter__(self):
-        return self
-    def __exit__(self, *_):
-        return True
-import numpy as np
+        SWALLOW
+        + """import numpy as np
 with Swallow():
     np.testing.assert_array_equal([1], [2])
 """,
@@ -80,13 +77,8 @@ with Swallow():
     "a_check_in_a_call": (
         8,
         HIDDEN,
-        """
-class Swallow:
-    def __enter__(self):
-        return self
-    def __exit__(self, *_):
-        return True
-import numpy as np
+        SWALLOW
+        + """import numpy as np
 def check():
     return np.testing.assert_equal(1, 2)
 with Swallow():
@@ -118,13 +110,8 @@ unittest.main(exit=False)
     "an_exit_stack": (
         9,
         HIDDEN,
-        """
-class Swallow:
-    def __enter__(self):
-        return self
-    def __exit__(self, *_):
-        return True
-from contextlib import ExitStack
+        SWALLOW
+        + """from contextlib import ExitStack
 with ExitStack() as stack:
     stack.enter_context(Swallow())
     assert not len('a')

@@ -219,6 +219,12 @@ def test_nothing_tells_on_which_machine_a_page_ran(tmp_path, monkeypatch, printe
     monkeypatch.setattr(platform, "node", lambda: "node-17")
     monkeypatch.setattr(getpass, "getuser", lambda: "mary")
     text = printed.replace("{root}", str(tmp_path))
-    assert anonymous(text, tmp_path, tmp_path / "build/en/lesson") == kept
+    assert anonymous(text, tmp_path, tmp_path / "build/en/lesson", "A page.") == kept
     monkeypatch.setattr(getpass, "getuser", lambda: "root")
-    assert anonymous("the root rank", tmp_path, tmp_path / os.sep) == "the root rank"
+    assert anonymous("the root rank", tmp_path, tmp_path / os.sep, "A page.") == "the root rank"
+
+
+def test_a_word_of_the_page_names_no_machine(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "vm")
+    assert anonymous("1/(vm+1) on vm", tmp_path, tmp_path / "x", "print('1/(vm+1)')") == "1/(vm+1) on vm"
+    assert anonymous("1/(m+1) on vm", tmp_path, tmp_path / "x", "print('1/(m+1)')") == "1/(m+1) on host"

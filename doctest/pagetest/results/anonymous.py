@@ -12,19 +12,21 @@ _NO_NAMES = ("", "localhost", "root", "user", "host")
 """Names that tell nothing about a machine, and that stand in many texts."""
 
 
-def anonymous(text: str, root: Path, folder: Path) -> str:
+def anonymous(text: str, root: Path, folder: Path, page: str) -> str:
     """The text as it would be on a reader's machine.
 
     Args:
         text: What the page printed.
         root: The project's root.
         folder: Where the page ran.
+        page: The page's own text: a word that stands there, such as the `vm` of a formula, names no machine.
     """
     for name, replacement in _replacements(root, folder).items():
         text = text.replace(name, replacement)
     for name, replacement in ((platform.node(), "host"), (_user(), "user")):
-        if name not in _NO_NAMES:
-            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", replacement, text)
+        word = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
+        if name not in _NO_NAMES and not word.search(page):
+            text = word.sub(replacement, text)
     return text
 
 

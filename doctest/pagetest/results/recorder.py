@@ -57,10 +57,10 @@ class Recorder:
     def _blocks(self, result: Result) -> list[dict[str, Any]]:
         """What each Python block printed on rank 0, and the figures that it drew."""
         assert result.log, "a page that passed has run"
-        figures = _figures(result)
+        figures, page = _figures(result), result.path.read_text(encoding="utf-8")
         return [
             {
-                "printed": anonymous(text, self.root, result.log.parent),
+                "printed": anonymous(text, self.root, result.log.parent, page),
                 "figures": [figure.name for figure in figures if figure.line == line],
             }
             for line, text in result.printed.items()

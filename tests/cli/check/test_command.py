@@ -150,6 +150,13 @@ def test_every_documented_row_is_there(monkeypatch) -> None:
     assert list(rows)[3] == "extensions in C++"
 
 
+def test_a_torch_that_is_too_old_does_not_match(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    row = compatibility_rows()["torch and colossal"]
+    assert (row.status, row.value, row.advice) == ("problem", False, "Install torch 2.11 or newer.")
+    assert row.found == f"differ: 2.9.1+cpu, and {colossal.__version__}, which needs 2.11"
+
+
 @pytest.mark.parametrize(("needed", "status"), [("12.6", "ok"), ("13.0", "note")])
 def test_cuda_of_torch_and_of_the_system_are_compared(needed, status, toolkit, monkeypatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", needed)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from colossal import _native as native
 from colossal.cli.check.row import Row, Section
-from colossal.cli.check.versions import PACKAGES
+from colossal.cli.check.versions import PACKAGES, release
 from colossal.cli.version import VERSION
 
 TITLE = "compatibility"
@@ -17,10 +17,7 @@ def look() -> Iterator[Row]:
     """Compare versions of torch, and of CUDA in torch and the system; tell when the library's own code is built."""
     import torch
 
-    least = next(package.least for package in PACKAGES if package.name == "torch")
-    yield Row(
-        TITLE, "torch and colossal", "ok", f"match: {torch.__version__}, and {VERSION}, which needs {least}", True
-    )
+    yield _library(torch.__version__)
     needed = torch.version.cuda
     compiler = native.own_code(".cu").compiler
     found = _version_of(compiler) if compiler else None
@@ -28,6 +25,14 @@ def look() -> Iterator[Row]:
     yield _match(needed, found)
     for suffix in _LANGUAGES:
         yield _code(suffix, native.own_code(suffix), needed=suffix == ".cpp" or bool(needed))
+
+
+def _library(version: str) -> Row:
+    name, least = "torch and colossal", next(package.least for package in PACKAGES if package.name == "torch")
+    versions = f"{version}, and {VERSION}, which needs {least}"
+    if release(version) < release(least):
+        return Row(TITLE, name, "problem", f"differ: {versions}", False, f"Install torch {least} or newer.")
+    return Row(TITLE, name, "ok", f"match: {versions}", True)
 
 
 def _version_of(compiler: str) -> str | None:

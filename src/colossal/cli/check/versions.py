@@ -59,7 +59,7 @@ def look() -> Iterator[Row]:
 
 
 def _python(version: str, found: tuple[int, ...]) -> Row:
-    if found < _release(PYTHON):
+    if found < release(PYTHON):
         return Row(TITLE, "python", "problem", version, version, f"Use Python {PYTHON} or newer.")
     return Row(TITLE, "python", "ok", version, version)
 
@@ -73,7 +73,7 @@ def _package(package: Package) -> Row:
     except metadata.PackageNotFoundError:
         status, found = ("note", "not installed (optional)") if package.extra else ("problem", "not installed")
         return Row(TITLE, package.name, status, found, None, f"For {package.purpose}: {install}")
-    if _release(version) < _release(package.least):
+    if release(version) < release(package.least):
         status = "note" if package.extra else "problem"
         advice = f"For {package.purpose}, {package.least} or newer: {install}"
         return Row(TITLE, package.name, status, f"{version}, older than {package.least}", version, advice)
@@ -83,7 +83,7 @@ def _package(package: Package) -> Row:
         status = "note" if package.extra else "problem"
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return Row(TITLE, package.name, status, f"{version}, cannot be imported: {reason}", version, _again(package))
-    if package.name == "torch" and _release(version)[:2] > _release(TESTED_TORCH)[:2]:
+    if package.name == "torch" and release(version)[:2] > release(TESTED_TORCH)[:2]:
         advice = f"The tests run with {TESTED_TORCH}; use that if something fails."
         return Row(TITLE, "torch", "note", f"{version}, newer than the tested {TESTED_TORCH}", version, advice)
     return Row(TITLE, package.name, "ok", version, version)
@@ -104,8 +104,8 @@ def _cuda() -> Iterator[Row]:
         yield Row(TITLE, "NCCL of torch", "ok", version, version)
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """The numbers a version begins with: 2.13.0+cpu is (2, 13, 0)."""
+def release(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: 2.13.0+cpu is (2, 13, 0)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match.group().split(".")) if match else ()
 
