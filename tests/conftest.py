@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # sets TORCHINDUCTOR_CACHE_DIR when the first optimizer imports it
 import tqdm
 from durations import Durations
 from hypothesis import settings
@@ -40,9 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("load", deadline=None)  # how long an example takes is the machine's affair
     settings.load_profile("load")
     torch.set_num_threads(1)
+    # torch takes a kernel that was compiled for another vector width from its cache, and the results are wrong.
+    width = torch.backends.cpu.get_cpu_capability()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}_{width}"))
     tqdm.tqdm.monitor_interval = 0  # no thread that watches progress bars and outlives the test that first shows one
     # A rank that imports these itself needs 0.3 s for pytest, and longer than for most of what it runs.
-    PRELOADED.extend(["pytest", "sklearn.datasets", "transformers.modeling_utils", "families"])
+    PRELOADED.extend(["pytest", "sklearn.datasets", "transformers.models.llama.modeling_llama", "families"])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

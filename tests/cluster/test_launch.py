@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ports import free_port
 from torch import distributed as dist
 
 import colossal
@@ -20,12 +21,6 @@ from colossal.errors import ConfigError, LaunchError, MeshError
 from colossal.testing import fake_world, run_processes
 
 TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

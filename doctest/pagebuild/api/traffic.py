@@ -38,6 +38,7 @@ class Traffic:
 
     library: Library
     _asked: set[tuple[str, str]] = field(default_factory=set, init=False)
+    _known: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict, init=False)
 
     @cached_property
     def communicating(self) -> frozenset[str]:
@@ -70,6 +71,17 @@ class Traffic:
             for node in tree.body
             if isinstance(node, ast.ClassDef)
         }
+
+    @cached_property
+    def _fields(self) -> Mapping[str, Mapping[str, ast.expr]]:
+        """The annotated attributes of each class, those of `self` in its methods included; the first one counts."""
+        found: dict[str, dict[str, ast.expr]] = {name: {} for name in self._classes}
+        for name, (_, node) in self._classes.items():
+            for child in ast.walk(node):
+                if isinstance(child, ast.AnnAssign):
+                    target = getattr(child.target, "id", getattr(child.target, "attr", ""))
+                    found[name].setdefault(target, child.annotation)
+        return found
 
     @cached_property
     def _kin(self) -> Mapping[str, frozenset[str]]:
@@ -167,23 +179,23 @@ class Traffic:
 
     def _attribute(self, owner: str, name: str) -> frozenset[str]:
         """The types of an attribute: of a property, a field, or what the constructor assigns."""
-        module, node = self._classes[owner]
-        getter = self._scopes.get(f"{owner}.{name}")
+        if (owner, name) in self._known:
+            return self._known[owner, name]
+        module, _ = self._classes[owner]
+        getter, maker = self._scopes.get(f"{owner}.{name}"), self._scopes.get(f"{owner}.__init__")
         if getter:
-            return self._annotated(module, getter.node.returns)
-        for child in ast.walk(node):
-            if (
-                isinstance(child, ast.AnnAssign)
-                and getattr(child.target, "id", getattr(child.target, "attr", "")) == name
-            ):
-                return self._annotated(module, child.annotation)
-        maker = self._scopes.get(f"{owner}.__init__")
-        if maker is None or (owner, name) in self._asked:  # the constructor makes it from itself
+            types = self._annotated(module, getter.node.returns)
+        elif name in self._fields[owner]:
+            types = self._annotated(module, self._fields[owner][name])
+        elif maker is None or (owner, name) in self._asked:  # the constructor makes it from itself
             return frozenset()
-        self._asked.add((owner, name))
-        values = _self_assigned(maker.node, name)
-        types = _union(self._types(value, maker, self._locals(maker)) for value in values)
-        self._asked.discard((owner, name))
+        else:
+            self._asked.add((owner, name))
+            values = _self_assigned(maker.node, name)
+            types = _union(self._types(value, maker, self._locals(maker)) for value in values)
+            self._asked.discard((owner, name))
+        if not self._asked:  # inside of another question the answer may lack what that one is about
+            self._known[owner, name] = types
         return types
 
     def _annotated(self, module: str, annotation: ast.expr | None) -> frozenset[str]:

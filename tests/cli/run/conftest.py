@@ -11,7 +11,6 @@ Nothing leaves them, and they vanish with the process that made them: the first 
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 MACHINE = Path(__file__).with_name("machine.py")
 SOURCE = Path(__file__).parents[3] / "src"
@@ -261,8 +261,6 @@ def program(tmp_path) -> Callable[[str], Path]:
     return write
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(name="free_port")
+def _free_port() -> int:
+    return free_port()

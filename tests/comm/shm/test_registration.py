@@ -1,14 +1,13 @@
 """`import colossal` makes torch.distributed know the backend, in any order of imports, and costs next to nothing."""
 
 import os
-import socket
 import subprocess
 import sys
-from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
+from ports import free_port
 from torch import distributed as dist
 
 import colossal
@@ -92,12 +91,6 @@ BEGINNINGS = {"colossal": COLOSSAL_FIRST, "torch": TORCH_FIRST, "a part": PARTS_
 def test_the_backend_is_known_in_any_order_of_imports(beginning) -> None:
     used = USED if beginning == COLOSSAL_FIRST else ""
     assert run(beginning + REGISTERED + used).split() == ["registered"] + ["used"] * bool(used)
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def launched(port: int, backend: str | None) -> tuple[str, float]:

@@ -4,14 +4,13 @@ import logging
 import os
 import resource
 import signal
-import socket
 import subprocess
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ports import free_port
 from torch import distributed as dist
 
 import colossal
@@ -29,12 +28,6 @@ NAME = "memfd:colossal"
 NO_COMPILER = "Code of its own needs a C++ compiler. Found none: /nowhere. Everything works without it, only slower"
 HOSTS = "The backend 'shm' joins processes of one host that see each other. Found 2 hosts"
 MEMORY = "The backend 'shm' needs memory that all processes share. Found: on rank {rank}, {found}"
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def mapped(process: int | str = "self") -> set[int]:

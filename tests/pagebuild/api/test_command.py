@@ -5,30 +5,48 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pagebuild import cli
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def docs_build(*arguments: object) -> subprocess.CompletedProcess[str]:
+BOOSTER = '''"""What trains."""
+
+__all__ = ["Booster"]
+
+
+class Booster:
+    """Trains a model.
+
+    Example:
+        >>> isinstance(Booster(), Booster)
+        True
+    """
+'''
+
+
+def docs_build(*arguments: object, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "docs_build.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.project
 def test_an_unknown_hook_fails_the_build_and_the_rest_is_written(tmp_path) -> None:
-    page = tmp_path / "source" / "zh-Hans" / "page.md"
+    (tmp_path / "docs_build.py").write_bytes((ROOT / "docs_build.py").read_bytes())
+    (tmp_path / "doctest").symlink_to(ROOT / "doctest")
+    package = tmp_path / "src" / "colossal"
+    (package / "booster").mkdir(parents=True)
+    (package / "__init__.py").write_text('"""A library."""\n\n__all__ = []\n', encoding="utf-8")
+    (package / "booster" / "__init__.py").write_text(BOOSTER, encoding="utf-8")
+    page = tmp_path / "docs" / "source" / "zh-Hans" / "page.md"
     page.parent.mkdir(parents=True)
     page.write_text("# 页\n\n{{ autodoc:colossal.booster.Boster }}\n", encoding="utf-8")
-    done = docs_build("api", "--source", tmp_path / "source", "--output", tmp_path / "api.json")
+    done = docs_build("api", root=tmp_path)
     assert done.returncode == 1, done.stderr
     finding, summary = done.stdout.splitlines()
     assert finding.startswith(f"{page}:3: `colossal.booster.Boster` is not in the API reference")
     assert "the nearest: colossal.booster.Booster" in finding
     assert summary.endswith("1 finding")
-    content = json.loads((tmp_path / "api.json").read_text(encoding="utf-8"))
+    content = json.loads((tmp_path / "build" / "docs" / "api.json").read_text(encoding="utf-8"))
     assert content["objects"]["colossal.booster.Booster"]["kind"] == "class"
 
 

@@ -260,7 +260,14 @@ def test_a_tutorial_counts_when_it_is_verified_in_every_language(docs) -> None:
     assert proof_of(category["pages"])["verified"] == {"cpu": 0}
 
 
-@pytest.mark.usefixtures("matrix", "models")
+@pytest.fixture
+def _tried(matrix, models, monkeypatch) -> None:
+    """What the library was seen to do, of which all of this file speaks; trying it takes ten seconds."""
+    monkeypatch.setattr("pagebuild.site.landing.data.feature_matrix", lambda _proof: matrix)
+    monkeypatch.setattr("pagebuild.site.landing.data.model_matrix", lambda: models)
+
+
+@pytest.mark.usefixtures("_tried")
 def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
     monkeypatch.setattr("pagebuild.site.landing.data.PAGE", "basics/lesson")
     with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_plugins, which is no page"):
@@ -276,7 +283,7 @@ def test_every_text_is_there_in_both_languages_and_used() -> None:
     assert set(content["groups"]) == {feature.group for feature in FEATURES}
 
 
-@pytest.mark.usefixtures("matrix", "models")  # the first world of a process leaves a socket of the backend
+@pytest.mark.usefixtures("_tried")
 def test_the_real_landing_page_can_be_made() -> None:
     root = Path(__file__).resolve().parents[3]
     edition = current_edition(root)
