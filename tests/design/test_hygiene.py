@@ -43,7 +43,8 @@ def report(tmp_path_factory) -> str:
     tests = [f"def {name}():\n    {body}\n" for name, body in bodies.items()]
     (folder / "test_leaks.py").write_text("\n\n".join(tests))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_leaks.py"]
-    environment = os.environ | {"TO_BE_LOST": "1", "COLUMNS": "1000", "PYTHONPATH": str(CONFTEST.parent / "helpers")}
+    paths = os.pathsep.join(str(CONFTEST.parents[1] / each) for each in ("tests/helpers", "doctest"))
+    environment = os.environ | {"TO_BE_LOST": "1", "COLUMNS": "1000", "PYTHONPATH": paths}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.stdout
 
