@@ -21,14 +21,13 @@ class KeepFloat64(TorchFunctionMode):
         self, func: Callable[..., Any], _types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call a function of torch, without a cast from float64 to float32."""
-        kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
-            if func is torch.Tensor.float:
-                return args[0]
-            if kwargs.get("dtype") is torch.float32:
-                kwargs["dtype"] = torch.float64
-            if func in _CASTS:
+        kwargs = kwargs or {}
+        if func in _CASTS or kwargs.get("dtype") is torch.float32:
+            if args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float64:
                 args = tuple(torch.float64 if each is torch.float32 else each for each in args)
-        if func in _PRODUCTS and {each.dtype for each in args} == {torch.float64, torch.float32}:
+                kwargs = {key: torch.float64 if each is torch.float32 else each for key, each in kwargs.items()}
+                if func is torch.Tensor.float:
+                    return args[0]
+        elif func in _PRODUCTS and {each.dtype for each in args} == {torch.float64, torch.float32}:
             args = tuple(each.double() for each in args)  # frequencies by numbers of tokens, in transformers 5.17
         return func(*args, **kwargs)

@@ -56,6 +56,44 @@ def own_tensor_differs() -> None:
     assert_same_on_all_ranks(torch.tensor([1.0, float(dist.get_rank())]))
 
 
+TENSORS = {
+    **{str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in (torch.bfloat16, torch.int64, torch.bool)},
+    **{str(dtype): torch.rand(2, 3).to(dtype) for dtype in (torch.float8_e4m3fn, torch.float64, torch.complex64)},
+    "scalar": torch.tensor(3.5),
+    "empty": torch.empty(0, 4),
+    "column": torch.arange(12.0).reshape(3, 4)[:, 1],
+    "transposed": torch.arange(6.0).reshape(2, 3).t(),
+    "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+    "with gradient": torch.ones(2, requires_grad=True),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "sparse": torch.eye(3).to_sparse(),
+    "meta": torch.empty(3, device="meta"),
+}
+
+
+def same(value: object) -> object:
+    return value
+
+
+def test_tensors_go_there_and_back_as_they_are() -> None:
+    (found,) = run_fresh(same, 1, TENSORS)
+    for name, tensor in TENSORS.items():
+        assert type(found[name]) is type(tensor), name
+        assert (found[name].dtype, found[name].shape, found[name].device) == (tensor.dtype, tensor.shape, tensor.device)
+        assert found[name].requires_grad == tensor.requires_grad, name
+        if name not in ("meta", "sparse"):
+            assert torch.equal(found[name].to(torch.complex128), tensor.to(torch.complex128)), name
+    assert torch.equal(found["sparse"].to_dense(), torch.eye(3))
+
+
+def test_tensors_that_share_memory_share_it_again() -> None:
+    one = torch.ones(4)
+    (((first, second), other),) = run_fresh(same, 1, ([one, one.view(2, 2)], torch.ones(4)))
+    first.fill_(3)
+    assert torch.equal(second, torch.full((2, 2), 3.0))
+    assert torch.equal(other, torch.ones(4))
+
+
 @pytest.mark.parametrize("run", [run_fresh, run_threads], ids=["processes", "threads"])
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_results_come_back_in_rank_order(run, size) -> None:

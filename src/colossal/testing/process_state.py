@@ -63,7 +63,8 @@ class ProcessState:
         self._signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._loggers = {name: _state_of(logger) for name, logger in _loggers()}
         self._threads = set(threading.enumerate())
-        self._definitions = _definitions()
+        self._definitions: dict[Any, dict[str, Any]] = {}
+        self._look_at_new_modules()
         gc.freeze()  # what is here stays; collecting what a function leaves takes milliseconds then
 
     def restore(self) -> list[str]:
@@ -110,10 +111,26 @@ class ProcessState:
             time.sleep(0.01)
         yield from (f"thread {thread.name}" for thread in threads)
         yield from (f"process {pid}" for path in _TASKS.glob("*/children") for pid in path.read_text().split())
-        now = _definitions()
-        changed = [key for key, value in self._definitions.items() if now.get(key, value) is not value]
-        yield from (f"another {key} of {owner}" for owner, key in changed)
-        self._definitions = now  # with those of modules that have been imported since
+        for owner, before in self._definitions.items():
+            there = sys.modules.get(owner) if isinstance(owner, str) else owner
+            now = before if there is None else vars(there)
+            if not before.items() <= now.items():  # one by one, thousands take longer than most calls
+                changed = [key for key, value in before.items() if now.get(key, value) is not value]
+                yield from (f"another {key} of {owner}" for key in changed)
+        self._look_at_new_modules()
+
+    def _look_at_new_modules(self) -> None:
+        """Note the functions and classes of modules that tests replace parts of, and the methods of those classes."""
+        for name, module in list(sys.modules.items()):
+            if name not in self._definitions and (name in _GUARDED or name.startswith(_GUARDED_PACKAGES)):
+                self._definitions[name] = _callables(module)
+                for kind in self._definitions[name].values():
+                    if isinstance(kind, type) and kind not in self._definitions:
+                        self._definitions[kind] = _callables(kind)
+
+
+def _callables(owner: Any) -> dict[str, Any]:
+    return {key: value for key, value in list(vars(owner).items()) if callable(value)}
 
 
 def _loggers() -> Iterator[tuple[str, logging.Logger]]:
@@ -125,17 +142,6 @@ def _loggers() -> Iterator[tuple[str, logging.Logger]]:
 
 def _state_of(logger: logging.Logger) -> tuple[int, tuple[logging.Handler, ...], bool, bool]:
     return logger.level, tuple(logger.handlers), logger.disabled, logger.propagate
-
-
-def _definitions() -> dict[tuple[Any, str], Any]:
-    """Functions and classes of the modules that tests replace parts of, and the methods of those classes."""
-    found: dict[tuple[Any, str], Any] = {}
-    for name, module in list(sys.modules.items()):
-        if name in _GUARDED or name.startswith(_GUARDED_PACKAGES):
-            found.update({(name, key): value for key, value in list(vars(module).items()) if callable(value)})
-    for kind in {value for value in found.values() if isinstance(value, type)}:
-        found.update({(kind, key): value for key, value in list(vars(kind).items()) if callable(value)})
-    return found
 
 
 def _forget_meshes() -> None:
