@@ -36,6 +36,7 @@ SPLIT: dict[str, str] = {
     "tests/pagebuild/sphinx/test_site.py": r"^(test_every_fault|test_a_check)",
     "tests/pagetest/test_cheats.py": r"^(test_the_rank_that_hangs)",
     "tests/pagetest/test_pytest_plugin.py": _FUNCTION,
+    "tests/pagetest/test_warm.py": r"\[(alone|ranks)\b",
     "tests/shardformer/test_sequence.py": _PARAMETERS,
 }
 """Long files, and the part of a test's name that says which tests share a fixture; the others are one unit more."""

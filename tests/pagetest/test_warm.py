@@ -4,6 +4,8 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +128,6 @@ RANKED = {
 CHEATS = {f"cheat_{number}": code for number, (code, _, _) in enumerate(table("CHEATS").values())}
 CHEATS = {name: code for name, code in CHEATS.items() if compiles(code)}
 LEFTOVERS = {f"left_{number}": code for number, code in enumerate(table("LEFTOVERS").values())}
-PAGES = PLAIN | CHEATS | LEFTOVERS | RANKED
 SHOWS = """```python
 print('one')
 ```
@@ -143,28 +144,37 @@ print('two')
 2
 ```
 """
+GROUPS = {
+    "alone": {name: f"```python\n{code.strip()}\n```\n" for name, code in (PLAIN | CHEATS | LEFTOVERS).items()},
+    "ranks": {name: f"```python\n{code.strip()}\n```\n" for name, code in RANKED.items()},
+}
+GROUPS["alone"]["shows_output"] = SHOWS
 ARGUMENTS = {"ranks": " --lr 1", "inside": " --flag"}
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, Any]:
-    """Every page, run cold and warm by one process."""
-    home = tmp_path_factory.mktemp("warm")
-    (home / "source/en").mkdir(parents=True)
-    bodies = {name: f"```python\n{code.strip()}\n```\n" for name, code in PAGES.items()} | {"shows_output": SHOWS}
-    for name, body in bodies.items():
-        command = TWO.format(name) if name in RANKED else f"python {'-u ' if name == 'inside' else ''}{name}.py"
-        comment = f"\n<!-- doc-test-command: {command}{ARGUMENTS.get(name, '')} -->\n"
-        (home / f"source/en/{name}.md").write_text(f"# Title\n\n{body}{comment}", encoding="utf-8")
-    words = [sys.executable, str(HERE / "run_twice.py"), str(home / "source"), str(home / "build")]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def run_group(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
+    """Runs every page of a group cold and warm by one process, once."""
+
+    @cache
+    def run(group: str) -> dict[str, Any]:
+        home = tmp_path_factory.mktemp("warm")
+        (home / "source/en").mkdir(parents=True)
+        for name, body in GROUPS[group].items():
+            command = TWO.format(name) if name in RANKED else f"python {'-u ' if name == 'inside' else ''}{name}.py"
+            comment = f"\n<!-- doc-test-command: {command}{ARGUMENTS.get(name, '')} -->\n"
+            (home / f"source/en/{name}.md").write_text(f"# Title\n\n{body}{comment}", encoding="utf-8")
+        words = [sys.executable, str(HERE / "run_twice.py"), str(home / "source"), str(home / "build")]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
 
 
-@pytest.mark.parametrize("name", [*PAGES, "shows_output"])
-def test_a_warm_run_ends_as_a_cold_one(found, name) -> None:
-    page = found[name]
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group, pages in GROUPS.items() for name in pages])
+def test_a_warm_run_ends_as_a_cold_one(run_group, group, name) -> None:
+    page = run_group(group)[name]
     assert page["was_warm"]
     cold, warm = ({**page[manner], "seconds": 0} for manner in ("cold", "warm"))
     if name in RANKED:  # the launcher's own words differ, and so does the order of the ranks
@@ -173,12 +183,22 @@ def test_a_warm_run_ends_as_a_cold_one(found, name) -> None:
     assert warm == cold
 
 
-def test_the_pages_end_as_they_should(found) -> None:
-    ends = {name: page["warm"]["status"] for name, page in found.items()}
-    passed = {"inside", "workers", "passes", "exits_late", "tells_its_parent", "ranks"}
-    assert {name for name, status in ends.items() if status == "PASS"} == passed
+def passed(found: dict[str, Any]) -> set[str]:
+    return {name for name, page in found.items() if page["warm"]["status"] == "PASS"}
+
+
+@pytest.mark.parametrize("group", ["alone"])
+def test_pages_end_as_they_should(run_group, group) -> None:
+    found = run_group(group)
+    assert passed(found) == {"inside", "workers", "passes", "exits_late", "tells_its_parent"}
+    assert found["shows_output"]["warm"]["outputs_matched"] == 1
+
+
+@pytest.mark.parametrize("group", ["ranks"])
+def test_pages_of_several_ranks_end_as_they_should(run_group, group) -> None:
+    found = run_group(group)
+    assert passed(found) == {"ranks"}
     assert found["first_failure"]["warm"]["failure"]["message"] == "ValueError: boom"
     assert found["hang_of_a_rank"]["warm"]["failure"]["rank"] == 1
     assert (found["ranks"]["warm"]["backend"], found["ranks"]["warm"]["world"]) == ("gloo", 2)
-    assert found["shows_output"]["warm"]["outputs_matched"] == 1
     assert found["ranks"]["warm"]["seconds"] < found["ranks"]["cold"]["seconds"]
