@@ -9,7 +9,6 @@ A test suite saves most of the rest with `reuse_processes`. See [Note: reused pr
 import faulthandler
 import importlib.util
 import inspect
-import io
 import multiprocessing
 import os
 import pickle
@@ -34,6 +33,7 @@ from torch import distributed as dist
 
 from colossal.cluster.rendezvous import World, form_world
 from colossal.testing.process_state import ProcessState
+from colossal.testing.tensor_pickle import dumps
 
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossal.booster", "colossal.testing"]
 """What the fork server imports; building an optimizer imports torch._dynamo. A test suite may add to it."""
@@ -234,7 +234,7 @@ def run_processes(
         [0, 1]
     """
     pool = _pools[-1] if _pools and form and not environment and not fresh else None
-    arguments = _dumps((args, kwargs))
+    arguments = dumps((args, kwargs))
     file, module = inspect.getfile(function), function.__module__
     with tempfile.TemporaryDirectory(prefix="colossal-world-") as folder:
         orders = [
@@ -335,7 +335,7 @@ def _carry_out(order: _Order, replies: "connection.Connection[Any, Any]", state:
         faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
         loaded = set(sys.modules)
         try:
-            reply, succeeded = _dumps(_call(order)), True
+            reply, succeeded = dumps(_call(order)), True
         except BaseException:  # noqa: BLE001 (reported by the caller's process)
             reply, succeeded = traceback.format_exc(), False
         remains: list[str] = []
@@ -347,35 +347,6 @@ def _carry_out(order: _Order, replies: "connection.Connection[Any, Any]", state:
         faulthandler.unregister(signal.SIGUSR1)
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@final
-class _Pickler(pickle.Pickler):
-    """Writes the elements of tensors, where torch writes a file for each: a tenth of the time."""
-
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self._written: dict[int, tuple[bytearray, torch.Tensor]] = {}  # the tensors, so that no address is used again
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Take what is plain, on the CPU, and all of its storage; tensors that share a storage share it again."""
-        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided:
-            whole = obj.is_contiguous() and obj.untyped_storage().nbytes() == obj.nbytes > 0
-            if whole and not (obj.requires_grad or obj.is_conj() or obj.is_neg()):
-                if obj.data_ptr() not in self._written:
-                    self._written[obj.data_ptr()] = bytearray(obj.reshape(-1).view(torch.uint8).numpy()), obj
-                return _tensor, (self._written[obj.data_ptr()][0], obj.dtype, obj.shape)
-        return NotImplemented
-
-
-def _tensor(elements: bytearray, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return torch.frombuffer(elements, dtype=dtype).reshape(shape)
-
-
-def _dumps(value: Any) -> bytes:
-    stream = io.BytesIO()
-    _Pickler(stream).dump(value)
-    return stream.getvalue()
 
 
 def _call(order: _Order) -> Any:
