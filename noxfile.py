@@ -203,6 +203,14 @@ def stress(session: nox.Session) -> None:
     session.run(programs / "python", "tests/stress.py", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def exhaustive(session: nox.Session) -> None:
+    """Every case of the tests that otherwise take some, which the commit chooses: see ``tests/helpers/chosen.py``."""
+    programs = prepare(session, TESTS, "tests")
+    selected = session.posargs or ["-n", "3", "--dist", "loadfile"]
+    session.run(programs / "pytest", "-m", "chosen", *selected, env={"COLOSSAL_CASES": "all"})
+
+
 # What the sessions leave out otherwise; docs/decisions/0001-what-checks-run-when.md says what catches the same faults.
 ONLY_BEFORE_RELEASES = [
     "examples",
@@ -211,6 +219,7 @@ ONLY_BEFORE_RELEASES = [
     "minimums-3.11",
     "minimums-3.12",
     "wheels",
+    "exhaustive",
     "mutants",
     "stress",
 ]

@@ -1,7 +1,7 @@
 """A program that forks savers and kills them; not a test itself: tests start it, because forking wants one thread.
 
-    python killed.py KIND random COUNT FOLDER     kills at random times
-    python killed.py KIND events STEP FOLDER      kills at every STEP-th thing that is done to the file system
+    python killed.py KIND random COUNT FOLDER         kills at random times
+    python killed.py KIND events FIRST:STEP FOLDER    kills at every STEP-th thing that is done to the file system
 
 A saver saves a model whose values are all k, for k = 1, 2, ..., over and over, into the same place. After each kill the
 checkpoint must load and hold the last k that was finished, or the one that was being saved.
@@ -136,14 +136,15 @@ def check(kind: str, path: Path, finished: mmap.mmap) -> None:
     finished[:8] = struct.pack("q", found)  # the next saver goes on from what is there
 
 
-def main(kind: str, how: str, number: int, folder: Path) -> None:
+def main(kind: str, how: str, numbers: str, folder: Path) -> None:
     torch.set_num_threads(1)
+    *firsts, number = map(int, numbers.split(":"))
     draw = random.Random(kind)  # noqa: S311 - repeatable on purpose
     finished = mmap.mmap(-1, 8)
     path = folder / "checkpoint"
     SAVES[kind.removeprefix("async-") if kind.startswith("async") else kind](CheckpointIO(), 1, path)
     finished[:8] = struct.pack("q", 1)
-    kills, die_at = 0, 1
+    kills, die_at = 0, next(iter(firsts), 1)
     while how == "events" or kills < number:
         ended = run_saver(kind, path, finished, die_at if how == "events" else None, draw)
         if ended not in (0, KILLED):
@@ -165,4 +166,4 @@ def main(kind: str, how: str, number: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], Path(sys.argv[4]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import chosen
 from equality import assert_equal, assert_within_rounding
 from sklearn.datasets import load_digits
 from torch import distributed as dist
@@ -142,6 +143,7 @@ def assert_all_equal(
             assert_within_rounding(reached[name], value, exact[name], dtype, name)
 
 
+@pytest.mark.chosen
 @pytest.mark.parametrize("use_async", [False, True], ids=["waiting", "async"])
 def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> None:
     uninterrupted = {
@@ -155,7 +157,8 @@ def test_any_world_goes_on_from_any_other(tmp_path: Path, use_async: bool) -> No
     }
     assert min(moved.values()) > 1e-3, "a run that does not move proves nothing"
     for kind, size in [("ddp", 4), ("fsdp", 2)] if use_async else RUNS:
-        for rank in run_processes(load_all, size, kind, str(tmp_path), list(uninterrupted)):
+        saved = chosen(list(uninterrupted), 3, f"what {kind}-{size} loads")
+        for rank in run_processes(load_all, size, kind, str(tmp_path), saved):
             for name, reached in rank.items():
                 assert_all_equal(reached, uninterrupted["none-1"])
                 assert_all_equal(reached, uninterrupted[name])
