@@ -6,6 +6,7 @@ Those that share an expensive fixture stay together: a fixture of a module is co
 """
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -104,6 +105,7 @@ class Durations:
         self.seconds[unit_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self) -> None:
-        """Store what was measured, in the process that has all of it."""
+        """Store what was measured, in the process that has all of it; workers that share a core work half the time."""
         if self.config.getoption("store_durations") and not hasattr(self.config, "workerinput"):
-            write_units(self.seconds, self.config.rootpath)
+            share = min(1.0, (os.cpu_count() or 1) / (self.config.getoption("numprocesses") or 1))
+            write_units({unit: seconds * share for unit, seconds in self.seconds.items()}, self.config.rootpath)
