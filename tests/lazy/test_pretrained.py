@@ -96,7 +96,7 @@ def saved(tmp_path_factory) -> Callable[..., Path]:
         if (family, dtype) not in folders:
             model, config, options = SAVED[family]
             torch.manual_seed(11)
-            folder = folders[family, dtype] = tmp_path_factory.mktemp("checkpoint")
+            folder = tmp_path_factory.mktemp("checkpoint")
             built = getattr(transformers, model)(getattr(transformers, config)(**options)).to(dtype)
             for parameter in built.parameters():
                 nn.init.normal_(parameter, std=0.1)
@@ -104,6 +104,7 @@ def saved(tmp_path_factory) -> Callable[..., Path]:
             if dtype != torch.float32:
                 config_file = folder / "config.json"
                 config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"dtype": str(dtype)[6:]}))
+            folders[family, dtype] = folder
         return folders[family, dtype]
 
     return save
@@ -185,9 +186,11 @@ def test_a_dtype_that_only_the_weights_tell(saved, tmp_path, same_modules: Calla
 
 
 def test_options_reach_the_model(saved, same_modules: Callable[..., Any]) -> None:
+    folder = saved("llama")  # which must not be built lazily
+
     def build() -> nn.Module:
         return transformers.AutoModelForCausalLM.from_pretrained(
-            saved("llama"), vocab_size=50, ignore_mismatched_sizes=True, attn_implementation="eager", device_map="cpu"
+            folder, vocab_size=50, ignore_mismatched_sizes=True, attn_implementation="eager", device_map="cpu"
         )
 
     _, lazy = same_modules(build)
@@ -529,21 +532,22 @@ def test_files_must_stay_until_they_are_read(tmp_path, saved) -> None:
 
 
 def test_outside_everything_is_as_it_was(saved) -> None:
+    folder = saved("opt")  # which must not be built lazily
     original = transformers.PreTrainedModel._load_pretrained_model
     with LazyInitContext():
         with LazyInitContext():
             load = transformers.AutoModel.from_pretrained
-            inner = load(saved("opt"))
+            inner = load(folder)
         assert transformers.PreTrainedModel._load_pretrained_model is not original
-        outer = load(saved("opt"))
+        outer = load(folder)
         found: list[nn.Module] = []
-        thread = threading.Thread(target=lambda: found.append(load(saved("opt"))))
+        thread = threading.Thread(target=lambda: found.append(load(folder)))
         thread.start()
         thread.join()
     assert transformers.PreTrainedModel._load_pretrained_model is original
     assert all(isinstance(each, LazyTensor) for model in (inner, outer) for each in model.parameters())
     assert not list(lazy_tensors(found[0])), "a thread outside of the context loads at once"
-    assert not list(lazy_tensors(load(saved("opt"))))
+    assert not list(lazy_tensors(load(folder)))
 
 
 # ------------------------------------------------------------------------------------------ the path

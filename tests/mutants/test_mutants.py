@@ -87,6 +87,7 @@ class World:
             self.write(name, text)
         subprocess.run(["git", "init", "-q", self.root], check=True)
         self.first = self.run(*PLACES)
+        self.after = {name: (self.root / name).read_text() for name in FILES}
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name
@@ -128,7 +129,7 @@ def test_what_becomes_of_a_mutant(world, name, status, remark) -> None:
 
 
 def test_the_project_itself_stays_as_it_is(world) -> None:
-    assert {name: (world.root / name).read_text() for name in FILES} == FILES
+    assert world.after == FILES
 
 
 def test_results_are_kept_until_the_code_or_their_tests_change(world, monkeypatch) -> None:

@@ -121,6 +121,9 @@ def look(attention: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch compiles flex attention for vectors only"
+)
 def test_flex_attention_is_the_same_forward() -> None:
     """On the CPU torch has no backward pass of it, and no float64."""
     expected = results_of(build("llama").float(), inputs_of("llama"))[1].detach()
