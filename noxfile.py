@@ -21,7 +21,7 @@ TESTS, DOCS = "tests", "docs"
 
 
 def prepare(session: nox.Session, environment: str, *groups: str) -> Path:
-    """Install dependency groups, and the project with all extras, at the tested versions.
+    """Install dependency groups, and the project with all extras, at the tested versions; nothing for ``nox -R``.
 
     See [Note: shared environments].
 
@@ -30,11 +30,13 @@ def prepare(session: nox.Session, environment: str, *groups: str) -> Path:
     """
     place = Path(".nox").absolute() / environment
     programs = place / "bin"
-    if not (programs / "python").exists():
-        session.run_install(sys.executable, "-m", "virtualenv", "--no-periodic-update", place, silent=True)
     session.env["PATH"] = os.pathsep.join([str(programs), os.environ["PATH"]])
     # What is imported is compiled then; compiling all of every package takes as long as installing it.
     session.env["PYTHONDONTWRITEBYTECODE"] = None
+    if {"-R", "--no-install"} & set(sys.argv):  # nox itself knows this of its own environments only
+        return programs
+    if not (programs / "python").exists():
+        session.run_install(sys.executable, "-m", "virtualenv", "--no-periodic-update", place, silent=True)
     packages = [package for group in groups for package in nox.project.dependency_groups(PROJECT, group)]
     pip = (programs / "python", "-m", "pip", "install", "--no-compile", *CONSTRAINTS)
     session.run_install(*pip, "-e", ".[all]", *packages, silent=True)

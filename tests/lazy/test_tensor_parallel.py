@@ -1,6 +1,8 @@
 """Tensor-parallel layers made from modules that were built lazily."""
 
+import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +23,16 @@ PAIRS = {
 MESHES: dict[str, dict[str, Any]] = {"1d": {"tp": 2}, "2d": {"tp": 4, "tp_mode": "2d"}}
 
 
+@pytest.fixture
+def _hasty_threads() -> Iterator[None]:
+    """Threads that give way to each other almost after each instruction."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("_hasty_threads")
 @pytest.mark.parametrize("mode", MESHES)
 @pytest.mark.parametrize("kind", PAIRS)
 def test_parts_are_those_of_a_module_with_values(kind: str, mode: str) -> None:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any, final
 from weakref import finalize, ref
 
@@ -29,6 +30,8 @@ _OVERWRITE = {
     _aten.bernoulli_.float,
 }
 FOREVER = 1 << 62
+_REPLAYING = RLock()
+"""Held while values are made or forgotten: threads, such as those that stand for ranks, share recipes and generators."""
 
 
 @final
@@ -240,7 +243,8 @@ class Recipe:
 
     def forget(self) -> None:
         """Let go of what is kept: nobody may have it who expects to find it here again."""
-        self._kept, self._kept_at, self._num_done = None, -1, 0
+        with _REPLAYING:
+            self._kept, self._kept_at, self._num_done = None, -1, 0
 
     def storage(self) -> torch.UntypedStorage:
         """Make the values, once. Whoever gets them may change them: recipes that need them make them anew.
@@ -248,9 +252,10 @@ class Recipe:
         Returns:
             The storage that all tensors of this recipe share.
         """
-        storage = _replay({self: FOREVER})[self]
-        self._kept, self._kept_at, self._num_done = storage, next(_INDEX), len(self.writes)
-        return storage
+        with _REPLAYING:
+            storage = _replay({self: FOREVER})[self]
+            self._kept, self._kept_at, self._num_done = storage, next(_INDEX), len(self.writes)
+            return storage
 
     def storage_before(self, index: int) -> torch.UntypedStorage:
         """Make the values that an operation sees, to be read, not changed.
@@ -322,13 +327,14 @@ class Recipe:
 def _replay(wanted: Mapping[Recipe, int]) -> dict[Recipe, torch.UntypedStorage]:
     """Make storages as they were before some index: what they need runs once each, in the order of the program."""
     world: dict[Recipe, torch.UntypedStorage] = {}
-    for event in reversed(list(_needed(wanted))):
-        if isinstance(event, Recipe):
-            world[event] = event.kept()
-            continue
-        event.run(world)
-        for recipe in event.writes():
-            recipe.keep(recipe.in_world(world), event.index)
+    with _REPLAYING:
+        for event in reversed(list(_needed(wanted))):
+            if isinstance(event, Recipe):
+                world[event] = event.kept()
+                continue
+            event.run(world)
+            for recipe in event.writes():
+                recipe.keep(recipe.in_world(world), event.index)
     return world
 
 

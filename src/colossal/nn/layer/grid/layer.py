@@ -120,7 +120,8 @@ class ParallelLayer(torch.nn.Module, ABC):
     ) -> None:
         """Draw the whole parameters and keep this rank's part."""
         self.layouts = dict(layouts)
-        with same_draws(self.mesh):
+        draws_nothing = torch.device(device or torch.get_default_device()).type == "meta"
+        with same_draws(None if draws_nothing else self.mesh):
             native = self._make_native(device)
             for name, initialize in (initializers or {}).items():
                 whole = getattr(native, name, None)
