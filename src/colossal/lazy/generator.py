@@ -3,6 +3,7 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
+from threading import RLock
 from typing import Any, final
 
 import torch
@@ -10,6 +11,8 @@ import torch
 _SCRATCH = 1 << 16
 _BLOCK = 16  # the elements that torch draws together for a normal distribution, on a CPU
 _aten = torch.ops.aten
+ONE_AT_A_TIME = RLock()
+"""Held while a generator is set to another state for a moment: threads that stand for ranks share torch's."""
 _UNIFORM = {_aten.uniform_.default, _aten.rand.default, _aten.rand.generator, _aten.rand_like.default}
 _NORMAL = {_aten.normal_.default, _aten.randn.default, _aten.randn.generator, _aten.randn_like.default}
 
@@ -60,13 +63,14 @@ class Draw:
 
     @contextmanager
     def again(self) -> Generator[None]:
-        """Set the generator back inside; behind, it goes on where it was."""
-        after = self._generator.get_state()
-        self._generator.set_state(self.state)
-        try:
-            yield
-        finally:
-            self._generator.set_state(after)
+        """Set the generator back inside; behind, it goes on where it was. Other threads wait to do the same."""
+        with ONE_AT_A_TIME:
+            after = self._generator.get_state()
+            self._generator.set_state(self.state)
+            try:
+                yield
+            finally:
+                self._generator.set_state(after)
 
     def skip(self, func: Any, result: torch.Tensor) -> bool:
         """Move the generator on as the operation would, without room for its result, where that is known how.

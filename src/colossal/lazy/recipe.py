@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from threading import RLock
 from typing import Any, final
 from weakref import finalize, ref
 
@@ -15,7 +14,7 @@ import xxhash
 from torch.utils._pytree import tree_leaves, tree_map
 
 from colossal.errors import UnsupportedError
-from colossal.lazy.generator import Draw
+from colossal.lazy.generator import ONE_AT_A_TIME, Draw
 
 _INDEX = itertools.count()
 _aten = torch.ops.aten
@@ -30,8 +29,6 @@ _OVERWRITE = {
     _aten.bernoulli_.float,
 }
 FOREVER = 1 << 62
-_REPLAYING = RLock()
-"""Held while values are made or forgotten: threads, such as those that stand for ranks, share recipes and generators."""
 
 
 @final
@@ -243,7 +240,7 @@ class Recipe:
 
     def forget(self) -> None:
         """Let go of what is kept: nobody may have it who expects to find it here again."""
-        with _REPLAYING:
+        with ONE_AT_A_TIME:
             self._kept, self._kept_at, self._num_done = None, -1, 0
 
     def storage(self) -> torch.UntypedStorage:
@@ -252,7 +249,7 @@ class Recipe:
         Returns:
             The storage that all tensors of this recipe share.
         """
-        with _REPLAYING:
+        with ONE_AT_A_TIME:
             storage = _replay({self: FOREVER})[self]
             self._kept, self._kept_at, self._num_done = storage, next(_INDEX), len(self.writes)
             return storage
@@ -327,7 +324,7 @@ class Recipe:
 def _replay(wanted: Mapping[Recipe, int]) -> dict[Recipe, torch.UntypedStorage]:
     """Make storages as they were before some index: what they need runs once each, in the order of the program."""
     world: dict[Recipe, torch.UntypedStorage] = {}
-    with _REPLAYING:
+    with ONE_AT_A_TIME:
         for event in reversed(list(_needed(wanted))):
             if isinstance(event, Recipe):
                 world[event] = event.kept()

@@ -120,8 +120,7 @@ class ParallelLayer(torch.nn.Module, ABC):
     ) -> None:
         """Draw the whole parameters and keep this rank's part."""
         self.layouts = dict(layouts)
-        draws_nothing = torch.device(device or torch.get_default_device()).type == "meta"
-        with same_draws(None if draws_nothing else self.mesh):
+        with same_draws(self.mesh):
             native = self._make_native(device)
             for name, initialize in (initializers or {}).items():
                 whole = getattr(native, name, None)
@@ -192,9 +191,13 @@ def same_draws(mesh: ParallelMesh | None) -> Iterator[None]:
     Communication: broadcast, tp, the state of the random numbers: 5 KB, and 16 bytes on a GPU.
     """
     if mesh is not None:
-        state = torch.get_rng_state()
+        from colossal.lazy.generator import ONE_AT_A_TIME
+
+        with ONE_AT_A_TIME:
+            state = torch.get_rng_state()
         Channel("tp", mesh).broadcast([state])
-        torch.set_rng_state(state)
+        with ONE_AT_A_TIME:
+            torch.set_rng_state(state)
         if mesh.accelerator.name == "cuda":
             own = torch.cuda.get_rng_state()
             Channel("tp", mesh).broadcast([own])
