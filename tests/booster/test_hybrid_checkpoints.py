@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import chosen
 from families import MODELS, PAIRED, build, inputs_of
 from safetensors import safe_open
 from torch import distributed as dist
@@ -164,18 +165,20 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=chosen(list(WORLDS), 3, "worlds of hybrid checkpoints"))
 def world(request: pytest.FixtureRequest, reference: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp(request.param)
     run_processes(goes_on, WORLDS[request.param][0], request.param, str(reference), str(root), timeout_seconds=300)
     return root
 
 
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", FAMILIES)
 def test_files_are_those_of_one_process(name: str, world: Path, reference: Path) -> None:
     assert_same(content(world / name), content(reference / name), str(world / name))
 
 
+@pytest.mark.chosen
 @pytest.mark.parametrize("name", FAMILIES)
 def test_run_goes_on(name: str, world: Path, reference: Path) -> None:
     found, expected = (

@@ -7,6 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from chosen import chosen
 from equality import RTOL
 from families import build, inputs_of
 from float64 import KeepFloat64
@@ -50,6 +51,7 @@ WORLDS: dict[str, tuple[int, dict[str, Any], dict[str, list[str]]]] = {
     "tp2-dp2-zero1": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 1}, {"llama": LLAMA}),
     "tp2-sp2": (4, SEQUENCES | {"tp_size": 2, "sp_size": 2}, {"llama": LLAMA}),
 }
+OTHER_WORLDS = [label for label in WORLDS if label not in {"tp2", "tp2-pp2"}]
 
 
 def config(targets: list[str], name: str, **options: Any) -> peft.LoraConfig:
@@ -126,7 +128,8 @@ def train(world: str, root: str) -> dict[str, Any]:
         return {name: train_one(name, each, options, root) for name, each in targets.items()}
 
 
-@pytest.mark.parametrize("label", WORLDS)
+@pytest.mark.chosen
+@pytest.mark.parametrize("label", ["tp2", "tp2-pp2", *chosen(OTHER_WORLDS, 2, "worlds of LoRA")])
 def test_adapters_train_as_in_one_process(label: str, tmp_path: Path) -> None:
     size, options, targets = WORLDS[label]
     ranks = run_processes(train, size, label, str(tmp_path), timeout_seconds=300)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chosen import chosen
 
 HERE = Path(__file__).resolve().parent
 TWO = "torchrun --standalone --nproc_per_node=2 {}.py"
@@ -126,7 +127,7 @@ RANKED = {
     "one_rank_kills_itself": ONE_RANK_KILLS_ITSELF,
 }
 CHEATS = {f"cheat_{number}": code for number, (code, _, _) in enumerate(table("CHEATS").values())}
-CHEATS = {name: code for name, code in CHEATS.items() if compiles(code)}
+CHEATS = {name: CHEATS[name] for name in chosen([name for name in CHEATS if compiles(CHEATS[name])], 6, "warm cheats")}
 LEFTOVERS = {f"left_{number}": code for number, code in enumerate(table("LEFTOVERS").values())}
 SHOWS = """```python
 print('one')
@@ -172,6 +173,7 @@ def run_group(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
     return run
 
 
+@pytest.mark.chosen
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, pages in GROUPS.items() for name in pages])
 def test_a_warm_run_ends_as_a_cold_one(run_group, group, name) -> None:
     page = run_group(group)[name]

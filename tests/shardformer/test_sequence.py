@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import chosen
 from divided import assert_grads, whole_grads
 from equality import assert_equal
 from families import LENGTH, NOT_CAUSAL, build, inputs_of, results_of
@@ -108,7 +109,7 @@ FLEX: tuple[tuple[dict[str, Any], Any], ...] = (
 def look(attention: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Run models forward only, and once more with another last token."""
     found = []
-    for axes, mode in FLEX:
+    for axes, mode in chosen(FLEX, 1, "flex attention"):
         config = ShardConfig(
             ParallelMesh(**axes),
             parallel_output=False,
@@ -121,6 +122,7 @@ def look(attention: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
+@pytest.mark.chosen
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="torch compiles flex attention for vectors only"
 )
