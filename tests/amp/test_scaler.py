@@ -15,6 +15,7 @@ from torch import nn
 from colossal.amp import DynamicScaler, ScalerConfig
 from colossal.amp.naive_amp import ConstantGradScaler, DynamicGradScaler
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
+from colossal.tensor import Layout, Placement, set_placement
 from colossal.testing import run_processes, run_threads
 
 OVERFLOWS = st.lists(st.booleans(), max_size=40)
@@ -270,37 +271,37 @@ def test_thrown_away_gradients_count() -> None:
 
 
 def overflow_on_one_rank(bad_rank: int) -> list[tuple[bool, float]]:
-    """Each rank holds gradients of its own, and a group that agrees."""
-    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    whole = DynamicScaler(ScalerConfig(8.0), "cpu", [dist.group.WORLD])
-    half = DynamicScaler(ScalerConfig(8.0), "cpu", [groups[dist.get_rank() // 2]] * 2)
-    for scaler in (whole, half):
-        optimizer = optimizer_of()
-        take_step(scaler, optimizer, overflow=dist.get_rank() == bad_rank)
-    return [(scaler.dropped, scaler.scale_value) for scaler in (whole, half)]
+    """Each rank has gradients of its own; all have to agree, or those that have a replica of the parameter."""
+    rank = dist.get_rank()
+    half = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    seen = []
+    for peers, replicas in (([dist.group.WORLD], ()), ([], (half, half)), ([dist.group.WORLD], (half,))):
+        scaler, optimizer = DynamicScaler(ScalerConfig(8.0), "cpu"), optimizer_of()
+        parameter = optimizer.param_groups[0]["params"][0]
+        set_placement(parameter, Placement(Layout((3,), (rank,)), rank, replica_groups=replicas))
+        parameter.grad = torch.full((3,), math.inf if rank == bad_rank else 0.0)
+        scaler.unscale(optimizer, peers)
+        scaler.step(optimizer)
+        seen.append((scaler.dropped, scaler.scale_value))
+    return seen
 
 
 @pytest.mark.parametrize("bad_rank", [0, 3, None])
-def test_an_overflow_on_one_rank_drops_the_step_in_its_groups(bad_rank) -> None:
+def test_an_overflow_on_one_rank_skips_the_step_on_replicas_and_peers(bad_rank) -> None:
     fell, stayed = (True, 4.0), (False, 8.0)
-    for rank, (whole, half) in enumerate(run_threads(overflow_on_one_rank, 4, bad_rank)):
-        assert whole == (stayed if bad_rank is None else fell)
-        assert half == (fell if bad_rank is not None and rank // 2 == bad_rank // 2 else stayed)
+    for rank, (all_peers, replicas, both) in enumerate(run_threads(overflow_on_one_rank, 4, bad_rank)):
+        assert all_peers == both == (stayed if bad_rank is None else fell)
+        assert replicas == (fell if bad_rank is not None and rank // 2 == bad_rank // 2 else stayed)
 
 
-def judge_one_norm(bad_rank: int) -> list[tuple[float | None, bool, float]]:
-    """The norm overflows on one rank; an optimizer that unscales by itself asks what to divide by."""
-    scaler, optimizer, seen = DynamicScaler(ScalerConfig(8.0), "cpu", [dist.group.WORLD]), optimizer_of(), []
-    for norm in (math.inf if dist.get_rank() == bad_rank else 1.0, 1.0):
+def test_an_optimizer_that_unscales_by_itself_skips_a_step_whose_norm_is_not_finite() -> None:
+    scaler, optimizer, seen = DynamicScaler(ScalerConfig(8.0), "cpu"), optimizer_of(), []
+    for norm in (math.inf, 1.0):
         divide = scaler.judge(torch.tensor(norm))
         assert scaler.judge(torch.tensor(norm)) is None
         scaler.step(optimizer)
         seen.append((divide, scaler.dropped, scaler.scale_value))
-    return seen
-
-
-def test_a_norm_that_overflows_on_one_rank_drops_the_step_in_its_groups() -> None:
-    assert run_threads(judge_one_norm, 3, 1) == [[(8.0, True, 4.0), (4.0, False, 4.0)]] * 3
+    assert seen == [(8.0, True, 4.0), (4.0, False, 4.0)]
 
 
 class Elsewhere(torch.Tensor):

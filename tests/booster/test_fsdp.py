@@ -109,7 +109,7 @@ def test_an_optimizer_that_looks_across_elements_is_refused(name) -> None:
     for each in (kind, heir):
         with (
             fake_world(2),
-            pytest.raises(UnsupportedError, match=r"parts of parameters\. Found .* torch\.optim\.AdamW"),
+            pytest.raises(UnsupportedError, match=r"shards of the parameters here\. Found .* torch\.optim\.AdamW"),
         ):
             boost(model, each(model.parameters()))
         assert not hasattr(model.weight, "device_mesh")

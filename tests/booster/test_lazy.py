@@ -161,7 +161,7 @@ def rise(lazily: bool) -> int:
     booster = Booster(device="cpu", plugin=TorchFSDPPlugin())
     with LazyInitContext():
         warm = nn.Sequential(nn.Linear(64, 64))
-    booster.boost(warm)
+    booster.boost(warm, torch.optim.AdamW(warm.parameters()))
     before = bytes_in("VmRSS")
     CLEAR_REFS.write_text("5")
     with LazyInitContext() if lazily else nullcontext():

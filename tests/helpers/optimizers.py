@@ -8,12 +8,11 @@ from math import sqrt
 from typing import Any
 
 import torch
-from torch import distributed as dist
 from torch.optim import Optimizer
 
 from colossal.cluster import ParallelMesh
 from colossal.nn import optimizer as optimizers
-from colossal.tensor import FlatLayout, FlatShard, mark_shard
+from colossal.tensor import FlatLayout, Placement, set_placement
 
 SHAPES = ((), (7,), (5, 4), (3, 8), (4, 3, 2, 3), (1, 1))
 STEPS = 4
@@ -263,7 +262,7 @@ def to_shards(wholes: Sequence[torch.Tensor], cutter: Cutter, mesh: ParallelMesh
         ranges = tuple(pairwise(ends))
         own = torch.nn.Parameter(whole.flatten()[slice(*ranges[mesh.rank("dp")])].clone())
         layout = FlatLayout(tuple(whole.shape), mesh.ranks("dp"), ranges)
-        mark_shard(own, FlatShard(layout, dist.get_rank(), (mesh.group("dp"),)))
+        set_placement(own, Placement.full(whole.shape).flattened(layout, mesh.group("dp")))
         shards.append(own)
     return shards
 

@@ -4,14 +4,18 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.utils import get_total_norm
 
 from colossal.errors import UnsupportedError
+from colossal.interface import Peers
 from colossal.interface.gradients import clamp, scale, total_norm
-from colossal.testing import run_processes
+from colossal.tensor import Layout, set_placement
+from colossal.tensor import Placement as OurPlacement
+from colossal.testing import run_processes, run_threads
 
 LAYOUTS: list[list[Placement]] = [
     [Shard(0), Shard(1)],
@@ -61,3 +65,42 @@ def test_each_element_counts_once_however_ranks_share_it() -> None:
         assert "Found norm_type=0.0" in found["refused"]
         for grad, whole in zip(found["changed"], wholes(), strict=True):
             assert torch.equal(grad, (0.5 * whole).clamp(-0.25, 0.25))
+
+
+# ---------------------------------------------------------------------------------------------- stages of a pipeline
+
+
+def measure_stages() -> list[float]:
+    """Ranks 0 and 1 shard the parameters of one stage, ranks 2 and 3 those of another; both have a tied one."""
+    rank = dist.get_rank()
+    stages = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    across = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    stage, place = divmod(rank, 2)
+    own, tied = stage_grads()[stage], stage_grads()[-1]
+    layout = Layout((6, 4), (2 * stage, 2 * stage + 1), dims=((0,), ()))
+    sharded = set_placement(with_grad(own.chunk(2)[place]), OurPlacement(layout, rank, (stages[stage],)))
+    copy = with_grad(tied)
+    set_placement(copy, OurPlacement(Layout((5,), (rank,)), rank, is_counted=stage == 0))
+    peers = Peers((across[place],), torch.device("cpu"))
+    return [total_norm([sharded, copy], norm_type, peers).item() for norm_type in NORMS]
+
+
+def stage_grads() -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((6, 4), (6, 4), (5,))]
+
+
+def test_a_tied_parameter_counts_once_and_other_stages_count() -> None:
+    expected = [get_total_norm(stage_grads(), norm_type).item() for norm_type in NORMS]
+    for found in run_threads(measure_stages, 4):
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+def measure_empty_stage() -> float:
+    """Rank 1 has no parameter."""
+    peers = Peers((dist.group.WORLD,), torch.device("cpu"))
+    return total_norm([with_grad(torch.full((4,), 3.0))] if dist.get_rank() == 0 else [], 2.0, peers).item()
+
+
+def test_a_rank_without_parameters_takes_part() -> None:
+    assert run_threads(measure_empty_stage, 2) == [6.0, 6.0]

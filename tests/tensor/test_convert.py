@@ -4,7 +4,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
 from colossal.errors import UnsupportedError
-from colossal.tensor import Layout, layout_of, local_of, placements_of, shard_groups, whole_of
+from colossal.tensor import Layout, layout_of, local_of, placement_of, placements_of, whole_of
 from colossal.testing import fake_world, run_processes
 
 PLACEMENTS = (
@@ -31,7 +31,7 @@ def check_bridge() -> None:
             local += 1
         assert torch.equal(whole_of(tensor), whole + 1), "the local part shares the memory"
         cutting = [mesh.get_group(axis) for axis, cut in enumerate(placements) if isinstance(cut, Shard)]
-        assert list(shard_groups(tensor)) == cutting
+        assert list(placement_of(tensor).shard_groups) == cutting
         assert layout_of(tensor) is layout_of(torch.nn.Parameter(tensor.detach().clone())), "layouts are shared"
 
 
@@ -75,4 +75,4 @@ def test_a_plain_tensor_is_whole_on_each_rank() -> None:
     assert layout_of(tensor, (4, 5)) == Layout((2, 3), (4, 5))
     assert local_of(tensor) is tensor
     assert whole_of(tensor) is tensor
-    assert shard_groups(tensor) == ()
+    assert placement_of(tensor).groups == ()

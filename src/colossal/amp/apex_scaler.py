@@ -1,10 +1,11 @@
 """The loss scaler of apex.amp, behind the verbs that an optimizer wrapper uses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
+from torch import distributed as dist
 
 from colossal.amp.loss_scaler import LossScaler
 from colossal.errors import UnsupportedError
@@ -76,11 +77,12 @@ class ApexScaler(LossScaler):
         if optimizer.step != step:
             self._to_skip = optimizer
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
         """Do nothing: gradients are unscaled as soon as their backward pass ends.
 
         Args:
             optimizer: Left as it is.
+            peers: None: apex knows of no other ranks.
         """
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,12 @@
 """What an optimizer wrapper asks of a loss scaler, and the scaler that does nothing."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
+from torch import distributed as dist
 
 
 class LossScaler(ABC):
@@ -57,11 +59,12 @@ class LossScaler(ABC):
         return nullcontext(self.scale(loss))
 
     @abstractmethod
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
         """Divide the gradients by the scale, once for each step however often it is called.
 
         Args:
             optimizer: Holds the parameters whose gradients are divided.
+            peers: Groups of ranks that have other parameters of the model.
         """
 
     def judge(self, norm: torch.Tensor) -> float | None:  # noqa: ARG002 (for those that judge)
@@ -152,11 +155,12 @@ class NoScaler(LossScaler):
         """
         return 1.0
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
         """Do nothing.
 
         Args:
             optimizer: Left as it is.
+            peers: Any.
         """
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from colossal.amp.stand_in import Masters
 from colossal.logging import get_dist_logger
-from colossal.tensor import mark_like
+from colossal.tensor import copy_placement
 
 
 @final
@@ -93,7 +93,7 @@ class MasterWeights(Masters):
         float32 = values.to(torch.float32, copy=values.dtype == self._dtype)
         working.data = values.to(self._dtype)
         master = nn.Parameter(float32, requires_grad=working.requires_grad)
-        mark_like(master, working)
+        copy_placement(master, working)
         if working.grad is not None:
             master.grad, working.grad = working.grad.to(torch.float32), None
         self._versions[master] = _changes(working)

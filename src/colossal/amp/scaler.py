@@ -5,7 +5,7 @@ Source: Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -16,7 +16,7 @@ from colossal.amp.loss_scaler import LossScaler
 from colossal.comm import all_reduce_over
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.logging import get_dist_logger
-from colossal.tensor import local_of, meeting_device, shard_groups
+from colossal.tensor import local_of, meeting_device, placement_of
 
 _SMALLEST = 2.0**-126
 """The smallest normal number of float32: below it the scale has no reciprocal."""
@@ -91,7 +91,6 @@ class DynamicScaler(LossScaler):
     Args:
         config: The rule by which the scale moves.
         device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
-        groups: Groups of ranks that must take the same decision, besides those that parameters are sharded over.
         verbose: Log each change of the scale on rank 0.
 
     Example:
@@ -112,12 +111,10 @@ class DynamicScaler(LossScaler):
         self,
         config: ScalerConfig,
         device_type: str,
-        groups: Sequence[dist.ProcessGroup] = (),
         verbose: bool = False,
     ) -> None:
         self._rule = config
         self._device_type = device_type
-        self._groups = tuple(groups)
         self._logger = get_dist_logger() if verbose else None
         self._scale = _float32(config.init_scale)
         self._good_steps = 0
@@ -154,25 +151,27 @@ class DynamicScaler(LossScaler):
             )
         return loss * self._scale
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+    def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
         """Divide the gradients by the scale, once for each step however often it is called.
 
         Args:
             optimizer: Holds the parameters whose gradients are divided.
+            peers: Groups of ranks that have other parameters of the model; they too skip the step if one overflows.
 
         Raises:
             ConfigError: A gradient is in float16, where dividing would lose what the scale has saved.
 
-        Communication: all_reduce, the axes that shard a parameter and the groups of the constructor, 4 bytes each.
+        Communication: all_reduce, the axes that shard or replicate a parameter and `peers`, 4 bytes each.
         """
         if self._overflow is None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            shared = [parameter for parameter in parameters if shard_groups(parameter)]
-            groups = dict.fromkeys(group for parameter in shared for group in shard_groups(parameter))
-            found = self._unscale_local(parameters).to(meeting_device(shared[0]) if shared else self._device_type)
-            # The groups that all ranks have come first: stages of a pipeline may have different ones besides, and a
-            # maximum that goes through groups in different orders is not the same everywhere.
-            self._overflow = all_reduce_over(found, dict.fromkeys(self._groups) | groups, "max")
+            found = self._unscale_local(parameters)
+            placed = [parameter for parameter in parameters if placement_of(parameter).groups]
+            groups = dict.fromkeys(group for parameter in placed for group in placement_of(parameter).groups)
+            # The ranks of a stage agree before stages do: those have other groups, and a maximum that goes through
+            # groups in different orders is not the same everywhere.
+            found = found.to(meeting_device(placed[0]) if placed else self._device_type)
+            self._overflow = all_reduce_over(found, [*groups, *peers], "max")
 
     def _unscale_local(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
         """Divide the local parts of the gradients, and return 1 if one of them was infinite or NaN, else 0."""
@@ -191,16 +190,14 @@ class DynamicScaler(LossScaler):
         """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass.
 
         Args:
-            norm: Of all gradients together; the same on all ranks that shard a parameter.
+            norm: Of all gradients together; the same on all ranks.
 
         Returns:
             The scale; None if the gradients are unscaled already.
-
-        Communication: all_reduce, the groups of the constructor, 4 bytes each.
         """
         if self._overflow is not None:
             return None
-        self._overflow = all_reduce_over((~norm.isfinite()).float(), self._groups, "max")
+        self._overflow = (~norm.isfinite()).float()
         return self._scale
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, div_scale: float | None = None, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
 from colossal.interface import outline_of
-from colossal.tensor import local_of, mark_like, parts_of, resting_part, whole_shape
+from colossal.tensor import copy_placement, local_of, parts_of, placement_of, resting_part
 
 _THREADS = 2  # one hashes while the other one waits for the disk
 
@@ -176,7 +176,7 @@ class ModelState:
         value, item = pair
         local = local_of(value).detach()
         with torch.no_grad():
-            for region, part in parts_of(mark_like(value.detach(), value), self._rank):
+            for region, part in parts_of(copy_placement(value.detach(), value), self._rank):
                 item.read(region, part)
         # Bytes were read past torch's knowledge, and masters in full precision must hear of it.
         increment_version(local)
@@ -184,7 +184,7 @@ class ModelState:
 
 def shape_of(value: object) -> torch.Size | None:
     """Return the shape of a tensor, or of what it is a part of; None for anything else."""
-    return whole_shape(value) if isinstance(value, torch.Tensor) else None
+    return torch.Size(placement_of(value).shape) if isinstance(value, torch.Tensor) else None
 
 
 def _group_aliases(state: Mapping[str, Any]) -> Iterable[list[str]]:

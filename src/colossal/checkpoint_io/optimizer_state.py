@@ -16,7 +16,7 @@ from colossal.checkpoint_io.plain import as_mapping, dismantle
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
 from colossal.interface import OptimizerOutline, OptimizerWrapper
-from colossal.tensor import mark_like, parts_of, tensor_part_of, whole_shape
+from colossal.tensor import copy_placement, parts_of, placement_of
 
 ParamId = int | str
 _WHOLE = ("step", "mu_product", "mu", "eta")
@@ -85,7 +85,7 @@ class OptimizerState:
         state, holders = self._state(), ranks if self._outline is None else self._outline.ranks
         for id_, parameter in self._params.items():
             said, tensors = dismantle(state.get(id_), (str(id_),))
-            pieces[id_] = Piece(_entries(tensors, holders), (list(whole_shape(parameter)), said))
+            pieces[id_] = Piece(_entries(tensors, holders), (list(placement_of(parameter).shape), said))
         return Content(pieces, [None, *self.ids])
 
     def header(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class OptimizerState:
         for position, (id_, parameter) in enumerate(self._params.items()):
             entry = {key: self._as_shard(key, value, id_) for key, value in content.get(position, {}).items()}
             if self._has_copy(parameter):
-                entry[MASTER] = mark_like(parameter.detach(), parameter)
+                entry[MASTER] = copy_placement(parameter.detach(), parameter)
             if entry:
                 state[id_] = entry
         return state
@@ -120,12 +120,12 @@ class OptimizerState:
         """Say of a value by element what part or range it is, if its parameter is one."""
         parameter = self._params[id_]
         if getattr(value, "shape", None) == parameter.shape and not _is_whole(key):
-            return mark_like(value.detach(), parameter)
-        if tensor_part_of(parameter) is not None and isinstance(value, torch.Tensor) and value.numel() > 1:
+            return copy_placement(value.detach(), parameter)
+        if placement_of(parameter).is_divided and isinstance(value, torch.Tensor) and value.numel() > 1:
             raise CheckpointError(
-                "State of a parameter that ranks share has a number for each of its elements, or is one number. Found "
-                f"{key} of the shape {tuple(value.shape)} for {id_}, of whose {list(whole_shape(parameter))} this rank "
-                f"has {list(parameter.shape)}. Train with an optimizer such as torch.optim.AdamW."
+                "State of a parameter that ranks shard has a number for each of its elements, or is one number. Found "
+                f"{key} of the shape {tuple(value.shape)} for {id_}, of whose {list(placement_of(parameter).shape)} "
+                f"this rank has {list(parameter.shape)}. Train with an optimizer such as torch.optim.AdamW."
             )
         return value
 
@@ -165,7 +165,7 @@ class OptimizerState:
                     entry = dict(state[id_])
                     master = entry.pop(MASTER, None)
                     if master is not None and parameter.dtype.itemsize >= torch.float32.itemsize:
-                        reads.append((master, mark_like(parameter.detach(), parameter)))
+                        reads.append((master, copy_placement(parameter.detach(), parameter)))
                     filled = {k: _build(parameter, k, value, group, reads, is_wide) for k, value in entry.items()}
                     self._optim.state.update({parameter: filled} if filled else {})
         self._read(reads, threads)
@@ -191,9 +191,9 @@ class OptimizerState:
 
     def _check_shapes(self, shapes: Mapping[Any, Any], saved: dict[ParamId, ParamId], source: object) -> None:
         wrong = [
-            f"{id_} (file {list(shapes[saved[id_]])}, model {list(whole_shape(parameter))})"
+            f"{id_} (file {list(shapes[saved[id_]])}, model {list(placement_of(parameter).shape)})"
             for id_, parameter in self._params.items()
-            if list(shapes.get(saved[id_], whole_shape(parameter))) != list(whole_shape(parameter))
+            if list(shapes.get(saved[id_], placement_of(parameter).shape)) != list(placement_of(parameter).shape)
         ]
         if wrong:
             raise CheckpointError(
@@ -308,9 +308,9 @@ def _build(
         device = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
     elif parameter.is_floating_point() and dtype.is_floating_point:
         dtype = torch.promote_types(parameter.dtype, torch.float32) if is_wide else parameter.dtype
-    if value.shape == whole_shape(parameter) and not _is_whole(key):
+    if value.shape == placement_of(parameter).shape and not _is_whole(key):
         target = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-        reads.append((value, mark_like(target.detach(), parameter)))
+        reads.append((value, copy_placement(target.detach(), parameter)))
     else:
         target = torch.empty(value.shape, dtype=dtype, device=device)
         reads.append((value, target))

@@ -1,67 +1,126 @@
-"""Optimizers that are wrong on shards of tensor-parallel layers."""
+"""The one question about an optimizer that has shards: is its update of a shard the shard of its update?"""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from colossal.errors import UnsupportedError
-from colossal.tensor import tensor_part_of
+from colossal.tensor import local_of
 
-# Optimizers that treat each element by itself need not know of shards. These look at more than one: all such of
-# torch.optim, and those of colossal.nn.optimizer, which know ZeRO's shards and DTensors only.
-NOT_ELEMENTWISE: Mapping[str, str] = {
-    "Adafactor": "keeps sums over rows and columns of whole matrices",
-    "LBFGS": "takes inner products over all parameters",
-    "Muon": "multiplies whole matrices",
-    "SparseAdam": "takes sparse gradients",
-    "SummingOptimizer": "takes sums over whole parameters",
-}
-"""Names of classes, and why they need whole parameters."""
+_STEPS, _RATE, _TOLERANCE = 2, 0.1, 1e-4
+_SHAPES = ((4, 6), (5,))
+_IMPLEMENTATIONS = ("fused", "foreach", "capturable", "differentiable")
+"""Hyperparameters that choose a kernel for the same update."""
+
+Split = Callable[[Sequence[torch.Tensor]], list[list[torch.Tensor]]]
+"""Tells what each of two ranks has of full tensors."""
 
 
-def reason_against(optimizer: Optimizer, names: Mapping[str, str] = NOT_ELEMENTWISE) -> str | None:
-    """Tell why an optimizer needs whole parameters.
+AsParameter = Callable[[torch.Tensor], torch.Tensor]
+"""Makes of a shard what the optimizer is given."""
+
+
+def check_optimizer(
+    optimizer: Optimizer, *, shards: bool, subsets: bool = False, as_parameter: AsParameter | None = None
+) -> None:
+    """Refuse an optimizer that would compute another update from what a rank has than one process computes.
+
+    Optimizers of `colossal.nn.optimizer` say by ``updates_shards`` that they know of shards. Any other one is tried: a
+    new one of the same class and hyperparameters updates small tensors, once in full, and once as two ranks would.
 
     Args:
         optimizer: As the user built it.
-        names: The classes to look for, and their reasons.
-
-    Returns:
-        The reason; None if it updates each element by itself, or is somebody else's.
-
-    Example:
-        >>> import torch
-        >>> from colossal.interface.elementwise import reason_against
-        >>> reason_against(torch.optim.LBFGS([torch.nn.Parameter(torch.zeros(1))]))
-        'takes inner products over all parameters'
-    """
-    kinds = (kind for kind in type(optimizer).__mro__ if kind.__module__.startswith(("torch.optim", "colossal.nn")))
-    return next((names[kind.__name__] for kind in kinds if kind.__name__ in names), None)
-
-
-def check_optimizer(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that would compute another update from the shards of tensor-parallel layers.
-
-    Args:
-        optimizer: Its groups hold the parameters, or shards or float32 copies of them.
+        shards: Whether a rank has shards of parameters.
+        subsets: Whether a rank has some of the parameters, as a stage of a pipeline has.
+        as_parameter: Makes of a shard what the optimizer will hold, such as a DTensor; by default the shard itself.
 
     Raises:
-        UnsupportedError: It needs whole parameters, and tensor parallelism divides one.
+        UnsupportedError: It looks at more than one element at once.
 
     Example:
         >>> import torch
-        >>> from colossal.interface.elementwise import check_optimizer
-        >>> check_optimizer(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]))
+        >>> from colossal.interface import check_optimizer
+        >>> check_optimizer(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]), shards=True)
     """
-    reason = reason_against(optimizer)
-    if reason is None:
+    knows_shards = getattr(optimizer, "updates_shards", None)
+    if not (shards or subsets) or (knows_shards and not subsets):
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    part = next((part for part in map(tensor_part_of, parameters) if part is not None), None)
-    if part is not None:
-        raise UnsupportedError(
-            "The layers of colossal.nn keep shards of their parameters where the mesh has a tp axis. Found "
-            f"{type(optimizer).__name__}, which {reason}, and a parameter of shape {part.layout.shape}, of which this "
-            f"rank has {part.layout.local_shape(part.rank)}. Take an optimizer that works by element, such as "
-            "torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or a mesh without tp."
-        )
+    trials: list[tuple[Split, AsParameter]] = [(_in_ranges, _itself)] if shards and not knows_shards else []
+    trials += [(_in_ranges, as_parameter)] if trials and as_parameter is not None else []
+    trials += [(_by_tensor, _itself)] if subsets else []
+    kinds = {repr(_without_params(group)): group for group in optimizer.param_groups}
+    for group in kinds.values():
+        device = next((each.device for each in group["params"] if not each.is_meta), torch.device("cpu"))
+        arguments = _arguments(optimizer, group)
+        reasons = (_reason_against(type(optimizer), arguments, device, *trial) for trial in trials)
+        if (reason := next(filter(None, reasons), None)) is not None:
+            raise UnsupportedError(
+                f"A rank has {'shards of the' if shards else 'only some of the'} parameters here. Found "
+                f"{type(optimizer).__name__}, {reason}. Take an optimizer that updates each element by itself, such as "
+                "torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or one of colossal.nn.optimizer that sums over "
+                "full parameters, such as Lamb, Lars, CAME, DistributedAdaFactor or GaLoreAdamW, or TorchDDPPlugin "
+                "without tensor parallelism, whose ranks have all parameters in full. If the update of an element does "
+                "not depend on others, say so: updates_shards = True in the optimizer's class."
+            )
+
+
+def _without_params(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in ("params", "param_names")}
+
+
+def _arguments(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """What builds an optimizer with the hyperparameters of a group; the learning rate may be 0 now, and not later."""
+    known = inspect.signature(type(optimizer)).parameters
+    said = {name: value for name, value in _without_params(group).items() if name in known}
+    said |= {"lr": _RATE} if said.get("lr") is not None else {}
+    return {name: value for name, value in said.items() if name not in _IMPLEMENTATIONS}
+
+
+def _reason_against(
+    kind: type[Optimizer], arguments: dict[str, Any], device: torch.device, split: Split, as_parameter: AsParameter
+) -> str | None:
+    """Tell why an optimizer is wrong on what ranks have; None if it is right."""
+    draws = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=draws) for shape in _SHAPES]
+    grads = [[torch.randn(shape, generator=draws) for shape in _SHAPES] for _ in range(_STEPS)]
+
+    def update(
+        values: Iterable[torch.Tensor], grads: Iterable[Sequence[torch.Tensor]], made: AsParameter = as_parameter
+    ) -> list[torch.Tensor]:
+        params = [torch.nn.Parameter(made(value.to(device, copy=True))) for value in values]
+        optimizer = kind(params, **arguments)
+        for step in grads:
+            for param, grad in zip(params, step, strict=True):
+                param.grad = made(grad.to(device, copy=True))
+            optimizer.step()
+        return [local_of(param.detach()).cpu() for param in params]
+
+    try:
+        full = update(values, grads, _itself)
+        ranks = zip(split(values), zip(*map(split, grads), strict=True), split(full), strict=True)
+        pairs = [pair for own, steps, new in ranks for pair in zip(update(own, steps), new, strict=True)]
+    except Exception as error:  # noqa: BLE001 (whatever an optimizer of somebody else has against these tensors)
+        return f"which cannot be tried on small tensors ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    moved = max(float((new - old).abs().max()) for new, old in zip(full, values, strict=True))
+    error = max(float((found - expected).abs().max()) for found, expected in pairs)
+    if error <= _TOLERANCE * moved:
+        return None
+    return f"whose update then is not that of one process: in a trial it differed by {error / max(moved, 1e-30):.0%}"
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _in_ranges(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Ranges of the elements of each tensor."""
+    halves = [tensor.reshape(-1).tensor_split([tensor.numel() // 2 - 1]) for tensor in tensors]
+    return [list(rank) for rank in zip(*halves, strict=True)]
+
+
+def _by_tensor(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """One tensor for each rank."""
+    return [[tensor] for tensor in tensors]

@@ -1,7 +1,7 @@
-"""Norms and limits of gradients that may be sharded: each rank works on its own part, and sums are added up."""
+"""Norms and limits of gradients that may be sharded: each rank works on its own shard, and sums are added up."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import distributed as dist
@@ -9,17 +9,22 @@ from torch.nn.utils import get_total_norm
 
 from colossal.comm import all_reduce_over
 from colossal.errors import UnsupportedError
-from colossal.tensor import local_of, meeting_device, shard_groups
+from colossal.interface.outline import Peers
+from colossal.tensor import local_of, meeting_device, placement_of
+
+Groups = tuple[dist.ProcessGroup, ...]
 
 
-def total_norm(parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
+def total_norm(parameters: Iterable[torch.Tensor], norm_type: float, peers: Peers | None = None) -> torch.Tensor:
     """Measure the norm of the gradients of all parameters together, as if they were one vector.
 
-    Each element counts once, whether it lies on one rank or, as part of a whole tensor, on all.
+    Each element counts once: on all ranks that hold it if it is replicated, and on one stage of a pipeline if several
+    have a copy of it. What is sharded over which groups is for the placements of the parameters to say.
 
     Args:
-        parameters: With a gradient each, which is sharded as its parameter is; the same ones on all ranks.
+        parameters: Those of this rank; gradients are placed as they are. The same ones on all ranks that shard them.
         norm_type: The p of the p-norm; ``float("inf")`` for the largest magnitude.
+        peers: The ranks that have other parameters of the model; none by default.
 
     Returns:
         The norm; a scalar, the same on all ranks.
@@ -27,65 +32,76 @@ def total_norm(parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Te
     Raises:
         UnsupportedError: A gradient is sharded, and `norm_type` is not greater than 0.
 
-    Communication: all_reduce, the axes that shard a gradient, 8 bytes each.
+    Communication: all_reduce, each axis that shards a gradient, 8 bytes for each way of sharding; with `peers`, their
+    axis, 8 bytes.
     """
-    by_groups: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
+    by_groups: dict[Groups, list[torch.Tensor]] = {}
     for parameter in parameters:
-        if parameter.grad is not None:
-            by_groups.setdefault(shard_groups(parameter), []).append(parameter)
-    if by_groups.keys() <= {()}:
+        placement = placement_of(parameter)
+        if placement.is_counted:
+            by_groups.setdefault(placement.shard_groups, []).append(parameter)
+    groups = dict.fromkeys(group for each in by_groups for group in each)
+    if not groups and peers is None:
         return get_total_norm(_local_grads(by_groups.get((), [])), norm_type)
     if not norm_type > 0:
         raise UnsupportedError(
             f"The norm of sharded gradients needs a norm_type greater than 0. Found norm_type={norm_type}. "
             "Pass 1.0, 2.0 or float('inf')."
         )
-    norms = torch.stack([_norm_over(groups, same, norm_type) for groups, same in by_groups.items()])
-    double = any(parameter.dtype == torch.float64 for same in by_groups.values() for parameter in same)
-    return torch.linalg.vector_norm(norms, norm_type).to(torch.float64 if double else torch.float32)
+    is_largest = math.isinf(norm_type)
+    op = "max" if is_largest else "sum"
+    everything = [parameter for same in by_groups.values() for parameter in same]
+    placed = [parameter for parameter in everything if placement_of(parameter).shard_groups]
+    device = meeting_device(placed[0]) if peers is None else peers.device
+    norms = [_local_norm(same, norm_type).to(device) for same in by_groups.values()]
+    terms = torch.stack(norms or [torch.zeros((), dtype=torch.float64, device=device)])
+    terms = terms if is_largest else terms**norm_type
+    for group in groups:
+        chosen = [number for number, each in enumerate(by_groups) if group in each]
+        terms[chosen] = all_reduce_over(terms[chosen], [group], op)
+    total = terms.max() if is_largest else terms.sum()
+    if peers is not None:
+        total = all_reduce_over(total, peers.groups, op)
+    norm = total if is_largest else total ** (1 / norm_type)
+    return norm if any(each.dtype == torch.float64 for each in everything) else norm.to(torch.float32)
 
 
 def scale(grads: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
     """Multiply gradients by one factor, in place.
 
     Args:
-        grads: Whole tensors and DTensors.
+        grads: Full tensors, shards and DTensors.
         factor: A scalar, the same on all ranks.
     """
-    for device, parts in _by_device(grads).items():
-        torch._foreach_mul_(parts, factor.to(device))
+    for device, shards in _by_device(grads).items():
+        torch._foreach_mul_(shards, factor.to(device))
 
 
 def clamp(grads: Iterable[torch.Tensor], limit: float) -> None:
     """Limit every element of gradients to ``[-limit, limit]``, in place.
 
     Args:
-        grads: Whole tensors and DTensors.
+        grads: Full tensors, shards and DTensors.
         limit: The largest magnitude that is left.
     """
-    for parts in _by_device(grads).values():
-        torch._foreach_clamp_min_(parts, -limit)
-        torch._foreach_clamp_max_(parts, limit)
+    for shards in _by_device(grads).values():
+        torch._foreach_clamp_min_(shards, -limit)
+        torch._foreach_clamp_max_(shards, limit)
 
 
-def _norm_over(groups: tuple[dist.ProcessGroup, ...], parameters: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """The common norm of gradients that the same groups shard, in float64: powers of a norm need room."""
+def _local_norm(parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The norm of what this rank has of some gradients, in float64: powers of a norm need room."""
     local = [grad for grad in _local_grads(parameters) if grad.numel()]
-    own = get_total_norm(local, norm_type).to(meeting_device(parameters[0]), torch.float64)
-    if not groups:
-        return own
-    if math.isinf(norm_type):
-        return all_reduce_over(own, groups, "max")
-    return all_reduce_over(own**norm_type, groups) ** (1 / norm_type)
+    return get_total_norm(local, norm_type).to(torch.float64)
 
 
-def _local_grads(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+def _local_grads(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     return [local_of(parameter.grad) for parameter in parameters if parameter.grad is not None]
 
 
 def _by_device(grads: Iterable[torch.Tensor]) -> dict[torch.device, list[torch.Tensor]]:
     found: dict[torch.device, list[torch.Tensor]] = {}
     for grad in grads:
-        part = local_of(grad)
-        found.setdefault(part.device, []).append(part)
+        shard = local_of(grad)
+        found.setdefault(shard.device, []).append(shard)
     return found

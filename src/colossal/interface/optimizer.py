@@ -11,7 +11,8 @@ from colossal.amp import LossScaler, Masters, NoScaler
 from colossal.errors import UnsupportedError
 from colossal.interface.elementwise import check_optimizer
 from colossal.interface.gradients import clamp, scale, total_norm
-from colossal.interface.outline import OptimizerOutline
+from colossal.interface.outline import OptimizerOutline, Peers
+from colossal.tensor import placement_of
 
 _WIDE = torch.float32.itemsize
 
@@ -30,11 +31,10 @@ class OptimizerWrapper:
             default it holds the parameters themselves.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
-        norm: Measures the common norm of gradients; takes parameters that have one, and the p. By default each
-            element counts once, as `colossal.tensor.shard_groups` says; a model that is divided otherwise has its own.
+        peers: The ranks that have other parameters of the model; none by default.
 
     Raises:
-        UnsupportedError: The optimizer needs whole parameters, and tensor parallelism divides one.
+        UnsupportedError: The optimizer needs full parameters, and one of them is sharded.
 
     Attributes:
         outline: What the whole optimizer is, where this rank has only some of its parameters; None where it has all.
@@ -60,15 +60,16 @@ class OptimizerWrapper:
         masters: Masters | None = None,
         max_norm: float = 0.0,
         norm_type: float = 2.0,
-        norm: Callable[[Sequence[torch.nn.Parameter], float], torch.Tensor] | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        check_optimizer(optim)
+        shards = any(placement_of(each).is_sharded for group in optim.param_groups for each in group["params"])
+        check_optimizer(optim, shards=shards, subsets=peers is not None)
         self.optim = optim
         self.scaler = scaler or NoScaler()
         self.param_names = dict(param_names or {})
         self.masters = masters
         self.outline: OptimizerOutline | None = None
-        self._max_norm, self._norm_type, self._norm = max_norm, norm_type, norm
+        self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
         self._name_masters(masters.pairs if masters else {})
         self._on_discard: list[Callable[[], None]] = []
 
@@ -178,7 +179,9 @@ class OptimizerWrapper:
             )
         if self.masters is not None:
             self.masters.pull_grads()
-        result = self.scaler.step(self.optim, **self._clip_and_divide())
+        told = self._clip_and_divide()
+        self._unscale()
+        result = self.scaler.step(self.optim, **told)
         if self.masters is not None and not self.scaler.dropped:
             self.masters.push_params()
         return result
@@ -274,9 +277,7 @@ class OptimizerWrapper:
         return self._measure(norm_type).item()
 
     def _measure(self, norm_type: float) -> torch.Tensor:
-        if self._norm is None:
-            return total_norm(self.parameters, norm_type)
-        return self._norm([parameter for parameter in self.parameters if parameter.grad is not None], norm_type)
+        return total_norm(self.parameters, norm_type, self._peers)
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the loss scale.
@@ -299,7 +300,10 @@ class OptimizerWrapper:
         """
         if self.masters is not None:
             self.masters.pull_grads()
-        self.scaler.unscale(self.optim)
+        self._unscale()
+
+    def _unscale(self) -> None:
+        self.scaler.unscale(self.optim, () if self._peers is None else self._peers.groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Collect the wrapped optimizer's state.

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
+from torch import distributed as dist
 from torch import nn
 
 
@@ -21,7 +23,9 @@ class ModelOutline:
         config: The configuration as the user wrote it; None without one.
 
     Example:
-        >>> from torch import nn
+        >>> import torch
+    from torch import distributed as dist
+    from torch import nn
         >>> from colossal.interface import ModelOutline
         >>> whole = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
         >>> outline = ModelOutline.of(whole)
@@ -70,13 +74,38 @@ def outline_of(model: nn.Module) -> ModelOutline | None:
         What the whole one is; None for a whole model.
 
     Example:
-        >>> from torch import nn
+        >>> import torch
+    from torch import distributed as dist
+    from torch import nn
         >>> from colossal.interface import outline_of
         >>> outline_of(nn.Linear(2, 2)) is None
         True
     """
     found = getattr(model, "outline", None)
     return found if isinstance(found, ModelOutline) else None
+
+
+@final
+@dataclass(frozen=True)
+class Peers:
+    """The ranks that have other parameters of the same model, as the other stages of a pipeline have.
+
+    What is reduced over all parameters, such as their norm or whether one of them overflowed, is reduced over these
+    ranks as well. No placement of a parameter can say so: a rank may have none.
+
+    Args:
+        groups: The process groups.
+        device: Where they communicate.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import Peers
+        >>> Peers((), torch.device("cpu")).groups
+        ()
+    """
+
+    groups: tuple[dist.ProcessGroup, ...]
+    device: torch.device
 
 
 @final

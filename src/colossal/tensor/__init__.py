@@ -1,23 +1,21 @@
-"""State at rest: how the parts of one tensor lie on the ranks that hold it."""
+"""How tensors are distributed over ranks: layouts, placements, plans, and conversions between them."""
 
 from colossal.tensor.boxes import BoxLayout
-from colossal.tensor.convert import layout_of, local_of, meeting_device, parts_of, placements_of, shard_groups, whole_of
-from colossal.tensor.flat import (
-    FlatLayout,
-    FlatShard,
-    boxes_of,
-    flat_shard_of,
-    mark_like,
-    mark_resting,
-    mark_shard,
-    resting_part,
-    views_of,
-    whole_shape,
+from colossal.tensor.convert import (
+    is_dtensor,
+    layout_of,
+    local_of,
+    meeting_device,
+    parts_of,
+    placement_of,
+    placements_of,
+    whole_of,
 )
+from colossal.tensor.flat import FlatLayout
 from colossal.tensor.layout import Layout
 from colossal.tensor.names import parameter_names
-from colossal.tensor.part import TensorPart, mark_part, tensor_part_of
 from colossal.tensor.path import LayoutPath, greedy_path, plan_relayout
+from colossal.tensor.placement import Placement, copy_placement, mark_resting, resting_part, set_placement
 from colossal.tensor.plan import HeadCounts, ParallelPlan, Stages, base_of, find_modules, without_adapters
 from colossal.tensor.region import Region
 from colossal.tensor.relayout import relayout
@@ -27,41 +25,35 @@ from colossal.tensor.step import Step, difference, one_step
 __all__ = [
     "BoxLayout",
     "FlatLayout",
-    "FlatShard",
     "HeadCounts",
     "Layout",
     "LayoutPath",
     "ParallelPlan",
+    "Placement",
     "Region",
     "Stages",
     "Step",
-    "TensorPart",
     "base_of",
-    "boxes_of",
+    "copy_placement",
     "difference",
     "find_modules",
-    "flat_shard_of",
     "greedy_path",
+    "is_dtensor",
     "layout_of",
     "local_of",
-    "mark_like",
-    "mark_part",
     "mark_resting",
-    "mark_shard",
     "meeting_device",
     "one_step",
     "parameter_names",
     "parts_of",
+    "placement_of",
     "placements_of",
     "plan_relayout",
     "relayout",
     "resting_part",
+    "set_placement",
     "shard",
-    "shard_groups",
-    "tensor_part_of",
     "unshard",
-    "views_of",
     "whole_of",
-    "whole_shape",
     "without_adapters",
 ]

@@ -1,4 +1,4 @@
-"""The only bridge between torch's DTensor and layouts."""
+"""What a tensor says of its placement, and the only bridge between torch's DTensor and layouts."""
 
 import sys
 from collections.abc import Sequence
@@ -12,26 +12,61 @@ from torch import distributed as dist
 from colossal.comm import all_reduce_over
 from colossal.errors import UnsupportedError
 from colossal.tensor.boxes import BoxLayout
-from colossal.tensor.flat import FlatLayout, boxes_of, flat_shard_of, mark_like, whole_shape
+from colossal.tensor.flat import FlatLayout
 from colossal.tensor.layout import Layout
-from colossal.tensor.part import TensorPart, tensor_part_of
+from colossal.tensor.placement import Placement, known_placement
 from colossal.tensor.region import Region
 
 
-def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout | FlatLayout | BoxLayout:
-    """Tell how a tensor lies.
+def placement_of(tensor: torch.Tensor) -> Placement:
+    """Tell where the elements of a tensor are: the one question of everything that reduces over a full tensor.
 
     Args:
-        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor: that is whole on each of
-            `ranks`.
-        ranks: The global ranks that hold a tensor which is neither.
+        tensor: A DTensor, what `set_placement` knows, or any other tensor, which is full. A gradient or an optimizer
+            state is placed as its parameter is: ask that.
 
     Returns:
-        The layout of the whole tensor.
+        The placement.
 
     Raises:
-        UnsupportedError: A DTensor is cut in another order than that of its mesh (strided), or holds partial results
-            that are no sums.
+        UnsupportedError: A DTensor is sharded in another order than that of its mesh (strided), or holds partial
+            results.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import placement_of
+        >>> placement_of(torch.ones(3)).shard_groups
+        ()
+    """
+    if (placement := known_placement(tensor)) is not None:
+        return placement
+    if not is_dtensor(tensor):
+        return Placement.full(tensor.shape)
+    sharded: Any = tensor
+    mesh, axes = sharded.device_mesh, [_cut(placement) is not None for placement in sharded.placements]
+    groups = [mesh.get_group(axis) for axis in range(len(axes))]
+    return Placement(
+        _layout_of_dtensor(tensor),
+        dist.get_rank(),
+        shard_groups=tuple(group for group, shards in zip(groups, axes, strict=True) if shards),
+        replica_groups=tuple(group for group, shards in zip(groups, axes, strict=True) if not shards),
+        device_type=mesh.device_type,
+    )
+
+
+def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout | FlatLayout | BoxLayout:
+    """Tell which ranks hold which regions of a tensor.
+
+    Args:
+        tensor: A DTensor, what `set_placement` knows, or any other tensor: that is full on each of `ranks`.
+        ranks: The global ranks that hold a tensor which is not sharded.
+
+    Returns:
+        The layout of the full tensor.
+
+    Raises:
+        UnsupportedError: A DTensor is sharded in another order than that of its mesh (strided), or holds partial
+            results that are no sums.
 
     Example:
         >>> import torch
@@ -39,19 +74,12 @@ def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout | Fla
         >>> [region.shape for region in layout_of(torch.zeros(4, 2)).regions_of(0)]
         [(4, 2)]
     """
-    shard, part = flat_shard_of(tensor), tensor_part_of(tensor)
-    if part is not None:
-        return part.layout if shard is None else _flat_part(part, shard.layout)
-    if shard is not None:
-        return shard.layout
-    if not _is_dtensor(tensor):
-        return _shared(tuple(tensor.shape), tuple(ranks))
-    sharded: Any = tensor
-    ranks, grid = _grid_of(sharded.device_mesh)
-    cuts = [_cut(placement) for placement in sharded.placements]
-    dims = tuple(tuple(axis for axis, cut in enumerate(cuts) if cut == dim) for dim in range(tensor.dim()))
-    partial = tuple(axis for axis, placement in enumerate(sharded.placements) if _is_sum(placement))
-    return _shared(tuple(tensor.shape), ranks, grid, dims, partial)
+    placement = known_placement(tensor)
+    if placement is not None and placement.is_sharded:
+        return placement.holders
+    if is_dtensor(tensor):
+        return _layout_of_dtensor(tensor)
+    return _shared(tuple(tensor.shape), tuple(ranks))
 
 
 def placements_of(layout: Layout) -> tuple[Any, ...]:
@@ -103,7 +131,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         >>> local_of(tensor) is tensor
         True
     """
-    if not _is_dtensor(tensor):
+    if not is_dtensor(tensor):
         return tensor
     sharded: Any = tensor
     with torch.no_grad():  # which spares an operation of autograd
@@ -111,14 +139,14 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def parts_of(tensor: torch.Tensor, rank: int = 0) -> list[tuple[Region, torch.Tensor]]:
-    """Look at what this rank holds of a tensor as boxes of the whole one.
+    """Look at what this rank holds of a tensor as regions of the full one.
 
     Args:
-        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor.
+        tensor: A DTensor, what `set_placement` knows, or any other tensor.
         rank: The global rank of this process.
 
     Returns:
-        Each box with its elements, which share memory with `tensor`.
+        Each region with its elements, which share memory with `tensor`.
 
     Example:
         >>> import torch
@@ -126,25 +154,23 @@ def parts_of(tensor: torch.Tensor, rank: int = 0) -> list[tuple[Region, torch.Te
         >>> [(region.shape, part.shape) for region, part in parts_of(torch.zeros(2, 3))]
         [((2, 3), torch.Size([2, 3]))]
     """
-    if (part := tensor_part_of(tensor)) is not None:
-        return part.views(boxes_of(tensor))
-    if flat_shard_of(tensor) is not None:
-        return boxes_of(tensor)
-    (region,) = layout_of(tensor, (rank,)).regions_of(rank)
-    return [(region, local_of(tensor))]
+    if is_dtensor(tensor):
+        (region,) = _layout_of_dtensor(tensor).regions_of(rank)
+        return [(region, local_of(tensor))]
+    return placement_of(tensor).views(tensor)
 
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Put a tensor together from the parts of all ranks.
+    """Put a tensor together from the shards of all ranks.
 
     Args:
-        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor.
+        tensor: A DTensor, what `set_placement` knows, or any other tensor.
 
     Returns:
-        The whole tensor, without gradient; `tensor` itself if it is whole.
+        The full tensor, without gradient; `tensor` itself if it is full.
 
-    Communication: all_gather, the axes that cut the tensor, its bytes; all_reduce for ranges and parts; all of its
-    ranks must call.
+    Communication: all_gather, the axes that shard the tensor, its bytes; all_reduce for what `set_placement` knows; all
+    of its ranks must call.
 
     Example:
         >>> import torch
@@ -152,53 +178,23 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
         >>> whole_of(torch.ones(3)).shape
         torch.Size([3])
     """
-    marks = [mark for mark in (flat_shard_of(tensor), tensor_part_of(tensor)) if mark is not None]
-    if marks:
-        whole = torch.zeros(whole_shape(tensor), dtype=tensor.dtype, device=tensor.device)
-        for region, box in parts_of(mark_like(tensor.detach(), tensor)):
-            whole[region.slices] = box
-        return all_reduce_over(whole, [group for mark in marks for group in mark.groups])
-    if not _is_dtensor(tensor):
+    if is_dtensor(tensor):
+        sharded: Any = tensor.detach()
+        return sharded.full_tensor()
+    placement = placement_of(tensor)
+    if not placement.is_sharded:
         return tensor
-    sharded: Any = tensor.detach()
-    return sharded.full_tensor()
-
-
-def shard_groups(tensor: torch.Tensor) -> tuple[dist.ProcessGroup, ...]:
-    """Find the groups of ranks that hold different parts of a tensor.
-
-    A sum over the elements of the whole tensor is the local sum, added up over each of these groups.
-
-    Args:
-        tensor: A DTensor, what `mark_shard` or `mark_part` knows, or any other tensor. A gradient is not marked: ask
-            its parameter.
-
-    Returns:
-        One group for each axis that cuts the tensor; none for a whole tensor.
-
-    Example:
-        >>> import torch
-        >>> from colossal.tensor import shard_groups
-        >>> shard_groups(torch.ones(3))
-        ()
-    """
-    marks = [mark for mark in (flat_shard_of(tensor), tensor_part_of(tensor)) if mark is not None]
-    groups = tuple(group for mark in marks for group in mark.groups)
-    if not _is_dtensor(tensor):
-        return groups
-    sharded: Any = tensor
-    return groups + tuple(
-        sharded.device_mesh.get_group(axis)
-        for axis, placement in enumerate(sharded.placements)
-        if _cut(placement) is not None
-    )
+    whole = torch.zeros(placement.shape, dtype=tensor.dtype, device=tensor.device)
+    for region, box in placement.views(tensor.detach()):
+        whole[region.slices] = box
+    return all_reduce_over(whole, placement.shard_groups)
 
 
 def meeting_device(tensor: torch.Tensor) -> torch.device:
-    """Tell where the groups of ranks that share a tensor communicate.
+    """Tell where the process groups of a tensor communicate.
 
     Args:
-        tensor: A DTensor, a range that `mark_shard` knows, or any other tensor.
+        tensor: Any tensor.
 
     Returns:
         The device of the tensor; that of its groups if it is offloaded to another.
@@ -209,22 +205,34 @@ def meeting_device(tensor: torch.Tensor) -> torch.device:
         >>> meeting_device(torch.ones(3))
         device(type='cpu')
     """
-    holder: Any = flat_shard_of(tensor) or getattr(tensor, "device_mesh", None)
-    if holder is None or holder.device_type == tensor.device.type:
-        return tensor.device
-    return torch.device(holder.device_type)
+    return placement_of(tensor).meeting_device(tensor.device)
 
 
-def _flat_part(part: TensorPart, flat: FlatLayout) -> BoxLayout:
-    """Tell how the ranges of a part that some ranks share among themselves lie in the whole tensor."""
-    boxes = (tuple(region for box in flat.regions_of(rank) for region, _ in part.outward(box)) for rank in flat.ranks)
-    return BoxLayout(part.layout.shape, flat.ranks, tuple(boxes))
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Tell without importing DTensor, which takes as long as half of torch: nobody has one who did not import it.
 
+    Args:
+        tensor: Any tensor.
 
-def _is_dtensor(tensor: torch.Tensor) -> bool:
-    """Tell without importing DTensor, which takes as long as half of torch: nobody has one who did not import it."""
+    Returns:
+        Whether it is a DTensor.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import is_dtensor
+        >>> is_dtensor(torch.ones(3))
+        False
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _layout_of_dtensor(tensor: Any) -> Layout:
+    ranks, grid = _grid_of(tensor.device_mesh)
+    cuts = [_cut(placement) for placement in tensor.placements]
+    dims = tuple(tuple(axis for axis, cut in enumerate(cuts) if cut == dim) for dim in range(tensor.dim()))
+    partial = tuple(axis for axis, placement in enumerate(tensor.placements) if _is_sum(placement))
+    return _shared(tuple(tensor.shape), ranks, grid, dims, partial)
 
 
 _GRIDS: WeakKeyDictionary[Any, tuple[tuple[int, ...], tuple[int, ...]]] = WeakKeyDictionary()

@@ -4,11 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import distributed as dist
 from torch import nn
 
 from colossal.comm import Partition, Pending
-from colossal.tensor import FlatLayout, FlatShard, mark_like, mark_part, mark_shard, tensor_part_of
+from colossal.tensor import FlatLayout, copy_placement, placement_of, set_placement
 from colossal.zero.config import ZeroConfig
 from colossal.zero.pool import Pool
 
@@ -222,7 +221,7 @@ class FlatParameters(ABC):
         assert self.own_grad is not None
         self.own_grad = self.own_grad.to(self.master.device, self.master.dtype)
         for shard, (begin, end) in zip(self.shards, self._here(), strict=True):
-            yield shard, mark_like(self.own_grad[begin:end], shard)
+            yield shard, copy_placement(self.own_grad[begin:end], shard)
 
     def discard(self) -> None:
         """Throw the gradients away."""
@@ -249,11 +248,10 @@ class FlatParameters(ABC):
             cut = [min(max(edge * length - start, 0), whole.numel()) for edge in (at, at + 1)]
             ranks.append(rank)
             ranges.append((cut[0], cut[1]) if cut[0] < cut[1] else (0, 0))
-        layout = FlatLayout(tuple(whole), tuple(ranks), tuple(ranges))
+        flat = FlatLayout(tuple(whole), tuple(ranks), tuple(ranges))
         shard = nn.Parameter(self.master[begin:end], requires_grad=self.parameters[index].requires_grad)
-        mark_shard(shard, FlatShard(layout, dist.get_rank(), (self._partition.group,), self.device.type))
-        if (part := tensor_part_of(self.parameters[index])) is not None:
-            mark_part(shard, part)
+        placement = placement_of(self.parameters[index])
+        set_placement(shard, placement.flattened(flat, self._partition.group, self.device.type))
         return shard
 
     def _here(self) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
-"""Low-level ZeRO: an optimizer whose states, and maybe gradients, are shared among data-parallel ranks."""
+"""Low-level ZeRO: an optimizer whose states, and maybe gradients, are partitioned over data-parallel ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import distributed as dist
@@ -10,11 +10,10 @@ from torch.optim import Optimizer
 from colossal.amp import LossScaler
 from colossal.comm import Partition
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import OptimizerWrapper
+from colossal.interface import OptimizerWrapper, Peers, check_optimizer
 from colossal.zero.config import ZeroConfig
 from colossal.zero.overlap import wait_before_use
 from colossal.zero.shards import ZeroShards
-from colossal.zero.swap import check_optimizer
 
 
 def shard_optimizer(
@@ -27,7 +26,7 @@ def shard_optimizer(
     max_norm: float = 0.0,
     norm_type: float = 2.0,
     units: Sequence[nn.Module] = (),
-    norm: Callable[[Sequence[nn.Parameter], float], torch.Tensor] | None = None,
+    peers: Peers | None = None,
 ) -> OptimizerWrapper:
     """Let an optimizer update this rank's share of a model's parameters.
 
@@ -42,7 +41,7 @@ def shard_optimizer(
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
         units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
-        norm: Measures the common norm of gradients, of a model that is divided over other axes, too.
+        peers: The ranks that have other parameters of the model; none by default.
 
     Returns:
         The optimizer, wrapped; its gradients are averages over all ranks.
@@ -69,13 +68,13 @@ def shard_optimizer(
         >>> run_threads(program, 2)
         [[[0.0, 0.0]], [[0.0, 0.0]]]
     """
-    check_optimizer(optimizer)
+    check_optimizer(optimizer, shards=True)
     _check_model(model, optimizer, needs_values=dist.get_backend(partition.group) != "fake")
     names = {parameter: name for name, parameter in model.named_parameters()}
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:
         wait_before_use(model, units, shards)
-    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, norm)
+    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer, needs_values: bool) -> None:

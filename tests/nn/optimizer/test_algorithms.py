@@ -8,7 +8,7 @@ import torch
 from optimizers import CASES, CUTTERS, STEPS, draw, grads_at, set_grads, start, to_shards
 
 from colossal.cluster import ParallelMesh
-from colossal.tensor import flat_shard_of
+from colossal.tensor import placement_of
 from colossal.testing import run_threads
 
 
@@ -104,9 +104,9 @@ def states_of_shards() -> list[tuple[dict[str, object], ...]]:
     optimizer = CASES["CAME"].build([shard])
     shard.grad = torch.ones_like(shard)
     optimizer.step()
-    before = {name: flat_shard_of(state) for name, state in optimizer.state[shard].items()}
+    before = {name: placement_of(state).flat for name, state in optimizer.state[shard].items()}
     optimizer.load_state_dict(optimizer.state_dict())
-    return [(before, {name: flat_shard_of(state) for name, state in optimizer.state[shard].items()})]
+    return [(before, {name: placement_of(state).flat for name, state in optimizer.state[shard].items()})]
 
 
 def test_states_of_shards_know_what_they_are_ranges_of() -> None:

@@ -210,7 +210,7 @@ def test_shards_that_nobody_describes_are_refused() -> None:
 def test_plain_tensors_among_tensor_parallel_ranks_are_refused() -> None:
     with fake_world(2), ParallelMesh(tp=2) as mesh:
         optimizer = lamb_of(nn.Parameter(torch.ones(2)))
-        with pytest.raises(UnsupportedError, match="may be whole or a part. Make it a DTensor"):
+        with pytest.raises(UnsupportedError, match="may be full or a shard. Make it a DTensor"):
             optimizer.setup_distributed(mesh.group("tp"))
     lamb_of(nn.Parameter(torch.ones(2))).setup_distributed()
     assert Lamb.__mro__[1] is DistributedLamb.__mro__[2]

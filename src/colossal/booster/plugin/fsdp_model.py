@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.tensor import tensor_part_of
+from colossal.tensor import placement_of
 
 
 def check_values(model: nn.Module) -> None:
@@ -47,7 +47,7 @@ def check_model(model: nn.Module) -> None:
             "TorchFSDPPlugin cuts the parameters of a plain model in place, once. Found a model that is sharded "
             "already. Build a new one, and load a checkpoint into it."
         )
-    divided = next((name for name, each in model.named_parameters() if tensor_part_of(each) is not None), None)
+    divided = next((name for name, each in model.named_parameters() if placement_of(each).is_divided), None)
     if divided is not None:
         raise UnsupportedError(
             f"FSDP2 shards whole parameters. Found {divided}, of which this rank has the shard that the mesh's tp axis "

@@ -8,40 +8,32 @@ from torch import nn
 from torch.optim import Optimizer
 
 from colossal.errors import UnsupportedError
+from colossal.interface import check_optimizer
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-# [Note: optimizers on shards] Those that treat each element by itself work on shards without knowing of them. These do
-# not: a test over everything in torch.optim found them wrong, or failing in the middle of a step.
-_NOT_ON_SHARDS = {
-    "LBFGS": "takes inner products over all parameters",
-    "Adafactor": "keeps sums over rows and columns of whole matrices",
-    "Muon": "multiplies whole matrices",
-    "Rprop": "selects elements by their sign",
-    "SparseAdam": "takes sparse gradients",
-}
 
-
-def check_optimizer(optimizer: Optimizer, scalars: set[nn.Parameter]) -> None:
-    """Refuse optimizers that are wrong on shards.
+def check_on_dtensors(optimizer: Optimizer, scalars: set[nn.Parameter], mesh: "DeviceMesh") -> None:
+    """Refuse optimizers that are wrong on DTensors.
 
     Args:
         optimizer: As the user built it.
-        scalars: The parameters that stay whole for want of a dimension to cut.
+        scalars: The parameters that stay full for want of a dimension to shard.
+        mesh: The mesh of the DTensors.
 
     Raises:
         UnsupportedError: It looks at more than one element of a parameter at once, or at several parameters of which
             one is sharded and one is not, or its state has a form that can not be sharded with the parameter.
     """
-    for kind in type(optimizer).__mro__:
-        if kind.__module__.startswith("torch.optim") and kind.__name__ in _NOT_ON_SHARDS:
-            raise UnsupportedError(
-                f"Under TorchFSDPPlugin an optimizer sees parts of parameters. Found {type(optimizer).__name__}, which "
-                f"{_NOT_ON_SHARDS[kind.__name__]}. Take one that works by element, such as torch.optim.AdamW, or "
-                "TorchDDPPlugin."
-            )
+    from torch.distributed.tensor import DTensor, Shard
+
+    def as_dtensor(local: torch.Tensor) -> torch.Tensor:
+        return DTensor.from_local(local, mesh, [Shard(0)] * mesh.ndim, run_check=False)
+
     _check_fused(optimizer)
+    check_optimizer(optimizer, shards=True, as_parameter=as_dtensor)
     for group in optimizer.param_groups:
         fast = next((name for name in ("fused", "foreach") if group.get(name)), None)
         if fast and scalars & set(group["params"]) and not scalars >= set(group["params"]):

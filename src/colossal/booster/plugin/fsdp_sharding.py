@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from colossal.booster.plugin.fsdp_model import check_model, find_ignored, unit_dtypes
 from colossal.booster.plugin.fsdp_optimizer import (
-    check_optimizer,
+    check_on_dtensors,
     state_by_name,
     swap_parameters,
     update_one_by_one,
@@ -65,7 +65,7 @@ class Sharding:
         ignored = find_ignored(model, self._options.ignored_modules)
         scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
         if optimizer is not None:
-            check_optimizer(optimizer, scalars)
+            check_on_dtensors(optimizer, scalars, self._shard_mesh)
         self._start_alike(model, optimizer)
         units = find_units(model, self._options.auto_wrap_policy, set(self._options.ignored_modules))
         unit_dtypes([*units, model], ignored | scalars)

@@ -151,7 +151,7 @@ class HybridOptions:
             MeshError: There is no world yet, or the sizes do not fit it.
         """
         ambient, sizes = ambient_mesh(), {"tp": self.tp_size, "pp": self.pp_size, "sp": self.sp_size}
-        if ambient is not None and ambient.tp_mode == "1d" and sizes.items() <= ambient.shape.items():
+        if ambient is not None and sizes.items() <= ambient.shape.items():
             return ambient
         return ParallelMesh(tp=self.tp_size, pp=self.pp_size, sp=self.sp_size, dp_outside=self.dp_outside)
 

@@ -18,8 +18,6 @@ from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.hybrid_checkpoint import Whole
-from colossal.booster.plugin.hybrid_norm import HybridNorm
-from colossal.booster.plugin.hybrid_optimizer import check_optimizer
 from colossal.booster.plugin.hybrid_options import sort_options
 from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
 from colossal.booster.plugin.hybrid_stages import make_stages, regroup, run_stages_in
@@ -27,7 +25,7 @@ from colossal.booster.plugin.replicas import BuffersOfFirstRank
 from colossal.booster.plugin.units import find_units
 from colossal.checkpoint_io import OneForAll
 from colossal.cluster import ParallelMesh
-from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.interface import ModelWrapper, OptimizerWrapper, Peers, check_optimizer
 from colossal.pipeline import PipelineExecutor, PipelineStyle, Stage
 from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
 from colossal.tensor import ParallelPlan
@@ -265,7 +263,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         mesh, options = self.mesh, self._options
         check_device(device, mesh)
         if parts.optimizer is not None:
-            check_optimizer(parts.optimizer, mesh)
+            check_optimizer(parts.optimizer, shards=mesh.size("tp") > 1, subsets=mesh.size("pp") > 1)
         whole = Whole.of(parts.model, parts.optimizer)
         stages = make_stages(parts.model, self._plan, options, mesh, device)
         run = None
@@ -279,7 +277,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         model = stages[0].module
         if run is not None:
             model = PipelinedModel(stages, run, whole.outline_of_stages(stages, mesh), whole.adapters)
-        optimizer = self._wrap(model, parts.optimizer, stages, device)
+        optimizer = self._wrap(model, parts.optimizer, device)
         if optimizer is not None:
             whole.describe(optimizer, stages, mesh)
         if run is not None and options.dtype is not None:
@@ -289,14 +287,11 @@ class HybridParallelPlugin(DataParallelPlugin):
             run_in(wrapper, options.dtype)
         return Boosted(wrapper, optimizer, parts.criterion, parts.dataloader, parts.lr_scheduler, capabilities)
 
-    def _wrap(
-        self, model: nn.Module, optimizer: Optimizer | None, stages: Sequence[Stage], device: torch.device
-    ) -> OptimizerWrapper | None:
+    def _wrap(self, model: nn.Module, optimizer: Optimizer | None, device: torch.device) -> OptimizerWrapper | None:
         """Cast the model, and let the optimizer hold masters or shards."""
         options, mesh = self._options, self._replicas
         zero, dtype = options.zero, options.dtype
-        groups = [mesh.group(axis) for axis in ("tp", "pp") if mesh.size(axis) > 1]
-        scaler = DynamicScaler(self._scaler, device.type, groups) if dtype == torch.float16 else NoScaler()
+        scaler = DynamicScaler(self._scaler, device.type) if dtype == torch.float16 else NoScaler()
         masters = None
         if optimizer is not None and options.zero_stage == 0 and dtype is not None:
             masters = MasterWeights(optimizer, castable_parameters(model), dtype)
@@ -304,9 +299,11 @@ class HybridParallelPlugin(DataParallelPlugin):
             cast_model(model, dtype)
         if optimizer is None:
             return None
-        norm = HybridNorm(stages, mesh, shares_over_dp=options.zero_stage > 0)
+        peers = None
+        if mesh.size("pp") > 1:
+            peers = Peers((mesh.group("pp"),), mesh.accelerator.get_current_device())
         if options.zero_stage > 0:
-            wrapper = shard_optimizer(
+            return shard_optimizer(
                 model,
                 optimizer,
                 zero.partition(mesh),
@@ -314,13 +311,10 @@ class HybridParallelPlugin(DataParallelPlugin):
                 scaler=scaler,
                 max_norm=zero.max_norm,
                 units=find_units(model, None, set()) if zero.zero.overlap_allgather else (),
-                norm=norm,
+                peers=peers,
             )
-        else:
-            names = {parameter: name for name, parameter in model.named_parameters()}
-            wrapper = OptimizerWrapper(optimizer, scaler, names, masters, zero.max_norm, norm=norm)
-        norm.masters = wrapper.masters
-        return wrapper
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        return OptimizerWrapper(optimizer, scaler, names, masters, zero.max_norm, peers=peers)
 
     def _connect(
         self,

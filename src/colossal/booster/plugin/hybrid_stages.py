@@ -25,7 +25,15 @@ from colossal.pipeline import (
 from colossal.shardformer import ShardConfig, ShardFormer, plan_of
 from colossal.shardformer.checkpointing import check_checkpointing, checkpoint_layers
 from colossal.shardformer.options import OPTIONS, apply_options, choose_options
-from colossal.tensor import ParallelPlan, base_of, parameter_names
+from colossal.tensor import (
+    Layout,
+    ParallelPlan,
+    Placement,
+    base_of,
+    parameter_names,
+    placement_of,
+    set_placement,
+)
 
 _SEQUENCES = (nn.Sequential, ExecutionSequence)
 
@@ -57,7 +65,8 @@ def make_stages(
     config = options.shard_config(mesh)
     sharing, checkpoints = config.sharing_on(mesh), config.gradient_checkpoint_config is not None
     is_cut = mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES)
-    needs_plan = mesh.size("tp") * mesh.size("sp") > 1 or is_cut or checkpoints
+    is_sharded = any(placement_of(parameter).is_divided for parameter in model.parameters())  # as layers of colossal.nn
+    needs_plan = (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_cut or checkpoints
     if needs_plan and plan is None:
         plan = plan_of(model)
     if needs_plan and plan is not None and mesh.size("tp") > 1:
@@ -77,6 +86,7 @@ def make_stages(
             stage.share_sequences(1 if sharing is None else sharing.cut.size)
     _tie_again(stages)
     materialize(together).to(device)
+    _place(stages, mesh)
     return stages
 
 
@@ -136,6 +146,23 @@ def _tie_again(stages: Sequence[Stage]) -> None:
             for alias in parameter_names(module)[module.get_parameter(name)]:
                 path, _, leaf = alias.rpartition(".")
                 setattr(module.get_submodule(path), leaf, first.get_parameter(first_name))
+
+
+def _place(stages: Sequence[Stage], mesh: ParallelMesh) -> None:
+    """Say of each parameter that tp does not shard that its ranks have replicas; and which stage counts a tied one."""
+    here = {stage.index: stage.module for stage in stages}
+    if mesh.size("tp") > 1:
+        for parameter in (each for stage in stages for each in stage.parameters()):
+            if not placement_of(parameter).groups:
+                layout = Layout(tuple(parameter.shape), mesh.ranks("tp"))
+                set_placement(parameter, Placement(layout, mesh.global_rank, replica_groups=(mesh.group("tp"),)))
+    for shared in stages[0].shared:
+        if shared.stages[0] in here:
+            continue
+        for name, index in zip(shared.names, shared.stages, strict=True):
+            if index in here:
+                parameter = here[index].get_parameter(name)
+                set_placement(parameter, replace(placement_of(parameter), is_counted=False))
 
 
 def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: HybridOptions) -> Stage:

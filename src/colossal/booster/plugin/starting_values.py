@@ -11,6 +11,7 @@ from colossal.comm import Channel, all_reduce_over
 from colossal.lazy import LazyTensor, lazy_tensors, materialize
 from colossal.lazy.agreement import describe, draws_of, operations_behind
 from colossal.lazy.recipe import Operation
+from colossal.tensor import placement_of
 
 _AXES = ("tp", "sp", "dp")
 
@@ -35,13 +36,14 @@ def share_values(module: nn.Module, mesh: ParallelMesh) -> None:
         operations = []
     tensors = dict.fromkeys((*module.parameters(), *module.buffers()))
     values = [each for each in tensors if not isinstance(each, LazyTensor)]
+    replicated = [each for each in values if not placement_of(each).is_divided]
     for axis in _AXES:
-        Channel(axis, mesh).broadcast([*values, *draws_of(operations)])
+        Channel(axis, mesh).broadcast([*(replicated if axis == "tp" else values), *draws_of(operations)])
 
 
 def _describe(module: nn.Module, operations: Sequence[Operation]) -> str:
     named = (*module.named_parameters(), *module.named_buffers())
-    lines = [f"{name} {tuple(each.shape)} {each.dtype} {type(each).__name__}" for name, each in named]
+    lines = [f"{name} {placement_of(each).shape} {each.dtype} {type(each).__name__}" for name, each in named]
     return "\n".join([*lines, *map(describe, operations)])
 
 

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from colossal.amp.half import cast_model
 from colossal.booster.plugin.dry_run import DryPass, LiveBytes, dry_run, most_kept, run_pass
-from colossal.booster.plugin.hybrid_norm import divided_parameters
 from colossal.booster.plugin.hybrid_options import HybridOptions
 from colossal.booster.plugin.hybrid_parallel import HybridParallelPlugin
 from colossal.booster.plugin.hybrid_pipeline import Replicas
@@ -25,7 +24,7 @@ from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.interface import OptimizerWrapper
 from colossal.pipeline import SCHEDULES, Carry, Placement, Stage, split
 from colossal.pipeline.microbatch import map_tensors
-from colossal.tensor import parameter_names
+from colossal.tensor import parameter_names, placement_of
 from colossal.zero import ZeroShards
 
 _META = torch.device("meta")
@@ -185,7 +184,7 @@ def _divide(
         carries = carries_into(model, plan, options, mesh, batch)
     stages = make_stages(model, plan, options, mesh, _META)
     regroup(optimizer, names, stages)
-    wrapper = plugin._wrap(nn.ModuleList(stages), optimizer, stages, _META)  # noqa: SLF001
+    wrapper = plugin._wrap(nn.ModuleList(stages), optimizer, _META)  # noqa: SLF001
     assert wrapper is not None
     if options.dtype is not None:
         run_stages_in(stages, options.dtype)
@@ -260,7 +259,7 @@ def _measure(
     return StepPlan(
         {axis: mesh.rank(axis) for axis in traffic.sent},
         sum(each.numel() for each in parameters),
-        sum(each.numel() for each in parameters - set(divided_parameters(stages))),
+        sum(each.numel() for each in parameters if not placement_of(each).is_divided),
         sum(working.values()),
         gradient_bytes,
         sum(size for storage, size in states.items() if storage not in working),

@@ -44,23 +44,23 @@ class AdafactorBase(SummingOptimizer):
         super().add_param_group(param_group)
 
     def _updated(self, part: Part) -> Sums:
-        group, cut, values = part.group, part.cut, part.values
+        group, placement, values = part.group, part.placement, part.values
         kept = 1.0 - part.step ** group["decay_rate"]
         own = sum_of_squares(values)
-        if cut.is_matrix:
-            own, *sums = yield [own, *sums_of_squares(cut, part.grad)]
-            rows, columns = shapes_of_factors(cut)
+        if part.is_matrix:
+            own, *sums = yield [own, *sums_of_squares(placement, part.grad)]
+            rows, columns = shapes_of_factors(placement)
             means = part.whole("exp_avg_sq_row", rows), part.whole("exp_avg_sq_col", columns)
-            blend(means, sums, kept, group["eps"][0], cut)
-            update = divide_by_roots(cut, part.grad, means)
+            blend(means, sums, kept, group["eps"][0], placement)
+            update = divide_by_roots(placement, part.grad, means)
         else:
             (own,) = yield [own]
             squares = part.like_values("exp_avg_sq")
             squares.mul_(kept).add_(part.grad.square().add_(group["eps"][0]), alpha=1 - kept)
             update = part.grad * squares.rsqrt()
         (total,) = yield [sum_of_squares(update)]
-        limit_rms(update, total, cut, group["clip_threshold"])
-        rate = _rate(group, part.step) * _scale(group, rms(own, cut))
+        limit_rms(update, total, placement, group["clip_threshold"])
+        rate = _rate(group, part.step) * _scale(group, rms(own, placement))
         update.mul_(rate)
         if group["beta1"] is not None:
             moved = part.like_values("exp_avg").mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])

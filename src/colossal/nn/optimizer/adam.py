@@ -16,7 +16,7 @@ from colossal.nn.optimizer.adam_states import MEANS, AdamStates, Held
 from colossal.nn.optimizer.base import CheckedOptimizer, Closure, dtype_of_state, evaluate
 from colossal.nn.optimizer.checks import check_grads, refuse
 from colossal.nn.optimizer.offload import StatesOnDisk
-from colossal.tensor import local_of, mark_like
+from colossal.tensor import copy_placement, local_of
 
 _COPIES = (torch.float32, torch.bfloat16, torch.float16)
 _AS_TORCH = "Leave it out, or use torch.optim.AdamW, which has it."
@@ -51,7 +51,7 @@ class KernelAdam(CheckedOptimizer):
         params = [param for group in self.param_groups for param in group["params"]]
         for number, entry in found["state"].items():
             if self._disk is not None and params[number] in self._disk and MEANS[0] not in entry:
-                means = [mark_like(mean, params[number]) for mean in self._disk.load(params[number])]
+                means = [copy_placement(mean, params[number]) for mean in self._disk.load(params[number])]
                 found["state"][number] = entry | dict(zip(MEANS, means, strict=True))
         return found
 

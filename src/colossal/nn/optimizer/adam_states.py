@@ -9,7 +9,7 @@ import torch
 from colossal.kernel import huge_zeros
 from colossal.nn.optimizer.base import dtype_of_state
 from colossal.nn.optimizer.offload import StatesOnDisk
-from colossal.tensor import local_of, mark_like
+from colossal.tensor import copy_placement, local_of
 
 MEANS = ("exp_avg", "exp_avg_sq")
 
@@ -102,13 +102,13 @@ class AdamStates:
     def _mean(self, param: torch.Tensor, name: str) -> torch.Tensor:
         entry = self._state[param]
         if entry[name].dtype != dtype_of_state(param):  # somebody cast it as torch does
-            entry[name] = mark_like(entry[name].to(dtype_of_state(param)), param)
+            entry[name] = copy_placement(entry[name].to(dtype_of_state(param)), param)
         return entry[name]
 
     def _make(self, params: Sequence[torch.Tensor]) -> None:
         zeros = iter(_zeros_like([param for param in params if not self._is_away(param) for _ in MEANS]))
         for param in params:
-            means = {} if self._is_away(param) else {name: mark_like(next(zeros), param) for name in MEANS}
+            means = {} if self._is_away(param) else {name: copy_placement(next(zeros), param) for name in MEANS}
             self._state[param] = {"step": torch.tensor(0.0, dtype=torch.float32), **means}
 
 

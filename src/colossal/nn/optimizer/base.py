@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from colossal.errors import ColossalError
 from colossal.nn.optimizer.checks import check_grads, check_group
-from colossal.tensor import mark_like
+from colossal.tensor import copy_placement
 
 Closure = Callable[[], Any] | None
 
@@ -29,6 +29,9 @@ class CheckedOptimizer(Optimizer, ABC):
         ConfigError: A hyperparameter is out of its range.
         UnsupportedError: A parameter is not of real floating-point numbers.
     """
+
+    updates_shards = True
+    """Whether a rank may hold shards of parameters: each element is updated by itself, or by sums over the full one."""
 
     keeps_float32 = True
     """Whether state is in float32 or more, so that a checkpoint of it is read in that precision."""
@@ -97,7 +100,7 @@ class CheckedOptimizer(Optimizer, ABC):
             for name, value in state_dict["state"].get(id_, {}).items():
                 if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point():
                     placed = value.to(param.device, dtype_of_state(param))
-                    self.state[param][name] = placed if name.endswith(WHOLE) else mark_like(placed, param)
+                    self.state[param][name] = placed if name.endswith(WHOLE) else copy_placement(placed, param)
 
 
 def evaluate(closure: Closure) -> Any:

@@ -29,26 +29,26 @@ class CAMEBase(SummingOptimizer):
         super().add_param_group(param_group)
 
     def _updated(self, part: Part) -> Sums:
-        group, cut, values = part.group, part.cut, part.values
+        group, placement, values = part.group, part.placement, part.values
         (first, second, third), eps = group["betas"], group["eps"]
-        rows, columns = shapes_of_factors(cut) if cut.is_matrix else ((), ())
-        if cut.is_matrix:
-            sums = yield sums_of_squares(cut, part.grad)
+        rows, columns = shapes_of_factors(placement) if part.is_matrix else ((), ())
+        if part.is_matrix:
+            sums = yield sums_of_squares(placement, part.grad)
             means = part.whole("exp_avg_sq_row", rows), part.whole("exp_avg_sq_col", columns)
-            blend(means, sums, second, eps[0], cut)
-            update = divide_by_roots(cut, part.grad, means)
+            blend(means, sums, second, eps[0], placement)
+            update = divide_by_roots(placement, part.grad, means)
         else:
             squares = part.like_values("exp_avg_sq")
             squares.mul_(second).add_(part.grad.square().add_(eps[0]), alpha=1 - second)
             update = part.grad * squares.rsqrt()
         (total,) = yield [sum_of_squares(update)]
-        limit_rms(update, total, cut, group["clip_threshold"])
+        limit_rms(update, total, placement, group["clip_threshold"])
         mean = part.like_values("exp_avg").mul_(first).add_(update, alpha=1 - first)
-        if cut.is_matrix:
-            sums = yield sums_of_squares(cut, update.sub_(mean))
+        if part.is_matrix:
+            sums = yield sums_of_squares(placement, update.sub_(mean))
             means = part.whole("exp_avg_res_row", rows), part.whole("exp_avg_res_col", columns)
-            blend(means, sums, third, eps[1], cut)
-            mean = divide_by_roots(cut, mean, means)
+            blend(means, sums, third, eps[1], placement)
+            mean = divide_by_roots(placement, mean, means)
         decayed = values * group["weight_decay"]
         part.subtract(decayed.add_(mean).mul_(group["lr"]))
 

@@ -4,43 +4,43 @@ from math import prod
 
 import torch
 
-from colossal.nn.optimizer.cut import Cut
+from colossal.tensor import Placement
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 """A number for each row, and one for each column; matrices of more dimensions are stacks of matrices."""
 
 
-def shapes_of_factors(cut: Cut) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def shapes_of_factors(placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tell how many rows and columns there are.
 
     Args:
-        cut: That of a matrix.
+        placement: That of a matrix.
 
     Returns:
         The shapes of its factors.
     """
-    return cut.shape[:-1], (*cut.shape[:-2], cut.shape[-1])
+    return placement.shape[:-1], (*placement.shape[:-2], placement.shape[-1])
 
 
-def sums_of_squares(cut: Cut, local: torch.Tensor) -> list[torch.Tensor]:
+def sums_of_squares(placement: Placement, local: torch.Tensor) -> list[torch.Tensor]:
     """Add the squares of this rank's elements up, by row and by column.
 
     Args:
-        cut: Where the elements lie.
+        placement: Where the elements are.
         local: The elements.
 
     Returns:
         The sums; 0 for rows and columns that are elsewhere.
     """
-    rows, columns = (local.new_zeros(shape) for shape in shapes_of_factors(cut))
-    for region, box in cut.boxes(local):
+    rows, columns = (local.new_zeros(shape) for shape in shapes_of_factors(placement))
+    for region, box in placement.views(local):
         squares = box.square()
         rows[region.slices[:-1]] += squares.sum(-1)
         columns[(*region.slices[:-2], region.slices[-1])] += squares.sum(-2)
     return [rows, columns]
 
 
-def blend(means: Factors, sums: list[torch.Tensor], kept: float, eps: float, cut: Cut) -> None:
+def blend(means: Factors, sums: list[torch.Tensor], kept: float, eps: float, placement: Placement) -> None:
     """Move means of squares towards new ones, in place.
 
     Args:
@@ -48,17 +48,17 @@ def blend(means: Factors, sums: list[torch.Tensor], kept: float, eps: float, cut
         sums: The sums of the new squares over all ranks.
         kept: The share that the means keep.
         eps: Added to each square.
-        cut: That of the matrix.
+        placement: That of the matrix.
     """
-    for mean, total, length in zip(means, sums, (cut.shape[-1], cut.shape[-2]), strict=True):
+    for mean, total, length in zip(means, sums, (placement.shape[-1], placement.shape[-2]), strict=True):
         mean.mul_(kept).add_(total / max(1, length) + eps, alpha=1 - kept)
 
 
-def divide_by_roots(cut: Cut, local: torch.Tensor, means: Factors) -> torch.Tensor:
+def divide_by_roots(placement: Placement, local: torch.Tensor, means: Factors) -> torch.Tensor:
     """Divide by the roots of the means of squares.
 
     Args:
-        cut: Where the elements lie.
+        placement: Where the elements are.
         local: The elements.
         means: The means by row and by column, of the whole matrix.
 
@@ -68,32 +68,32 @@ def divide_by_roots(cut: Cut, local: torch.Tensor, means: Factors) -> torch.Tens
     rows, columns = means
     of_rows, of_columns = (rows / rows.mean(-1, keepdim=True)).rsqrt(), columns.rsqrt()
     result = local.clone()
-    for region, box in cut.boxes(result):
+    for region, box in placement.views(result):
         box.mul_(of_rows[region.slices[:-1]].unsqueeze(-1))
         box.mul_(of_columns[(*region.slices[:-2], region.slices[-1])].unsqueeze(-2))
     return result
 
 
-def limit_rms(update: torch.Tensor, total_of_squares: torch.Tensor, cut: Cut, threshold: float) -> None:
+def limit_rms(update: torch.Tensor, total_of_squares: torch.Tensor, placement: Placement, threshold: float) -> None:
     """Scale an update so that the root of the mean of its squares is at most a threshold, in place.
 
     Args:
         update: This rank's part.
         total_of_squares: The sum of squares over all ranks.
-        cut: That of the parameter.
+        placement: That of the parameter.
         threshold: The limit.
     """
-    update.div_((rms(total_of_squares, cut) / threshold).clamp(min=1.0))
+    update.div_((rms(total_of_squares, placement) / threshold).clamp(min=1.0))
 
 
-def rms(total_of_squares: torch.Tensor, cut: Cut) -> torch.Tensor:
+def rms(total_of_squares: torch.Tensor, placement: Placement) -> torch.Tensor:
     """Take the root of the mean of squares.
 
     Args:
         total_of_squares: The sum of squares over all ranks.
-        cut: That of the parameter.
+        placement: That of the parameter.
 
     Returns:
         A scalar.
     """
-    return (total_of_squares / max(1, prod(cut.shape))).sqrt()
+    return (total_of_squares / max(1, prod(placement.shape))).sqrt()

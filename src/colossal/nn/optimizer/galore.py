@@ -38,12 +38,12 @@ class GaLoreBase(SummingOptimizer):
 
     def _updated(self, part: Part) -> Sums:
         group, values = part.group, part.values
-        shape = part.cut.shape
+        shape = part.placement.shape
         if len(shape) == _MATRIX_DIMS and min(shape) > group.get("rank", inf):
             projection = yield from _projection_of(part)
-            (grad,) = yield [projection.down(part.cut, part.grad)]
+            (grad,) = yield [projection.down(part.placement, part.grad)]
             means = part.whole("exp_avg", grad.shape), part.whole("exp_avg_sq", grad.shape)
-            update = projection.up(part.cut, _direction(part, grad, *means), part.grad).mul_(group["scale"])
+            update = projection.up(part.placement, _direction(part, grad, *means), part.grad).mul_(group["scale"])
         else:
             update = _direction(part, part.grad, part.like_values("exp_avg"), part.like_values("exp_avg_sq"))
         part.subtract(update.add_(values, alpha=group["weight_decay"]).mul_(group["lr"]))
@@ -251,20 +251,20 @@ def _direction(part: Part, grad: torch.Tensor, first: torch.Tensor, second: torc
 
 def _projection_of(part: Part) -> Generator[list[torch.Tensor], list[torch.Tensor], Projection]:
     """The projection of a parameter; every so many steps it is found anew, by one rank for all."""
-    cut, group = part.cut, part.group
+    placement, group = part.placement, part.group
     rank = group["rank"]
-    shapes = (cut.shape[0], rank), (rank, cut.shape[1])
+    shapes = (placement.shape[0], rank), (rank, placement.shape[1])
     kept = [
         part.whole(name, shape) if is_used else None
-        for name, shape, is_used in zip(_SIDE_NAMES, shapes, sides_of(group["proj_type"], cut.shape), strict=True)
+        for name, shape, is_used in zip(_SIDE_NAMES, shapes, sides_of(group["proj_type"], placement.shape), strict=True)
     ]
     sides = [side for side in kept if side is not None]
     if (part.step - 1) % group["update_proj_gap"] == 0:
-        whole = part.grad.new_zeros(cut.shape)
-        for region, box in cut.boxes(part.grad):
+        whole = part.grad.new_zeros(placement.shape)
+        for region, box in placement.views(part.grad):
             whole[region.slices] = box
         (whole,) = yield [whole]
-        is_mine = all(dist.get_rank(one) == part.index % dist.get_world_size(one) for one in cut.groups)
+        is_mine = all(dist.get_rank(one) == part.index % dist.get_world_size(one) for one in placement.shard_groups)
         found = Projection.of(whole, rank, group["proj_type"]) if is_mine else None
         pairs = zip((found.left, found.right) if found else (None, None), kept, strict=True)
         own = [torch.zeros_like(side) if new is None else new for new, side in pairs if side is not None]

@@ -1,12 +1,12 @@
 """Sums over ranks that many parameters ask for at the same time, added up by few collectives."""
 
 from collections.abc import Generator, Iterable, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 
 from colossal.comm import all_reduce_over
-from colossal.nn.optimizer.cut import Cut, Groups
+from colossal.tensor import Placement
 
 Sums = Generator[list[torch.Tensor], list[torch.Tensor], None]
 """An update that yields local sums, and gets those of all ranks in their place."""
@@ -16,8 +16,8 @@ Sums = Generator[list[torch.Tensor], list[torch.Tensor], None]
 class _Waiting:
     """An update that has asked for sums over the groups of its parameter."""
 
-    def __init__(self, cut: Cut, update: Sums) -> None:
-        self.cut, self._update = cut, update
+    def __init__(self, placement: Placement, update: Sums) -> None:
+        self.placement, self._update = placement, update
         self.asked = next(update, None)
 
     def answer(self, totals: list[torch.Tensor]) -> None:
@@ -27,20 +27,20 @@ class _Waiting:
             self.asked = None
 
 
-def run_joined(updates: Iterable[tuple[Cut, Sums]]) -> None:
+def run_joined(updates: Iterable[tuple[Placement, Sums]]) -> None:
     """Run updates side by side; what they ask for at the same time travels together.
 
     An update of a whole parameter is over before the next one begins, and no memory is taken for both.
 
     Args:
-        updates: Where each parameter lies, and its update; in the same order on all ranks.
+        updates: The placement of each parameter, and its update; in the same order on all ranks.
 
     Communication: all_reduce, the axes that cut the parameters, the bytes of the sums; one for each turn of the update.
     """
     waiting = []
-    for cut, update in updates:
-        one = _Waiting(cut, update)
-        while not cut.groups and one.asked is not None:
+    for placement, update in updates:
+        one = _Waiting(placement, update)
+        while not placement.shard_groups and one.asked is not None:
             one.answer(one.asked)
         waiting.append(one)
     while waiting := [one for one in waiting if one.asked is not None]:
@@ -50,10 +50,10 @@ def run_joined(updates: Iterable[tuple[Cut, Sums]]) -> None:
 
 def _totals(waiting: Sequence[_Waiting]) -> list[list[torch.Tensor]]:
     """What each update asked for, over all ranks."""
-    asked = [(one.cut, tensor) for one in waiting for tensor in one.asked or ()]
-    together: dict[tuple[Groups, torch.dtype, torch.device, torch.device], list[int]] = {}
-    for i, (cut, tensor) in enumerate(asked):
-        key = cut.groups, tensor.dtype, tensor.device, cut.device or tensor.device
+    asked = [(one.placement, tensor) for one in waiting for tensor in one.asked or ()]
+    together: dict[tuple[Any, torch.dtype, torch.device, torch.device], list[int]] = {}
+    for i, (placement, tensor) in enumerate(asked):
+        key = placement.shard_groups, tensor.dtype, tensor.device, placement.meeting_device(tensor.device)
         together.setdefault(key, []).append(i)
     found: dict[int, torch.Tensor] = {}
     for (groups, _, here, there), places in together.items():

@@ -246,7 +246,7 @@ class FusedLAMB(LambBase):
         limits = [part.group["max_grad_norm"] or inf for part in parts]
         squares: list[torch.Tensor] = []
         if min(limits, default=inf) < inf:
-            run_joined((part.cut, _collect(part, squares)) for part in parts)
+            run_joined((part.placement, _collect(part, squares)) for part in parts)
         norm = sqrt(sum(float(square) for square in squares))
         for part, limit in zip(parts, limits, strict=True):
             if norm > limit:

@@ -1,13 +1,14 @@
 """One parameter in one step: its values, gradient and state on this rank, in the precision to compute in."""
 
 from collections.abc import MutableMapping, Sequence
+from math import prod
 from typing import Any, final
 
 import torch
 
+from colossal.errors import UnsupportedError
 from colossal.nn.optimizer.base import dtype_of_state
-from colossal.nn.optimizer.cut import Cut
-from colossal.tensor import local_of, mark_like
+from colossal.tensor import Placement, copy_placement, is_dtensor, layout_of, local_of, placement_of
 
 
 @final
@@ -18,27 +19,41 @@ class Part:
         param: The parameter, which has a gradient.
         group: Its group, with the hyperparameters.
         state: Its state, which is filled.
-        cut: Where its elements lie in the whole parameter.
+        placement: Where its elements are in the full parameter; by default what the parameter itself says.
         index: Its number among those that are updated.
 
     Attributes:
         group: The hyperparameters.
-        cut: Where the elements lie.
+        placement: Where the elements are.
         index: The number of the parameter, the same on all ranks.
         grad: The gradient of these elements, in the precision of the state.
         step: The number of this step, from 1.
+
+    Raises:
+        UnsupportedError: The gradient of a DTensor is placed otherwise than the parameter.
     """
 
     def __init__(
-        self, param: torch.Tensor, group: dict[str, Any], state: MutableMapping[str, Any], cut: Cut, index: int = 0
+        self,
+        param: torch.Tensor,
+        group: dict[str, Any],
+        state: MutableMapping[str, Any],
+        placement: Placement | None = None,
+        index: int = 0,
     ) -> None:
         assert param.grad is not None
-        self.group, self.cut, self.index = group, cut, index
+        self.placement = _placement_of(param) if placement is None else placement
+        self.group, self.index = group, index
         self._param, self._state, self._dtype = param, state, dtype_of_state(param)
-        self._own = cut.own(param)
-        self.grad = cut.own(param.grad).to(self._dtype)
+        self._own = self._without_padding(param)
+        self.grad = self._without_padding(param.grad).to(self._dtype)
         state["step"] = state.get("step", torch.tensor(0.0)) + 1
         self.step = int(state["step"])
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the full parameter has rows and columns, which are its last two dimensions."""
+        return len(self.placement.shape) > 1
 
     @property
     def values(self) -> torch.Tensor:
@@ -57,10 +72,10 @@ class Part:
         if name not in self._state:
             is_padded = self._own.numel() != local_of(self._param).numel()
             like = self._own if is_padded else self._param.detach()
-            self._state[name] = mark_like(torch.zeros_like(like, dtype=self._dtype), self._param)
+            self._state[name] = copy_placement(torch.zeros_like(like, dtype=self._dtype), self._param)
         elif self._widen(name):
-            self._state[name] = mark_like(self._state[name], self._param)
-        return self.cut.own(self._state[name])
+            self._state[name] = copy_placement(self._state[name], self._param)
+        return self._without_padding(self._state[name])
 
     def whole(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """Find a state that all ranks have in whole; zeros at first.
@@ -90,3 +105,18 @@ class Part:
         narrow = self._state[name]
         self._state[name] = narrow.to(self._dtype)
         return self._state[name] is not narrow
+
+    def _without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elements of the placement, which share memory with a tensor that may be padded at its end."""
+        local, length = local_of(tensor.detach()), prod(self.placement.local_shape)
+        return local if local.numel() == length else local.reshape(-1)[:length]
+
+
+def _placement_of(param: torch.Tensor) -> Placement:
+    """The placement of a parameter, which its gradient must share."""
+    if is_dtensor(param) and param.grad is not None and layout_of(param.grad) != layout_of(param):
+        raise UnsupportedError(
+            f"The gradient of a DTensor is placed as the parameter is. Found {layout_of(param.grad)} for "
+            f"{layout_of(param)}. Redistribute it before the step."
+        )
+    return placement_of(param)

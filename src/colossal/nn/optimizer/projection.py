@@ -7,7 +7,7 @@ from typing import Self, final
 import torch
 
 from colossal.errors import ConfigError
-from colossal.nn.optimizer.cut import Cut
+from colossal.tensor import Placement
 
 _SIDES = {
     "std": lambda shape: (shape[0] < shape[1], shape[0] >= shape[1]),
@@ -63,27 +63,27 @@ class Projection:
         rows = shape[0] if self.left is None else self.left.shape[1]
         return rows, shape[1] if self.right is None else self.right.shape[0]
 
-    def down(self, cut: Cut, local: torch.Tensor) -> torch.Tensor:
+    def down(self, placement: Placement, local: torch.Tensor) -> torch.Tensor:
         """Project what a rank has of a matrix.
 
         Args:
-            cut: Where its elements lie.
+            placement: Where its elements are.
             local: The elements.
 
         Returns:
             A summand of the projected matrix; the sum over all ranks is that of the whole one.
         """
-        low = local.new_zeros(self.shape_of(cut.shape))
-        for box, left, right, place in self._steps(cut, local):
+        low = local.new_zeros(self.shape_of(placement.shape))
+        for box, left, right, place in self._steps(placement, local):
             moved = box if left is None else left.T @ box
             low[place] += moved if right is None else moved @ right.T
         return low
 
-    def up(self, cut: Cut, low: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def up(self, placement: Placement, low: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Bring a projected matrix back.
 
         Args:
-            cut: Where this rank's elements lie.
+            placement: Where this rank's elements are.
             low: The whole projected matrix.
             like: This rank's elements of any such matrix.
 
@@ -91,16 +91,16 @@ class Projection:
             This rank's elements.
         """
         local = torch.empty_like(like)
-        for box, left, right, place in self._steps(cut, local):
+        for box, left, right, place in self._steps(placement, local):
             moved = low[place] if left is None else left @ low[place]
             box.copy_(moved if right is None else moved @ right)
         return local
 
     def _steps(
-        self, cut: Cut, local: torch.Tensor
+        self, placement: Placement, local: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, tuple[slice, slice]]]:
         """Each box, what of the two sides belongs to it, and where it is in the projected matrix."""
-        for region, box in cut.boxes(local):
+        for region, box in placement.views(local):
             rows, columns = region.slices
             left = None if self.left is None else self.left[rows]
             right = None if self.right is None else self.right[:, columns]

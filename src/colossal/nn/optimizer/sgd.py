@@ -7,7 +7,7 @@ from torch.optim.optimizer import ParamsT
 
 from colossal.errors import ConfigError
 from colossal.nn.optimizer.base import CheckedOptimizer, dtype_of_state
-from colossal.tensor import local_of, mark_like
+from colossal.tensor import copy_placement, local_of
 
 
 @final
@@ -93,10 +93,10 @@ class FusedSGD(CheckedOptimizer):
             state = self.state[param]
             is_new = "momentum_buffer" not in state
             if is_new:
-                state["momentum_buffer"] = mark_like(torch.zeros_like(param.detach(), dtype=update.dtype), param)
+                state["momentum_buffer"] = copy_placement(torch.zeros_like(param.detach(), dtype=update.dtype), param)
                 local_of(state["momentum_buffer"]).copy_(update)
             elif state["momentum_buffer"].dtype != update.dtype:  # somebody cast it as torch does
-                state["momentum_buffer"] = mark_like(state["momentum_buffer"].to(update.dtype), param)
+                state["momentum_buffer"] = copy_placement(state["momentum_buffer"].to(update.dtype), param)
             moved.append(local_of(state["momentum_buffer"]))
             olds += [] if is_new else [(moved[-1], update)]
         if olds:

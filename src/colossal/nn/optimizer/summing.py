@@ -7,38 +7,39 @@ from types import MappingProxyType
 import torch
 
 from colossal.nn.optimizer.base import CheckedOptimizer
-from colossal.nn.optimizer.cut import Cut
 from colossal.nn.optimizer.joined import Sums, run_joined
 from colossal.nn.optimizer.part import Part
+from colossal.tensor import Placement
 
 
 class SummingOptimizer(CheckedOptimizer):
     """Updates each parameter by an algorithm that is written for one, and runs as if each rank had all of it.
 
-    Parameters may be whole, DTensors, or ranges that `colossal.tensor.mark_shard` knows. All ranks must have gradients
-    of the same parameters, those too of which a rank has no elements. While sums travel, the updates of all parameters
-    that are cut wait for them, which takes memory for as many numbers as this rank has of them.
+    Parameters may be full, or sharded in any way that `colossal.tensor.placement_of` knows. All ranks must have
+    gradients of the same parameters, those too of which a rank has no elements. While sums travel, the updates of all
+    parameters that are sharded wait for them, which takes memory for as many numbers as this rank has of them.
 
     Args:
         params: Parameters, named ones, or groups of them.
         defaults: The hyperparameters of groups that do not have their own.
 
-    Communication: all_reduce, the axes that cut the parameters; as the optimizer says.
+    Communication: all_reduce, the axes that shard the parameters; as the optimizer says.
     """
 
-    _cuts: Mapping[torch.Tensor, Cut] = MappingProxyType({})
+    _placements: Mapping[torch.Tensor, Placement] = MappingProxyType({})
+    """Of parameters that are padded, which their own placements do not say."""
 
     def _update(self) -> None:
         pairs = [(param, group) for group in self.param_groups for param in group["params"] if param.grad is not None]
         self._update_parts(
             [
-                Part(param, group, self.state[param], self._cuts.get(param) or Cut.of(param), index)
+                Part(param, group, self.state[param], self._placements.get(param), index)
                 for index, (param, group) in enumerate(pairs)
             ]
         )
 
     def _update_parts(self, parts: list[Part]) -> None:
-        run_joined((part.cut, self._updated(part)) for part in parts)
+        run_joined((part.placement, self._updated(part)) for part in parts)
 
     @abstractmethod
     def _updated(self, part: Part) -> Sums:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -9,9 +10,8 @@ import torch
 from torch import distributed as dist
 
 from colossal.errors import ConfigError, ShapeError, UnsupportedError
-from colossal.nn.optimizer.cut import Cut, is_sharded
 from colossal.nn.optimizer.summing import SummingOptimizer
-from colossal.tensor import FlatLayout, FlatShard, Region, flat_shard_of, mark_shard
+from colossal.tensor import FlatLayout, Placement, placement_of, set_placement
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
@@ -37,8 +37,8 @@ class SetUpShards(SummingOptimizer):
         """Say how the parameters are cut; before the first step.
 
         Under ZeRO, rank r of `dp_group` holds the r-th of equal chunks of each flattened and padded working parameter.
-        A parameter that tensor parallelism cuts is a DTensor, which knows how. Without this call, DTensors and ranges
-        that `colossal.tensor.mark_shard` knows are treated as what they are.
+        A parameter that tensor parallelism shards is one of a layer of colossal.nn or a DTensor, which know how.
+        Without this call, parameters are placed as `colossal.tensor.placement_of` says.
 
         Args:
             tp_group: The ranks that share tensors.
@@ -70,11 +70,14 @@ class SetUpShards(SummingOptimizer):
                 f"dp_group={dp_group} and {len(shard_to_working_param)} working parameters for {len(params)} shards. "
                 "Pass both, or is_zero=False."
             )
-        cuts = {
-            param: _cut(param, work, dp_group, paddings.get(id(work), paddings.get(id(param))))
-            for param, work in zip(params, works, strict=True)
-        }
-        self._cuts = {param: cut for param, cut in cuts.items() if cut is not None}
+        self._placements = {}
+        for param, work in zip(params, works, strict=True):
+            padding = paddings.get(id(work), paddings.get(id(param)))
+            placement = _placement(param, work, dp_group, padding)
+            if tuple(param.shape) == placement.local_shape:
+                set_placement(param, placement)
+            else:  # padded
+                self._placements[param] = placement
 
 
 def _by_id(table: Mapping[Any, Any]) -> dict[int, Any]:
@@ -82,39 +85,29 @@ def _by_id(table: Mapping[Any, Any]) -> dict[int, Any]:
 
 
 def _check_tensor_parallel(work: torch.Tensor) -> None:
-    if not is_sharded(work) and flat_shard_of(work) is None:
+    if not placement_of(work).groups:
         raise UnsupportedError(
-            "With a tp_group, each parameter tells how it is cut. Found a plain tensor of the shape "
-            f"{tuple(work.shape)}, which may be whole or a part. Make it a DTensor: torch.distributed.tensor has "
-            "distribute_tensor and DTensor.from_local."
+            "With a tp_group, each parameter says how it is sharded. Found a plain tensor of the shape "
+            f"{tuple(work.shape)}, which may be full or a shard. Make it a DTensor (torch.distributed.tensor has "
+            "distribute_tensor and DTensor.from_local), or use the layers of colossal.nn."
         )
 
 
-def _cut(param: torch.Tensor, work: torch.Tensor, group: dist.ProcessGroup, padding: int | None) -> Cut | None:
-    """Where the elements of a chunk lie; None if the parameter now tells that itself."""
-    whole = Cut.of(work)
-    box, *others = whole.regions
-    if others:
+def _placement(param: torch.Tensor, work: torch.Tensor, group: dist.ProcessGroup, padding: int | None) -> Placement:
+    """Where the elements of a chunk are."""
+    whole = placement_of(work)
+    if whole.flat is not None:
         raise UnsupportedError(
-            "Chunks are of a working parameter that is whole, or a DTensor. Found one that is a range itself, of the "
-            f"whole shape {whole.shape}. Pass the parameter of the model."
+            "Chunks are of a working parameter that is full, or a shard of tensor parallelism. Found one that is a "
+            f"range itself, of the full shape {whole.shape}. Pass the parameter of the model."
         )
-    size, rank = dist.get_world_size(group), dist.get_rank(group)
-    room = param.numel() * size - box.numel
+    size, numel = dist.get_world_size(group), prod(whole.local_shape)
+    room = param.numel() * size - numel
     if room < 0 or padding not in (None, room):
         raise ShapeError(
-            f"The chunks of a working parameter have its {box.numel} elements and the padding. Found {size} of "
+            f"The chunks of a working parameter have its {numel} elements and the padding. Found {size} of "
             f"{param.numel()}, and padding_map says {padding}. Pass the padding that there is."
         )
-    ends = [min(box.numel, i * param.numel()) for i in range(size + 1)]
-    layout = FlatLayout(box.shape, tuple(dist.get_process_group_ranks(group)), tuple(pairwise(ends)))
-    shard = FlatShard(layout, layout.ranks[rank], (group,), work.device.type)
-    if not whole.groups and param.shape == (ends[rank + 1] - ends[rank],):
-        mark_shard(param, shard)
-        return None
-    return Cut(whole.shape, tuple(_moved(one, box) for one in shard.regions), (group, *whole.groups), work.device)
-
-
-def _moved(region: Region, box: Region) -> Region:
-    """A region of a box, as one of the whole tensor."""
-    return Region(tuple(a + b for a, b in zip(region.start, box.start, strict=True)), region.shape)
+    ends = [min(numel, i * param.numel()) for i in range(size + 1)]
+    flat = FlatLayout(whole.local_shape, tuple(dist.get_process_group_ranks(group)), tuple(pairwise(ends)))
+    return whole.flattened(flat, group, work.device.type)

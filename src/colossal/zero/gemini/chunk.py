@@ -8,7 +8,7 @@ from torch import nn
 
 from colossal.comm import Partition, Pending
 from colossal.kernel import FileMemory
-from colossal.tensor import boxes_of, mark_like, mark_resting
+from colossal.tensor import copy_placement, mark_resting, placement_of
 from colossal.zero.config import ZeroConfig
 from colossal.zero.flat_parameters import FlatParameters
 from colossal.zero.gemini.memory import DeviceMemory, GradientBuffers, num_references
@@ -90,7 +90,7 @@ class Chunk(FlatParameters):
         self.master = self._make_master()
         self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
         self._rests = [
-            mark_like(self.rest[begin:end].data, shard)
+            copy_placement(self.rest[begin:end].data, shard)
             for shard, (begin, end) in zip(self.shards, self._here(), strict=True)
         ]
         self._nan = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
@@ -155,7 +155,8 @@ class Chunk(FlatParameters):
             assert self.whole is not None
             self._place(self.whole, index).copy_(values)
         else:
-            for region, box in boxes_of(self._rests[index]):
+            rest = self._rests[index]
+            for region, box in placement_of(rest).local_views(rest):
                 box.copy_(values[region.slices])
         parameter = self.parameters[index]
         mark_resting(parameter, self._rests[index])

@@ -10,14 +10,13 @@ from torch.optim import Optimizer
 
 from colossal.amp import DynamicScaler, LossScaler, ScalerConfig
 from colossal.errors import ConfigError
-from colossal.interface import OptimizerWrapper
+from colossal.interface import OptimizerWrapper, check_optimizer
 from colossal.zero.config import ZeroConfig
 from colossal.zero.gemini.chunk import Chunk
 from colossal.zero.gemini.chunks import ChunkManager
 from colossal.zero.gemini.module import GeminiDDP
 from colossal.zero.gemini.tiers import Tier
 from colossal.zero.shards import ZeroShards
-from colossal.zero.swap import check_optimizer
 
 _USUAL_STATES = 2
 
@@ -62,7 +61,7 @@ def shard_over_chunks(
         >>> [tuple(shard.shape) for shard in optimizer.parameters]
         [(3,), (0,)]
     """
-    check_optimizer(optimizer)
+    check_optimizer(optimizer, shards=True)
     order = [parameter for chunk in chunks.chunks for parameter in chunk.parameters]
     shards = ZeroShards(
         optimizer, order, chunks.partition, config, chunks=partial(_chunks_of, chunks), agree=chunks.agree

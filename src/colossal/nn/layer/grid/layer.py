@@ -11,7 +11,7 @@ import torch
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
-from colossal.tensor import Layout, TensorPart, mark_part, relayout, shard
+from colossal.tensor import Layout, Placement, relayout, set_placement, shard
 
 
 class ParallelLayer(torch.nn.Module, ABC):
@@ -158,9 +158,12 @@ def part_for(whole: torch.nn.Parameter, layout: Layout, mesh: ParallelMesh | Non
     """
     rank = 0 if mesh is None else mesh.global_rank
     own = torch.nn.Parameter(_own_values(whole, layout, rank), whole.requires_grad)
-    if mesh is not None and any(layout.dims):
-        cutting = sorted({axis for axes in layout.dims for axis in axes})
-        mark_part(own, TensorPart(layout, rank, tuple(mesh.group(layout.axes[axis]) for axis in cutting)))
+    if mesh is not None:
+        sharding = {axis for axes in layout.dims for axis in axes}
+        groups = [(number in sharding, mesh.group(axis)) for number, axis in enumerate(layout.axes)]
+        shard_groups = tuple(group for shards, group in groups if shards)
+        replica_groups = tuple(group for shards, group in groups if not shards)
+        set_placement(own, Placement(layout, rank, shard_groups, replica_groups))
     return own
 
 
