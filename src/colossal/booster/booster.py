@@ -16,13 +16,14 @@ from torch.utils.data import DataLoader
 from colossal.accelerator import get_accelerator
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
-from colossal.booster.checks import check_parts, check_plugin
+from colossal.booster.checks import check_axes, check_parts, check_plugin
 from colossal.booster.lora import Lora
 from colossal.booster.lora.optimizer import leave_frozen_out
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
 from colossal.checkpoint_io import CheckpointIO
+from colossal.cluster import ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import OptimizerWrapper
 
@@ -109,12 +110,14 @@ class Booster(CheckpointVerbs):
             ConfigError: The model is boosted already, the optimizer holds parameters of another model, or the
                 schedule belongs to another optimizer.
             MeshError: The plugin needs a world, and there is none yet.
+            UnsupportedError: The mesh in force has an axis along which the plugin would do nothing.
 
         Communication: that of the plugin's `configure`; none without a plugin.
         """
         parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
         leave_frozen_out(parts)
         check_parts(parts)
+        check_axes(self.plugin, ambient_mesh())
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
         self._boosted[boosted.model] = boosted.optimizer, boosted.capabilities
         return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler

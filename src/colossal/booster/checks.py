@@ -2,7 +2,9 @@
 
 from colossal.booster.boosted import Parts
 from colossal.booster.plugin.base import Plugin
-from colossal.errors import ConfigError
+from colossal.booster.plugin.single import SingleProcessPlugin
+from colossal.cluster import AXES, ParallelMesh
+from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
 
@@ -20,6 +22,28 @@ def check_plugin(plugin: Plugin | None) -> Plugin | None:
             f"A plugin is an object of colossal.booster.plugin. Found {plugin!r}. Pass for example TorchDDPPlugin()."
         )
     return plugin
+
+
+def check_axes(plugin: Plugin, mesh: ParallelMesh | None) -> None:
+    """Refuse a mesh with an axis that the plugin would ignore, whose ranks would train the same, or drift apart.
+
+    Args:
+        plugin: The plugin.
+        mesh: The mesh in force, if there is one.
+
+    Raises:
+        UnsupportedError: An axis has several ranks, and the plugin does not know what to do along it.
+    """
+    if mesh is None:
+        return
+    ignored = {axis: mesh.size(axis) for axis in AXES if mesh.size(axis) > 1 and axis not in plugin.supported_axes}
+    if ignored:
+        sizes = ", ".join(f"{axis}_size={size}" for axis, size in ignored.items())
+        name = "A Booster without a plugin" if isinstance(plugin, SingleProcessPlugin) else type(plugin).__name__
+        raise UnsupportedError(
+            f"{name} trains on a mesh with the axes {' and '.join(plugin.supported_axes)}. Found {mesh}, along whose "
+            f"{' and '.join(ignored)} it would do nothing. Use HybridParallelPlugin({sizes}), or a mesh without."
+        )
 
 
 def check_parts(parts: Parts) -> None:

@@ -23,9 +23,7 @@ class ModelOutline:
         config: The configuration as the user wrote it; None without one.
 
     Example:
-        >>> import torch
-    from torch import distributed as dist
-    from torch import nn
+        >>> from torch import nn
         >>> from colossal.interface import ModelOutline
         >>> whole = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
         >>> outline = ModelOutline.of(whole)
@@ -74,9 +72,7 @@ def outline_of(model: nn.Module) -> ModelOutline | None:
         What the whole one is; None for a whole model.
 
     Example:
-        >>> import torch
-    from torch import distributed as dist
-    from torch import nn
+        >>> from torch import nn
         >>> from colossal.interface import outline_of
         >>> outline_of(nn.Linear(2, 2)) is None
         True

@@ -16,6 +16,7 @@ from colossal.booster.lora import Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.sampler import EpochSampler
 from colossal.checkpoint_io import CheckpointIO
+from colossal.cluster import Axis
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
@@ -26,6 +27,7 @@ class Plugin(ABC):
     Attributes:
         supported_devices: Device types that the recipe runs on.
         supported_precisions: Names of the mixed precisions that it combines with.
+        supported_axes: Axes of the mesh that may have several ranks.
 
     Example:
         >>> import torch
@@ -39,6 +41,7 @@ class Plugin(ABC):
 
     supported_devices: ClassVar[tuple[str, ...]]
     supported_precisions: ClassVar[tuple[str, ...]]
+    supported_axes: ClassVar[tuple[Axis, ...]] = ("dp",)
 
     @abstractmethod
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:

@@ -115,6 +115,7 @@ class GeminiPlugin(DataParallelPlugin):
     """
 
     supported_devices = ("cpu", "cuda")
+    supported_axes = ("dp", "tp")
     supported_precisions = ()
 
     def __init__(

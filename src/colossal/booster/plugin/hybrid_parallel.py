@@ -132,6 +132,7 @@ class HybridParallelPlugin(DataParallelPlugin):
     """
 
     supported_devices = ("cpu", "cuda")
+    supported_axes = ("dp", "pp", "sp", "tp")
     supported_precisions = ()
 
     def __init__(

@@ -92,6 +92,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     """
 
     supported_devices = ("cpu", "cuda")
+    supported_axes = ("dp", "tp")
     supported_precisions = ()
 
     def __init__(

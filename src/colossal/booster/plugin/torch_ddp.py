@@ -89,6 +89,7 @@ class TorchDDPPlugin(DataParallelPlugin):
     """
 
     supported_devices = ("cpu", "cuda")
+    supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8")
 
     def __init__(

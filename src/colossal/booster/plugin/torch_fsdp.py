@@ -89,6 +89,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
     """
 
     supported_devices = ("cpu", "cuda")
+    supported_axes = ("dp",)
     supported_precisions = ("fp16", "bf16", "fp8")
 
     def __init__(

@@ -155,8 +155,7 @@ class Chunk(FlatParameters):
             assert self.whole is not None
             self._place(self.whole, index).copy_(values)
         else:
-            rest = self._rests[index]
-            for region, box in placement_of(rest).local_views(rest):
+            for region, box in placement_of(self.shards[index]).local_views(self._rests[index]):
                 box.copy_(values[region.slices])
         parameter = self.parameters[index]
         mark_resting(parameter, self._rests[index])
