@@ -61,9 +61,8 @@ def check_optimizer(
                 f"A rank has {'shards of the' if shards else 'only some of the'} parameters here. Found "
                 f"{type(optimizer).__name__}, {reason}. Take an optimizer that updates each element by itself, such as "
                 "torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or one of colossal.nn.optimizer that sums over "
-                "full parameters, such as Lamb, Lars, CAME, DistributedAdaFactor or GaLoreAdamW, or TorchDDPPlugin "
-                "without tensor parallelism, whose ranks have all parameters in full. If the update of an element does "
-                "not depend on others, say so: updates_shards = True in the optimizer's class."
+                "full parameters, such as Lamb or DistributedAdaFactor, or TorchDDPPlugin on a mesh with dp alone. If "
+                "the optimizer does know of shards, say so by updates_shards = True in its class."
             )
 
 
@@ -103,7 +102,7 @@ def _reason_against(
         ranks = zip(split(values), zip(*map(split, grads), strict=True), split(full), strict=True)
         pairs = [pair for own, steps, new in ranks for pair in zip(update(own, steps), new, strict=True)]
     except Exception as error:  # noqa: BLE001 (whatever an optimizer of somebody else has against these tensors)
-        return f"which cannot be tried on small tensors ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        return f"which cannot be tried on shards ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     moved = max(float((new - old).abs().max()) for new, old in zip(full, values, strict=True))
     error = max(float((found - expected).abs().max()) for found, expected in pairs)
     if error <= _TOLERANCE * moved:
