@@ -8,6 +8,7 @@ the same to the bit. A cell that a plugin does not support is refused with a rea
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,6 +129,7 @@ WAYS: dict[str, Way] = {
     "Lamb": Way(optimizer=partial(optimizers.Lamb, lr=0.1, weight_decay=0.1)),
     "Lars": Way(optimizer=partial(optimizers.Lars, lr=0.5, momentum=0.9, weight_decay=0.1, eeta=0.1)),
     "Adafactor": Way(optimizer=optimizers.Adafactor),
+    "GaLore": Way(optimizer=lambda params: optimizers.GaLoreAdamW([{"params": list(params), "rank": 2}], lr=0.01)),
     "CAME": Way(optimizer=partial(optimizers.CAME, lr=0.01, weight_decay=0.1)),
     "HybridAdam": Way(optimizer=partial(optimizers.HybridAdam, lr=0.01, weight_decay=0.1)),
 }
@@ -289,6 +291,61 @@ def test_every_way_of_clipping_takes_effect_and_every_optimizer_learns() -> None
         assert moved == list(INITIAL)
         same = all(torch.allclose(alone(name)["values"][key], plain[key], rtol=1e-6) for key in INITIAL)
         assert same == (name == "accumulation")
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+KEEP_MORE = ("Lamb", "Adafactor", "CAME", "GaLore", "HybridAdam")
+
+
+def train_on(mesh: ParallelMesh, plugin: str, name: str, folder: str) -> dict[str, torch.Tensor]:
+    """Make a step, save, load into other parts, and make another step."""
+    for step in range(2):
+        chosen = PLUGINS[plugin](mesh, precision="fp32")
+        booster, model, optimizer, criterion = boost(chosen, WAYS[name], torch.float64, mesh)
+        if step:
+            booster.load_model(model, f"{folder}/model")
+            booster.load_optimizer(optimizer, f"{folder}/optimizer")
+        for tokens, labels in batches_of(step, 1, booster.plugin.data_parallel_place()):
+            booster.backward(criterion(model(tokens), labels), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        if folder and not step:
+            booster.save_model(model, f"{folder}/model", shard=True)
+            booster.save_optimizer(optimizer, f"{folder}/optimizer", shard=True)
+    return values(model)
+
+
+def train_on_all(world: str, plugin: str, folder: str) -> dict[str, dict[str, torch.Tensor]]:
+    with ParallelMesh(**WORLDS[world]) as mesh:
+        return {name: train_on(mesh, plugin, name, f"{folder}/{name}") for name in KEEP_MORE}
+
+
+@cache
+def alone_for_two_steps(name: str) -> dict[str, torch.Tensor]:
+    def program() -> dict[str, torch.Tensor]:
+        mesh = ParallelMesh()
+        booster, model, optimizer, criterion = boost(None, WAYS[name], torch.float64, mesh)
+        for step in range(2):
+            for tokens, labels in batches_of(step, 1, (0, 1)):
+                booster.backward(criterion(model(tokens), labels), optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+        return values(model)
+
+    return run_threads(program, 1)[0]
+
+
+@pytest.mark.parametrize("plugin", ["DDP", "ZeRO-1", "Gemini", "Hybrid"])
+@pytest.mark.parametrize("world", ["tp2", "dp2 x tp2"])
+def test_states_of_every_optimizer_go_on_from_a_checkpoint(world: str, plugin: str, tmp_path: Path) -> None:
+    for name in KEEP_MORE:
+        (tmp_path / name).mkdir()
+    for rank in run_processes(train_on_all, size_of(WORLDS[world]), world, plugin, str(tmp_path)):
+        for name in KEEP_MORE:
+            for key, value in alone_for_two_steps(name).items():
+                assert_equal(rank[name][key], value, f"{world}, {plugin}, {name}: {key}")
 
 
 # --------------------------------------------------------------------------------- models of transformers, divided

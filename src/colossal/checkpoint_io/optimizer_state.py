@@ -121,7 +121,8 @@ class OptimizerState:
         parameter = self._params[id_]
         if getattr(value, "shape", None) == parameter.shape and not _is_whole(key):
             return copy_placement(value.detach(), parameter)
-        if placement_of(parameter).is_divided and isinstance(value, torch.Tensor) and value.numel() > 1:
+        is_full = _is_whole(key) or getattr(self._optim, "updates_shards", False)  # ours has sums in full on all ranks
+        if placement_of(parameter).is_divided and not is_full and isinstance(value, torch.Tensor) and value.numel() > 1:
             raise CheckpointError(
                 "State of a parameter that ranks shard has a number for each of its elements, or is one number. Found "
                 f"{key} of the shape {tuple(value.shape)} for {id_}, of whose {list(placement_of(parameter).shape)} "
