@@ -172,12 +172,13 @@ def test_a_rule_that_cannot_work_is_refused(options) -> None:
         ScalerConfig(**options)
 
 
-def test_changes_are_logged_if_wanted(logged) -> None:
+def test_skipped_steps_are_logged_and_growth_if_wanted(logged) -> None:
     trajectory(DynamicGradScaler(8.0, growth_interval=1, hysteresis=1, verbose=True), [True, False])
-    trajectory(DynamicGradScaler(8.0, hysteresis=1), [True])
+    trajectory(DynamicGradScaler(16.0, growth_interval=1, hysteresis=1), [True, False])
     assert logged() == [
-        "[rank 0] a gradient overflowed: loss scale 8 -> 4",
+        "[rank 0] step skipped, a gradient overflowed: loss scale 8 -> 4",
         "[rank 0] 1 steps without an overflow: loss scale 4 -> 8",
+        "[rank 0] step skipped, a gradient overflowed: loss scale 16 -> 8",
     ]
 
 

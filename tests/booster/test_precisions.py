@@ -250,9 +250,9 @@ def test_options_reach_the_scaler_and_the_log(logged) -> None:
         "3 of 4 gradient elements are 0 (75.0%)",
         "1 steps without an overflow: loss scale 8 -> 16",
         "0 of 4 gradient elements are 0 (0.0%)",
-        "a gradient overflowed: loss scale 16 -> 4",
+        "step skipped, a gradient overflowed: loss scale 16 -> 4",
         "0 of 4 gradient elements are 0 (0.0%)",
-        "a gradient overflowed: loss scale 4 -> 4",
+        "step skipped, a gradient overflowed: loss scale 4 -> 4",
     ]
 
 

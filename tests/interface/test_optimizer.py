@@ -1,4 +1,6 @@
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -240,8 +242,54 @@ def test_an_overflow_is_found_by_the_norm() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     scaler = DynamicScaler(ScalerConfig(init_scale=8.0), "cpu")
     optimizer = OptimizerWrapper(HybridAdam([weight], lr=0.1), scaler)
-    weight.grad = torch.tensor([1.0, float("inf")])
+    optimizer.backward((weight * torch.tensor([1.0, float("inf")])).sum())
     optimizer.step()
     assert scaler.dropped
     assert scaler.scale_value == 4.0
     assert weight.tolist() == [1.0, 1.0]
+
+
+# -------------------------------------------------------------------------------------- a loss that was not scaled
+
+
+ACTIONS: dict[str, Callable[[OptimizerWrapper], object]] = {
+    "step": lambda optimizer: optimizer.step(),
+    "clip by norm": lambda optimizer: optimizer.clip_grad_by_norm(1.0),
+    "clip by value": lambda optimizer: optimizer.clip_grad_by_value(1.0),
+    "norm": lambda optimizer: optimizer.get_grad_norm(),
+}
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, HybridAdam])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_gradients_of_a_loss_that_was_not_scaled_are_refused(action: str, kind: Callable[..., Any]) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = OptimizerWrapper(kind([weight], lr=0.1), DynamicScaler(ScalerConfig(init_scale=8.0), "cpu"))
+    for _ in range(2):
+        weight.sum().backward()
+        with pytest.raises(
+            ConfigError, match=r"multiplies the loss by 8\. .*Call booster\.backward\(loss, optimizer\)"
+        ):
+            ACTIONS[action](optimizer)
+        optimizer.zero_grad()
+        assert weight.tolist() == [1.0, 1.0]
+    optimizer.backward(weight.sum())
+    ACTIONS[action](optimizer)
+    if action != "step":
+        optimizer.step()
+    assert weight.tolist() != [1.0, 1.0]
+    with pytest.raises(ConfigError, match="since the last step"):
+        optimizer.step()  # would divide the same gradients again
+
+
+def test_a_loss_may_be_scaled_by_hand() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = OptimizerWrapper(torch.optim.SGD([weight], lr=0.1), DynamicScaler(ScalerConfig(init_scale=8.0), "cpu"))
+    optimizer.scale_loss(weight.sum()).backward()
+    optimizer.step()
+    assert weight.tolist() == pytest.approx([0.9, 0.9])
+
+
+def test_a_step_without_gradients_is_no_mistake() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    OptimizerWrapper(torch.optim.SGD([weight], lr=0.1), DynamicScaler(ScalerConfig(init_scale=8.0), "cpu")).step()

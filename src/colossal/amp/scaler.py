@@ -91,7 +91,7 @@ class DynamicScaler(LossScaler):
     Args:
         config: The rule by which the scale moves.
         device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
-        verbose: Log each change of the scale on rank 0.
+        verbose: Log when the scale grows, on rank 0; steps that are skipped are logged in any case.
 
     Example:
         >>> import torch
@@ -115,7 +115,7 @@ class DynamicScaler(LossScaler):
     ) -> None:
         self._rule = config
         self._device_type = device_type
-        self._logger = get_dist_logger() if verbose else None
+        self._verbose = verbose
         self._scale = _float32(config.init_scale)
         self._good_steps = 0
         self._overflows = 0
@@ -255,10 +255,10 @@ class DynamicScaler(LossScaler):
             if self._good_steps == self._rule.growth_interval:
                 self._good_steps = self._overflows = 0
                 self._multiply(self._rule.growth_factor)
-        if self._logger is not None and (overflow or self._scale != before):
-            what = "a gradient overflowed" if overflow else f"{self._rule.growth_interval} steps without an overflow"
-            message = f"{what}: loss scale {before:g} -> {self._scale:g}"
-            self._logger.info(message, ranks=[0])
+        if overflow or (self._verbose and self._scale != before):
+            steps = f"{self._rule.growth_interval} steps without an overflow"
+            what = "step skipped, a gradient overflowed" if overflow else steps
+            get_dist_logger().info(f"{what}: loss scale {before:g} -> {self._scale:g}", ranks=[0])
         return overflow
 
     def _multiply(self, factor: float) -> None:

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from colossal.accelerator import get_accelerator
+from colossal.booster.agreement import check_agreement
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
 from colossal.booster.checks import check_axes, check_parts, check_plugin
@@ -23,7 +24,6 @@ from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_fac
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
 from colossal.checkpoint_io import CheckpointIO
-from colossal.cluster import ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import OptimizerWrapper
 
@@ -107,17 +107,21 @@ class Booster(CheckpointVerbs):
             Always five values: model, optimizer, criterion, dataloader and lr_scheduler; what was None stays None.
 
         Raises:
-            ConfigError: The model is boosted already, the optimizer holds parameters of another model, or the
-                schedule belongs to another optimizer.
+            ConfigError: The model is boosted already, the optimizer holds parameters of another model, the schedule
+                belongs to another optimizer, or ranks boost different models or optimizers.
             MeshError: The plugin needs a world, and there is none yet.
             UnsupportedError: The mesh in force has an axis along which the plugin would do nothing.
 
-        Communication: that of the plugin's `configure`; none without a plugin.
+        Communication: all_reduce, all axes, 16 bytes, by which ranks compare what they boost; and that of the plugin's
+        `configure`. None without a plugin, but for tensor-parallel ranks.
         """
         parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
         leave_frozen_out(parts)
         check_parts(parts)
-        check_axes(self.plugin, ambient_mesh())
+        mesh, axes = self.plugin.agreeing_ranks()
+        if mesh is not None:
+            check_axes(self.plugin, mesh)
+            check_agreement(parts, self.plugin, self.mixed_precision, mesh, axes)
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
         self._boosted[boosted.model] = boosted.optimizer, boosted.capabilities
         return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler

@@ -24,18 +24,16 @@ def check_plugin(plugin: Plugin | None) -> Plugin | None:
     return plugin
 
 
-def check_axes(plugin: Plugin, mesh: ParallelMesh | None) -> None:
+def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
     """Refuse a mesh with an axis that the plugin would ignore, whose ranks would train the same, or drift apart.
 
     Args:
         plugin: The plugin.
-        mesh: The mesh in force, if there is one.
+        mesh: The mesh in force.
 
     Raises:
         UnsupportedError: An axis has several ranks, and the plugin does not know what to do along it.
     """
-    if mesh is None:
-        return
     ignored = {axis: mesh.size(axis) for axis in AXES if mesh.size(axis) > 1 and axis not in plugin.supported_axes}
     if ignored:
         sizes = ", ".join(f"{axis}_size={size}" for axis, size in ignored.items())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from colossal.amp import LossScaler, Masters, NoScaler
-from colossal.errors import UnsupportedError
+from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface.elementwise import check_optimizer
 from colossal.interface.gradients import clamp, scale, total_norm
 from colossal.interface.outline import OptimizerOutline, Peers
@@ -72,6 +72,7 @@ class OptimizerWrapper:
         self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
         self._name_masters(masters.pairs if masters else {})
         self._on_discard: list[Callable[[], None]] = []
+        self._has_scaled_grads = False
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -131,6 +132,7 @@ class OptimizerWrapper:
             retain_graph: Keep the graph for another backward pass.
         """
         inputs = None if inputs is None else list(inputs)
+        self._has_scaled_grads = True
         with self._backward_pass(), self.scaler.scaling(loss, self.optim) as scaled:
             torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
 
@@ -153,6 +155,7 @@ class OptimizerWrapper:
             retain_graph: Keep the graph for another backward pass.
         """
         inputs = None if inputs is None else list(inputs)
+        self._has_scaled_grads = True
         with self._backward_pass():
             torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)
 
@@ -166,6 +169,7 @@ class OptimizerWrapper:
             What the wrapped optimizer's step returns; None for a step that was dropped.
 
         Raises:
+            ConfigError: The loss is scaled, and these are gradients of one that was not.
             UnsupportedError: There is a closure, and loss scaling or masters.
 
         Communication: as in `unscale_grad`; with a `max_norm`, as in `clip_grad_by_norm`.
@@ -182,6 +186,7 @@ class OptimizerWrapper:
         told = self._clip_and_divide()
         self._unscale()
         result = self.scaler.step(self.optim, **told)
+        self._has_scaled_grads = False
         if self.masters is not None and not self.scaler.dropped:
             self.masters.push_params()
         return result
@@ -194,6 +199,7 @@ class OptimizerWrapper:
         """
         is_scaled = not isinstance(self.scaler, NoScaler)
         divides = hasattr(self.optim, "write_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
+        self._check_scaled()
         if divides and (self._max_norm > 0 or is_scaled):  # as those of colossal.nn.optimizer
             norm = self._measure(self._norm_type)
             scale_ = self.scaler.judge(norm)
@@ -211,6 +217,7 @@ class OptimizerWrapper:
             set_to_none: Free them rather than fill them with zeros.
         """
         self.scaler.discard()
+        self._has_scaled_grads = False
         for callback in self._on_discard:
             callback()
         self.optim.zero_grad(set_to_none)
@@ -288,6 +295,7 @@ class OptimizerWrapper:
         Returns:
             The scaled loss; same shape.
         """
+        self._has_scaled_grads = True
         return self.scaler.scale(loss)
 
     def unscale_grad(self) -> None:
@@ -303,7 +311,18 @@ class OptimizerWrapper:
         self._unscale()
 
     def _unscale(self) -> None:
+        self._check_scaled()
         self.scaler.unscale(self.optim, () if self._peers is None else self._peers.groups)
+
+    def _check_scaled(self) -> None:
+        """Refuse gradients of a loss that was not scaled, which unscaling would make vanish."""
+        if not (self._has_scaled_grads or isinstance(self.scaler, NoScaler)) and self._grads:
+            raise ConfigError(
+                "Under loss scaling, gradients come from booster.backward(loss, optimizer), which multiplies the loss "
+                f"by {self.scaler.scale_value:g}. Found gradients without such a call since the last step, as "
+                "loss.backward() leaves them: the update would be that many times too small. Call "
+                "booster.backward(loss, optimizer)."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Collect the wrapped optimizer's state.

@@ -16,7 +16,7 @@ from colossal.booster.lora import Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.sampler import EpochSampler
 from colossal.checkpoint_io import CheckpointIO
-from colossal.cluster import Axis
+from colossal.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
@@ -74,6 +74,17 @@ class Plugin(ABC):
         Returns:
             Its index among the replicas that see different data, and their number.
         """
+
+    def agreeing_ranks(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:
+        """Tell which ranks have to boost the same model, with the same optimizer, plugin and precision.
+
+        Returns:
+            The mesh in force, if there is one, and its axes along which ranks agree; by default all of them.
+
+        Raises:
+            MeshError: The plugin needs a world, and there is none yet.
+        """
+        return ambient_mesh(), AXES
 
     def get_lora(self) -> Lora | None:
         """Make what adds low-rank adapters to models and saves them.

@@ -3,7 +3,7 @@
 from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.plugin.base import Plugin
 from colossal.checkpoint_io import CheckpointIO, OneForAll
-from colossal.cluster import current_mesh
+from colossal.cluster import AXES, Axis, ParallelMesh, current_mesh
 
 
 class DataParallelPlugin(Plugin):
@@ -27,6 +27,17 @@ class DataParallelPlugin(Plugin):
             ConfigError: There is no world yet.
         """
         return Lora(OneForAll(), axes=("dp",), quantizer=BitsAndBytes())
+
+    def agreeing_ranks(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
+        """Tell which ranks have to boost the same.
+
+        Returns:
+            The mesh in force, and all its axes.
+
+        Raises:
+            MeshError: There is no world yet.
+        """
+        return current_mesh(), AXES
 
     def data_parallel_place(self) -> tuple[int, int]:
         """Tell which part of the data this rank sees.

@@ -15,7 +15,7 @@ from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.gemini_options import sort_options
-from colossal.booster.plugin.replicas import BuffersOfFirstRank, check_equal_kinds
+from colossal.booster.plugin.replicas import BuffersOfFirstRank
 from colossal.cluster import current_mesh
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
@@ -190,8 +190,7 @@ class GeminiPlugin(DataParallelPlugin):
                 too small.
             UnsupportedError: The model or the optimizer can not be trained in chunks.
 
-        Communication: broadcast, dp, the model's bytes: all ranks start from rank 0's; all_reduce, dp, 16 bytes, by
-        which they compare what they have.
+        Communication: broadcast, dp, the model's bytes: all ranks start from rank 0's.
         """
         from colossal.zero.gemini import ChunkManager
         from colossal.zero.gemini.build import build_chunks, check_init_device
@@ -199,7 +198,6 @@ class GeminiPlugin(DataParallelPlugin):
         mesh, options, model = current_mesh(), self._options, parts.model
         check_device(device, mesh)
         check_init_device(options.chunk_init_device, device)
-        check_equal_kinds({**dict(model.named_parameters()), **dict(model.named_buffers())}, mesh)
         chunks: ChunkManager = build_chunks(
             model,
             options.partition(mesh),

@@ -24,7 +24,7 @@ from colossal.booster.plugin.hybrid_stages import make_stages, regroup, run_stag
 from colossal.booster.plugin.replicas import BuffersOfFirstRank
 from colossal.booster.plugin.units import find_units
 from colossal.checkpoint_io import OneForAll
-from colossal.cluster import ParallelMesh
+from colossal.cluster import AXES, Axis, ParallelMesh
 from colossal.interface import ModelWrapper, OptimizerWrapper, Peers, check_optimizer
 from colossal.pipeline import PipelineExecutor, PipelineStyle, Stage
 from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
@@ -216,6 +216,17 @@ class HybridParallelPlugin(DataParallelPlugin):
     def _replicas(self) -> ParallelMesh:
         """The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well."""
         return self.mesh.fold_sequence()
+
+    def agreeing_ranks(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
+        """Tell which ranks have to boost the same.
+
+        Returns:
+            The mesh of the plugin, and all its axes.
+
+        Raises:
+            MeshError: There is no world yet, or the sizes do not fit it.
+        """
+        return self.mesh, AXES
 
     def data_parallel_place(self) -> tuple[int, int]:
         """Tell which part of the data this rank sees.

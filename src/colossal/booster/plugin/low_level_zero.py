@@ -13,7 +13,7 @@ from colossal.booster.boosted import Boosted, Capabilities, Parts
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
-from colossal.booster.plugin.replicas import BuffersOfFirstRank, check_equal_kinds
+from colossal.booster.plugin.replicas import BuffersOfFirstRank
 from colossal.booster.plugin.units import find_units
 from colossal.booster.plugin.zero_options import ZeroOptions, refuse_fp8
 from colossal.cluster import ParallelMesh, current_mesh
@@ -99,7 +99,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         self,
         stage: int = 1,
         precision: str = "fp16",
-        initial_scale: float = 2.0**32,
+        initial_scale: float = 2.0**16,
         min_scale: float = 1.0,
         growth_factor: float = 2.0,
         backoff_factor: float = 0.5,
@@ -153,20 +153,17 @@ class LowLevelZeroPlugin(DataParallelPlugin):
 
         Raises:
             MeshError: There is no world yet, or the replicas do not divide it.
-            ConfigError: The world was launched for another device, or the ranks have different models.
+            ConfigError: The world was launched for another device.
             UnsupportedError: The model or the optimizer can not be trained in shards.
 
-        Communication: broadcast, dp, the model's bytes: all ranks start from rank 0's; all_reduce, dp, 16 bytes, by
-        which they compare what they have.
+        Communication: broadcast, dp, the model's bytes: all ranks start from rank 0's.
         """
         from colossal.lazy import materialize
 
         mesh = current_mesh()
         check_device(device, mesh)
         model, options = materialize(parts.model).to(device), self._options
-        tensors = [*model.named_parameters(), *model.named_buffers()]
-        check_equal_kinds(dict(tensors), mesh)
-        Channel("dp", mesh).broadcast(tensor for _, tensor in tensors)
+        Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
         if options.dtype is not None:
             cast_model(model, options.dtype)
         optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, device, mesh)

@@ -9,6 +9,7 @@ from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
 from colossal.checkpoint_io import Alone, CheckpointIO, GeneralCheckpointIO
+from colossal.cluster import Axis, ParallelMesh, ambient_mesh
 
 
 @final
@@ -36,6 +37,10 @@ class SingleProcessPlugin(Plugin):
             precision: What runs in half precision; nothing by default.
         """
         return place(parts, device, precision)
+
+    def agreeing_ranks(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:
+        """Return the ranks of tp, among which layers of `colossal.nn` are sharded; others may train what they like."""
+        return ambient_mesh(), ("tp",)
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Return a checkpoint IO whose calling process writes."""

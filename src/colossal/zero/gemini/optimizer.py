@@ -110,7 +110,7 @@ class GeminiOptimizer(OptimizerWrapper):
         optim: Optimizer,
         module: GeminiDDP,
         gpu_margin_mem_ratio: float = 0.0,
-        initial_scale: float = 2**32,
+        initial_scale: float = 2**16,
         min_scale: float = 1,
         growth_factor: float = 2,
         backoff_factor: float = 0.5,
