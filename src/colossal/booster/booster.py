@@ -17,7 +17,7 @@ from colossal.accelerator import get_accelerator
 from colossal.booster.agreement import check_agreement
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
-from colossal.booster.checks import check_axes, check_parts, check_plugin
+from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin
 from colossal.booster.lora import Lora
 from colossal.booster.lora.optimizer import leave_frozen_out
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
@@ -100,7 +100,8 @@ class Booster(CheckpointVerbs):
                 here, under `TorchFSDPPlugin` one unit at a time.
             optimizer: The optimizer of the model's parameters.
             criterion: The loss function.
-            dataloader: The source of batches, such as from the plugin's `prepare_dataloader`; returned as it is.
+            dataloader: The source of batches, from the plugin's `prepare_dataloader` or with a sampler that divides
+                the dataset among the data-parallel ranks; returned as it is.
             lr_scheduler: The schedule of the optimizer; returned as it is.
 
         Returns:
@@ -121,6 +122,7 @@ class Booster(CheckpointVerbs):
         mesh, axes = self.plugin.agreeing_ranks()
         if mesh is not None:
             check_axes(self.plugin, mesh)
+            check_dataloader(dataloader, self.plugin)
             check_agreement(parts, self.plugin, self.mixed_precision, mesh, axes)
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
         self._boosted[boosted.model] = boosted.optimizer, boosted.capabilities

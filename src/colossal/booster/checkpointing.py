@@ -122,7 +122,8 @@ class CheckpointVerbs:
             gather_dtensor: Write whole tensors; must be True. No rank holds them: each writes its own part.
             prefix: Put in front of the files' names, with `shard`.
             size_per_shard: Largest size of a file in MB, with `shard`.
-            use_safetensors: Write safetensors, in which all ranks share the work, instead of torch's own format.
+            use_safetensors: Write safetensors, in which all ranks share the work, instead of torch's own format; a
+                file whose name ends with ``.safetensors`` is one in any case.
             use_async: Return as soon as the state is copied to host memory; the files are written while training goes
                 on. An error is raised by the next call, or makes the program fail when it ends.
 

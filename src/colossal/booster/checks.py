@@ -1,5 +1,9 @@
 """Mistakes that are found before anything is wrapped."""
 
+from typing import Any
+
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
 from colossal.booster.boosted import Parts
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
@@ -22,6 +26,28 @@ def check_plugin(plugin: Plugin | None) -> Plugin | None:
             f"A plugin is an object of colossal.booster.plugin. Found {plugin!r}. Pass for example TorchDDPPlugin()."
         )
     return plugin
+
+
+def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
+    """Refuse a loader that gives all data-parallel ranks the same samples.
+
+    Args:
+        dataloader: What the user passed to boost.
+        plugin: The plugin.
+
+    Raises:
+        ConfigError: It takes samples in order, or draws from all of them, and there are several such ranks.
+    """
+    sampler = getattr(dataloader, "sampler", None)
+    if not isinstance(dataloader, DataLoader) or type(sampler) not in (SequentialSampler, RandomSampler):
+        return  # of an iterable dataset, or a sampler of the user's own, who may divide by rank
+    _, size = plugin.data_parallel_place()
+    if size > 1:
+        raise ConfigError(
+            f"Each of {size} data-parallel ranks trains on samples of its own. Found a DataLoader with a "
+            f"{type(sampler).__name__}, which takes them from the whole dataset on every rank. Build it by "
+            "plugin.prepare_dataloader(dataset, batch_size=...), or with a torch.utils.data.DistributedSampler."
+        )
 
 
 def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:

@@ -82,7 +82,8 @@ class CheckpointIO:
             size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes. A larger tensor gets a
                 file of its own.
             use_safetensors: Write safetensors, in which all ranks share the work, rather than PyTorch's own format,
-                for which the first rank gathers one file after the other.
+                for which the first rank gathers one file after the other. A file whose name ends with
+                ``.safetensors`` is one in any case.
             use_async: Return as soon as the state is copied to host memory. The files are written while training goes
                 on; an error is raised by the next call, by `synchronize`, or makes the program fail when it ends.
 
@@ -97,6 +98,7 @@ class CheckpointIO:
         """
         _refuse_parts(gather_dtensor)
         user_model, path = innermost(model), Path(checkpoint)
+        use_safetensors = use_safetensors or (not shard and path.suffix == ".safetensors")
         kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
         configs: dict[str, Any] = {}
 

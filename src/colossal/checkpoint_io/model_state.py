@@ -16,7 +16,7 @@ from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
 from colossal.interface import outline_of
-from colossal.tensor import copy_placement, local_of, parts_of, placement_of, resting_part
+from colossal.tensor import copy_placement, local_of, parts_of, placement_of, resting_part, without_compile
 
 _THREADS = 2  # one hashes while the other one waits for the disk
 
@@ -44,7 +44,7 @@ class ModelState:
         outline = outline_of(model)
         self._roots: Sequence[nn.Module] = [model] if outline is None else outline.roots
         states: list[Any] = [root.state_dict(keep_vars=True) for root in self._roots]
-        self._state = {name: resting_part(value) for state in states for name, value in state.items()}
+        self._state = {without_compile(name): resting_part(value) for state in states for name, value in state.items()}
         self._metadata = getattr(states[0], "_metadata", OrderedDict())
         self._names, self._ties, self._holders = list(self._state), list(_group_aliases(self._state)), None
         if outline is not None:

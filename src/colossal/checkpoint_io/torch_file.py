@@ -108,8 +108,11 @@ def read_torch(path: Path, *, mmap: bool, verify: bool = True) -> dict[Any, Any]
     try:
         if is_zip and verify:
             _verify(path)
-        # The format before PyTorch 1.6 is no archive, and cannot be mapped.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
+        if path.suffix == ".safetensors":  # torch would go by this name, and the file is one of its own all the same
+            with path.open("rb") as file:
+                content = torch.load(file, map_location="cpu", weights_only=True)
+        else:  # the format before PyTorch 1.6 is no archive, and cannot be mapped
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and is_zip)
     except CheckpointError:
         raise
     except Exception as error:

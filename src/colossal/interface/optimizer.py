@@ -12,7 +12,7 @@ from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface.elementwise import check_optimizer
 from colossal.interface.gradients import clamp, scale, total_norm
 from colossal.interface.outline import OptimizerOutline, Peers
-from colossal.tensor import placement_of
+from colossal.tensor import placement_of, without_compile
 
 _WIDE = torch.float32.itemsize
 
@@ -66,7 +66,7 @@ class OptimizerWrapper:
         check_optimizer(optim, shards=shards, subsets=peers is not None)
         self.optim = optim
         self.scaler = scaler or NoScaler()
-        self.param_names = dict(param_names or {})
+        self.param_names = {each: without_compile(name) for each, name in (param_names or {}).items()}
         self.masters = masters
         self.outline: OptimizerOutline | None = None
         self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers

@@ -9,6 +9,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from colossal.tensor import without_compile
+
 
 @final
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class ModelOutline:
         """
         state: Any = model.state_dict(keep_vars=True)
         first: dict[int, str] = {}
-        names = {name: first.setdefault(id(value), name) for name, value in state.items()}
+        values = {without_compile(name): value for name, value in state.items()}
+        names = {name: first.setdefault(id(value), name) for name, value in values.items()}
         config = copy.deepcopy(getattr(model, "config", None))
         return cls((model,), names, metadata=getattr(state, "_metadata", None), config=config)
 

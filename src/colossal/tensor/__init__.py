@@ -13,7 +13,7 @@ from colossal.tensor.convert import (
 )
 from colossal.tensor.flat import FlatLayout
 from colossal.tensor.layout import Layout
-from colossal.tensor.names import parameter_names
+from colossal.tensor.names import parameter_names, without_compile
 from colossal.tensor.path import LayoutPath, greedy_path, plan_relayout
 from colossal.tensor.placement import Placement, copy_placement, mark_resting, resting_part, set_placement
 from colossal.tensor.plan import HeadCounts, ParallelPlan, Stages, base_of, find_modules, without_adapters
@@ -56,4 +56,5 @@ __all__ = [
     "unshard",
     "whole_of",
     "without_adapters",
+    "without_compile",
 ]

@@ -1,4 +1,4 @@
-"""All names of the parameters of a model."""
+"""What the parameters of a model are called."""
 
 from torch import nn
 
@@ -21,5 +21,22 @@ def parameter_names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
     """
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
+        names.setdefault(parameter, []).append(without_compile(name))
     return names
+
+
+def without_compile(name: str) -> str:
+    """Leave out of a name what `torch.compile` adds to those of the modules that it wraps.
+
+    Args:
+        name: The name of a parameter or buffer.
+
+    Returns:
+        Its name in the model that is not compiled.
+
+    Example:
+        >>> from colossal.tensor import without_compile
+        >>> without_compile("layers.0._orig_mod.weight")
+        'layers.0.weight'
+    """
+    return name.replace("_orig_mod.", "")
