@@ -11,9 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 
-from colossal.accelerator import get_current_device
 from colossal.booster import Booster
-from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import DistCoordinator
 from colossal.lazy import LazyInitContext
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
@@ -80,14 +78,7 @@ def run(make_model: Callable[[], nn.Module], samples: Samples, options: Options)
 
 def _forward(booster: Booster, model: Any, criterion: Any, batch: Batch, optimizer: Any) -> torch.Tensor:
     """Compute the loss of a batch, and its gradients if there is an optimizer."""
-    here = {name: value.to(get_current_device()) for name, value in batch.items()}
-    plugin = booster.plugin
-    if isinstance(plugin, HybridParallelPlugin) and plugin.pp_size > 1:
-        return booster.execute_pipeline(iter([here]), model, criterion, optimizer)["loss"]
-    loss = criterion(model(**here), here)
-    if optimizer is not None:
-        booster.backward(loss, optimizer)
-    return loss.detach()
+    return booster.execute_pipeline(iter([batch]), model, criterion, optimizer)["loss"]
 
 
 def _repeat(loader: "DataLoader[Batch]") -> Iterator[Batch]:

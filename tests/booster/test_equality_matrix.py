@@ -224,9 +224,9 @@ def train(mesh: ParallelMesh, plugin: str, way: Way) -> dict[str, Any]:
     losses, norms, seen = [], [], {}
     for step in range(STEPS):
         for tokens, labels in batches_of(step, way.accumulate, place):
-            loss = criterion(model(tokens), labels) / way.accumulate
-            booster.backward(loss, optimizer)
-            losses.append(loss.item())
+            scaled = lambda outputs, batch: criterion(outputs, batch[1]) / way.accumulate  # noqa: E731
+            done = booster.execute_pipeline(iter([(tokens, labels)]), model, scaled, optimizer)
+            losses.append(done["loss"].item())
         norms.append(optimizer.get_grad_norm())
         seen |= {f"gradient of {name} in step {step}": grad for name, grad in grads(optimizer).items()}
         if in_step is None:
@@ -378,13 +378,8 @@ def train_family(world: str | None, name: str, **more: Any) -> dict[str, Any]:
         place, losses, norms, seen = booster.plugin.data_parallel_place(), [], [], dict[str, torch.Tensor]()
         for step in range(STEPS):
             for batch in family_batches(step, way.accumulate, place):
-                if mesh.size("pp") > 1:
-                    scaled = lambda outputs, inputs: loss_of(outputs, inputs) / way.accumulate  # noqa: E731
-                    loss = booster.execute_pipeline(iter([batch]), model, scaled, optimizer)["loss"]
-                else:
-                    loss = criterion(model(**batch)) / way.accumulate
-                    booster.backward(loss, optimizer)
-                losses.append(loss.item())
+                scaled = lambda outputs, inputs: criterion(outputs, inputs) / way.accumulate  # noqa: E731
+                losses.append(booster.execute_pipeline(iter([batch]), model, scaled, optimizer)["loss"].item())
             norms.append(optimizer.get_grad_norm())
             seen |= {f"gradient of {key} in step {step}": grad for key, grad in grads(optimizer).items()}
             if clips is None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from colossal.accelerator import get_accelerator
 from colossal.booster.agreement import check_agreement
+from colossal.booster.batch import BatchExecutor
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
 from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin
@@ -176,29 +177,29 @@ class Booster(CheckpointVerbs):
         return_loss: bool = True,
         return_outputs: bool = False,
     ) -> dict[str, Any]:
-        """Run forward and backward passes of all micro-batches through the stages of a pipeline.
+        """Run the forward and backward passes of a batch: the same line of a training loop under every plugin.
+
+        A plugin that divides the model into pipeline stages runs micro-batches through them; any other one calls the
+        model, and `backward` on the loss.
 
         Args:
-            data_iter: Yields batches.
+            data_iter: Yields batches. A mapping is passed to the model by names; of a tuple the model gets as many
+                values as it takes. What the model does not take is for the criterion.
             model: The boosted model.
-            criterion: Takes outputs and inputs, returns the loss.
+            criterion: Takes outputs and inputs, returns the loss: a mean over its samples.
             optimizer: The boosted optimizer; without it only forward passes run.
             return_loss: Return the loss, on all ranks.
             return_outputs: Return the outputs, on the rank with the last stage.
 
         Returns:
-            ``{"loss": ..., "outputs": ...}``.
+            ``{"loss": ..., "outputs": ...}``, without graphs; None for what was not asked for.
 
         Raises:
             ConfigError: The model does not belong to this booster.
-            UnsupportedError: The plugin does not cut models into stages.
+            StopIteration: There is no batch left.
         """
         executor = self._find("execute_pipeline", model, None).executor
-        if executor is None:
-            raise UnsupportedError(
-                "execute_pipeline needs a plugin that cuts the model into pipeline stages. Found "
-                f"{self._plugin_name}, which does not. Call the model, then booster.backward(loss, optimizer)."
-            )
+        executor = executor or BatchExecutor(model, self._accelerator.get_current_device())
         return executor(data_iter, criterion, optimizer, return_loss, return_outputs)
 
     def enable_lora(

@@ -2,7 +2,7 @@
 
 from colossal.pipeline.cut import copy_structure, count_layers
 from colossal.pipeline.executor import PipelineExecutor
-from colossal.pipeline.microbatch import Microbatching, join, split
+from colossal.pipeline.microbatch import Microbatching, join, map_tensors, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
 from colossal.pipeline.placement import PipelineStyle, Placement
 from colossal.pipeline.schedule import (
@@ -21,7 +21,7 @@ from colossal.pipeline.schedule import (
 )
 from colossal.pipeline.sequence import ExecutionSequence
 from colossal.pipeline.shared_parameter import SharedParameter
-from colossal.pipeline.stage import Carry, Stage
+from colossal.pipeline.stage import Carry, Stage, arguments_of
 from colossal.pipeline.stand_in import Passage
 from colossal.pipeline.timeline import Timeline
 from colossal.pipeline.weight_grads import WeightGrads
@@ -45,6 +45,7 @@ __all__ = [
     "Stage",
     "Timeline",
     "WeightGrads",
+    "arguments_of",
     "bubble_of",
     "copy_structure",
     "count_layers",
@@ -53,6 +54,7 @@ __all__ = [
     "join",
     "layer_parameters",
     "layer_seconds",
+    "map_tensors",
     "one_forward_one_backward",
     "partition_balanced",
     "partition_by_counts",

@@ -134,6 +134,12 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
 
     Returns:
         The same with other tensors.
+
+    Example:
+        >>> import torch
+        >>> from colossal.pipeline import map_tensors
+        >>> map_tensors({"x": torch.ones(2), "name": "a"}, torch.Tensor.sum)
+        {'x': tensor(2.), 'name': 'a'}
     """
     if isinstance(tree, torch.Tensor):
         return change(tree)

@@ -126,7 +126,7 @@ class Stage(nn.Module):
         """
         if self._passage is None and carry is not None:
             return self.module(carry)
-        args, kwargs = _arguments(self._signature, inputs)
+        args, kwargs = arguments_of(self._signature, inputs)
         if self._passage is None:
             return self.module(*args, **kwargs)
         self._passage.enter(carry)
@@ -145,7 +145,22 @@ class Stage(nn.Module):
         return outputs
 
 
-def _arguments(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Find what a model takes of a batch.
+
+    Args:
+        signature: That of its forward method.
+        inputs: A mapping, which is passed by names, or a tuple, of which it gets as many as it needs.
+
+    Returns:
+        Positional arguments, and arguments by name.
+
+    Example:
+        >>> import inspect
+        >>> from colossal.pipeline import arguments_of
+        >>> arguments_of(inspect.signature(lambda x, mask=None: x), {"x": 1, "labels": 2})
+        ((), {'x': 1})
+    """
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     if isinstance(inputs, Mapping):
         takes_all = inspect.Parameter.VAR_KEYWORD in kinds
