@@ -399,7 +399,7 @@ def train_family(world: str | None, name: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def train_family_all(world: str) -> dict[str, Any]:
+def train_family_all(world: str) -> dict[tuple[str, int], dict[str, Any]]:
     with KeepFloat64():
         return {
             (name, stage): train_family(world, name, zero_stage=stage)

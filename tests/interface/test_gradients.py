@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Norms and limits of gradients that ranks share, against those of whole tensors."""
 
 from typing import Any

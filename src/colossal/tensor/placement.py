@@ -212,7 +212,9 @@ class Placement:
         return [(Region(there, shape), Region(here, shape)) for there, here, shape in found]
 
 
-_full = lru_cache(4096)(lambda shape: Placement(Layout(shape)))
+@lru_cache(4096)
+def _full(shape: tuple[int, ...]) -> Placement:
+    return Placement(Layout(shape))
 
 
 def set_placement(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
