@@ -372,7 +372,7 @@ def _check_threads(num_threads: int) -> None:
 
 def _read_plain(source: Source) -> Any:
     if source.plain is not None:
-        return assemble(source.plain, lambda name: source.items[name].whole())
+        return assemble(source.plain, lambda name: source.item(name).whole())
     return {name: item.value if item.shape is None else item.whole() for name, item in source.items.items()}
 
 

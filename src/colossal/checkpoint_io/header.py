@@ -210,6 +210,8 @@ def _parse_places(content: Mapping[str, Any], digests: Mapping[str, Any] | None)
     start = 0
     for name, item in sorted(content.items(), key=lambda each: each[1]["data_offsets"]):
         shape = tuple(item["shape"])
+        if not all(type(length) is int for length in shape):
+            raise ValueError(f"the shape of the tensor {name!r} is {item['shape']!r}, and no list of whole numbers")
         blocks = _parse_blocks(digests[name], len(shape)) if digests is not None else {}
         place = Place(name, _DTYPES[item["dtype"]], shape, start, blocks)
         if item["data_offsets"] != [start, start + place.num_bytes] or any(length < 0 for length in shape):

@@ -179,7 +179,7 @@ def _maps_names_to_files(weight_map: object) -> bool:
 
 
 def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name != "" and Path(name).name == name
+    return isinstance(name, str) and name != "" and "\0" not in name and Path(name).name == name
 
 
 def _not_an_index(path: Path, found: str) -> CheckpointError:

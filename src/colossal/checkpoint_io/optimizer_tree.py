@@ -18,7 +18,7 @@ def optimizer_tree(source: Source) -> dict[str, Any]:
         CheckpointError: The index does not say where the parameter groups are.
     """
     if source.plain is not None:
-        return assemble(source.plain, source.items.__getitem__)
+        return assemble(source.plain, source.item)
     skeleton, tensors = dismantle(_torch_tree(source))
     return assemble(skeleton, lambda name: in_memory(tensors[name]))
 

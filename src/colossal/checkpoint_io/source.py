@@ -109,6 +109,25 @@ class Source:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def item(self, name: str) -> Item:
+        """Find a tensor that the description of the state names.
+
+        Args:
+            name: Its name.
+
+        Returns:
+            The tensor.
+
+        Raises:
+            CheckpointError: No file has it.
+        """
+        if name not in self.items:
+            raise CheckpointError(
+                f"The files of a checkpoint hold all tensors of its state. Found none with {name!r} among "
+                f"{listing(map(str, self.files))}. Copy the whole directory again."
+            )
+        return self.items[name]
+
     def each_file(self, action: Callable[[dict[Any, Item]], None], num_threads: int) -> None:
         """Do something with the entries of each file.
 
@@ -134,6 +153,10 @@ class Source:
 
     def _open(self, path: Path) -> dict[Any, Item]:
         try:
+            if not path.is_file() and path.exists():  # opening a pipe would wait for somebody to write into it
+                raise CheckpointError(
+                    f"Loading needs a file. Found {path}, which is a directory, a pipe or a device. Check the path."
+                )
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
         except OSError as error:
