@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed import fsdp
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import wrap
 from torch.distributed.tensor import DTensor
 
@@ -103,21 +104,21 @@ def test_a_mesh_of_replicas_and_shards_is_hybrid_sharding(strategy, kept) -> Non
 
 
 def test_the_group_of_the_dp_axis_is_the_default() -> None:
-    with fake_world(4), ParallelMesh(dp=2, tp=2) as mesh:
+    with fake_world(4), ParallelMesh() as mesh:
         for group in (None, mesh.group("dp")):
             model = Net()
             boost(model, process_group=group)
-            assert model.out.weight.device_mesh.mesh.tolist() == [0, 2]
+            assert model.out.weight.device_mesh.mesh.tolist() == [0, 1, 2, 3]
 
 
 def test_other_groups_are_refused() -> None:
-    with fake_world(4), ParallelMesh(dp=2, tp=2) as mesh:
+    with fake_world(4), ParallelMesh() as mesh:
         with pytest.raises(
             ConfigError, match=r"of other ranks\. Leave process_group out, and train inside of `with Para"
         ):
-            boost(Net(), process_group=mesh.group("tp"))
-        with pytest.raises(ConfigError, match=r"the dp axis, \[0, 2\]\. Found \[\[0, 1\], \[2, 3\]\]"):
-            boost(Net(), process_group=init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES))
+            boost(Net(), process_group=dist.new_group([0, 1]))
+        with pytest.raises(ConfigError, match=r"the dp axis, \[0, 1, 2, 3\]\. Found \[\[0\], \[1\]\]"):
+            boost(Net(), process_group=DeviceMesh("cpu", [[0], [1]], mesh_dim_names=NAMES))
         with pytest.raises(ConfigError, match=r"two named dimensions.*Found one with 1, named .*init_device_mesh"):
             boost(Net(), process_group=mesh.device_mesh["dp"])
         with pytest.raises(ConfigError, match=r"Found one with 2, named None"):

@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 import xxhash
-from torch import distributed as dist
 
 from colossal.booster.boosted import Parts
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin
 from colossal.cluster import Axis, ParallelMesh
-from colossal.comm import all_reduce_over
+from colossal.comm import all_reduce_over, gather_objects
 from colossal.errors import ConfigError
 from colossal.tensor import parameter_names, placement_of
 
@@ -48,8 +47,7 @@ def check_agreement(
     largest, smallest = all_reduce_over(own, [mesh.group(axis) for axis in axes], "max").tolist()
     if largest == ~smallest:
         return
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, said)
+    ranks = gather_objects(said)
     first = ranks[0]
     differences = [
         f"{name} ({first.get(name, 'nothing')} on rank 0, {other.get(name, 'nothing')} on rank {rank})"

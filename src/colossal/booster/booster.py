@@ -14,8 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from colossal.accelerator import get_accelerator
-from colossal.booster.agreement import check_agreement
-from colossal.booster.batch import BatchExecutor
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
 from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin
@@ -122,6 +120,8 @@ class Booster(CheckpointVerbs):
         check_parts(parts)
         mesh, axes = self.plugin.agreeing_ranks()
         if mesh is not None:
+            from colossal.booster.agreement import check_agreement
+
             check_axes(self.plugin, mesh)
             check_dataloader(dataloader, self.plugin)
             check_agreement(parts, self.plugin, self.mixed_precision, mesh, axes)
@@ -199,7 +199,10 @@ class Booster(CheckpointVerbs):
             StopIteration: There is no batch left.
         """
         executor = self._find("execute_pipeline", model, None).executor
-        executor = executor or BatchExecutor(model, self._accelerator.get_current_device())
+        if executor is None:
+            from colossal.booster.batch import BatchExecutor
+
+            executor = BatchExecutor(model, self._accelerator.get_current_device())
         return executor(data_iter, criterion, optimizer, return_loss, return_outputs)
 
     def enable_lora(

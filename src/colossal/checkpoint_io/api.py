@@ -81,11 +81,10 @@ class CheckpointIO:
             prefix: Put in front of the names of the files of a directory, with a dot.
             size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes. A larger tensor gets a
                 file of its own.
-            use_safetensors: Write safetensors, in which all ranks share the work, rather than PyTorch's own format,
-                for which the first rank gathers one file after the other. A file whose name ends with
-                ``.safetensors`` is one in any case.
-            use_async: Return as soon as the state is copied to host memory. The files are written while training goes
-                on; an error is raised by the next call, by `synchronize`, or makes the program fail when it ends.
+            use_safetensors: Write safetensors, each rank its part, rather than PyTorch's own format, for which the
+                first rank gathers each file. A file named ``*.safetensors`` is one in any case.
+            use_async: Return as soon as the state is copied to host memory. An error of the writing that follows is
+                raised by the next call, by `synchronize`, or makes the program fail when it ends.
 
         Raises:
             CheckpointError: A file cannot be written, or an earlier asynchronous save failed. What was saved there
@@ -101,7 +100,6 @@ class CheckpointIO:
         use_safetensors = use_safetensors or (not shard and path.suffix == ".safetensors")
         kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
         configs: dict[str, Any] = {}
-
         states: list[ModelState] = []
 
         def look() -> Content:

@@ -4,7 +4,7 @@ from colossal.comm.channel import Channel
 from colossal.comm.counter import CommCounter
 from colossal.comm.cube import gather_packed_rows, matmul_3d
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
-from colossal.comm.over import all_reduce_over
+from colossal.comm.over import all_reduce_over, gather_objects
 from colossal.comm.partition import Partition, Pending
 from colossal.comm.ring import Exchange, pass_round, sum_round
 from colossal.comm.summa import summa_ab, summa_abt, summa_atb
@@ -18,6 +18,7 @@ __all__ = [
     "all_reduce_over",
     "all_to_all",
     "gather",
+    "gather_objects",
     "gather_packed_rows",
     "matmul_3d",
     "pass_round",

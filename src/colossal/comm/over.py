@@ -2,7 +2,7 @@
 """Totals over process groups instead of axes: for tensors that know their groups, such as shards."""
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import distributed as dist
@@ -11,6 +11,29 @@ from colossal.cluster import AXES, Axis, current_mesh
 from colossal.comm.counter import active_counters
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Let all ranks know a value of each, as it can be pickled: for messages, not for the data of a step.
+
+    Args:
+        value: Any value.
+
+    Returns:
+        The values of all ranks of the world, in their order.
+
+    Communication: all_gather_object, all ranks, the bytes of the values.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal.comm import gather_objects
+        >>> from colossal.testing import run_threads
+        >>> run_threads(lambda: gather_objects({"rank": dist.get_rank()}), 2)[0]
+        [{'rank': 0}, {'rank': 1}]
+    """
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def all_reduce_over(

@@ -44,7 +44,13 @@ def check_optimizer(
     Example:
         >>> import torch
         >>> from colossal.interface import check_optimizer
-        >>> check_optimizer(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))]), shards=True)
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> check_optimizer(torch.optim.AdamW([weight]), shards=True)
+        >>> try:
+        ...     check_optimizer(torch.optim.Adafactor([weight]), shards=True)
+        ... except NotImplementedError as error:
+        ...     print(str(error)[:64])
+        A rank has shards of the parameters here. Found Adafactor, whose
     """
     knows_shards = getattr(optimizer, "updates_shards", None)
     if not (shards or subsets) or (knows_shards and not subsets):

@@ -49,7 +49,7 @@ def test_the_booster_as_its_page_shows_it(reference) -> None:
     entry = reference.objects["colossal.booster.Booster.boost"]
     assert [one["name"] for one in entry["params"]] == ["model", "optimizer", "criterion", "dataloader", "lr_scheduler"]
     assert entry["links"]["OptimizerWrapper"] == "colossal.interface.OptimizerWrapper"
-    assert {one["type"] for one in entry["raises"]} == {"ConfigError", "MeshError"}
+    assert {one["type"] for one in entry["raises"]} == {"ConfigError", "MeshError", "UnsupportedError"}
     assert entry["returns"]["type"].startswith("tuple[ModelWrapper, OptimizerWrapper | None, ")
 
 

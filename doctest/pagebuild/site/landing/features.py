@@ -47,6 +47,10 @@ def _clip(bench: Bench, by: str) -> None:
 def _pipeline(bench: Bench) -> None:
     import torch
 
+    from colossal.errors import UnsupportedError
+
+    if "pp" not in bench.booster.plugin.supported_axes:
+        raise UnsupportedError("The layers of a model are divided over the pp axis. Found a plugin that does not.")
     make: Any = bench.make_plugin
     if make is not None and "num_microbatches" in inspect.signature(type(bench.booster.plugin)).parameters:
         bench = Bench(partial(make, num_microbatches=2), bench.folder)
