@@ -141,6 +141,7 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     assert "lib" not in sys.modules
 
 
+BOOST = ", colossal.booster.agreement, colossal.booster.batch"
 LAZY = ", colossal.lazy, colossal.lazy.part, colossal.lazy.shards"
 OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
 
@@ -150,10 +151,10 @@ OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
     ("code", "later"),
     [
         ("import colossal\ncolossal.launch", ""),
-        ("from colossal import Booster", LAZY),
+        ("from colossal import Booster", BOOST + LAZY),
         (
             "from colossal.booster.plugin import GeminiPlugin",
-            LAZY + ", colossal.zero.gemini, colossal.nn" + OPTIMIZERS,
+            BOOST + LAZY + ", colossal.zero.gemini, colossal.nn" + OPTIMIZERS,
         ),
         ("from colossal.nn import lr_scheduler", OPTIMIZERS + LAZY),
     ],
