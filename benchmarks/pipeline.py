@@ -53,10 +53,10 @@ def loss_of(logits: Any, ids: Any) -> Any:
 
 def own_stages(style: str, rank: int, layers: int, width: int) -> tuple[Any, list[Any]]:
     """The stages of this rank."""
-    from colossal.pipeline import Placement, Stage, copy_structure, partition_uniform
+    from colossal.pipeline import Stage, StagePlacement, copy_structure, partition_uniform
     from colossal.shardformer import plan_of
 
-    placement = Placement(2, 1 if style == "1f1b" else 2, is_v=style == "zbv")
+    placement = StagePlacement(2, 1 if style == "1f1b" else 2, is_v=style == "zbv")
     model, parts = build(layers, width), partition_uniform(layers, placement.num_stages)
     plan = plan_of(model).stages
     assert plan is not None

@@ -16,8 +16,8 @@ from colossal.pipeline import (
     Microbatching,
     PipelineExecutor,
     PipelineStyle,
-    Placement,
     Stage,
+    StagePlacement,
     copy_structure,
     partition_uniform,
 )
@@ -63,7 +63,7 @@ def criterion(outputs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.T
 def pipeline(
     mesh: ParallelMesh, style: PipelineStyle, frozen: int = 0, **options: Any
 ) -> tuple[PipelineExecutor, list[Stage], OptimizerWrapper]:
-    placement = Placement(mesh.size("pp"), 1 if style == "1f1b" else 2, is_v=style == "zbv")
+    placement = StagePlacement(mesh.size("pp"), 1 if style == "1f1b" else 2, is_v=style == "zbv")
     model = model_of(placement.num_stages + 2)
     for layer in model[:frozen]:
         layer.requires_grad_(False)
@@ -137,7 +137,7 @@ def alone(num_stages: int, frozen: int) -> dict[str, Any]:
     ],
 )
 def test_steps_of_other_lengths_and_evaluations(style, size, frozen, caches) -> None:
-    placement = Placement(size, 1 if style == "1f1b" else 2)
+    placement = StagePlacement(size, 1 if style == "1f1b" else 2)
     expected = alone(placement.num_stages, frozen)
     for found in run_processes(train, size, style, size, frozen, caches):
         torch.testing.assert_close(found["losses"], [loss.detach() for loss in expected["losses"]], rtol=1e-9, atol=0)
@@ -176,7 +176,7 @@ def share() -> list[float]:
         rank, linear = mesh.rank("pp"), nn.Linear(1, 1, bias=False)
         stage = Stage.of_sequential(nn.Sequential(linear, linear), [range(1), range(1, 2)], rank)
         nn.init.constant_(linear.weight, 5.0 + rank)
-        run = PipelineExecutor([stage], Placement(2), mesh, "1f1b", Microbatching(1))
+        run = PipelineExecutor([stage], StagePlacement(2), mesh, "1f1b", Microbatching(1))
         run.share_values()
     return linear.weight.flatten().tolist()
 
@@ -232,7 +232,7 @@ def shapes_that_change() -> str:
     with ParallelMesh(pp=2) as mesh:
         model = nn.Sequential(Pack(), nn.Linear(WIDTH, 1))
         stage = Stage.of_sequential(model, [range(1), range(1, 2)], mesh.rank("pp"))
-        run = PipelineExecutor([stage], Placement(2), mesh, "1f1b", Microbatching(2))
+        run = PipelineExecutor([stage], StagePlacement(2), mesh, "1f1b", Microbatching(2))
         x = torch.ones(2, 4, WIDTH)
         x[1] = 3
         run(iter([x]), lambda outputs, _: outputs.mean())

@@ -16,8 +16,8 @@ from colossal.pipeline import (
     Microbatching,
     PipelineExecutor,
     PipelineStyle,
-    Placement,
     Stage,
+    StagePlacement,
     copy_structure,
     count_layers,
     partition_uniform,
@@ -52,7 +52,7 @@ def logits_of(outputs: Any) -> torch.Tensor:
 def pipeline_of(
     model: nn.Module, style: PipelineStyle, mesh: ParallelMesh, num_microbatches: int
 ) -> tuple[PipelineExecutor, list[Stage]]:
-    placement = Placement(mesh.size("pp"), 1 if style == "1f1b" else 2, is_v=style == "zbv")
+    placement = StagePlacement(mesh.size("pp"), 1 if style == "1f1b" else 2, is_v=style == "zbv")
     plan = plan_of(model).stages
     assert plan is not None
     layers = partition_uniform(count_layers(model, plan), placement.num_stages)

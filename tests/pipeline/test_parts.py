@@ -15,8 +15,8 @@ from transformers.modeling_outputs import CausalLMOutput
 from colossal.errors import ConfigError, PlanError, ShapeError
 from colossal.pipeline import (
     Microbatching,
-    Placement,
     Stage,
+    StagePlacement,
     WeightGrads,
     join,
     partition_balanced,
@@ -92,9 +92,9 @@ def test_numbers_that_do_not_fit() -> None:
 
 
 def test_stages_go_round_or_in_a_v() -> None:
-    assert [Placement(3, 2).rank_of(stage) for stage in range(6)] == [0, 1, 2, 0, 1, 2]
-    assert [Placement(3, 2, is_v=True).rank_of(stage) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
-    assert Placement(3, 2, is_v=True).stages_of(0) == (0, 5)
+    assert [StagePlacement(3, 2).rank_of(stage) for stage in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [StagePlacement(3, 2, is_v=True).rank_of(stage) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+    assert StagePlacement(3, 2, is_v=True).stages_of(0) == (0, 5)
 
 
 # ------------------------------------------------------------------------------------------ batches

@@ -12,7 +12,7 @@ from colossal.pipeline import (
     Action,
     Costs,
     Orders,
-    Placement,
+    StagePlacement,
     Timeline,
     bubble_of,
     forward_only,
@@ -25,11 +25,11 @@ from colossal.pipeline import (
 SIZES = [(2, 2), (2, 8), (3, 6), (4, 4), (4, 12), (8, 16)]
 
 
-def place(style: str, size: int) -> Placement:
-    return Placement(size, 1 if style == "1f1b" else 2, is_v=style == "zbv")
+def place(style: str, size: int) -> StagePlacement:
+    return StagePlacement(size, 1 if style == "1f1b" else 2, is_v=style == "zbv")
 
 
-def bubble(orders: Orders, placement: Placement, costs: Costs | None = None) -> float:
+def bubble(orders: Orders, placement: StagePlacement, costs: Costs | None = None) -> float:
     return bubble_of(simulate(orders, placement, costs))
 
 
@@ -47,7 +47,7 @@ def test_every_pass_is_made_once_by_the_rank_of_its_stage(style, sizes) -> None:
 
 @pytest.mark.parametrize(("size", "number"), SIZES)
 def test_the_bubble_is_that_of_the_formula(size, number) -> None:
-    one, two, v = Placement(size), Placement(size, 2), Placement(size, 2, is_v=True)
+    one, two, v = StagePlacement(size), StagePlacement(size, 2), StagePlacement(size, 2, is_v=True)
     assert bubble(one_forward_one_backward(one, number), one) == pytest.approx((size - 1) / (number + size - 1))
     assert bubble(interleaved(two, number), two) == pytest.approx((size - 1) / (2 * number + size - 1))
     assert bubble(zero_bubble_v(v, number), v) == pytest.approx((size - 1) / (6 * number + size - 1))
@@ -66,7 +66,7 @@ def test_no_rank_holds_more_than_a_micro_batch_for_each_rank(size, number) -> No
 @pytest.mark.parametrize(("size", "number"), SIZES)
 def test_messages_of_an_interleaved_schedule_travel_while_ranks_work(size, number) -> None:
     """Only the way of the first micro-batch to the last stage, and of the last one back, is waited for."""
-    placement, costs = Placement(size, 2), Costs(transfer=0.5)
+    placement, costs = StagePlacement(size, 2), Costs(transfer=0.5)
     duration = max(each.end for each in simulate(interleaved(placement, number), placement, costs))
     assert duration == 2 * 3 * number + 3 * (size - 1) + 2 * (2 * size - 1) * 0.5
 
@@ -74,7 +74,7 @@ def test_messages_of_an_interleaved_schedule_travel_while_ranks_work(size, numbe
 @pytest.mark.parametrize(("size", "number"), SIZES)
 def test_a_rank_of_a_v_lets_nobody_wait_who_could_go_backward(size, number) -> None:
     """Whenever it begins another pass, no gradient of an input could be computed instead."""
-    placement, costs = Placement(size, 2, is_v=True), Costs(forward=1.0, inputs=1.5, weights=0.75, transfer=0.25)
+    placement, costs = StagePlacement(size, 2, is_v=True), Costs(forward=1.0, inputs=1.5, weights=0.75, transfer=0.25)
     orders = zero_bubble_v(placement, number, costs)
     times = {each.action: each for each in simulate(orders, placement, costs)}
 
@@ -90,29 +90,29 @@ def test_a_rank_of_a_v_lets_nobody_wait_who_could_go_backward(size, number) -> N
 
 
 def test_a_v_that_knows_its_costs_waits_less() -> None:
-    placement, costs = Placement(4, 2, is_v=True), Costs(forward=1.0, inputs=1.4, weights=0.7, transfer=0.2)
+    placement, costs = StagePlacement(4, 2, is_v=True), Costs(forward=1.0, inputs=1.4, weights=0.7, transfer=0.2)
     known, unknown = zero_bubble_v(placement, 12, costs), zero_bubble_v(placement, 12)
     assert bubble(known, placement, costs) < bubble(unknown, placement, costs)
 
 
 def test_micro_batches_that_do_not_divide() -> None:
     with pytest.raises(ConfigError, match=r"Found 3 micro-batches on 2 ranks\. Use a multiple of 2"):
-        interleaved(Placement(2, 2), 3)
-    placement = Placement(3, 2, is_v=True)
+        interleaved(StagePlacement(2, 2), 3)
+    placement = StagePlacement(3, 2, is_v=True)
     assert bubble(zero_bubble_v(placement, 4), placement) < 0.25
     with pytest.raises(ConfigError, match="Found 2 chunks of the model"):
-        one_forward_one_backward(Placement(2, 2), 4)
+        one_forward_one_backward(StagePlacement(2, 2), 4)
 
 
 def test_ranks_that_wait_for_each_other_are_found() -> None:
-    placement = Placement(2)
+    placement = StagePlacement(2)
     first, second = one_forward_one_backward(placement, 1)
     with pytest.raises(ConfigError, match=r"Found that \[B0\.0, F1\.0\] wait for each other"):
         simulate((first[::-1], second), placement)
 
 
 def test_a_timeline_is_a_picture_and_a_trace(tmp_path) -> None:
-    placement = Placement(2, 2, is_v=True)
+    placement = StagePlacement(2, 2, is_v=True)
     timeline = Timeline(tuple(simulate(zero_bubble_v(placement, 2), placement)))
     timeline.save([tmp_path / "step.svg", tmp_path / "step.json"])
     picture = (tmp_path / "step.svg").read_text()

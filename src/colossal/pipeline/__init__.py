@@ -4,7 +4,7 @@ from colossal.pipeline.cut import copy_structure, count_layers
 from colossal.pipeline.executor import PipelineExecutor
 from colossal.pipeline.microbatch import Microbatching, join, map_tensors, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
-from colossal.pipeline.placement import PipelineStyle, Placement
+from colossal.pipeline.placement import PipelineStyle, StagePlacement
 from colossal.pipeline.schedule import (
     SCHEDULES,
     Action,
@@ -40,9 +40,9 @@ __all__ = [
     "Passage",
     "PipelineExecutor",
     "PipelineStyle",
-    "Placement",
     "SharedParameter",
     "Stage",
+    "StagePlacement",
     "Timeline",
     "WeightGrads",
     "arguments_of",

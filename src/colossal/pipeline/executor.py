@@ -16,7 +16,7 @@ from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper
 from colossal.pipeline.lane import Description, Inbox, Message, make_links
 from colossal.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
-from colossal.pipeline.placement import PipelineStyle, Placement
+from colossal.pipeline.placement import PipelineStyle, StagePlacement
 from colossal.pipeline.schedule import SCHEDULES, Orders, Pass, forward_only
 from colossal.pipeline.shared_grads import SharedGrads
 from colossal.pipeline.stage import Stage
@@ -51,12 +51,12 @@ class PipelineExecutor:
         >>> import torch
         >>> from colossal.cluster import ParallelMesh
         >>> from colossal.interface import OptimizerWrapper
-        >>> from colossal.pipeline import Microbatching, PipelineExecutor, Placement, Stage
+        >>> from colossal.pipeline import Microbatching, PipelineExecutor, StagePlacement, Stage
         >>> from colossal.testing import fake_world
         >>> with fake_world(1):
         ...     mesh = ParallelMesh(pp=1)
         ...     stage = Stage.of_sequential(torch.nn.Sequential(torch.nn.Linear(4, 1)), [range(1)], index=0)
-        ...     run = PipelineExecutor([stage], Placement(1), mesh, "1f1b", Microbatching(2))
+        ...     run = PipelineExecutor([stage], StagePlacement(1), mesh, "1f1b", Microbatching(2))
         ...     optimizer = OptimizerWrapper(torch.optim.SGD(stage.parameters()))
         ...     batch = torch.ones(6, 4), torch.zeros(6, 1)
         ...     done = run(iter([batch]), lambda y, batch: (y - batch[1]).square().mean(), optimizer)
@@ -67,7 +67,7 @@ class PipelineExecutor:
     def __init__(
         self,
         stages: Sequence[Stage],
-        placement: Placement,
+        placement: StagePlacement,
         mesh: ParallelMesh,
         style: PipelineStyle,
         microbatching: Microbatching,

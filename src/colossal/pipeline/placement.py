@@ -9,7 +9,7 @@ PipelineStyle = Literal["1f1b", "interleaved", "zbv"]
 
 @final
 @dataclass(frozen=True)
-class Placement:
+class StagePlacement:
     """Which rank of the pp axis has which stage.
 
     With one chunk of the model on each rank, stage and rank are the same. With several, stages go round: after the last
@@ -21,8 +21,8 @@ class Placement:
         is_v: Whether stages go back rather than round.
 
     Example:
-        >>> from colossal.pipeline import Placement
-        >>> [Placement(2, num_chunks=2, is_v=True).rank_of(stage) for stage in range(4)]
+        >>> from colossal.pipeline import StagePlacement
+        >>> [StagePlacement(2, num_chunks=2, is_v=True).rank_of(stage) for stage in range(4)]
         [0, 1, 1, 0]
     """
 

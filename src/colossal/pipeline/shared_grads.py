@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from colossal.pipeline.lane import Link, wait
-from colossal.pipeline.placement import Placement
+from colossal.pipeline.placement import StagePlacement
 from colossal.pipeline.stage import Stage
 
 
@@ -34,7 +34,9 @@ class SharedGrads:
         own: This rank's place on the pp axis.
     """
 
-    def __init__(self, stages: Mapping[int, Stage], placement: Placement, links: Mapping[int, Link], own: int) -> None:
+    def __init__(
+        self, stages: Mapping[int, Stage], placement: StagePlacement, links: Mapping[int, Link], own: int
+    ) -> None:
         self._found, self._links, self._own = list(_find(stages, placement)), links, own
         self._kept: dict[nn.Parameter, torch.Tensor] = {}
         self._is_exchanging = False
@@ -90,7 +92,7 @@ class SharedGrads:
         return torch.zeros_like(grad)
 
 
-def _find(stages: Mapping[int, Stage], placement: Placement) -> Iterator[_Held]:
+def _find(stages: Mapping[int, Stage], placement: StagePlacement) -> Iterator[_Held]:
     for stage in stages.values():
         for shared in stage.shared:
             here = [index for index in shared.stages if index in stages]

@@ -11,7 +11,7 @@ from colossal.errors import ConfigError, ShapeError
 from colossal.interface import OptimizerWrapper
 from colossal.pipeline.lane import Description, Inbox, Link, Message, pack
 from colossal.pipeline.microbatch import join, map_tensors
-from colossal.pipeline.placement import Placement
+from colossal.pipeline.placement import StagePlacement
 from colossal.pipeline.schedule import Action
 from colossal.pipeline.stage import Stage
 from colossal.pipeline.weight_grads import WeightGrads
@@ -48,7 +48,7 @@ class Step:
         links: Mapping[int, Link],
         inboxes: Mapping[int, Inbox],
         known: dict[int, tuple[Description, ...]],
-        placement: Placement,
+        placement: StagePlacement,
         defers: bool,
         keeps_outputs: bool,
     ) -> None:

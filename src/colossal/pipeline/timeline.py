@@ -22,8 +22,8 @@ class Timeline:
         passes: The passes, simulated or measured.
 
     Example:
-        >>> from colossal.pipeline import Placement, Timeline, one_forward_one_backward, simulate
-        >>> placement = Placement(2)
+        >>> from colossal.pipeline import StagePlacement, Timeline, one_forward_one_backward, simulate
+        >>> placement = StagePlacement(2)
         >>> timeline = Timeline(tuple(simulate(one_forward_one_backward(placement, 7), placement)))
         >>> round(timeline.bubble, 3), timeline.duration
         (0.125, 24.0)

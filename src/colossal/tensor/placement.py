@@ -150,7 +150,7 @@ class Placement:
 
     @property
     def groups(self) -> Groups:
-        """All ranks that a decision about this tensor concerns: the groups of its shards and of its replicas."""
+        """The groups of its shards and of its replicas, whose ranks agree on what concerns the tensor."""
         return (*self.shard_groups, *self.replica_groups)
 
     @cached_property

@@ -146,8 +146,8 @@ def most_kept(order: Sequence[Action], kept: Mapping[int, int]) -> tuple[int, in
 
     Example:
         >>> from colossal.booster.plugin.dry_run import most_kept
-        >>> from colossal.pipeline import Placement, one_forward_one_backward
-        >>> most_kept(one_forward_one_backward(Placement(4), 8)[1], {1: 10})
+        >>> from colossal.pipeline import StagePlacement, one_forward_one_backward
+        >>> most_kept(one_forward_one_backward(StagePlacement(4), 8)[1], {1: 10})
         (30, 3)
     """
     now, passes, most, most_passes = 0, 0, 0, 0

@@ -11,7 +11,7 @@ from colossal.booster.plugin.torch_ddp import DDPConfig
 from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.pipeline import Microbatching, PipelineStyle, Placement
+from colossal.pipeline import Microbatching, PipelineStyle, StagePlacement
 from colossal.shardformer import ShardConfig
 from colossal.zero import ZeroConfig
 
@@ -132,9 +132,9 @@ class HybridOptions:
                 )
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> StagePlacement:
         """Which rank of the pp axis has which stage."""
-        return Placement(self.pp_size, self.num_chunks if self.pp_size > 1 else 1, is_v=self.style == "zbv")
+        return StagePlacement(self.pp_size, self.num_chunks if self.pp_size > 1 else 1, is_v=self.style == "zbv")
 
     @property
     def dtype(self) -> torch.dtype | None:

@@ -22,7 +22,7 @@ from colossal.cluster import AXES, Axis, ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline import SCHEDULES, Carry, Placement, Stage, split
+from colossal.pipeline import SCHEDULES, Carry, Stage, StagePlacement, split
 from colossal.pipeline.microbatch import map_tensors
 from colossal.tensor import parameter_names, placement_of
 from colossal.zero import ZeroShards
@@ -215,7 +215,7 @@ class _Traffic:
             self.add(axis, counter.bytes[op, axis] * number, calls * number)
 
     def add_messages(
-        self, passes: Mapping[int, DryPass], stages: Sequence[Stage], place: Placement, times: int
+        self, passes: Mapping[int, DryPass], stages: Sequence[Stage], place: StagePlacement, times: int
     ) -> None:
         """Add hidden states, their gradients, and gradients of parameters that are on several ranks."""
         for stage in stages:

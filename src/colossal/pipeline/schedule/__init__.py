@@ -28,4 +28,4 @@ SCHEDULES: Mapping[PipelineStyle, Callable[..., Orders]] = {
     "interleaved": interleaved,
     "zbv": zero_bubble_v,
 }
-"""The schedule of each ``pp_style``; each takes a `Placement` and the number of micro-batches."""
+"""The schedule of each ``pp_style``; each takes a `StagePlacement` and the number of micro-batches."""

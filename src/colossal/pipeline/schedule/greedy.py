@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
-from colossal.pipeline.placement import Placement
+from colossal.pipeline.placement import StagePlacement
 from colossal.pipeline.schedule.action import Action, ActionKind, Costs, Orders
 
 Urgency = Callable[[Action], tuple[int, ...]]
 
 
-def zero_bubble_v(placement: Placement, num_microbatches: int, costs: Costs | None = None) -> Orders:
+def zero_bubble_v(placement: StagePlacement, num_microbatches: int, costs: Costs | None = None) -> Orders:
     """Fill the bubble by the gradients of weights, which nobody waits for.
 
     Backward passes are in two parts. Each rank goes backward to inputs as soon as it can, else forward, else it makes
@@ -26,8 +26,8 @@ def zero_bubble_v(placement: Placement, num_microbatches: int, costs: Costs | No
         What each rank does.
 
     Example:
-        >>> from colossal.pipeline import Placement, bubble_of, simulate, zero_bubble_v
-        >>> placement = Placement(4, num_chunks=2, is_v=True)
+        >>> from colossal.pipeline import StagePlacement, bubble_of, simulate, zero_bubble_v
+        >>> placement = StagePlacement(4, num_chunks=2, is_v=True)
         >>> bubble_of(simulate(zero_bubble_v(placement, 16), placement)) < 0.06
         True
     """
@@ -39,7 +39,7 @@ def zero_bubble_v(placement: Placement, num_microbatches: int, costs: Costs | No
     return _Race(placement, num_microbatches, passes, urgency, costs or Costs()).run()
 
 
-def forward_only(placement: Placement, num_microbatches: int) -> Orders:
+def forward_only(placement: StagePlacement, num_microbatches: int) -> Orders:
     """Let all micro-batches pass without going back, to evaluate.
 
     Args:
@@ -50,8 +50,8 @@ def forward_only(placement: Placement, num_microbatches: int) -> Orders:
         What each rank does.
 
     Example:
-        >>> from colossal.pipeline import Placement, forward_only
-        >>> forward_only(Placement(2, num_chunks=2, is_v=True), 3)[0]
+        >>> from colossal.pipeline import StagePlacement, forward_only
+        >>> forward_only(StagePlacement(2, num_chunks=2, is_v=True), 3)[0]
         (F0.0, F0.1, F0.2, F3.0, F3.1, F3.2)
     """
 
@@ -66,7 +66,7 @@ def forward_only(placement: Placement, num_microbatches: int) -> Orders:
 class _Race:
     """Ranks that work, in simulated time; passes of one kind through one stage take micro-batches in their order."""
 
-    placement: Placement
+    placement: StagePlacement
     num_microbatches: int
     kinds: tuple[ActionKind, ...]
     urgency: Urgency

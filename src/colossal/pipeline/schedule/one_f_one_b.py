@@ -3,11 +3,11 @@
 from itertools import chain
 
 from colossal.errors import ConfigError
-from colossal.pipeline.placement import Placement
+from colossal.pipeline.placement import StagePlacement
 from colossal.pipeline.schedule.action import Action, Orders
 
 
-def one_forward_one_backward(placement: Placement, num_microbatches: int) -> Orders:
+def one_forward_one_backward(placement: StagePlacement, num_microbatches: int) -> Orders:
     """Go backward with each micro-batch as soon as that is possible.
 
     A rank has at most as many micro-batches under way as there are ranks behind it, and itself (Narayanan et al.,
@@ -24,8 +24,8 @@ def one_forward_one_backward(placement: Placement, num_microbatches: int) -> Ord
         ConfigError: A rank has several stages.
 
     Example:
-        >>> from colossal.pipeline import Placement, one_forward_one_backward
-        >>> one_forward_one_backward(Placement(2), 2)[0]
+        >>> from colossal.pipeline import StagePlacement, one_forward_one_backward
+        >>> one_forward_one_backward(StagePlacement(2), 2)[0]
         (F0.0, F0.1, B0.0, B0.1)
     """
     if placement.num_chunks != 1:
@@ -44,7 +44,7 @@ def _alternate(stage: int, num_stages: int, num_microbatches: int) -> tuple[Acti
     return (*forward[:num_ahead], *chain.from_iterable(steady), *backward[num_microbatches - num_ahead :])
 
 
-def interleaved(placement: Placement, num_microbatches: int) -> Orders:
+def interleaved(placement: StagePlacement, num_microbatches: int) -> Orders:
     """Let each rank have several stages, so that it waits less: the bubble is divided by their number.
 
     Micro-batches pass through the chunks of a rank in groups of as many as there are ranks (Narayanan et al.,
@@ -61,8 +61,8 @@ def interleaved(placement: Placement, num_microbatches: int) -> Orders:
         ConfigError: The micro-batches do not divide by the ranks.
 
     Example:
-        >>> from colossal.pipeline import Placement, interleaved
-        >>> interleaved(Placement(2, num_chunks=2), 2)[1]
+        >>> from colossal.pipeline import StagePlacement, interleaved
+        >>> interleaved(StagePlacement(2, num_chunks=2), 2)[1]
         (F1.0, F1.1, F3.0, B3.0, F3.1, B3.1, B1.0, B1.1)
     """
     if num_microbatches % placement.num_ranks:
@@ -74,7 +74,7 @@ def interleaved(placement: Placement, num_microbatches: int) -> Orders:
     return tuple(_interleave(rank, placement, num_microbatches) for rank in range(placement.num_ranks))
 
 
-def _interleave(rank: int, placement: Placement, num_microbatches: int) -> tuple[Action, ...]:
+def _interleave(rank: int, placement: StagePlacement, num_microbatches: int) -> tuple[Action, ...]:
     size, chunks = placement.num_ranks, placement.num_chunks
     stages, total = placement.stages_of(rank), num_microbatches * chunks
     in_order = [

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from colossal.errors import ConfigError
-from colossal.pipeline.placement import Placement
+from colossal.pipeline.placement import StagePlacement
 from colossal.pipeline.schedule.action import Action, Costs, Orders
 
 
@@ -36,7 +36,7 @@ class Pass:
         return self.end - self.begin
 
 
-def simulate(orders: Orders, placement: Placement, costs: Costs | None = None) -> list[Pass]:
+def simulate(orders: Orders, placement: StagePlacement, costs: Costs | None = None) -> list[Pass]:
     """Find out when each pass of a schedule would be.
 
     Args:
@@ -51,8 +51,8 @@ def simulate(orders: Orders, placement: Placement, costs: Costs | None = None) -
         ConfigError: Ranks wait for each other for ever.
 
     Example:
-        >>> from colossal.pipeline import Placement, one_forward_one_backward, simulate
-        >>> placement = Placement(2)
+        >>> from colossal.pipeline import StagePlacement, one_forward_one_backward, simulate
+        >>> placement = StagePlacement(2)
         >>> max(each.end for each in simulate(one_forward_one_backward(placement, 4), placement))
         15.0
     """
@@ -86,8 +86,8 @@ def bubble_of(passes: list[Pass]) -> float:
         Time without a pass, of all ranks together, divided by the time from the first pass to the last.
 
     Example:
-        >>> from colossal.pipeline import Placement, bubble_of, one_forward_one_backward, simulate
-        >>> placement = Placement(2)
+        >>> from colossal.pipeline import StagePlacement, bubble_of, one_forward_one_backward, simulate
+        >>> placement = StagePlacement(2)
         >>> round(bubble_of(simulate(one_forward_one_backward(placement, 7), placement)), 3)
         0.125
     """
@@ -96,12 +96,12 @@ def bubble_of(passes: list[Pass]) -> float:
     return 1 - sum(each.duration for each in passes) / (whole * num_ranks)
 
 
-def _is_ready(action: Action, done: dict[Action, Pass], placement: Placement) -> bool:
+def _is_ready(action: Action, done: dict[Action, Pass], placement: StagePlacement) -> bool:
     needed = action.needs(placement.num_stages)
     return needed is None or needed in done
 
 
-def _ready_at(action: Action, rank: int, done: dict[Action, Pass], placement: Placement, costs: Costs) -> float:
+def _ready_at(action: Action, rank: int, done: dict[Action, Pass], placement: StagePlacement, costs: Costs) -> float:
     needed = action.needs(placement.num_stages)
     if needed is None:
         return 0.0
