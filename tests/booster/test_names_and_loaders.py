@@ -9,7 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 
 from colossal.booster import Booster
 from colossal.booster.plugin import GeminiPlugin, HybridParallelPlugin, LowLevelZeroPlugin, TorchDDPPlugin
@@ -37,11 +44,26 @@ def test_a_loader_of_the_whole_dataset_is_refused_on_several_ranks(plugin: Calla
         Booster(device="cpu", plugin=plugin()).boost(nn.Linear(1, 1), dataloader=loader)
 
 
+def test_a_batch_sampler_does_not_hide_a_sampler_of_the_whole_dataset() -> None:
+    loader = DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 2, drop_last=False))
+    with fake_world(2), pytest.raises(ConfigError, match="SequentialSampler"):
+        Booster(device="cpu", plugin=TorchDDPPlugin()).boost(nn.Linear(1, 1), dataloader=loader)
+
+
 def test_loaders_that_divide_or_may_divide_are_accepted() -> None:
     with fake_world(2):
         plugin = TorchDDPPlugin()
         booster = Booster(device="cpu", plugin=plugin)
-        for loader in (sampled(), DataLoader(Stream()), plugin.prepare_dataloader(DATA, 2), None):
+        by_rank, divided = [[0, 1], [4, 5]], BatchSampler(DistributedSampler(DATA, 2, 0), 2, drop_last=False)
+        own = (DataLoader(DATA, batch_sampler=by_rank), DataLoader(DATA, batch_sampler=divided))
+        for loader in (
+            *own,
+            sampled(),
+            DataLoader(DATA, None, sampler=[0, 2]),
+            DataLoader(Stream()),
+            plugin.prepare_dataloader(DATA, 2),
+            None,
+        ):
             assert booster.boost(nn.Linear(1, 1), dataloader=loader)[3] is loader
 
 

@@ -41,13 +41,13 @@ def check_agreement(
     axes = [axis for axis in axes if mesh.size(axis) > 1]
     if not axes:
         return
-    said = dict(_describe(parts, plugin, precision))
-    digest = xxhash.xxh3_64_intdigest(repr(said).encode()) - 2**63
+    description = dict(_describe(parts, plugin, precision))
+    digest = xxhash.xxh3_64_intdigest(repr(description).encode()) - 2**63
     own = torch.tensor([digest, ~digest], device=mesh.accelerator.get_current_device())
     largest, smallest = all_reduce_over(own, [mesh.group(axis) for axis in axes], "max").tolist()
     if largest == ~smallest:
         return
-    ranks = gather_objects(said)
+    ranks = gather_objects(description)
     first = ranks[0]
     differences = [
         f"{name} ({first.get(name, 'nothing')} on rank 0, {other.get(name, 'nothing')} on rank {rank})"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from colossal.booster.boosted import Parts
 from colossal.booster.plugin.base import Plugin
@@ -38,9 +38,13 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
     Raises:
         ConfigError: It takes samples in order, or draws from all of them, and there are several such ranks.
     """
-    sampler = getattr(dataloader, "sampler", None)
-    if not isinstance(dataloader, DataLoader) or type(sampler) not in (SequentialSampler, RandomSampler):
-        return  # of an iterable dataset, or a sampler of the user's own, who may divide by rank
+    if not isinstance(dataloader, DataLoader):
+        return
+    # A DataLoader with a batch sampler of the user's own has a SequentialSampler besides, which it does not use.
+    batches = dataloader.batch_sampler
+    sampler = batches.sampler if type(batches) is BatchSampler else dataloader.sampler if batches is None else batches
+    if type(sampler) not in (SequentialSampler, RandomSampler):
+        return  # of an iterable dataset, or the user's own, which may divide the dataset by rank
     _, size = plugin.data_parallel_place()
     if size > 1:
         raise ConfigError(

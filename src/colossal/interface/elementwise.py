@@ -80,9 +80,9 @@ def _without_params(group: dict[str, Any]) -> dict[str, Any]:
 def _arguments(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """What builds an optimizer with the hyperparameters of a group; the learning rate may be 0 now, and not later."""
     known = inspect.signature(type(optimizer)).parameters
-    said = {name: value for name, value in _without_params(group).items() if name in known}
-    said |= {"lr": _RATE} if said.get("lr") is not None else {}
-    return {name: value for name, value in said.items() if name not in _IMPLEMENTATIONS}
+    hyperparameters = {name: value for name, value in _without_params(group).items() if name in known}
+    hyperparameters |= {"lr": _RATE} if hyperparameters.get("lr") is not None else {}
+    return {name: value for name, value in hyperparameters.items() if name not in _IMPLEMENTATIONS}
 
 
 def _reason_against(
