@@ -15,12 +15,14 @@ from colossal.booster.plugin import HybridParallelPlugin, StepPlan, plan_step
 from colossal.booster.plugin.dry_run import dry_run
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
-from colossal.pipeline.lane import Link
 from colossal.testing import fake_world, run_processes, run_threads
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2-pp2": ("llama", {"tp_size": 2, "pp_size": 2, "num_microbatches": 2}),
     "tp2-pp2-tied": ("llama-tied", {"tp_size": 2, "pp_size": 2, "num_microbatches": 4}),
+    "tp2-dp2": ("llama", {"tp_size": 2, "pp_size": 1}),
+    "pp4-tied-interleaved": ("gpt2", {"tp_size": 1, "pp_size": 2, "num_microbatches": 4, "pp_style": "interleaved",
+                                      "num_model_chunks": 2, "precision": "bf16"}),
     "tp2-dp2-zero1": ("llama", {"tp_size": 2, "pp_size": 1, "zero_stage": 1}),
     "tp2-dp2-zero2-bf16": ("gpt2", {"tp_size": 2, "pp_size": 1, "zero_stage": 2, "precision": "bf16"}),
     "pp2-dp2-zbv": ("llama", {"tp_size": 1, "pp_size": 2, "num_microbatches": 4, "pp_style": "zbv",
@@ -51,23 +53,25 @@ def train(name: str, options: dict[str, Any]) -> dict[str, Any]:
     booster = Booster(plugin=(plugin := plugin_of(options)))
     model: nn.Module = build(name, num_layers=4).float()
     model, optimizer, criterion, *_ = booster.boost(model, torch.optim.AdamW(model.parameters()), loss_of)
-    messages: list[torch.Tensor] = []
-    send = Link.send
-    Link.send = lambda link, tensor: (messages.append(tensor), send(link, tensor))[1]  # type: ignore[assignment]
-    try:
-        with CommCounter() as counter:
-            if plugin.pp_size > 1:
-                booster.execute_pipeline(iter([batch_of(name)]), model, criterion, optimizer)
-            else:
-                booster.backward(criterion(model(**batch_of(name))), optimizer)
-            optimizer.step()
-    finally:
-        Link.send = send
-    sent = {axis: sum(number for (_, each), number in counter.bytes.items() if each == axis) for axis in ("tp", "dp")}
-    # What the plan leaves out: 4 bytes for each parameter and bucket, by which ranks agree on what was used; and a
-    # description in front of the first message of each kind.
-    sent["dp"] -= counter.bytes["all_reduce", "dp"] if options.get("zero_stage") else 0
-    sent["pp"] = sum(message.nbytes for message in messages if message.dtype != torch.int64)
+    def step() -> None:
+        if plugin.pp_size > 1:
+            booster.execute_pipeline(iter([batch_of(name)]), model, criterion, optimizer)
+        else:
+            booster.backward(criterion(model(**batch_of(name))), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # whose first message of each kind has a description in front of it
+    with CommCounter() as counter:
+        step()
+    # What the plan leaves out: 4 bytes for each parameter and bucket, by which ranks agree on what was used; and by
+    # which ranks of a pipeline see that they have the same batch, and learn the loss.
+    agreed = ("all_reduce", "dp") if options.get("zero_stage") else ("all_gather", "pp")
+    sent = {
+        axis: sum(number for (op, each), number in counter.bytes.items() if each == axis and (op, axis) != agreed
+                  and (op, axis) not in (("all_gather", "pp"), ("broadcast", "pp")))
+        for axis in ("tp", "dp", "pp")
+    }  # fmt: skip
     kept = [*optimizer.parameters, *(each for state in optimizer.state.values() for each in state.values())]
     whole = storages([*model.parameters(), *model.buffers()])
     return {

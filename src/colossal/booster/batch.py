@@ -1,27 +1,37 @@
-"""`Booster.execute_pipeline` where the model is not divided into stages: a forward and a backward pass of the batch."""
+"""`Booster.execute_pipeline` where the model is not divided into stages: forward and backward passes of a batch."""
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
 from torch import nn
 
+from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper, innermost
-from colossal.pipeline import arguments_of, map_tensors
+from colossal.pipeline import Microbatching, arguments_of, join, map_tensors, split
 
 
 @final
 class BatchExecutor:
-    """Runs a batch as one, with the arguments and results of an executor of pipelines.
+    """Runs a batch, or its micro-batches one after the other, with the arguments and results of a pipeline's executor.
 
     Args:
         model: The boosted model.
         device: Where its inputs go.
+        microbatching: Into how many parts a batch is divided; by default it stays one.
+        no_sync: Opens the context of all micro-batches but the last, whose backward pass reduces the gradients of all.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        microbatching: Microbatching | None = None,
+        no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._model, self._device, self._microbatching, self._no_sync = model, device, microbatching, no_sync
         self._signature = inspect.signature(innermost(model).forward)
 
     def __call__(
@@ -38,23 +48,50 @@ class BatchExecutor:
             data_iter: Yields batches: mappings are passed by name, of a tuple the model gets as many as it takes.
             criterion: Takes outputs and inputs, returns the loss.
             optimizer: Does the backward pass.
-            return_loss: Return the loss, without a graph.
+            return_loss: Return the loss, without a graph: the mean of all micro-batches.
             return_outputs: Return the outputs.
 
         Returns:
             ``{"loss": ..., "outputs": ...}``; None for what was not asked for.
+
+        Raises:
+            ConfigError: The batch does not divide into micro-batches, or the criterion returns no loss.
         """
-        trains = optimizer is not None and torch.is_grad_enabled()
+        optimizer = optimizer if torch.is_grad_enabled() else None
         batch = map_tensors(next(data_iter), lambda tensor: tensor.to(self._device, non_blocking=True))
-        args, kwargs = arguments_of(self._signature, batch)
-        with torch.set_grad_enabled(trains):
-            outputs = self._model(*args, **kwargs)
-            loss = criterion(outputs, batch) if trains or return_loss else None
-        if trains:
-            assert optimizer is not None
-            assert loss is not None
-            optimizer.backward(loss)
+        parts = [batch] if self._microbatching is None else split(batch, self._microbatching)
+        losses, left = list[torch.Tensor](), list[Any]()
+        for number, part in enumerate(parts, start=1):
+            with nullcontext() if number == len(parts) else self._no_sync():
+                outputs, loss = self._run(part, criterion if optimizer or return_loss else None, optimizer, len(parts))
+            losses += [] if loss is None else [loss]
+            left += [map_tensors(outputs, torch.Tensor.detach)] if return_outputs else []
+            del outputs
         return {
-            "loss": loss.detach() if return_loss and loss is not None else None,
-            "outputs": map_tensors(outputs, torch.Tensor.detach) if return_outputs else None,
+            "loss": sum(losses[1:], losses[0]) if return_loss else None,
+            "outputs": (left[0] if len(left) == 1 else join(left)) if return_outputs else None,
         }
+
+    def _run(
+        self,
+        batch: Any,
+        criterion: Callable[[Any, Any], torch.Tensor] | None,
+        optimizer: OptimizerWrapper | None,
+        number: int,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Run one of so many micro-batches; return the outputs and its part of the loss."""
+        args, kwargs = arguments_of(self._signature, batch)
+        with torch.set_grad_enabled(optimizer is not None):
+            outputs = self._model(*args, **kwargs)
+            loss = None if criterion is None else criterion(outputs, batch)
+        if loss is None:
+            return outputs, None
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(
+                "The criterion takes outputs and inputs and returns the loss, one number in a tensor. Found "
+                f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}. Take the mean."
+            )
+        loss = loss if number == 1 else loss / number
+        if optimizer is not None:
+            optimizer.backward(loss)
+        return outputs, loss.detach()

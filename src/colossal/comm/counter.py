@@ -71,6 +71,25 @@ class CommCounter:
         self.bytes[op, axis] += num_bytes
 
 
+def count(op: Op, axis: Axis, num_bytes: int) -> None:
+    """Count one call that `colossal.comm` does not make itself, such as a message between two stages.
+
+    Args:
+        op: The operation.
+        axis: The axis of the mesh that it runs along.
+        num_bytes: Bytes that this rank sends.
+
+    Example:
+        >>> from colossal.comm import CommCounter, count
+        >>> with CommCounter() as counter:
+        ...     count("send", "pp", 100)
+        >>> counter.bytes["send", "pp"]
+        100
+    """
+    for counter in _ACTIVE.get():
+        counter.add(op, axis, num_bytes)
+
+
 def active_counters() -> tuple[CommCounter, ...]:
     """Return the counters that are open in this thread."""
     return _ACTIVE.get()

@@ -32,6 +32,7 @@ class OptimizerWrapper:
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
         peers: The ranks that have other parameters of the model; none by default.
+        outline: What the whole optimizer is, where this rank has only some of its parameters.
 
     Raises:
         UnsupportedError: The optimizer needs full parameters, and one of them is sharded.
@@ -61,6 +62,7 @@ class OptimizerWrapper:
         max_norm: float = 0.0,
         norm_type: float = 2.0,
         peers: Peers | None = None,
+        outline: OptimizerOutline | None = None,
     ) -> None:
         shards = any(placement_of(each).is_sharded for group in optim.param_groups for each in group["params"])
         check_optimizer(optim, shards=shards, subsets=peers is not None)
@@ -68,7 +70,7 @@ class OptimizerWrapper:
         self.scaler = scaler or NoScaler()
         self.param_names = {each: without_compile(name) for each, name in (param_names or {}).items()}
         self.masters = masters
-        self.outline: OptimizerOutline | None = None
+        self.outline = outline
         self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
         self._name_masters(masters.pairs if masters else {})
         self._on_discard: list[Callable[[], None]] = []

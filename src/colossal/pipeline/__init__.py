@@ -20,8 +20,11 @@ from colossal.pipeline.schedule import (
     zero_bubble_v,
 )
 from colossal.pipeline.sequence import ExecutionSequence
+from colossal.pipeline.lane import messages_between
+from colossal.pipeline.shared_grads import share_tied_values
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stage import Carry, Stage, arguments_of
+from colossal.pipeline.stage_manager import PipelineStageManager
 from colossal.pipeline.stand_in import Passage
 from colossal.pipeline.timeline import Timeline
 from colossal.pipeline.weight_grads import WeightGrads
@@ -39,6 +42,7 @@ __all__ = [
     "Pass",
     "Passage",
     "PipelineExecutor",
+    "PipelineStageManager",
     "PipelineStyle",
     "SharedParameter",
     "Stage",
@@ -55,10 +59,12 @@ __all__ = [
     "layer_parameters",
     "layer_seconds",
     "map_tensors",
+    "messages_between",
     "one_forward_one_backward",
     "partition_balanced",
     "partition_by_counts",
     "partition_uniform",
+    "share_tied_values",
     "simulate",
     "split",
     "stage_of_layer",

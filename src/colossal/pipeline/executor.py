@@ -14,7 +14,7 @@ from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline.lane import Description, Inbox, Message, make_links
+from colossal.pipeline.lane import Description, Inbox, Message, make_links, messages_between, wait
 from colossal.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
 from colossal.pipeline.placement import PipelineStyle, StagePlacement
 from colossal.pipeline.schedule import SCHEDULES, Orders, Pass, forward_only
@@ -138,13 +138,6 @@ class PipelineExecutor:
             link.drain()
         return {"loss": self._tell_loss(step.loss) if return_loss else None, "outputs": step.join_outputs()}
 
-    def share_values(self) -> None:
-        """Let a parameter that several ranks have take the value that it has on the first of them.
-
-        Communication: the bytes of these parameters, to each other rank that has them.
-        """
-        self._shared.share_values()
-
     @contextmanager
     def record(self) -> Iterator[list[Timeline]]:
         """Measure when each pass is.
@@ -205,16 +198,10 @@ class PipelineExecutor:
 
     def _inboxes(self, orders: Orders, known: dict[int, tuple[Description, ...]]) -> dict[int, Inbox]:
         own = self._mesh.rank("pp")
-        return {rank: Inbox(link, self._messages(orders, rank, own), known) for rank, link in self._links.items()}
-
-    def _messages(self, orders: Orders, source: int, target: int) -> Iterator[Message]:
-        """The messages from one rank to another, in the order of the sender; see [Note: order of messages]."""
-        place = self._placement
-        for kind, stage, microbatch in orders[source]:
-            if kind == "F" and stage < place.num_stages - 1 and place.rank_of(stage + 1) == target:
-                yield Message(False, stage, microbatch)
-            if kind in "BI" and stage > 0 and place.rank_of(stage - 1) == target:
-                yield Message(True, stage - 1, microbatch)
+        return {
+            rank: Inbox(link, messages_between(orders, self._placement, rank, own), known)
+            for rank, link in self._links.items()
+        }
 
     def _tell_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
         """Let all ranks know the loss, in the dtype that it has on the last stage."""
@@ -225,5 +212,5 @@ class PipelineExecutor:
         parcel = torch.zeros(2, dtype=torch.float64, device=self._mesh.accelerator.get_current_device())
         if loss is not None:
             parcel[0], parcel[1] = loss, _LOSS_DTYPES.index(loss.dtype)
-        dist.broadcast(parcel, self._mesh.ranks("pp")[source], self._mesh.group("pp"))
+        wait(Channel("pp", self._mesh).start_broadcast(parcel, source))
         return parcel[0].to(_LOSS_DTYPES[int(parcel[1])])

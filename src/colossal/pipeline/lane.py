@@ -6,7 +6,7 @@ have groups of their own where a backend carries out the messages between two ra
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
@@ -14,7 +14,10 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster import ParallelMesh
+from colossal.comm import count
 from colossal.errors import ShapeError
+from colossal.pipeline.placement import StagePlacement
+from colossal.pipeline.schedule import Orders
 
 _DTYPES = (
     torch.float32,
@@ -81,6 +84,34 @@ class Message(NamedTuple):
     is_grad: bool
     stage: int
     microbatch: int
+
+
+def messages_between(orders: Orders, placement: StagePlacement, source: int, target: int) -> Iterator[Message]:
+    """Go through the messages of a step from one rank to another, in the order of the sender.
+
+    See [Note: order of messages].
+
+    Args:
+        orders: What each rank of the pp axis does.
+        placement: Which rank has which stage.
+        source: The rank that sends.
+        target: The rank that receives.
+
+    Yields:
+        The messages.
+
+    Example:
+        >>> from colossal.pipeline import SCHEDULES, StagePlacement
+        >>> from colossal.pipeline.lane import messages_between
+        >>> place = StagePlacement(2)
+        >>> [message.microbatch for message in messages_between(SCHEDULES["1f1b"](place, 3), place, 0, 1)]
+        [0, 1, 2]
+    """
+    for kind, stage, microbatch in orders[source]:
+        if kind == "F" and stage < placement.num_stages - 1 and placement.rank_of(stage + 1) == target:
+            yield Message(False, stage, microbatch)
+        if kind in "BI" and stage > 0 and placement.rank_of(stage - 1) == target:
+            yield Message(True, stage - 1, microbatch)
 
 
 def pack(descriptions: Iterable[Description]) -> torch.Tensor:
@@ -168,6 +199,7 @@ class Link:
             tensor: Any shape; kept until it has left.
         """
         tensor = tensor.detach().contiguous()
+        count("send", "pp", tensor.nbytes)
         self._on_the_way.append((dist.isend(tensor, self.peer, self.sending, tag=self.num_sent), tensor))
         self.num_sent += 1
         while len(self._on_the_way) > 1 and _is_completed(self._on_the_way[0][0]):

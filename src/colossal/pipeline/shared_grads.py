@@ -1,13 +1,14 @@
 """Parameters that several stages have: their values are one, and their gradient is the sum of all."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, reduce
 from typing import NamedTuple, final
 
 import torch
 from torch import nn
 
-from colossal.pipeline.lane import Link, wait
+from colossal.cluster import ParallelMesh
+from colossal.pipeline.lane import Link, make_links, wait
 from colossal.pipeline.placement import StagePlacement
 from colossal.pipeline.stage import Stage
 
@@ -44,20 +45,6 @@ class SharedGrads:
             if parameter.requires_grad:
                 parameter.register_hook(partial(self._keep, parameter))
 
-    def share_values(self) -> None:
-        """Take over the values of the first of the ranks.
-
-        Communication: the parameters' bytes, from the first rank that has them to each other one.
-        """
-        for parameter, (first, *others) in self._found:
-            if first == self._own:
-                for other in others:
-                    self._links[other].send(parameter)
-                    self._links[other].drain()
-            else:
-                wait(self._links[first].post(values := torch.empty_like(parameter)))
-                parameter.data.copy_(values)
-
     def exchange(self, backward: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         """Add what all ranks have made since the last time.
 
@@ -90,6 +77,38 @@ class SharedGrads:
             return None
         self._kept[parameter] = self._kept[parameter] + grad if parameter in self._kept else grad.clone()
         return torch.zeros_like(grad)
+
+
+def share_tied_values(stages: Iterable[Stage], placement: StagePlacement, mesh: ParallelMesh) -> None:
+    """Let a parameter that stages of several ranks have take the value that it has on the first of them.
+
+    Args:
+        stages: The stages of this rank.
+        placement: Which rank has which stage.
+        mesh: The mesh.
+
+    Communication: send, pp, the bytes of these parameters, to each other rank that has them.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.pipeline import Stage, StagePlacement, share_tied_values
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(1):
+        ...     stage = Stage.of_sequential(torch.nn.Sequential(torch.nn.Linear(4, 1)), [range(1)], index=0)
+        ...     share_tied_values([stage], StagePlacement(1), ParallelMesh(pp=1))
+        ...     print(stage.shared)
+        ()
+    """
+    links, own = make_links(mesh), mesh.rank("pp")
+    for parameter, (first, *others) in _find({stage.index: stage for stage in stages}, placement):
+        if first == own:
+            for other in others:
+                links[other].send(parameter)
+                links[other].drain()
+        else:
+            wait(links[first].post(values := torch.empty_like(parameter)))
+            parameter.data.copy_(values)
 
 
 def _find(stages: Mapping[int, Stage], placement: StagePlacement) -> Iterator[_Held]:

@@ -1,6 +1,6 @@
 """Low-level ZeRO: an optimizer whose states, and maybe gradients, are partitioned over data-parallel ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import distributed as dist
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from colossal.amp import LossScaler
 from colossal.comm import Partition
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import OptimizerWrapper, Peers, check_optimizer
+from colossal.interface import OptimizerOutline, OptimizerWrapper, Peers, check_optimizer
 from colossal.zero.config import ZeroConfig
 from colossal.zero.overlap import wait_before_use
 from colossal.zero.shards import ZeroShards
@@ -27,6 +27,8 @@ def shard_optimizer(
     norm_type: float = 2.0,
     units: Sequence[nn.Module] = (),
     peers: Peers | None = None,
+    param_names: Mapping[nn.Parameter, str] | None = None,
+    outline: OptimizerOutline | None = None,
 ) -> OptimizerWrapper:
     """Let an optimizer update this rank's share of a model's parameters.
 
@@ -42,6 +44,8 @@ def shard_optimizer(
         norm_type: The p of that norm.
         units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
         peers: The ranks that have other parameters of the model; none by default.
+        param_names: What the parameters are called in the whole model; as in `model` by default.
+        outline: What the whole optimizer is, where this rank has only some of its parameters.
 
     Returns:
         The optimizer, wrapped; its gradients are averages over all ranks.
@@ -70,11 +74,11 @@ def shard_optimizer(
     """
     check_optimizer(optimizer, shards=True)
     _check_model(model, optimizer, needs_values=dist.get_backend(partition.group) != "fake")
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = param_names or {parameter: name for name, parameter in model.named_parameters()}
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:
         wait_before_use(model, units, shards)
-    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers)
+    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers, outline)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer, needs_values: bool) -> None:

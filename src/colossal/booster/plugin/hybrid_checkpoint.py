@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from colossal.booster.lora.adapters import adapter_tree
 from colossal.booster.plugin.hybrid_stages import parameters_of
 from colossal.cluster import ParallelMesh
-from colossal.interface import ModelOutline, OptimizerOutline, OptimizerWrapper, is_peft_model
+from colossal.interface import ModelOutline, OptimizerOutline, is_peft_model
 from colossal.pipeline import Stage
 from colossal.tensor import parameter_names
 
@@ -69,19 +69,28 @@ class Whole:
         """
         return replace(self.outline, roots=tuple(stage.module for stage in stages), ranks=_alike(mesh))
 
-    def describe(self, optimizer: OptimizerWrapper, stages: Sequence[Stage], mesh: ParallelMesh) -> None:
-        """Tell an optimizer what its parameters are called in the whole model, and which ones other stages have.
+    def names_of(self, stages: Sequence[Stage]) -> dict[nn.Parameter, str]:
+        """Tell what the parameters of this rank are called in the whole model.
 
         Args:
-            optimizer: The boosted optimizer.
             stages: The stages of this rank.
-            mesh: The mesh.
+
+        Returns:
+            The first name of each.
         """
         first = {name: names[0] for names in self.names.values() for name in names}
-        here = {parameter: first[name] for name, parameter in parameters_of(stages).items()}
-        working = {} if optimizer.masters is None else optimizer.masters.pairs
-        optimizer.param_names = {each: here[working.get(each, each)] for each in optimizer.parameters}
-        optimizer.outline = OptimizerOutline(self.groups, _alike(mesh))
+        return {parameter: first[name] for name, parameter in parameters_of(stages).items()}
+
+    def outline_of_optimizer(self, mesh: ParallelMesh) -> OptimizerOutline:
+        """Tell an optimizer that is cut which parameters other stages have.
+
+        Args:
+            mesh: The mesh.
+
+        Returns:
+            The outline.
+        """
+        return OptimizerOutline(self.groups, _alike(mesh))
 
 
 def _alike(mesh: ParallelMesh) -> tuple[int, ...]:

@@ -1,35 +1,27 @@
 """Tensor, sequence, pipeline and data parallelism together, with ZeRO inside of the latter."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any, final
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from colossal.amp import DynamicScaler, MasterWeights, NoScaler
-from colossal.amp.half import cast_model, castable_parameters, run_in
-from colossal.booster.boosted import Boosted, Capabilities, Parts
+from colossal.booster.boosted import Boosted, Parts
 from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
+from colossal.booster.plugin.hybrid_build import Assembly, build, connect
 from colossal.booster.plugin.hybrid_checkpoint import Whole
 from colossal.booster.plugin.hybrid_options import sort_options
-from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
-from colossal.booster.plugin.hybrid_stages import make_stages, regroup, run_stages_in
-from colossal.booster.plugin.replicas import BuffersOfFirstRank
-from colossal.booster.plugin.units import find_units
 from colossal.checkpoint_io import OneForAll
 from colossal.cluster import AXES, Axis, ParallelMesh
-from colossal.interface import ModelWrapper, OptimizerWrapper, Peers, check_optimizer
-from colossal.pipeline import PipelineExecutor, PipelineStyle, Stage
-from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig
+from colossal.pipeline import PipelineStageManager, PipelineStyle
+from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, ShardConfig
 from colossal.tensor import ParallelPlan
-from colossal.zero import ZeroShards, shard_optimizer
 
 
 @final
@@ -41,8 +33,9 @@ class HybridParallelPlugin(DataParallelPlugin):
     replicas of that see different data. The model is built as for one process, the same on all ranks; its forward
     method stays as it is. A step equals one of a single process on the joined batch.
 
-    With `num_microbatches` or `microbatch_size` a batch is run by `Booster.execute_pipeline`, on any number of stages,
-    and data-parallel ranks reduce gradients after the last micro-batch.
+    A model in stages is run by `Booster.execute_pipeline`, which divides the batch by `num_microbatches` or
+    `microbatch_size`; data-parallel ranks reduce gradients after the last micro-batch. With one stage it does the same,
+    and the model can be called as well.
 
     Checkpoints are those of one process: whole tensors under the names of the whole model, of which each rank writes
     and reads what it has; any other plugin and number of ranks goes on from them. Adapters of `Booster.enable_lora` are
@@ -212,10 +205,46 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Replicas, which see different data."""
         return self.mesh.size("dp")
 
-    @cached_property
-    def _replicas(self) -> ParallelMesh:
-        """The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well."""
-        return self.mesh.fold_sequence()
+    @property
+    def pg_mesh(self) -> ParallelMesh:
+        """The mesh: another name of `mesh`."""
+        return self.mesh
+
+    @property
+    def tp_group(self) -> ProcessGroup:
+        """The process group of the ranks that share tensors."""
+        return self.mesh.group("tp")
+
+    @property
+    def pp_group(self) -> ProcessGroup:
+        """The process group of the ranks that share the layers."""
+        return self.mesh.group("pp")
+
+    @property
+    def sp_group(self) -> ProcessGroup:
+        """The process group of the ranks that share sequences: in split_gather and ring, those that share tensors."""
+        sharing = self.shard_config.sharing_on(self.mesh)
+        return self.mesh.group("sp" if sharing is None else sharing.cut.axis)
+
+    @property
+    def dp_group(self) -> ProcessGroup:
+        """The process group of the replicas that see different data."""
+        return self.mesh.group("dp")
+
+    @property
+    def shard_config(self) -> ShardConfig:
+        """What `ShardFormer` is told, with the mesh."""
+        return self._options.shard_config(self.mesh)
+
+    @property
+    def enable_pipeline_parallelism(self) -> bool:
+        """Whether the layers are divided among several ranks."""
+        return self.pp_size > 1
+
+    @property
+    def stage_manager(self) -> PipelineStageManager | None:
+        """Where this rank is in the pipeline; None without one."""
+        return PipelineStageManager(self.mesh, self._options.placement) if self.pp_size > 1 else None
 
     def agreeing_ranks(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
         """Tell which ranks have to boost the same.
@@ -272,88 +301,26 @@ class HybridParallelPlugin(DataParallelPlugin):
 
         Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
         """
-        mesh, options = self.mesh, self._options
-        check_device(device, mesh)
-        if parts.optimizer is not None:
-            check_optimizer(parts.optimizer, shards=mesh.size("tp") > 1, subsets=mesh.size("pp") > 1)
-        whole = Whole.of(parts.model, parts.optimizer)
-        stages = make_stages(parts.model, self._plan, options, mesh, device)
-        run = None
-        if options.microbatching is not None:
-            run = PipelineExecutor(
-                stages, options.placement, mesh, options.style, options.microbatching, options.caches
-            )
-            run.share_values()
-        if parts.optimizer is not None:
-            regroup(parts.optimizer, whole.names, stages)
-        model = stages[0].module
-        if run is not None:
-            model = PipelinedModel(stages, run, whole.outline_of_stages(stages, mesh), whole.adapters)
-        optimizer = self._wrap(model, parts.optimizer, device)
-        if optimizer is not None:
-            whole.describe(optimizer, stages, mesh)
-        if run is not None and options.dtype is not None:
-            run_stages_in(stages, options.dtype)
-        wrapper, capabilities = self._connect(model, optimizer, stages, run)
-        if run is None and options.dtype is not None:
-            run_in(wrapper, options.dtype)
-        return Boosted(wrapper, optimizer, parts.criterion, parts.dataloader, parts.lr_scheduler, capabilities)
+        built = build(self.begin(parts.model, parts.optimizer, device))
+        model, capabilities = connect(built)
+        return Boosted(model, built.wrapper, parts.criterion, parts.dataloader, parts.lr_scheduler, capabilities)
 
-    def _wrap(self, model: nn.Module, optimizer: Optimizer | None, device: torch.device) -> OptimizerWrapper | None:
-        """Cast the model, and let the optimizer hold masters or shards."""
-        options, mesh = self._options, self._replicas
-        zero, dtype = options.zero, options.dtype
-        scaler = DynamicScaler(self._scaler, device.type) if dtype == torch.float16 else NoScaler()
-        masters = None
-        if optimizer is not None and options.zero_stage == 0 and dtype is not None:
-            masters = MasterWeights(optimizer, castable_parameters(model), dtype)
-        if dtype is not None:
-            cast_model(model, dtype)
-        if optimizer is None:
-            return None
-        peers = None
-        if mesh.size("pp") > 1:
-            peers = Peers((mesh.group("pp"),), mesh.accelerator.get_current_device())
-        if options.zero_stage > 0:
-            return shard_optimizer(
-                model,
-                optimizer,
-                zero.partition(mesh),
-                zero.zero,
-                scaler=scaler,
-                max_norm=zero.max_norm,
-                units=find_units(model, None, set()) if zero.zero.overlap_allgather else (),
-                peers=peers,
-            )
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        return OptimizerWrapper(optimizer, scaler, names, masters, zero.max_norm, peers=peers)
+    def begin(self, model: nn.Module, optimizer: Optimizer | None, device: torch.device) -> Assembly:
+        """Gather what the pass of `build` begins with.
 
-    def _connect(
-        self,
-        model: nn.Module,
-        optimizer: OptimizerWrapper | None,
-        stages: Sequence[Stage],
-        run: PipelineExecutor | None,
-    ) -> tuple[ModelWrapper, Capabilities]:
-        """Let replicas agree on gradients and buffers."""
-        shards = optimizer.masters if optimizer is not None else None
-        if self._options.ddp.broadcast_buffers and (run is not None or isinstance(shards, ZeroShards)):
-            for stage in stages:
-                BuffersOfFirstRank(stage.module, self._replicas)
-        if run is not None:
-            replicas = Replicas(stages, self._replicas, self._options.ddp.bucket_cap_mb)
-            if isinstance(shards, ZeroShards):
-                return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, shards.no_sync, _nothing))
-            executor = HybridExecutor(run, nullcontext, replicas.average)
-            return ModelWrapper(model), Capabilities(no_sync=replicas.no_sync, executor=executor)
-        if isinstance(shards, ZeroShards):
-            return ModelWrapper(model), Capabilities(no_sync=self._options.zero.no_sync_of(shards))
-        trains = any(parameter.requires_grad for parameter in model.parameters())
-        if self._replicas.size("dp") == 1 or not trains:
-            return ModelWrapper(model), Capabilities()
-        ddp = DistributedDataParallel(model, process_group=self._replicas.group("dp"), **self._options.ddp.keywords())
-        return ModelWrapper(ddp), Capabilities(no_sync=ddp.no_sync)
+        Args:
+            model: The whole model.
+            optimizer: Of its parameters; None to run forward passes only.
+            device: Where the model goes; ``meta`` to plan a step.
 
+        Returns:
+            The assembly.
 
-def _nothing() -> None:
-    """Gradients of shards are reduced when they are needed."""
+        Raises:
+            MeshError: There is no world yet, or the sizes do not fit it.
+            ConfigError: The world was launched for another device.
+        """
+        if device.type != "meta":
+            check_device(device, self.mesh)
+        whole = Whole.of(model, optimizer)
+        return Assembly(model, optimizer, self._plan, self._options, self._scaler, self.mesh, device, whole)

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from colossal.amp.half import cast_floats
 from colossal.booster.plugin.hybrid_options import HybridOptions
-from colossal.booster.plugin.starting_values import share_values
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import (
@@ -38,56 +37,91 @@ from colossal.tensor import (
 _SEQUENCES = (nn.Sequential, ExecutionSequence)
 
 
-def make_stages(
-    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, device: torch.device
-) -> list[Stage]:
-    """Cut a model, divide what is left, and give it values, if it was built lazily.
+def choose_plan(
+    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
+) -> tuple[ParallelPlan | None, tuple[str, ...]]:
+    """Find what a model needs, and refuse what does not fit it, before anything is changed.
 
     Args:
-        model: The whole model, the same on all ranks; it may be built lazily. It is changed in place.
-        plan: Its plan; None for that of its family.
+        model: The whole model.
+        plan: That of the user; None for that of its family.
         options: What the user said.
         mesh: The mesh.
-        device: Where it goes.
 
     Returns:
-        The stages of this rank.
+        The plan, None where none is needed; and the options that the model honours.
 
     Raises:
         PlanError: The plan does not fit the model.
-        ConfigError: The layers do not go round, or numbers of layers that are checkpointed do not fit them.
-        UnsupportedError: The model has no plan, its plan has no stages, or the model cannot honour an option.
-
-    Communication: that of `share_values`.
+        ConfigError: Numbers of layers that are checkpointed do not fit it.
+        UnsupportedError: The model has no plan, or cannot honour an option.
     """
-    from colossal.lazy import materialize
-
     config = options.shard_config(mesh)
-    sharing, checkpoints = config.sharing_on(mesh), config.gradient_checkpoint_config is not None
-    is_cut = mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES)
-    is_sharded = any(placement_of(parameter).is_divided for parameter in model.parameters())  # as layers of colossal.nn
-    needs_plan = (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_cut or checkpoints
-    if needs_plan and plan is None:
-        plan = plan_of(model)
-    if needs_plan and plan is not None and mesh.size("tp") > 1:
+    checkpoints = config.gradient_checkpoint_config is not None
+    if not _needs_plan(model, options, mesh):
+        return plan, tuple(choose_options(model, config))
+    plan = plan_of(model) if plan is None else plan
+    if mesh.size("tp") > 1:
         list(plan.rows(base_of(model)))  # a row that matches nothing is an error of the whole model
     chosen = choose_options(model, config)
     if checkpoints:
         _check_checkpointing(model, plan, options)
+    return plan, tuple(chosen)
+
+
+def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) -> bool:
+    is_cut = mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES)
+    is_sharded = any(placement_of(parameter).is_divided for parameter in model.parameters())  # as layers of colossal.nn
+    checkpoints = options.sharding.gradient_checkpoint_config is not None
+    return (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_cut or checkpoints
+
+
+def cut_stages(
+    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
+) -> list[Stage]:
+    """Keep the stages of this rank.
+
+    Args:
+        model: The whole model, the same on all ranks; it may be built lazily. It is changed in place.
+        plan: Its plan.
+        options: What the user said.
+        mesh: The mesh.
+
+    Returns:
+        The stages.
+
+    Raises:
+        ConfigError: The layers do not go round.
+        UnsupportedError: The plan has no stages.
+    """
     own = options.placement.stages_of(mesh.rank("pp"))
     models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
-    stages = [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
-    together = nn.ModuleList(stages)
-    if device.type != "meta":  # to be planned: there are no values
-        share_values(together, mesh)
+    return [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
+
+
+def shard_stages(
+    stages: Sequence[Stage],
+    plan: ParallelPlan | None,
+    chosen: Collection[str],
+    options: HybridOptions,
+    mesh: ParallelMesh,
+) -> None:
+    """Shard each stage over tp, in place, and let ranks share sequences.
+
+    Args:
+        stages: The stages of this rank.
+        plan: The plan of the model.
+        chosen: The options that each stage has.
+        options: What the user said.
+        mesh: The mesh.
+    """
+    config = options.shard_config(mesh)
+    sharing = config.sharing_on(mesh)
     for stage in stages:
         _optimize(stage, plan, chosen, config)
-        if plan is not None and needs_plan:
+        if plan is not None:
             stage.share_sequences(1 if sharing is None else sharing.cut.size)
     _tie_again(stages)
-    materialize(together).to(device)
-    _place(stages, mesh)
-    return stages
 
 
 def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], config: ShardConfig) -> None:
@@ -148,8 +182,13 @@ def _tie_again(stages: Sequence[Stage]) -> None:
                 setattr(module.get_submodule(path), leaf, first.get_parameter(first_name))
 
 
-def _place(stages: Sequence[Stage], mesh: ParallelMesh) -> None:
-    """Say of each parameter that tp does not shard that its ranks have replicas; and which stage counts a tied one."""
+def place(stages: Sequence[Stage], mesh: ParallelMesh) -> None:
+    """Say of each parameter that tp does not shard that its ranks have replicas; and which stage counts a tied one.
+
+    Args:
+        stages: The stages of this rank.
+        mesh: The mesh.
+    """
     here = {stage.index: stage.module for stage in stages}
     if mesh.size("tp") > 1:
         for parameter in (each for stage in stages for each in stage.parameters()):

@@ -13,18 +13,18 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from colossal.amp.half import cast_model
+from colossal.booster.plugin.ddp_traffic import reduced_bytes
 from colossal.booster.plugin.dry_run import DryPass, LiveBytes, dry_run, most_kept, run_pass
-from colossal.booster.plugin.hybrid_options import HybridOptions
+from colossal.booster.plugin.hybrid_build import Assembly, build
 from colossal.booster.plugin.hybrid_parallel import HybridParallelPlugin
 from colossal.booster.plugin.hybrid_pipeline import Replicas
-from colossal.booster.plugin.hybrid_stages import carries_into, make_stages, regroup, run_stages_in
-from colossal.cluster import AXES, Axis, ParallelMesh
-from colossal.comm import CommCounter
+from colossal.booster.plugin.hybrid_stages import carries_into
+from colossal.cluster import AXES, Axis
+from colossal.comm import CommCounter, count
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline import SCHEDULES, Carry, Stage, StagePlacement, split
-from colossal.pipeline.microbatch import map_tensors
-from colossal.tensor import parameter_names, placement_of
+from colossal.pipeline import SCHEDULES, Orders, map_tensors, messages_between, split
+from colossal.tensor import placement_of
 from colossal.zero import ZeroShards
 
 _META = torch.device("meta")
@@ -139,21 +139,29 @@ def plan_step(
         >>> plan.num_microbatches, plan.num_under_way, plan.gradient_bytes // plan.num_parameters
         (8, 2, 2)
     """
-    options = plugin._options  # noqa: SLF001 (beside its class)
-    _check(model, plugin.mesh, options)
+    begin = plugin.begin(model, optimizer, _META)
+    _check(begin)
     whole = map_tensors(batch, lambda tensor: tensor.to(_META))
-    parts = [whole] if options.microbatching is None else split(whole, options.microbatching)
-    stages, carries, wrapper = _divide(plugin, model, optimizer, parts[0])
+    microbatching = begin.options.microbatching
+    parts = [whole] if microbatching is None else split(whole, microbatching)
+    if begin.options.dtype is not None:
+        cast_model(model, begin.options.dtype)  # some kernels have no other dtypes
+    with dry_run():
+        carries = carries_into(model, begin.plan, begin.options, begin.mesh, parts[0])
+    built = build(begin)
+    assert built.wrapper is not None
+    wrapper = built.wrapper
 
     def run(live: LiveBytes) -> dict[int, DryPass]:
-        entering = zip(stages, carries, strict=True)
+        entering = zip(built.stages, carries, strict=True)
         return {one.index: run_pass(one, carry, parts[0], criterion, wrapper, live) for one, carry in entering}
 
-    return _measure(plugin.mesh, options, stages, wrapper, run, len(parts))
+    return _measure(built, wrapper, run, len(parts))
 
 
-def _check(model: nn.Module, mesh: ParallelMesh, options: HybridOptions) -> None:
-    if (sharing := options.shard_config(mesh).sharing_on(mesh)) is not None:
+def _check(begin: Assembly) -> None:
+    model, mesh = begin.model, begin.mesh
+    if (sharing := begin.options.shard_config(mesh).sharing_on(mesh)) is not None:
         raise UnsupportedError(
             f"A step is planned whose ranks have whole sequences. Found the mode {sharing.mode!r} of sharing them, "
             "whose hidden states are not planned yet. Plan without sequence parallelism: with it a rank keeps less."
@@ -170,25 +178,6 @@ def _check(model: nn.Module, mesh: ParallelMesh, options: HybridOptions) -> None
             f"A step is planned without values. Found {real[0]}, which has some. Build the model inside of "
             "torch.device('meta')."
         )
-
-
-def _divide(
-    plugin: HybridParallelPlugin, model: nn.Module, optimizer: Optimizer, batch: Any
-) -> tuple[list[Stage], list[Carry | None], OptimizerWrapper]:
-    """Do what the plugin does when it is given these parts, as far as there is something to do without values."""
-    plan, options, mesh = plugin._plan, plugin._options, plugin.mesh  # noqa: SLF001 (beside its class)
-    names = parameter_names(model)
-    if options.dtype is not None:
-        cast_model(model, options.dtype)  # some kernels have no other dtypes
-    with dry_run():
-        carries = carries_into(model, plan, options, mesh, batch)
-    stages = make_stages(model, plan, options, mesh, _META)
-    regroup(optimizer, names, stages)
-    wrapper = plugin._wrap(nn.ModuleList(stages), optimizer, _META)  # noqa: SLF001
-    assert wrapper is not None
-    if options.dtype is not None:
-        run_stages_in(stages, options.dtype)
-    return stages, carries, wrapper
 
 
 @final
@@ -214,33 +203,28 @@ class _Traffic:
             number = times.get(axis, 1)
             self.add(axis, counter.bytes[op, axis] * number, calls * number)
 
-    def add_messages(
-        self, passes: Mapping[int, DryPass], stages: Sequence[Stage], place: StagePlacement, times: int
-    ) -> None:
+    def add_messages(self, passes: Mapping[int, DryPass], built: Assembly, orders: Orders) -> None:
         """Add hidden states, their gradients, and gradients of parameters that are on several ranks."""
-        for stage in stages:
-            own, one = place.rank_of(stage.index), passes[stage.index]
-            if not stage.is_last and place.rank_of(stage.index + 1) != own:
-                self.add("pp", one.left_bytes * times, times)
-            if not stage.is_first and place.rank_of(stage.index - 1) != own:
-                self.add("pp", one.entered_bytes * times, times)
+        place, own = built.options.placement, built.mesh.rank("pp")
+        for target in range(built.mesh.size("pp")):
+            for message in messages_between(orders, place, own, target) if target != own else ():
+                one = passes[message.stage + 1 if message.is_grad else message.stage]
+                self.add("pp", one.entered_bytes if message.is_grad else one.left_bytes)
+        for stage in built.stages:
             for shared in stage.shared:
                 here = [index for index in shared.stages if index in passes]
-                if here[:1] == [stage.index] and len(here) < len(shared.stages):
-                    self.add("pp", stage.module.get_parameter(shared.names[shared.stages.index(here[0])]).nbytes)
+                others = {place.rank_of(index) for index in shared.stages} - {own}
+                if here[:1] == [stage.index]:
+                    tied = stage.module.get_parameter(shared.names[shared.stages.index(here[0])])
+                    self.add("pp", tied.nbytes * len(others), len(others))
 
 
 def _measure(
-    mesh: ParallelMesh,
-    options: HybridOptions,
-    stages: Sequence[Stage],
-    optimizer: OptimizerWrapper,
-    run: Callable[[LiveBytes], Mapping[int, DryPass]],
-    number: int,
+    built: Assembly, optimizer: OptimizerWrapper, run: Callable[[LiveBytes], Mapping[int, DryPass]], number: int
 ) -> StepPlan:
     """Let a micro-batch pass the stages of this rank, and make a step."""
+    mesh, options, stages, masters = built.mesh, built.options, built.stages, optimizer.masters
     traffic = _Traffic([axis for axis in AXES if mesh.size(axis) > 1])
-    masters = optimizer.masters
     with dry_run() as live, CommCounter() as counter:
         with nullcontext() if masters is None else masters.backward_pass():
             run(live)
@@ -248,10 +232,10 @@ def _measure(
         traffic.add_counted(counter, {"tp": number})
         passes = run(live)  # again, as gradients have their room now
     with CommCounter() as counter:
-        _update(optimizer, stages, mesh, options.ddp.bucket_cap_mb)
+        _update(optimizer, built)
     traffic.add_counted(counter, {})
-    traffic.add_messages(passes, stages, options.placement, number)
     orders = SCHEDULES[options.style](options.placement, number)
+    traffic.add_messages(passes, built, orders)
     kept, under_way = most_kept(orders[mesh.rank("pp")], {index: one.kept_bytes for index, one in passes.items()})
     parameters = {parameter for stage in stages for parameter in stage.parameters()}
     working = _storages(each for stage in stages for each in (*stage.parameters(), *stage.buffers()))
@@ -272,7 +256,7 @@ def _measure(
     )
 
 
-def _update(optimizer: OptimizerWrapper, stages: Sequence[Stage], mesh: ParallelMesh, bucket_mb: float) -> None:
+def _update(optimizer: OptimizerWrapper, built: Assembly) -> None:
     """Do what a step does with gradients that are there."""
     masters = optimizer.masters
     if isinstance(masters, ZeroShards):
@@ -280,7 +264,11 @@ def _update(optimizer: OptimizerWrapper, stages: Sequence[Stage], mesh: Parallel
             for shard, grad in bucket.grads():
                 shard.grad = grad
     else:
-        Replicas(stages, mesh, bucket_mb).average()
+        size = built.replicas.size("dp")
+        if built.options.pp_size > 1:
+            Replicas(built.stages, built.replicas, built.options.ddp.bucket_cap_mb).average()
+        elif size > 1:
+            count("all_reduce", "dp", reduced_bytes(built.together.parameters(), size))
         if masters is not None:
             masters.pull_grads()
     optimizer.optim.step()

@@ -11,6 +11,7 @@ from colossal.booster.boosted import Boosted, Capabilities, Parts
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import place
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
+from colossal.booster.plugin.ddp_traffic import count_reductions
 from colossal.booster.plugin.device import check_device
 from colossal.cluster import current_mesh
 from colossal.comm import Channel
@@ -141,7 +142,9 @@ class TorchDDPPlugin(DataParallelPlugin):
         boosted = place(parts, device, precision)
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted
-        ddp = DistributedDataParallel(boosted.model, process_group=mesh.group("dp"), **self._ddp.keywords())
+        group = mesh.group("dp")
+        ddp = DistributedDataParallel(boosted.model, process_group=group, **self._ddp.keywords())
+        count_reductions(ddp, group)
         in_model = set(boosted.model.parameters())
         masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
         Channel("dp", mesh).broadcast(masters)

@@ -1,0 +1,256 @@
+"""How `HybridParallelPlugin` builds what a rank trains: one pass of steps, each from an assembly to the next.
+
+`configure` runs the pass on the user's model, and `plan_step` on a model without values.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import final
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from colossal.amp import DynamicScaler, LossScaler, MasterWeights, NoScaler, ScalerConfig
+from colossal.amp.half import cast_model, castable_parameters, run_in
+from colossal.booster.batch import BatchExecutor
+from colossal.booster.boosted import Capabilities
+from colossal.booster.plugin.ddp_traffic import count_reductions
+from colossal.booster.plugin.hybrid_checkpoint import Whole
+from colossal.booster.plugin.hybrid_options import HybridOptions
+from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
+from colossal.booster.plugin.hybrid_stages import (
+    choose_plan,
+    cut_stages,
+    place,
+    regroup,
+    run_stages_in,
+    shard_stages,
+)
+from colossal.booster.plugin.replicas import BuffersOfFirstRank
+from colossal.booster.plugin.starting_values import share_values
+from colossal.booster.plugin.units import find_units
+from colossal.cluster import ParallelMesh
+from colossal.interface import ModelWrapper, OptimizerWrapper, Peers, check_optimizer
+from colossal.pipeline import PipelineExecutor, Stage, share_tied_values
+from colossal.tensor import ParallelPlan
+from colossal.zero import ZeroShards, shard_optimizer
+
+
+@final
+@dataclass(frozen=True)
+class Assembly:
+    """What is built so far of a model that is trained in parts.
+
+    Args:
+        model: The whole model, the same on all ranks. Its modules go into the stages.
+        optimizer: As the user built it; None to run forward passes only.
+        plan: The plan of the model; None where nothing of it is needed, or for that of its family.
+        options: What the user said.
+        loss_scale: How the loss scale moves.
+        mesh: The mesh.
+        device: Where the stages go; ``meta`` to plan a step.
+        whole: What the model and the optimizer are before they are cut.
+        chosen: The options of the whole model that each stage has.
+        stages: The stages of this rank.
+        masters: Float32 copies that the optimizer holds; None without any.
+        wrapper: The optimizer of what this rank has.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer | None
+    plan: ParallelPlan | None
+    options: HybridOptions
+    loss_scale: ScalerConfig
+    mesh: ParallelMesh
+    device: torch.device
+    whole: Whole
+    chosen: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    masters: MasterWeights | None = None
+    wrapper: OptimizerWrapper | None = None
+    replicas: ParallelMesh = field(init=False)
+    """The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "replicas", self.mesh.fold_sequence())
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether there are no values."""
+        return self.device.type == "meta"
+
+    @property
+    def together(self) -> nn.ModuleList:
+        """All stages of this rank as one module."""
+        return nn.ModuleList(self.stages)
+
+
+def build(begin: Assembly) -> Assembly:
+    """Build what a rank trains, but for what connects it with its replicas and other stages.
+
+    Args:
+        begin: The whole model, and what is to be done with it. Model and optimizer are changed in place.
+
+    Returns:
+        The stages of this rank, and their optimizer.
+
+    Raises:
+        PlanError: The plan does not fit the model.
+        ConfigError: The layers do not go round, numbers of layers that are checkpointed do not fit them, or the
+            optimizer has made a step.
+        UnsupportedError: The model or the optimizer can not be trained in parts, or can not honour an option.
+
+    Communication: broadcast, tp, sp, dp and pp, the bytes of the stages: all ranks start from the values of the first.
+    """
+    steps: Sequence[Callable[[Assembly], Assembly]] = (
+        check,
+        partition,
+        broadcast_values,
+        shard,
+        materialize_shards,
+        give_optimizer_its_parameters,
+        cast,
+        wrap_optimizer,
+    )
+    return reduce(lambda assembly, step: step(assembly), steps, begin)
+
+
+def check(assembly: Assembly) -> Assembly:
+    """Refuse what can not be trained in parts, and find the plan of the model and its options."""
+    mesh = assembly.mesh
+    if assembly.optimizer is not None:
+        check_optimizer(assembly.optimizer, shards=mesh.size("tp") > 1, subsets=mesh.size("pp") > 1)
+    plan, chosen = choose_plan(assembly.model, assembly.plan, assembly.options, mesh)
+    return replace(assembly, plan=plan, chosen=chosen)
+
+
+def partition(assembly: Assembly) -> Assembly:
+    """Keep the stages of this rank."""
+    stages = cut_stages(assembly.model, assembly.plan, assembly.options, assembly.mesh)
+    return replace(assembly, stages=tuple(stages))
+
+
+def broadcast_values(assembly: Assembly) -> Assembly:
+    """Let the ranks of a stage start alike; what was built lazily only agrees on what random numbers are drawn."""
+    if not assembly.is_planned:
+        share_values(assembly.together, assembly.mesh)
+    return assembly
+
+
+def shard(assembly: Assembly) -> Assembly:
+    """Shard each stage over tp, and let ranks share sequences."""
+    shard_stages(assembly.stages, assembly.plan, assembly.chosen, assembly.options, assembly.mesh)
+    return assembly
+
+
+def materialize_shards(assembly: Assembly) -> Assembly:
+    """Give values to shards of what was built lazily, and say where the rest of each parameter is."""
+    from colossal.lazy import materialize
+
+    materialize(assembly.together).to(assembly.device)
+    place(assembly.stages, assembly.mesh)
+    if not assembly.is_planned:
+        share_tied_values(assembly.stages, assembly.options.placement, assembly.mesh)
+    return assembly
+
+
+def give_optimizer_its_parameters(assembly: Assembly) -> Assembly:
+    """Let the optimizer of the whole model hold what this rank has of it."""
+    if assembly.optimizer is not None:
+        regroup(assembly.optimizer, assembly.whole.names, assembly.stages)
+    return assembly
+
+
+def cast(assembly: Assembly) -> Assembly:
+    """Cast the stages, whose optimizer keeps float32 masters."""
+    dtype, masters = assembly.options.dtype, None
+    if dtype is None:
+        return assembly
+    if assembly.optimizer is not None and assembly.options.zero_stage == 0:
+        masters = MasterWeights(assembly.optimizer, castable_parameters(assembly.together), dtype)
+    cast_model(assembly.together, dtype)
+    if assembly.options.pp_size > 1:
+        run_stages_in(assembly.stages, dtype)
+    return replace(assembly, masters=masters)
+
+
+def wrap_optimizer(assembly: Assembly) -> Assembly:
+    """Let the optimizer decide over all ranks when gradients become an update."""
+    optimizer, options, mesh, zero = assembly.optimizer, assembly.options, assembly.mesh, assembly.options.zero
+    if optimizer is None:
+        return assembly
+    scaled = options.dtype == torch.float16
+    scaler: LossScaler = DynamicScaler(assembly.loss_scale, assembly.device.type) if scaled else NoScaler()
+    names, outline = assembly.whole.names_of(assembly.stages), assembly.whole.outline_of_optimizer(mesh)
+    peers = None
+    if mesh.size("pp") > 1:
+        peers = Peers((mesh.group("pp"),), mesh.accelerator.get_current_device())
+    if options.zero_stage > 0:
+        wrapper = shard_optimizer(
+            assembly.together,
+            optimizer,
+            zero.partition(assembly.replicas),
+            zero.zero,
+            scaler=scaler,
+            max_norm=zero.max_norm,
+            units=find_units(assembly.stages[0].module, None, set()) if zero.zero.overlap_allgather else (),
+            peers=peers,
+            param_names=names,
+            outline=outline,
+        )
+    else:
+        wrapper = OptimizerWrapper(
+            optimizer, scaler, names, assembly.masters, zero.max_norm, peers=peers, outline=outline
+        )
+    return replace(assembly, wrapper=wrapper)
+
+
+def connect(built: Assembly) -> tuple[ModelWrapper, Capabilities]:
+    """Connect what a rank trains with its replicas, and with the other stages.
+
+    Args:
+        built: What `build` returned.
+
+    Returns:
+        The model that is called, and what else can be done with it.
+    """
+    shards = built.wrapper.masters if built.wrapper is not None else None
+    shares = shards if isinstance(shards, ZeroShards) else None
+    if built.options.ddp.broadcast_buffers and (shares is not None or built.options.pp_size > 1):
+        for stage in built.stages:
+            BuffersOfFirstRank(stage.module, built.replicas)
+    return _connect_pipeline(built, shares) if built.options.pp_size > 1 else _connect_model(built, shares)
+
+
+def _connect_pipeline(built: Assembly, shares: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
+    options, stages, mesh = built.options, built.stages, built.mesh
+    assert options.microbatching is not None
+    run = PipelineExecutor(stages, options.placement, mesh, options.style, options.microbatching, options.caches)
+    model = PipelinedModel(stages, run, built.whole.outline_of_stages(stages, mesh), built.whole.adapters)
+    if shares is not None:  # whose gradients are reduced when a step needs them, however many passes were before
+        return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, shares.no_sync, lambda: None))
+    replicas = Replicas(stages, built.replicas, options.ddp.bucket_cap_mb)
+    executor = HybridExecutor(run, nullcontext, replicas.average)
+    return ModelWrapper(model), Capabilities(no_sync=replicas.no_sync, executor=executor)
+
+
+def _connect_model(built: Assembly, shares: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
+    options, model = built.options, built.stages[0].module
+    trains = any(parameter.requires_grad for parameter in model.parameters())
+    wrapper, no_sync = ModelWrapper(model), nullcontext
+    if shares is not None:
+        no_sync = options.zero.no_sync_of(shares)
+    elif built.replicas.size("dp") > 1 and trains:
+        group = built.replicas.group("dp")
+        ddp = count_reductions(DistributedDataParallel(model, process_group=group, **options.ddp.keywords()), group)
+        wrapper, no_sync = ModelWrapper(ddp), ddp.no_sync
+    if options.dtype is not None:
+        run_in(wrapper, options.dtype)
+    executor = None
+    if options.microbatching is not None:
+        executor = BatchExecutor(wrapper, built.device, options.microbatching, no_sync)
+    return wrapper, Capabilities(no_sync=no_sync, executor=executor)
