@@ -9,6 +9,7 @@
     ├── PlanError         (ValueError)           a parallel plan that does not fit its model
     ├── ShapeError        (ValueError)           a tensor of the wrong shape, dtype or device
     ├── CommunicationError (RuntimeError)        a peer that is lost, late, or does something else
+    ├── NonFiniteError    (FloatingPointError)   a loss or a gradient that is infinite or NaN
     ├── CheckpointError   (RuntimeError)         a file that is missing, damaged or of another model
     └── UnsupportedError  (NotImplementedError)  a valid request that this plugin, model or device cannot honour
 
@@ -43,6 +44,10 @@ class ShapeError(ColossalError, ValueError):
 
 class CommunicationError(ColossalError, RuntimeError):
     """Ranks that should communicate do not: one is lost, late, or calls something else."""
+
+
+class NonFiniteError(ColossalError, FloatingPointError):
+    """A loss or a gradient is infinite or NaN, where that was not to happen."""
 
 
 class CheckpointError(ColossalError, RuntimeError):

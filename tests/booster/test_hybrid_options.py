@@ -15,7 +15,7 @@ from colossal.errors import ConfigError, MeshError, PlanError, UnsupportedError
 from colossal.lazy import LazyInitContext
 from colossal.nn import optimizer as optimizers
 from colossal.tensor import ParallelPlan, Stages
-from colossal.testing import fake_world, run_processes
+from colossal.testing import fake_world, run_processes, run_threads
 
 
 def plugin_of(**options: Any) -> HybridParallelPlugin:
@@ -127,10 +127,16 @@ def test_an_optimizer_that_has_made_a_step() -> None:
         boost(model, stepped)
 
 
-def test_a_model_in_stages_is_not_called() -> None:
-    model, *_ = boost(nn.Sequential(nn.Linear(2, 2)), num_microbatches=2)
+def call_in_stages() -> None:
+    model, *_ = Booster(plugin=HybridParallelPlugin(1, 2, num_microbatches=2, precision="fp32")).boost(
+        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    )
     with pytest.raises(UnsupportedError, match=r"run by booster\.execute_pipeline"):
         model(torch.ones(2, 2))
+
+
+def test_a_model_in_stages_is_not_called() -> None:
+    run_threads(call_in_stages, 2)
 
 
 # ------------------------------------------------------------------------------------------ what it can besides

@@ -78,4 +78,4 @@ def run_in(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "running_mean", None), torch.Tensor)
+    return any(name == "running_mean" for name, _ in module.named_buffers(recurse=False))

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, final
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.logging import get_dist_logger
 
 Criterion = Callable[..., Any]
 Five = tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None, DataLoader[Any] | None, LRScheduler | None]
@@ -77,6 +79,34 @@ class Executor(Protocol):
             ``{"loss": ..., "outputs": ...}``.
         """
         ...
+
+
+def reduce_in_each_pass() -> AbstractContextManager[None]:
+    """Open what `Booster.no_sync` opens where each rank keeps a shard of the gradients: passes add up as they are.
+
+    Gradients are the same as with one reduction after several passes; what is sent is not less.
+
+    Returns:
+        A context manager that changes nothing.
+
+    Example:
+        >>> from colossal.booster import Capabilities
+        >>> from colossal.booster.boosted import reduce_in_each_pass
+        >>> with Capabilities(no_sync=reduce_in_each_pass).no_sync() as nothing:
+        ...     print(nothing)
+        None
+    """
+    _log_reduction()
+    return nullcontext()
+
+
+@cache
+def _log_reduction() -> None:
+    get_dist_logger().info(
+        "no_sync: ranks keep shards of the gradients, which every backward pass adds to. Results are the same; "
+        "gradients are reduced in each pass, as no rank has room for all of them.",
+        ranks=[0],
+    )
 
 
 @final

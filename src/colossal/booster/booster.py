@@ -1,7 +1,8 @@
 """The front of the library: one set of verbs for training under any plugin."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -23,8 +24,9 @@ from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_fac
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
 from colossal.checkpoint_io import CheckpointIO
+from colossal.cluster import Axis, ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import OptimizerWrapper
+from colossal.interface import ModelWrapper, NonFiniteCheck, OptimizerWrapper
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -39,6 +41,12 @@ class Booster(CheckpointVerbs):
         mixed_precision: What runs in fewer bits: ``"fp16"``, ``"fp16_naive"``, ``"bf16"``, ``"fp8"``,
             ``"fp16_apex"`` or an object; nothing by default.
         plugin: The recipe of parallelism; by default this process trains alone.
+        max_norm: Clip the common norm of the gradients to it before each step, under any plugin; 0 does not.
+        norm_type: The p of that norm.
+        check_batches: How many batches are compared between the ranks that share a model, by tensor, sequence or
+            pipeline parallelism, and so must see the same; None for all of them, 0 for none.
+        refuse_nonfinite: Raise an error at `step`, on all ranks, if a loss or a gradient is infinite or NaN; not with
+            fp16, whose overflows skip a step.
 
     Raises:
         ConfigError: The device or the precision does not exist here.
@@ -67,7 +75,19 @@ class Booster(CheckpointVerbs):
         device: str | None = None,
         mixed_precision: MixedPrecision | str | None = None,
         plugin: Plugin | None = None,
+        *,
+        max_norm: float = 0.0,
+        norm_type: float = 2.0,
+        check_batches: int | None = 2,
+        refuse_nonfinite: bool = False,
     ) -> None:
+        if max_norm < 0 or not norm_type > 0:
+            raise ConfigError(
+                "Gradients are clipped to a norm of at least 0 (which does not clip), of a p greater than 0. Found "
+                f"max_norm={max_norm} and norm_type={norm_type}. The defaults are 0.0 and 2.0."
+            )
+        self._max_norm, self._norm_type = max_norm, norm_type
+        self._check_batches, self._refuse_nonfinite = check_batches, refuse_nonfinite
         self.plugin = check_plugin(plugin) or SingleProcessPlugin()
         self.mixed_precision = (
             mixed_precision_factory(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
@@ -126,8 +146,36 @@ class Booster(CheckpointVerbs):
             check_dataloader(dataloader, self.plugin)
             check_agreement(parts, self.plugin, self.mixed_precision, mesh, axes)
         boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
-        self._boosted[boosted.model] = boosted.optimizer, boosted.capabilities
+        if boosted.optimizer is not None:
+            self._guard(boosted.model, boosted.optimizer, mesh, axes)
+        capabilities = boosted.capabilities
+        if mesh is not None:
+            capabilities = self._check_that_batches_are_the_same(boosted.model, capabilities, mesh)
+        self._boosted[boosted.model] = boosted.optimizer, capabilities
         return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler
+
+    def _guard(
+        self, model: ModelWrapper, optimizer: OptimizerWrapper, mesh: ParallelMesh | None, axes: Sequence[Axis]
+    ) -> None:
+        """Let an optimizer clip, and refuse what would go on silently wrong."""
+        if self._max_norm > 0:
+            optimizer.clip_before_each_step(self._max_norm, self._norm_type)
+        if not optimizer.has_whole_grads:
+            model.guard_gradients()
+        if self._refuse_nonfinite:
+            groups = [] if mesh is None else [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
+            optimizer.refuse_nonfinite(NonFiniteCheck(groups, self._accelerator.get_current_device()))
+
+    def _check_that_batches_are_the_same(
+        self, model: ModelWrapper, capabilities: Capabilities, mesh: ParallelMesh
+    ) -> Capabilities:
+        from colossal.booster.same_batch import SameBatch
+
+        check = SameBatch(mesh, self._check_batches)
+        if mesh.size("pp") == 1 or capabilities.executor is None:
+            check.watch(model)
+            return capabilities
+        return replace(capabilities, executor=check.around(capabilities.executor))
 
     def backward(self, loss: torch.Tensor, optimizer: OptimizerWrapper) -> None:
         """Compute the gradients of a loss: what ``loss.backward()`` is in a single process.

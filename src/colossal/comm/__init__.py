@@ -1,7 +1,7 @@
 """Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
 
 from colossal.comm.channel import Channel
-from colossal.comm.counter import CommCounter, active_counters, count
+from colossal.comm.counter import CommCounter, active_counters, count, uncounted
 from colossal.comm.cube import gather_packed_rows, matmul_3d
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
 from colossal.comm.over import all_reduce_over, gather_objects
@@ -32,4 +32,5 @@ __all__ = [
     "summa_ab",
     "summa_abt",
     "summa_atb",
+    "uncounted",
 ]

@@ -1,6 +1,8 @@
 """How often the ranks talk, and how much they say."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Literal, Self, final
@@ -88,6 +90,24 @@ def count(op: Op, axis: Axis, num_bytes: int) -> None:
     """
     for counter in _ACTIVE.get():
         counter.add(op, axis, num_bytes)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Leave out what happens inside, such as a check, which is no part of training.
+
+    Example:
+        >>> from colossal.comm import CommCounter, count, uncounted
+        >>> with CommCounter() as counter, uncounted():
+        ...     count("send", "pp", 100)
+        >>> counter.bytes["send", "pp"]
+        0
+    """
+    token = _ACTIVE.set(())
+    try:
+        yield
+    finally:
+        _ACTIVE.reset(token)
 
 
 def active_counters() -> tuple[CommCounter, ...]:

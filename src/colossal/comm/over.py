@@ -13,14 +13,15 @@ from colossal.comm.counter import active_counters
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
-def gather_objects(value: Any) -> list[Any]:
+def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None) -> list[Any]:
     """Let all ranks know a value of each, as it can be pickled: for messages, not for the data of a step.
 
     Args:
         value: Any value.
+        groups: The groups of the axes that the ranks span; by default all ranks of the world.
 
     Returns:
-        The values of all ranks of the world, in their order.
+        The values of all these ranks: of the world in its order, of groups with the first group's ranks side by side.
 
     Communication: all_gather_object, all ranks, the bytes of the values.
 
@@ -31,8 +32,11 @@ def gather_objects(value: Any) -> list[Any]:
         >>> run_threads(lambda: gather_objects({"rank": dist.get_rank()}), 2)[0]
         [{'rank': 0}, {'rank': 1}]
     """
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values = [value]
+    for group in (dist.group.WORLD,) if groups is None else groups:
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(gathered, values, group=group)
+        values = [each for rank in gathered for each in rank]
     return values
 
 

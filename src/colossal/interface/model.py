@@ -1,12 +1,18 @@
 """The boosted model."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad
+
+from colossal.errors import ConfigError
+
+_FRAMES = 6
+"""As far down the stack is looked: a function of torch, its list, and the generators of a module."""
 
 
 @final
@@ -31,6 +37,7 @@ class ModelWrapper(nn.Module):
         super().__init__()
         self.module = module
         self._forward_context = forward_context
+        self._has_whole_grads = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module's forward pass inside the context.
@@ -45,6 +52,37 @@ class ModelWrapper(nn.Module):
         with self._forward_context():
             return self.module(*args, **kwargs)
 
+    def guard_gradients(self) -> None:
+        """Refuse functions of torch that clip gradients, which would see a part of them: the optimizer's do it."""
+        self._has_whole_grads = False
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Go through the parameters, as `torch.nn.Module.named_parameters` and `parameters` do.
+
+        Args:
+            prefix: What names begin with.
+            recurse: Those of submodules too.
+            remove_duplicate: Name each parameter once.
+
+        Yields:
+            Names and parameters.
+
+        Raises:
+            ConfigError: `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.clip_grad_value_` asks, and the gradients
+                are not in the parameters, or some are on other ranks.
+        """
+        if not self._has_whole_grads and _is_clipping():
+            raise ConfigError(
+                "Gradients that several ranks have parts of, or that are in float32 copies, are clipped by the boosted "
+                "optimizer. Found a call of torch.nn.utils.clip_grad_norm_ or clip_grad_value_ on the boosted model, "
+                "which would clip a part of them by another norm on each rank, or none. Call "
+                "optimizer.clip_grad_by_norm(max_norm) or optimizer.clip_grad_by_value(value), or pass max_norm to the "
+                "Booster."
+            )
+        yield from super().named_parameters(prefix, recurse, remove_duplicate)
+
     def unwrap(self, unwrap_peft: bool = True) -> nn.Module:
         """Return the user's own model, with the parameter names that it was built with.
 
@@ -58,6 +96,18 @@ class ModelWrapper(nn.Module):
         """
         module: Any = innermost(self.module)
         return module.get_base_model() if unwrap_peft and is_peft_model(module) else module
+
+
+def _is_clipping() -> bool:
+    """Whether one of torch's functions that clip gradients goes through parameters, directly or in a list."""
+    frame = sys._getframe()  # noqa: SLF001 (the only way to see who asks)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename == clip_grad.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def innermost(module: nn.Module) -> nn.Module:

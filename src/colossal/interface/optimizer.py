@@ -11,8 +11,9 @@ from colossal.amp import LossScaler, Masters, NoScaler
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface.elementwise import check_optimizer
 from colossal.interface.gradients import clamp, scale, total_norm
+from colossal.interface.nonfinite import NonFiniteCheck
 from colossal.interface.outline import OptimizerOutline, Peers
-from colossal.tensor import placement_of, without_compile
+from colossal.tensor import local_of, placement_of, without_compile
 
 _WIDE = torch.float32.itemsize
 
@@ -36,9 +37,6 @@ class OptimizerWrapper:
 
     Raises:
         UnsupportedError: The optimizer needs full parameters, and one of them is sharded.
-
-    Attributes:
-        outline: What the whole optimizer is, where this rank has only some of its parameters; None where it has all.
 
     Example:
         >>> import torch
@@ -75,6 +73,7 @@ class OptimizerWrapper:
         self._name_masters(masters.pairs if masters else {})
         self._on_discard: list[Callable[[], None]] = []
         self._has_scaled_grads = False
+        self._nonfinite: NonFiniteCheck | None = None
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -115,6 +114,50 @@ class OptimizerWrapper:
             if working in self.param_names:
                 self.param_names[master] = self.param_names.pop(working)
 
+    @property
+    def has_whole_grads(self) -> bool:
+        """Whether the gradients of the model's parameters are all there is, as functions of torch take them.
+
+        These know what ranks have of a DTensor; of other shards they do not.
+        """
+        sharded = any(placement_of(each).is_sharded and local_of(each) is each for each in self.parameters)
+        return self.masters is None and self._peers is None and not sharded
+
+    def clip_before_each_step(self, max_norm: float, norm_type: float = 2.0) -> None:
+        """Clip the common norm of the gradients before each step.
+
+        Args:
+            max_norm: The largest norm that is left.
+            norm_type: The p of that norm.
+
+        Raises:
+            ConfigError: There is another limit already.
+        """
+        found = (self._max_norm, self._norm_type)
+        if self._max_norm > 0 and found != (max_norm, norm_type):
+            raise ConfigError(
+                f"Gradients are clipped to one norm. Found max_norm={max_norm} with norm_type={norm_type} beside "
+                f"{found[0]} with {found[1]} of the plugin. Pass one of them."
+            )
+        self._max_norm, self._norm_type = max_norm, norm_type
+
+    def refuse_nonfinite(self, check: NonFiniteCheck) -> None:
+        """Raise an error at `step`, on all ranks, if a loss or a gradient is infinite or NaN.
+
+        Args:
+            check: Looks at them.
+
+        Raises:
+            ConfigError: The loss is scaled: then an overflow is not an error, but makes the scale fall.
+        """
+        if not isinstance(self.scaler, NoScaler):
+            raise ConfigError(
+                "Non-finite gradients are refused where the loss is not scaled. Found loss scaling, as of fp16, under "
+                "which they are expected: the step is skipped, logged, and the scale falls. Leave refuse_nonfinite "
+                "out, or train in bf16 or fp32."
+            )
+        self._nonfinite = check
+
     def when_discarding(self, callback: Callable[[], None]) -> None:
         """Have gradients thrown away that are not in the parameters, such as those that wait to be reduced.
 
@@ -135,6 +178,8 @@ class OptimizerWrapper:
         """
         inputs = None if inputs is None else list(inputs)
         self._has_scaled_grads = True
+        if self._nonfinite is not None:
+            self._nonfinite.see_loss(loss)
         with self._backward_pass(), self.scaler.scaling(loss, self.optim) as scaled:
             torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
 
@@ -172,10 +217,16 @@ class OptimizerWrapper:
 
         Raises:
             ConfigError: The loss is scaled, and these are gradients of one that was not.
+            NonFiniteError: A loss or a gradient is infinite or NaN, after `refuse_nonfinite`.
             UnsupportedError: There is a closure, and loss scaling or masters.
 
         Communication: as in `unscale_grad`; with a `max_norm`, as in `clip_grad_by_norm`.
         """
+        if self._nonfinite is not None and closure is not None:
+            raise UnsupportedError(
+                "Non-finite gradients are refused before a step. Found a closure, which computes them within it. Leave "
+                "refuse_nonfinite out, or use an optimizer without a closure."
+            )
         if self.masters is None and closure is not None:
             return self.scaler.step(self.optim, closure)
         if closure is not None:
@@ -185,6 +236,8 @@ class OptimizerWrapper:
             )
         if self.masters is not None:
             self.masters.pull_grads()
+        if self._nonfinite is not None:
+            self._nonfinite.check({each: self.param_names.get(each, "a parameter") for each in self.parameters})
         told = self._clip_and_divide()
         self._unscale()
         result = self.scaler.step(self.optim, **told)
@@ -220,6 +273,8 @@ class OptimizerWrapper:
         """
         self.scaler.discard()
         self._has_scaled_grads = False
+        if self._nonfinite is not None:
+            self._nonfinite.forget()
         for callback in self._on_discard:
             callback()
         self.optim.zero_grad(set_to_none)
@@ -327,11 +382,7 @@ class OptimizerWrapper:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect the wrapped optimizer's state.
-
-        Returns:
-            The state in torch's own form, by number of the parameter.
-        """
+        """Return the wrapped optimizer's state in torch's own form, by number of the parameter."""
         return self.optim.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -343,9 +394,5 @@ class OptimizerWrapper:
         self.optim.load_state_dict(state_dict)
 
     def unwrap(self) -> torch.optim.Optimizer:
-        """Take the wrapper off.
-
-        Returns:
-            The optimizer that was wrapped.
-        """
+        """Return the optimizer that was wrapped."""
         return self.optim

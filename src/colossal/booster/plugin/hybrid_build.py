@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import final
 
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from colossal.amp import DynamicScaler, LossScaler, MasterWeights, NoScaler, ScalerConfig
 from colossal.amp.half import cast_model, castable_parameters, run_in
 from colossal.booster.batch import BatchExecutor
-from colossal.booster.boosted import Capabilities
+from colossal.booster.boosted import Capabilities, reduce_in_each_pass
 from colossal.booster.plugin.ddp_traffic import count_reductions
 from colossal.booster.plugin.hybrid_checkpoint import Whole
 from colossal.booster.plugin.hybrid_options import HybridOptions
@@ -52,6 +52,7 @@ class Assembly:
         options: What the user said.
         loss_scale: How the loss scale moves.
         mesh: The mesh.
+        replicas: The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well.
         device: Where the stages go; ``meta`` to plan a step.
         whole: What the model and the optimizer are before they are cut.
         chosen: The options of the whole model that each stage has.
@@ -66,17 +67,13 @@ class Assembly:
     options: HybridOptions
     loss_scale: ScalerConfig
     mesh: ParallelMesh
+    replicas: ParallelMesh
     device: torch.device
     whole: Whole
     chosen: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     masters: MasterWeights | None = None
     wrapper: OptimizerWrapper | None = None
-    replicas: ParallelMesh = field(init=False)
-    """The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "replicas", self.mesh.fold_sequence())
 
     @property
     def is_planned(self) -> bool:
@@ -87,6 +84,11 @@ class Assembly:
     def together(self) -> nn.ModuleList:
         """All stages of this rank as one module."""
         return nn.ModuleList(self.stages)
+
+    @property
+    def trained(self) -> nn.Module:
+        """What the optimizer updates: the model itself where it is not cut."""
+        return self.stages[0].module if self.options.pp_size == 1 else self.together
 
 
 def build(begin: Assembly) -> Assembly:
@@ -171,8 +173,8 @@ def cast(assembly: Assembly) -> Assembly:
     if dtype is None:
         return assembly
     if assembly.optimizer is not None and assembly.options.zero_stage == 0:
-        masters = MasterWeights(assembly.optimizer, castable_parameters(assembly.together), dtype)
-    cast_model(assembly.together, dtype)
+        masters = MasterWeights(assembly.optimizer, castable_parameters(assembly.trained), dtype)
+    cast_model(assembly.trained, dtype)
     if assembly.options.pp_size > 1:
         run_stages_in(assembly.stages, dtype)
     return replace(assembly, masters=masters)
@@ -191,13 +193,13 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
         peers = Peers((mesh.group("pp"),), mesh.accelerator.get_current_device())
     if options.zero_stage > 0:
         wrapper = shard_optimizer(
-            assembly.together,
+            assembly.trained,
             optimizer,
             zero.partition(assembly.replicas),
             zero.zero,
             scaler=scaler,
             max_norm=zero.max_norm,
-            units=find_units(assembly.stages[0].module, None, set()) if zero.zero.overlap_allgather else (),
+            units=find_units(assembly.trained, None, set()) if zero.zero.overlap_allgather else (),
             peers=peers,
             param_names=names,
             outline=outline,
@@ -243,7 +245,7 @@ def _connect_model(built: Assembly, shares: ZeroShards | None) -> tuple[ModelWra
     trains = any(parameter.requires_grad for parameter in model.parameters())
     wrapper, no_sync = ModelWrapper(model), nullcontext
     if shares is not None:
-        no_sync = options.zero.no_sync_of(shares)
+        no_sync = shares.no_sync if options.zero.zero.keeps_gradients else reduce_in_each_pass
     elif built.replicas.size("dp") > 1 and trains:
         group = built.replicas.group("dp")
         ddp = count_reductions(DistributedDataParallel(model, process_group=group, **options.ddp.keywords()), group)

@@ -205,6 +205,11 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Replicas, which see different data."""
         return self.mesh.size("dp")
 
+    @cached_property
+    def _replicas(self) -> ParallelMesh:
+        """The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well."""
+        return self.mesh.fold_sequence()
+
     @property
     def pg_mesh(self) -> ParallelMesh:
         """The mesh: another name of `mesh`."""
@@ -323,4 +328,6 @@ class HybridParallelPlugin(DataParallelPlugin):
         if device.type != "meta":
             check_device(device, self.mesh)
         whole = Whole.of(model, optimizer)
-        return Assembly(model, optimizer, self._plan, self._options, self._scaler, self.mesh, device, whole)
+        return Assembly(
+            model, optimizer, self._plan, self._options, self._scaler, self.mesh, self._replicas, device, whole
+        )

@@ -1,0 +1,117 @@
+"""Ranks that share tensors, sequences or layers of one replica see the same batch; other data would train on silently."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import torch
+import xxhash
+from torch import distributed as dist
+
+from colossal.booster.boosted import Executor
+from colossal.cluster import Axis, ParallelMesh
+from colossal.comm import all_reduce_over, gather_objects, uncounted
+from colossal.errors import ConfigError
+from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.pipeline.microbatch import tensors_in
+
+_AXES: tuple[Axis, ...] = ("tp", "sp", "pp")
+
+
+@final
+class SameBatch:
+    """Compares digests of the batches of the ranks of one replica.
+
+    Args:
+        mesh: The mesh in force.
+        most: How many batches are compared before it costs too much; None for all.
+    """
+
+    def __init__(self, mesh: ParallelMesh, most: int | None) -> None:
+        self._groups = [mesh.group(axis) for axis in _AXES if mesh.size(axis) > 1]
+        self._device, self._most, self._num_seen = mesh.accelerator.get_current_device(), most, 0
+
+    def watch(self, model: ModelWrapper) -> None:
+        """Look at what the model is called with.
+
+        Args:
+            model: The boosted model.
+        """
+        if not self._is_over:
+            hook = model.register_forward_pre_hook(lambda _, *inputs: self._see(inputs, hook.remove), with_kwargs=True)
+
+    def around(self, executor: Executor) -> Executor:
+        """Look at the batches that an executor takes.
+
+        Args:
+            executor: Runs them.
+
+        Returns:
+            One that does both.
+        """
+        return executor if self._is_over else _Checked(executor, self)
+
+    def iterate(self, data_iter: Iterator[Any]) -> Iterator[Any]:
+        """Go through batches, and compare each; a rank that has none left says so as well.
+
+        Args:
+            data_iter: Yields batches.
+
+        Yields:
+            The batches.
+        """
+        for batch in data_iter:
+            self._see(batch)
+            yield batch
+        self._see(None)
+
+    @property
+    def _is_over(self) -> bool:
+        return not self._groups or (self._most is not None and self._num_seen >= self._most)
+
+    def _see(self, inputs: Any, finish: Callable[[], None] = lambda: None) -> None:
+        if self._is_over:
+            finish()
+            return
+        number, self._num_seen = self._num_seen, self._num_seen + 1
+        digest = _digest(inputs)
+        own = torch.tensor([digest, ~digest], device=self._device)
+        with uncounted():
+            largest, smallest = all_reduce_over(own, self._groups, "max").tolist()
+        if largest == ~smallest:
+            return
+        found = gather_objects((dist.get_rank(), digest), self._groups)
+        others = [rank for rank, each in sorted(found) if each != min(found)[1]]
+        raise ConfigError(
+            "The ranks that share a model, by tensor, sequence or pipeline parallelism, see the same batches. Found "
+            f"another batch {number} on rank {', '.join(map(str, others))} than on rank {min(found)[0]}. Make the "
+            "loader by plugin.prepare_dataloader, and seed what changes samples alike on these ranks."
+        )
+
+
+@final
+class _Checked:
+    """An executor whose batches are compared first."""
+
+    def __init__(self, executor: Executor, check: SameBatch) -> None:
+        self._executor, self._check = executor, check
+
+    def __call__(
+        self,
+        data_iter: Iterator[Any],
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: OptimizerWrapper | None,
+        return_loss: bool,
+        return_outputs: bool,
+    ) -> dict[str, Any]:
+        """Run the next batch; see `Executor`."""
+        return self._executor(self._check.iterate(data_iter), criterion, optimizer, return_loss, return_outputs)
+
+
+def _digest(inputs: Any) -> int:
+    """A signed number of 64 bits that stands for the tensors of a batch."""
+    state = xxhash.xxh3_64(repr(type(inputs)).encode())
+    for tensor in tensors_in(inputs):
+        state.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        if not tensor.is_meta:
+            state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return state.intdigest() - 2**63
