@@ -11,7 +11,7 @@ from colossal.booster.boosted import Parts
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin
 from colossal.cluster import Axis, ParallelMesh
-from colossal.comm import all_reduce_over, gather_objects
+from colossal.comm import gather_objects, same_over
 from colossal.errors import ConfigError
 from colossal.tensor import parameter_names, placement_of
 
@@ -43,9 +43,7 @@ def check_agreement(
         return
     description = dict(_describe(parts, plugin, precision))
     digest = xxhash.xxh3_64_intdigest(repr(description).encode()) - 2**63
-    own = torch.tensor([digest, ~digest], device=mesh.accelerator.get_current_device())
-    largest, smallest = all_reduce_over(own, [mesh.group(axis) for axis in axes], "max").tolist()
-    if largest == ~smallest:
+    if all(same_over([digest], [mesh.group(axis) for axis in axes], mesh.accelerator.get_current_device())):
         return
     ranks = gather_objects(description)
     first = ranks[0]
@@ -78,6 +76,11 @@ def _describe(parts: Parts, plugin: Plugin, precision: MixedPrecision | None) ->
             for key, value in group.items():
                 if key not in ("params", "param_names"):
                     yield f"{key} of the optimizer's group {number}", _text(value)
+            for parameter in group["params"]:
+                entries = parts.optimizer.state.get(parameter, {})
+                kinds = {key: f"{list(each.shape)} {each.dtype}" for key, each in entries.items() if torch.is_tensor(each)}
+                if kinds:
+                    yield f"the optimizer's state of {names.get(parameter, ['a parameter'])[0]}", _text(kinds)
             held = [names[parameter][0] for parameter in group["params"] if parameter in names]
             yield f"the parameters of the optimizer's group {number}", _shortened(held)
 

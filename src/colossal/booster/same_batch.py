@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from colossal.booster.boosted import Executor
 from colossal.cluster import Axis, ParallelMesh
-from colossal.comm import all_reduce_over, gather_objects, uncounted
+from colossal.comm import gather_objects, same_over
 from colossal.errors import ConfigError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.pipeline.microbatch import tensors_in
@@ -74,10 +74,7 @@ class SameBatch:
             return
         number, self._num_seen = self._num_seen, self._num_seen + 1
         digest = _digest(inputs)
-        own = torch.tensor([digest, ~digest], device=self._device)
-        with uncounted():
-            largest, smallest = all_reduce_over(own, self._groups, "max").tolist()
-        if largest == ~smallest:
+        if all(same_over([digest], self._groups, self._device)):
             return
         found = gather_objects((dist.get_rank(), digest), self._groups)
         others = [rank for rank, each in sorted(found) if each != min(found)[1]]

@@ -4,7 +4,7 @@ from colossal.comm.channel import Channel
 from colossal.comm.counter import CommCounter, active_counters, count, uncounted
 from colossal.comm.cube import gather_packed_rows, matmul_3d
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
-from colossal.comm.over import all_reduce_over, gather_objects
+from colossal.comm.over import all_reduce_over, gather_objects, same_over
 from colossal.comm.partition import Partition, Pending
 from colossal.comm.ring import Exchange, pass_round, sum_round
 from colossal.comm.summa import summa_ab, summa_abt, summa_atb
@@ -27,6 +27,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "replicate",
+    "same_over",
     "scatter",
     "sum_round",
     "summa_ab",

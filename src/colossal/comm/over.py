@@ -1,14 +1,14 @@
 # pyright: reportUnknownMemberType=false
 """Totals over process groups instead of axes: for tensors that know their groups, such as shards."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import distributed as dist
 
 from colossal.cluster import AXES, Axis, current_mesh
-from colossal.comm.counter import active_counters
+from colossal.comm.counter import active_counters, uncounted
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -38,6 +38,33 @@ def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None
         dist.all_gather_object(gathered, values, group=group)
         values = [each for rank in gathered for each in rank]
     return values
+
+
+def same_over(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup], device: torch.device) -> list[bool]:
+    """Tell which numbers are the same on all ranks, such as digests of what all of them should have.
+
+    Args:
+        numbers: Signed, of 64 bits at most; as many on all ranks.
+        groups: The process groups of the axes that the ranks span.
+        device: Where they communicate.
+
+    Returns:
+        One value for each number, the same on all ranks.
+
+    Communication: all_reduce, the groups, 16 bytes for each number; not counted, as it is no part of training.
+
+    Example:
+        >>> import torch
+        >>> from torch import distributed as dist
+        >>> from colossal.comm import same_over
+        >>> from colossal.testing import run_threads
+        >>> run_threads(lambda: same_over([7, dist.get_rank()], [dist.group.WORLD], torch.device("cpu")), 2)
+        [[True, False], [True, False]]
+    """
+    own = torch.tensor(numbers, dtype=torch.int64, device=device)
+    with uncounted():
+        largest, smallest = all_reduce_over(torch.stack([own, ~own]), groups, "max")
+    return (largest == ~smallest).tolist()
 
 
 def all_reduce_over(

@@ -20,7 +20,6 @@ from colossal.booster.plugin.replicas import (
     BuffersOfFirstRank,
     ScalarGradients,
     check_equal_digests,
-    check_equal_kinds,
     digest_of,
     persistent_buffers,
 )
@@ -97,13 +96,12 @@ class Sharding:
             self._holding = False
 
     def _start_alike(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        """Make sure that all ranks have the same tensors, and as far as these have values, the same values."""
+        """Make sure that all ranks have the same values of the tensors that have some."""
         from colossal.lazy import LazyTensor
 
         names = {parameter: name for name, parameter in model.named_parameters()}
         state = {} if optimizer is None else state_by_name(optimizer, names)
         start = {**dict(model.named_parameters()), **persistent_buffers(model), **state}
-        check_equal_kinds(start, self._mesh)
         with_values = {name: tensor for name, tensor in start.items() if not isinstance(tensor, LazyTensor)}
         if self._options.broadcast_first:
             others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]

@@ -8,7 +8,7 @@ import xxhash
 from torch import nn
 
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel, all_reduce_over
+from colossal.comm import Channel, same_over
 from colossal.errors import ConfigError
 
 _NAMES_SHOWN = 3
@@ -26,35 +26,14 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
 
     Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
     """
-    device = mesh.accelerator.get_current_device()
-    (same_values,) = _agreed([_digest(repr(list(digests.values())).encode())], mesh, device)
-    if not same_values:
-        equal = _agreed(list(digests.values()), mesh, device)
+    device, groups = mesh.accelerator.get_current_device(), [mesh.group("dp")]
+    if not all(same_over([_digest(repr(list(digests.values())).encode())], groups, device)):
+        equal = same_over(list(digests.values()), groups, device)
         different = [name for name, same in zip(digests, equal, strict=True) if not same]
         shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
         raise ConfigError(
             f"All ranks start from the same values, of which each keeps a part. Found {len(different)} tensors that "
             f"differ: {shown}. Seed all ranks alike, or pass sync_module_states=True to start from those of rank 0."
-        )
-
-
-def check_equal_kinds(values: Mapping[str, torch.Tensor], mesh: ParallelMesh) -> None:
-    """Make sure that the ranks of the dp axis have tensors of the same names, shapes and dtypes.
-
-    Args:
-        values: Whole tensors by name.
-        mesh: The mesh in force.
-
-    Raises:
-        ConfigError: They differ; on all ranks alike.
-
-    Communication: all_reduce, dp, 16 bytes.
-    """
-    kinds = [f"{name} {tuple(each.shape)} {each.dtype} {type(each).__name__}" for name, each in values.items()]
-    if not all(_agreed([_digest("\n".join(kinds).encode())], mesh, mesh.accelerator.get_current_device())):
-        raise ConfigError(
-            f"All ranks shard the same model with the same optimizer. Found {len(values)} tensors here, and others "
-            "in number, name, shape or dtype elsewhere. Build model and optimizer alike on all ranks."
         )
 
 
@@ -132,13 +111,6 @@ def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         for name, _ in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:  # noqa: SLF001 (torch tells it nowhere else)
                 yield path, module, name
-
-
-def _agreed(digests: list[int], mesh: ParallelMesh, device: torch.device) -> list[bool]:
-    """Tell which digests are the same on all ranks: those whose largest is their smallest."""
-    own = torch.tensor(digests, dtype=torch.int64, device=device)
-    largest, smallest = all_reduce_over(torch.stack([own, ~own]), [mesh.group("dp")], "max")
-    return (largest == ~smallest).tolist()
 
 
 def _digest(content: Any) -> int:

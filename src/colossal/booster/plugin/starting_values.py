@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
 import xxhash
 from torch import nn
 
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel, all_reduce_over
+from colossal.comm import Channel, same_over
 from colossal.lazy import LazyTensor, lazy_tensors, materialize
 from colossal.lazy.agreement import describe, draws_of, operations_behind
 from colossal.lazy.recipe import Operation
@@ -49,6 +48,4 @@ def _describe(module: nn.Module, operations: Sequence[Operation]) -> str:
 
 def _agree(text: str, mesh: ParallelMesh) -> bool:
     digest = xxhash.xxh3_64_intdigest(text.encode()) - 2**63
-    own = torch.tensor([digest, ~digest], device=mesh.accelerator.get_current_device())
-    largest, smallest = all_reduce_over(own, [mesh.group(axis) for axis in _AXES], "max").tolist()
-    return largest == ~smallest
+    return all(same_over([digest], [mesh.group(axis) for axis in _AXES], mesh.accelerator.get_current_device()))
