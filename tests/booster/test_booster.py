@@ -52,7 +52,7 @@ def test_boost_returns_five_values_whatever_is_given() -> None:
     ("arguments", "error", "message"),
     [
         ({"device": "tpu"}, ConfigError, "Found 'tpu'"),
-        ({"mixed_precision": "fp32"}, ConfigError, "one of fp16, fp16_apex, fp16_naive, bf16, fp8. Found 'fp32'"),
+        ({"mixed_precision": "fp64"}, ConfigError, "one of fp16, fp16_apex, fp16_naive, bf16, fp8, fp32. Found 'fp64'"),
         ({"plugin": TorchDDPPlugin}, ConfigError, r"Pass for example TorchDDPPlugin\(\)"),
         ({"plugin": "ddp"}, ConfigError, "Found 'ddp'"),
     ],
@@ -77,7 +77,7 @@ class Fixed(MixedPrecision):
 
 def test_a_precision_that_the_plugin_does_not_know_is_refused() -> None:
     with pytest.raises(
-        UnsupportedError, match="TorchDDPPlugin takes mixed_precision 'fp16' or .* or 'fp8'. Found .*'fixed'"
+        UnsupportedError, match="TorchDDPPlugin takes mixed_precision 'fp16' or .* or 'fp32'. Found .*'fixed'"
     ):
         Booster(mixed_precision=Fixed(), plugin=TorchDDPPlugin())
 

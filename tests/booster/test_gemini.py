@@ -526,18 +526,6 @@ def test_boosting_twice_is_refused() -> None:
                 booster.boost(again)
 
 
-def test_there_is_no_no_sync() -> None:
-    with fake_world(2):
-        booster, (model, *_) = boost(gemini(), build())
-        with pytest.raises(UnsupportedError, match="Accumulate without no_sync: each backward pass adds to the shares"):
-            booster.no_sync(model)
-
-
-def test_the_precision_is_the_plugins() -> None:
-    with pytest.raises(UnsupportedError, match="GeminiPlugin has a mixed_precision of its own"):
-        Booster(device="cpu", mixed_precision="bf16", plugin=GeminiPlugin())
-
-
 def test_optimizers_that_look_at_more_than_elements() -> None:
     with fake_world(2):
         booster, model = Booster(device="cpu", plugin=gemini()), build()

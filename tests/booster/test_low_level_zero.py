@@ -207,20 +207,6 @@ def test_replicas_divide_the_ranks() -> None:
         )
 
 
-def test_the_precision_is_the_plugins() -> None:
-    with pytest.raises(UnsupportedError, match="LowLevelZeroPlugin has a mixed_precision of its own"):
-        Booster(device="cpu", mixed_precision="bf16", plugin=LowLevelZeroPlugin())
-
-
-def test_stage_2_has_no_no_sync() -> None:
-    with fake_world(2):
-        booster = Booster(device="cpu", plugin=LowLevelZeroPlugin(stage=2, precision="fp32"))
-        model = build()
-        model, *_ = booster.boost(model, optimizer_of("sgd", model))
-        with pytest.raises(UnsupportedError, match="Pass stage=1, or accumulate without no_sync"):
-            booster.no_sync(model)
-
-
 def test_a_model_without_optimizer_only_evaluates() -> None:
     with fake_world(2):
         model, optimizer, *_ = Booster(device="cpu", plugin=LowLevelZeroPlugin(precision="bf16")).boost(build())

@@ -38,8 +38,8 @@ class Booster(CheckpointVerbs):
 
     Args:
         device: ``"cpu"`` or ``"cuda"``; by default the device of this process.
-        mixed_precision: What runs in fewer bits: ``"fp16"``, ``"fp16_naive"``, ``"bf16"``, ``"fp8"``,
-            ``"fp16_apex"`` or an object; nothing by default.
+        mixed_precision: What runs in fewer bits: ``"fp16"``, ``"bf16"`` or ``"fp32"`` under any plugin; under some
+            ``"fp16_naive"``, ``"fp8"``, ``"fp16_apex"`` or an object. By default nothing, or what the plugin says.
         plugin: The recipe of parallelism; by default this process trains alone.
         max_norm: Clip the common norm of the gradients to it before each step, under any plugin; 0 does not.
         norm_type: The p of that norm.
@@ -202,7 +202,8 @@ class Booster(CheckpointVerbs):
         """Open a context in which gradients accumulate on each rank without being reduced over ranks.
 
         Forward and backward pass both belong inside. The first backward pass outside reduces the accumulated
-        gradients. Where nothing is reduced, without a plugin, the context changes nothing.
+        gradients. Where nothing is reduced, without a plugin, the context changes nothing; nor where each rank keeps a
+        shard of the gradients, under ZeRO-2 and Gemini: there passes are reduced one by one, with the same result.
 
         Args:
             model: The boosted model; may be left out if this booster boosted only one.
@@ -332,8 +333,7 @@ class Booster(CheckpointVerbs):
     def _check_supported(self, option: str, value: str, supported: tuple[str, ...]) -> None:
         if not supported:
             raise UnsupportedError(
-                f"{self._plugin_name} has a {option} of its own. Found {option}={value!r} for the Booster. Leave it "
-                "out, and pass the plugin's own argument, such as precision='bf16'."
+                f"{self._plugin_name} takes no {option}. Found {option}={value!r} for the Booster. Leave it out."
             )
         if value not in supported:
             raise UnsupportedError(

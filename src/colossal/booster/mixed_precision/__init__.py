@@ -7,6 +7,7 @@ from colossal.booster.mixed_precision.fp8 import FP8MixedPrecision
 from colossal.booster.mixed_precision.fp16_apex import FP16ApexMixedPrecision
 from colossal.booster.mixed_precision.fp16_naive import FP16NaiveMixedPrecision
 from colossal.booster.mixed_precision.fp16_torch import FP16TorchMixedPrecision
+from colossal.booster.mixed_precision.fp32 import FP32MixedPrecision
 
 __all__ = [
     "BF16MixedPrecision",
@@ -14,6 +15,7 @@ __all__ = [
     "FP16ApexMixedPrecision",
     "FP16NaiveMixedPrecision",
     "FP16TorchMixedPrecision",
+    "FP32MixedPrecision",
     "MixedPrecision",
     "mixed_precision_factory",
 ]

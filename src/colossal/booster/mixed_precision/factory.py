@@ -6,6 +6,7 @@ from colossal.booster.mixed_precision.fp8 import FP8MixedPrecision
 from colossal.booster.mixed_precision.fp16_apex import FP16ApexMixedPrecision
 from colossal.booster.mixed_precision.fp16_naive import FP16NaiveMixedPrecision
 from colossal.booster.mixed_precision.fp16_torch import FP16TorchMixedPrecision
+from colossal.booster.mixed_precision.fp32 import FP32MixedPrecision
 from colossal.errors import ConfigError
 
 _AVAILABLE: dict[str, type[MixedPrecision]] = {
@@ -14,6 +15,7 @@ _AVAILABLE: dict[str, type[MixedPrecision]] = {
     "fp16_naive": FP16NaiveMixedPrecision,
     "bf16": BF16MixedPrecision,
     "fp8": FP8MixedPrecision,
+    "fp32": FP32MixedPrecision,
 }
 
 
@@ -21,7 +23,7 @@ def mixed_precision_factory(name: str) -> MixedPrecision:
     """Make the mixed precision of a name.
 
     Args:
-        name: ``"fp16"``, ``"fp16_apex"``, ``"fp16_naive"``, ``"bf16"`` or ``"fp8"``.
+        name: ``"fp16"``, ``"fp16_apex"``, ``"fp16_naive"``, ``"bf16"``, ``"fp8"`` or ``"fp32"``.
 
     Returns:
         A new object with its defaults.

@@ -101,7 +101,7 @@ class ShardingOptions:
                 "One of the Booster and the plugin chooses the precision. Found "
                 f"Booster(mixed_precision={name!r}) and TorchFSDPPlugin(mixed_precision=...). Leave out one of them."
             )
-        if self.offload:
+        if self.offload and name != "fp32":
             raise UnsupportedError(
                 "A precision of the Booster works where the parameters are. Found cpu_offload, which keeps them away "
                 f"from the GPU, and mixed_precision={name!r}. Pass TorchFSDPPlugin(cpu_offload=True, "

@@ -10,12 +10,13 @@ from torch.optim import Optimizer
 
 from colossal.amp import DynamicScaler
 from colossal.amp.half import cast_floats, run_in
-from colossal.booster.boosted import Boosted, Capabilities, Parts
+from colossal.booster.boosted import Boosted, Capabilities, Parts, reduce_in_each_pass
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
-from colossal.booster.plugin.gemini_options import sort_options
+from colossal.booster.plugin.gemini_options import GeminiOptions, sort_options
 from colossal.booster.plugin.replicas import BuffersOfFirstRank
+from colossal.booster.plugin.zero_options import chosen_precision
 from colossal.cluster import current_mesh
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
@@ -116,7 +117,7 @@ class GeminiPlugin(DataParallelPlugin):
 
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
-    supported_precisions = ()
+    supported_precisions = ("fp16", "bf16", "fp32")
 
     def __init__(
         self,
@@ -172,14 +173,14 @@ class GeminiPlugin(DataParallelPlugin):
         self,
         parts: Parts,
         device: torch.device,
-        precision: MixedPrecision | None = None,  # noqa: ARG002 (this plugin has its own)
+        precision: MixedPrecision | None = None,
     ) -> Boosted:
         """Put the parts of a training program together.
 
         Args:
             parts: As the user built them; the model's parameters move into chunks.
             device: Where the model computes.
-            precision: None: this plugin has a precision of its own.
+            precision: Instead of the plugin's own, if that is its default.
 
         Returns:
             The parts, the optimizer updating shards.
@@ -195,7 +196,8 @@ class GeminiPlugin(DataParallelPlugin):
         from colossal.zero.gemini import ChunkManager
         from colossal.zero.gemini.build import build_chunks, check_init_device
 
-        mesh, options, model = current_mesh(), self._options, parts.model
+        mesh, own, model = current_mesh(), self._options, parts.model
+        options = replace(own, precision=chosen_precision(own.precision, precision, "GeminiPlugin"))
         check_device(device, mesh)
         check_init_device(options.chunk_init_device, device)
         chunks: ChunkManager = build_chunks(
@@ -208,7 +210,7 @@ class GeminiPlugin(DataParallelPlugin):
             options.memstats,
             options.scatter_after_inference,
         )
-        optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, chunks)
+        optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, options, chunks)
         BuffersOfFirstRank(model, mesh)
         wrapper = ModelWrapper(model, chunks.forward_pass)
         wrapper.__dict__["chunks"] = chunks
@@ -217,12 +219,13 @@ class GeminiPlugin(DataParallelPlugin):
         elif options.force_outputs_fp32:
             wrapper.register_forward_hook(lambda _module, _args, outputs: cast_floats(outputs, torch.float32))
         boosted = Boosted(wrapper, optimizer, parts.criterion, parts.dataloader, parts.lr_scheduler)
-        return replace(boosted, capabilities=Capabilities(no_sync=options.refuse_no_sync))
+        return replace(boosted, capabilities=Capabilities(no_sync=reduce_in_each_pass))
 
-    def _shard(self, model: nn.Module, optimizer: Optimizer, chunks: Any) -> OptimizerWrapper:
+    def _shard(
+        self, model: nn.Module, optimizer: Optimizer, options: GeminiOptions, chunks: Any
+    ) -> OptimizerWrapper:
         from colossal.zero.gemini.optimizer import shard_over_chunks
 
-        options = self._options
         scaled = options.dtype == torch.float16
         return shard_over_chunks(
             optimizer,

@@ -1,6 +1,5 @@
 """The options of `GeminiPlugin`, checked and sorted."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
@@ -127,14 +126,3 @@ class GeminiOptions:
             MeshError: The replicas do not divide the dp axis.
         """
         return self._zero.partition(mesh)
-
-    def refuse_no_sync(self) -> AbstractContextManager[Any]:
-        """Refuse to accumulate whole gradients.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(
-            "no_sync accumulates whole gradients on every rank. Found GeminiPlugin, which keeps a share of them only. "
-            "Accumulate without no_sync: each backward pass adds to the shares."
-        )

@@ -1,6 +1,7 @@
 """Tensor, sequence, pipeline and data parallelism together, with ZeRO inside of the latter."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, final
 
@@ -17,6 +18,7 @@ from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.hybrid_build import Assembly, build, connect
 from colossal.booster.plugin.hybrid_checkpoint import Whole
 from colossal.booster.plugin.hybrid_options import sort_options
+from colossal.booster.plugin.zero_options import chosen_precision
 from colossal.checkpoint_io import OneForAll
 from colossal.cluster import AXES, Axis, ParallelMesh
 from colossal.pipeline import PipelineStageManager, PipelineStyle
@@ -126,7 +128,7 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "pp", "sp", "tp")
-    supported_precisions = ()
+    supported_precisions = ("fp16", "bf16", "fp32")
 
     def __init__(
         self,
@@ -286,14 +288,14 @@ class HybridParallelPlugin(DataParallelPlugin):
         self,
         parts: Parts,
         device: torch.device,
-        precision: MixedPrecision | None = None,  # noqa: ARG002 (this plugin has its own)
+        precision: MixedPrecision | None = None,
     ) -> Boosted:
         """Put the parts of a training program together.
 
         Args:
             parts: As the user built them, the same on all ranks; the model is cut and divided in place.
             device: Where the model goes.
-            precision: None: this plugin has a precision of its own.
+            precision: Instead of the plugin's own, if that is its default.
 
         Returns:
             The parts: of the model, what this rank has.
@@ -306,17 +308,24 @@ class HybridParallelPlugin(DataParallelPlugin):
 
         Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
         """
-        built = build(self.begin(parts.model, parts.optimizer, device))
+        built = build(self.begin(parts.model, parts.optimizer, device, precision))
         model, capabilities = connect(built)
         return Boosted(model, built.wrapper, parts.criterion, parts.dataloader, parts.lr_scheduler, capabilities)
 
-    def begin(self, model: nn.Module, optimizer: Optimizer | None, device: torch.device) -> Assembly:
+    def begin(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        device: torch.device,
+        precision: MixedPrecision | None = None,
+    ) -> Assembly:
         """Gather what the pass of `build` begins with.
 
         Args:
             model: The whole model.
             optimizer: Of its parameters; None to run forward passes only.
             device: Where the model goes; ``meta`` to plan a step.
+            precision: Instead of the plugin's own, if that is its default.
 
         Returns:
             The assembly.
@@ -328,6 +337,9 @@ class HybridParallelPlugin(DataParallelPlugin):
         if device.type != "meta":
             check_device(device, self.mesh)
         whole = Whole.of(model, optimizer)
+        zero = self._options.zero
+        chosen = replace(zero, precision=chosen_precision(zero.precision, precision, zero.plugin))
+        options = replace(self._options, zero=chosen)
         return Assembly(
-            model, optimizer, self._plan, self._options, self._scaler, self.mesh, self._replicas, device, whole
+            model, optimizer, self._plan, options, self._scaler, self.mesh, self._replicas, device, whole
         )

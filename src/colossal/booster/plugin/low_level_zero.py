@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 from colossal.amp import DynamicScaler, ScalerConfig
 from colossal.amp.half import cast_model, run_in
-from colossal.booster.boosted import Boosted, Capabilities, Parts
+from colossal.booster.boosted import Boosted, Capabilities, Parts, reduce_in_each_pass
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.replicas import BuffersOfFirstRank
 from colossal.booster.plugin.units import find_units
-from colossal.booster.plugin.zero_options import ZeroOptions, refuse_fp8
+from colossal.booster.plugin.zero_options import ZeroOptions, chosen_precision, refuse_fp8
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.comm import Channel
 from colossal.interface import ModelWrapper, OptimizerWrapper
@@ -42,7 +42,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     pass.
 
     Args:
-        stage: 1 shares optimizer states; 2 shares gradients too, and has no `no_sync`.
+        stage: 1 shares optimizer states; 2 shares gradients too, which are reduced in each backward pass.
         precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has.
         initial_scale: First loss scale in fp16; greater than 0.
         min_scale: The scale does not fall below it.
@@ -93,7 +93,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
 
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
-    supported_precisions = ()
+    supported_precisions = ("fp16", "bf16", "fp32")
 
     def __init__(
         self,
@@ -139,14 +139,14 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         self,
         parts: Parts,
         device: torch.device,
-        precision: MixedPrecision | None = None,  # noqa: ARG002 (this plugin has its own)
+        precision: MixedPrecision | None = None,
     ) -> Boosted:
         """Put the parts of a training program together.
 
         Args:
             parts: As the user built them; the model's parameters become views of common buffers.
             device: Where the model goes.
-            precision: None: this plugin has a precision of its own.
+            precision: Instead of the plugin's own, if that is its default.
 
         Returns:
             The parts, the optimizer updating shards.
@@ -162,11 +162,13 @@ class LowLevelZeroPlugin(DataParallelPlugin):
 
         mesh = current_mesh()
         check_device(device, mesh)
-        model, options = materialize(parts.model).to(device), self._options
+        model = materialize(parts.model).to(device)
+        own = self._options
+        options = replace(own, precision=chosen_precision(own.precision, precision, own.plugin))
         Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
         if options.dtype is not None:
             cast_model(model, options.dtype)
-        optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, device, mesh)
+        optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, options, device, mesh)
         BuffersOfFirstRank(model, mesh)
         wrapper = ModelWrapper(model)
         if options.dtype is not None and options.cast_inputs:
@@ -175,9 +177,8 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         return replace(boosted, capabilities=self._capabilities(optimizer))
 
     def _shard(
-        self, model: nn.Module, optimizer: Optimizer, device: torch.device, mesh: ParallelMesh
+        self, model: nn.Module, optimizer: Optimizer, options: ZeroOptions, device: torch.device, mesh: ParallelMesh
     ) -> OptimizerWrapper:
-        options = self._options
         scaled = options.dtype == torch.float16
         return shard_optimizer(
             model,
@@ -194,4 +195,4 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         if optimizer is None:
             return Capabilities()
         assert isinstance(optimizer.masters, ZeroShards)
-        return Capabilities(no_sync=self._options.no_sync_of(optimizer.masters))
+        return Capabilities(optimizer.masters.no_sync if self._options.zero.keeps_gradients else reduce_in_each_pass)

@@ -26,7 +26,7 @@ class SingleProcessPlugin(Plugin):
 
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
-    supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8")
+    supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
         """Put the parts of a training program together.

@@ -91,7 +91,7 @@ class TorchDDPPlugin(DataParallelPlugin):
 
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
-    supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8")
+    supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
 
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp",)
-    supported_precisions = ("fp16", "bf16", "fp8")
+    supported_precisions = ("fp16", "bf16", "fp8", "fp32")
 
     def __init__(
         self,

@@ -1,17 +1,17 @@
 """The options of `LowLevelZeroPlugin`, checked and sorted."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 
+from colossal.booster.mixed_precision import MixedPrecision
 from colossal.cluster import ParallelMesh
 from colossal.comm import Partition
 from colossal.errors import ConfigError, MeshError, UnsupportedError
-from colossal.zero import ZeroConfig, ZeroShards
+from colossal.zero import ZeroConfig
 
+_DEFAULT = "fp16"
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 
 
@@ -89,15 +89,33 @@ class ZeroOptions:
             )
         return Partition(*mesh.blocks("dp", size // self.replicas))
 
-    def no_sync_of(self, shards: ZeroShards) -> Callable[[], AbstractContextManager[Any]]:
-        """Return what opens a context in which gradients are not reduced.
 
-        Args:
-            shards: What reduces them.
-        """
-        if self.zero.keeps_gradients:
-            return shards.no_sync
-        return _refuse_no_sync
+def chosen_precision(own: str, chosen: MixedPrecision | None, plugin: str) -> str:
+    """Take the precision of the Booster, if it has one, in the place of a plugin's.
+
+    Args:
+        own: The precision of the plugin.
+        chosen: That of the Booster.
+        plugin: The plugin's name.
+
+    Returns:
+        The name of the precision.
+
+    Raises:
+        ConfigError: Both were chosen, and they differ.
+
+    Example:
+        >>> from colossal.booster.mixed_precision import mixed_precision_factory
+        >>> from colossal.booster.plugin.zero_options import chosen_precision
+        >>> chosen_precision("fp16", mixed_precision_factory("bf16"), "LowLevelZeroPlugin")
+        'bf16'
+    """
+    if chosen is not None and own not in (chosen.name, _DEFAULT):
+        raise ConfigError(
+            f"One of the Booster and the plugin chooses the precision. Found Booster(mixed_precision={chosen.name!r}) "
+            f"and {plugin}(precision={own!r}). Leave out one of them."
+        )
+    return own if chosen is None else chosen.name
 
 
 def refuse_fp8(fp8_communication: bool, use_fp8: bool) -> None:
@@ -115,10 +133,3 @@ def refuse_fp8(fp8_communication: bool, use_fp8: bool) -> None:
                 f"LowLevelZeroPlugin works in 16 and 32 bits. Found {name}=True, which is not built yet. The nearest "
                 f"that works is {instead}."
             )
-
-
-def _refuse_no_sync() -> AbstractContextManager[Any]:
-    raise UnsupportedError(
-        "no_sync accumulates whole gradients on every rank. Found stage=2, which keeps a share of them only. Pass "
-        "stage=1, or accumulate without no_sync: each backward pass adds to the shares."
-    )
