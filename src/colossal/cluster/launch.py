@@ -15,6 +15,7 @@ from colossal.cluster.leave import leave
 from colossal.cluster.link_cost import link_cost_of_environment
 from colossal.cluster.member import Member
 from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
+from colossal.cluster.refuse_config import refuse_config
 from colossal.cluster.rendezvous import (
     World,
     connecting,
@@ -30,6 +31,7 @@ from colossal.logging import get_dist_logger
 DEFAULT_SEED = 1024
 
 
+@refuse_config
 def launch(
     rank: int,
     world_size: int,
@@ -63,7 +65,7 @@ def launch(
     Raises:
         LaunchError: The numbers contradict each other, the port is taken, a peer did not come in time, or was started
             with another ``world_size``. Rank 0 waits for no peer if its own is 1; the others then learn of it.
-        ConfigError: This machine lacks the backend or the device.
+        ConfigError: This machine lacks the backend or the device, or a config is passed, which is not supported.
 
     Communication: every process contacts the store of rank 0, then opens connections to its peers, or its memory to
     them; on CPUs nobody returns before all are connected.
@@ -81,6 +83,7 @@ def launch(
     return _join(Member(rank, world_size, host, port, local_rank), backend, seed, verbose, timeout_seconds)
 
 
+@refuse_config
 def launch_from_torch(
     backend: str | None = None,
     seed: int = DEFAULT_SEED,
@@ -123,6 +126,7 @@ def launch_from_torch(
     return _join(member, backend, seed, verbose, timeout_seconds)
 
 
+@refuse_config
 def launch_from_slurm(
     host: str | None = None,
     port: int | None = None,
@@ -168,6 +172,7 @@ def launch_from_slurm(
     return _join(member, backend, seed, verbose, timeout_seconds)
 
 
+@refuse_config
 def launch_from_openmpi(
     host: str | None = None,
     port: int | None = None,
