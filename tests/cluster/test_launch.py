@@ -5,7 +5,9 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -34,6 +36,15 @@ def left() -> None:
     leave_ambient(None)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    """Wait for what torch still does in the background after a launch has given up on it."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "colossal-launch":
+            thread.join(20)
 
 
 def report() -> tuple[object, ...]:
@@ -181,6 +192,7 @@ def test_a_peer_that_never_comes_is_an_error_within_the_timeout(rank) -> None:
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.usefixtures("ended")
 def test_a_port_held_by_a_silent_program_is_an_error_within_the_timeout() -> None:
     started = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -199,6 +211,7 @@ def test_a_program_ends_although_torch_still_waits_for_a_silent_one() -> None:
     assert "colossal.errors.LaunchError: Rank 1 must reach rank 0" in done.stderr
 
 
+@pytest.mark.usefixtures("ended")
 def test_a_port_held_by_a_program_that_talks_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -412,6 +425,7 @@ def test_a_config_is_refused_with_what_to_write_instead(name, args, kwargs, foun
     assert "or to ParallelMesh(tp=2, pp=2)" in str(error.value)
 
 
+@pytest.mark.usefixtures("ended")
 def test_a_host_may_end_like_a_python_file() -> None:
     with pytest.raises(LaunchError, match="rank 0 at node.una.py:29500"):
         colossal.launch(1, 2, "node.una.py", 29500, timeout_seconds=0.1)

@@ -128,8 +128,8 @@ def _await_answer(halls: dist.Store, key: str, member: Member, seconds: float, l
         if formed not in ("", str(member.world_size)) and (late or not lasting):
             raise LaunchError(_differ({0: int(formed), member.rank: member.world_size}))
     raise LaunchError(
-        f"Rank {member.rank} must reach rank 0 at {member.address} within {seconds:g} s. Found its store, and no answer "
-        "there. Look for the first error among the other ranks, and check that no two processes have the same rank."
+        f"Rank {member.rank} must reach rank 0 at {member.address} within {seconds:g} s. Found its store, and no "
+        "answer there. Look for the first error among the other ranks; check that no two processes have the same rank."
     )
 
 
