@@ -1,11 +1,16 @@
 # pyright: reportArgumentType=false, reportInvalidTypeForm=false, reportReturnType=false
+import logging
 import os
 import random
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +21,9 @@ from torch import distributed as dist
 
 import colossal
 from colossal.cluster import DistCoordinator, current_mesh, get_default_parser
+from colossal.cluster.member import Member
 from colossal.cluster.mesh import leave_ambient
+from colossal.cluster.rendezvous import World, connecting, meet
 from colossal.errors import ConfigError, LaunchError, MeshError
 from colossal.testing import fake_world, run_processes
 
@@ -29,6 +36,15 @@ def left() -> None:
     leave_ambient(None)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    """Wait for what torch still does in the background after a launch has given up on it."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "colossal-launch":
+            thread.join(20)
 
 
 def report() -> tuple[object, ...]:
@@ -126,6 +142,8 @@ def test_a_world_that_exists_is_not_launched_again() -> None:
         ((0, 1, "localhost", 0), "Found port=0"),
         ((0, 1, "localhost", 70000), "Found port=70000"),
         ((0, 1, "", 29500), "Found an empty host"),
+        ((None, 1, "localhost", 29500), "rank is a whole number. Found None"),
+        ((0, "1", "localhost", 29500), "world_size is a whole number. Found '1'"),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused(place, found) -> None:
@@ -168,10 +186,110 @@ def test_a_busy_port_is_named() -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_peer_that_never_comes_is_an_error_within_the_timeout(rank) -> None:
     started = time.monotonic()
-    match = "Found some missing" if rank == 0 else "Rank 1 must reach rank 0"
+    match = "Found no rank 1" if rank == 0 else "Found no program that listens there: Connection refused"
     with pytest.raises(LaunchError, match=match):
         colossal.launch(rank, 2, "127.0.0.1", free_port(), verbose=False, timeout_seconds=1)
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_port_held_by_a_silent_program_is_an_error_within_the_timeout() -> None:
+    started = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        found = rf"rank 0 at 127.0.0.1:{port} within 1 s. Found a connection without an answer: another program holds"
+        with pytest.raises(LaunchError, match=found):
+            colossal.launch(1, 2, "127.0.0.1", port, verbose=False, timeout_seconds=1)
+    assert time.monotonic() - started < 20
+
+
+def test_a_program_ends_although_torch_still_waits_for_a_silent_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        program = f"import colossal; colossal.launch(1, 2, '127.0.0.1', {silent.getsockname()[1]}, timeout_seconds=1)"
+        done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=35)
+    assert done.returncode == 1
+    assert "colossal.errors.LaunchError: Rank 1 must reach rank 0" in done.stderr
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_port_held_by_a_program_that_talks_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            for _ in range(2):  # the first one only looks whether anybody listens
+                guest, _ = server.accept()
+                guest.sendall(b"220 mail.example.org ESMTP\r\n")
+                time.sleep(0.5)
+                guest.close()
+
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(greet)
+            with pytest.raises(LaunchError, match="another program holds the port"):
+                colossal.launch(1, 2, "127.0.0.1", server.getsockname()[1], verbose=False, timeout_seconds=0.2)
+
+
+def launch_with_own_size(port: int, sizes: list[int], folder: Path) -> str:
+    """Return the error of this rank; one that has none leaves only after the others had theirs."""
+    rank = int(os.environ["TEST_RANK"])
+    try:
+        colossal.launch(rank, sizes[rank], "127.0.0.1", port, verbose=False, timeout_seconds=20)
+    except LaunchError as error:
+        (folder / str(rank)).touch()
+        return str(error)
+    while len(list(folder.iterdir())) < len(sizes) - 1:
+        time.sleep(0.02)
+    return "launched"
+
+
+@pytest.mark.parametrize("sizes", [[3, 2], [2, 3]])
+def test_world_sizes_that_differ_are_named_on_all_ranks(sizes, tmp_path) -> None:
+    environment = {"TEST_RANK": "{rank}"}
+    errors = run_processes(launch_with_own_size, 2, free_port(), sizes, tmp_path, form=False, environment=environment)
+    named = f"world_size=2 on rank {sizes.index(2)} and world_size=3 on rank {sizes.index(3)}"
+    assert all(f"Found {named}." in error for error in errors)
+
+
+def test_a_rank_whose_first_rank_is_a_world_of_its_own_is_told(tmp_path) -> None:
+    environment, sizes = {"TEST_RANK": "{rank}"}, [1, 2]
+    first, second = run_processes(
+        launch_with_own_size, 2, free_port(), sizes, tmp_path, form=False, environment=environment
+    )
+    assert first == "launched"
+    assert "Found world_size=1 on rank 0 and world_size=2 on rank 1." in second
+
+
+def launch_without_rank_0(port: int, folder: Path) -> str:
+    """Let rank 0 stop after it has met the others, before it says what host it is on."""
+    if os.environ["TEST_RANK"] == "0":
+        store = meet(Member(0, 2, "127.0.0.1", port, None), 20.0)
+        while not list(folder.iterdir()):
+            time.sleep(0.02)
+        return repr(store)
+    try:
+        colossal.launch(1, 2, "127.0.0.1", port, verbose=False, timeout_seconds=1)
+    except RuntimeError as error:
+        (folder / "1").touch()
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def test_what_torch_raises_while_processes_connect_is_a_launch_error(tmp_path) -> None:
+    environment = {"TEST_RANK": "{rank}"}
+    _, error = run_processes(launch_without_rank_0, 2, free_port(), tmp_path, form=False, environment=environment)
+    assert error.startswith(
+        "LaunchError: All 2 processes must connect to each other within 1 s. Found that rank 1 could"
+    )
+
+
+def test_a_mesh_that_cannot_be_formed_is_a_launch_error_and_what_the_user_chose_is_not() -> None:
+    world = World(dist.HashStore(), 1, 2, 3.0)
+    with (
+        pytest.raises(LaunchError, match=r"within 3 s. Found that rank 1 could not: connection reset"),
+        connecting(world),
+    ):
+        raise dist.DistNetworkError("connection reset\nstack of torch")
+    with pytest.raises(MeshError, match="as it was"), connecting(world):
+        raise MeshError("as it was")
 
 
 def launch_slowly(port: int) -> tuple[float, float]:
@@ -232,11 +350,85 @@ def test_a_backend_that_is_given_is_obeyed() -> None:
     assert dist.get_backend() == "fake"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU, and nccl may be right")
 def test_a_backend_that_cannot_work_is_refused() -> None:
-    for backend in ("nccl", "pigeon"):
-        with pytest.raises(ConfigError, match=f"'{backend}'"):
-            colossal.launch(0, 1, "127.0.0.1", free_port(), backend=backend)
+    with pytest.raises(ConfigError, match="'pigeon', which this torch lacks"):
+        colossal.launch(0, 1, "127.0.0.1", free_port(), backend="pigeon")
+
+
+def launch_with_nccl(name: str, port: int) -> tuple[object, list[str]]:
+    """Return the backend in use, and what this rank was warned of."""
+    warnings = list[str]()
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("colossal").addHandler(handler)
+    backend = get_default_parser().parse_args(["--backend", "nccl"]).backend
+    places = {
+        "launch": (int(os.environ["RANK"]), 2, "127.0.0.1", port),
+        "launch_from_slurm": ("127.0.0.1", port),
+        "launch_from_openmpi": ("127.0.0.1", port),
+    }
+    getattr(colossal, name)(*places.get(name, ()), backend=backend, verbose=False)
+    return report()[-2:], warnings
+
+
+@pytest.mark.parametrize("name", ["launch", "launch_from_torch", "launch_from_slurm", "launch_from_openmpi"])
+def test_the_documented_default_nccl_stands_for_the_backend_of_a_cpu(name) -> None:
+    port = free_port()
+    environment = dict(zip(TORCH, ("{rank}", "2", "{rank}", "127.0.0.1", str(port)), strict=True))
+    environment |= {"SLURM_PROCID": "{rank}", "SLURM_NPROCS": "2", "SLURM_LOCALID": "{rank}"}
+    environment |= {f"OMPI_COMM_WORLD_{name}": "{rank}" for name in ("RANK", "LOCAL_RANK")}
+    environment |= {"OMPI_COMM_WORLD_SIZE": "2"}
+    first, second = run_processes(launch_with_nccl, 2, name, port, form=False, environment=environment)
+    assert first[0] == second[0] == (2.0, "shm")
+    assert [len(warnings) for _, warnings in (first, second)] == [1, 0]
+    assert first[1][0].endswith("The backend 'nccl' moves tensors of GPUs. Found the device 'cpu', and uses 'shm'.")
+
+
+@pytest.mark.usefixtures("left")
+@pytest.mark.parametrize("variable", [None, "nccl"])
+def test_the_variable_may_say_nccl_as_well(variable, monkeypatch, caplog) -> None:
+    if variable:
+        monkeypatch.setenv("COLOSSAL_BACKEND", variable)
+    colossal.launch(0, 1, "127.0.0.1", free_port(), verbose=False)
+    assert dist.get_backend() == "shm"
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (variable == "nccl")
+
+
+CONFIG = {"parallel": {"pipeline": 2, "tensor": {"size": 2, "mode": "1d"}}, "fp16": {"mode": "torch"}}
+FROM_DICT = "takes no config: config files and dicts are not supported yet. Found a dict with 'parallel', 'fp16'."
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "kwargs", "found"),
+    [
+        ("launch", (CONFIG, 0, 1, "localhost", 29500), {}, FROM_DICT),
+        ("launch", (CONFIG,), {"rank": 0, "world_size": 1, "host": "localhost", "port": 29500}, FROM_DICT),
+        ("launch", (), {"config": CONFIG, "rank": 0, "world_size": 1, "host": "localhost", "port": 29500}, FROM_DICT),
+        ("launch", ({}, 0, 1, "localhost", 29500), {}, "Found an empty dict"),
+        ("launch", ("config.py", 0, 1, "localhost", 29500), {}, "Found 'config.py'"),
+        ("launch_from_torch", (CONFIG,), {}, FROM_DICT),
+        ("launch_from_torch", ({},), {}, "Found an empty dict"),
+        ("launch_from_torch", (), {"config": {}}, "Found an empty dict"),
+        ("launch_from_torch", (), {"config": "settings.yaml"}, "Found 'settings.yaml'"),
+        ("launch_from_torch", ("./config.py",), {}, "Found './config.py'"),
+        ("launch_from_torch", (Path("config.py"),), {}, r"Found \w*Path\('config.py'\)"),
+        ("launch_from_torch", (np,), {}, "Found <module 'numpy'"),
+        ("launch_from_slurm", (CONFIG, "localhost", 29500), {}, FROM_DICT),
+        ("launch_from_slurm", ("./config.py", "localhost", 29500), {}, "Found './config.py'"),
+        ("launch_from_openmpi", (), {"config": CONFIG, "host": "localhost", "port": 29500}, FROM_DICT),
+    ],
+)
+def test_a_config_is_refused_with_what_to_write_instead(name, args, kwargs, found) -> None:
+    with pytest.raises(ConfigError, match=found) as error:
+        getattr(colossal, name)(*args, **kwargs)
+    assert str(error.value).startswith(f"{name}() takes no config")
+    assert "or to ParallelMesh(tp=2, pp=2)" in str(error.value)
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_host_may_end_like_a_python_file() -> None:
+    with pytest.raises(LaunchError, match="rank 0 at node.una.py:29500"):
+        colossal.launch(1, 2, "node.una.py", 29500, timeout_seconds=0.1)
 
 
 def test_the_parser_takes_a_programs_own_arguments() -> None:

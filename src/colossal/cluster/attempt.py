@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false
-"""One of several worlds that the same torchrun starts, one after the other.
+"""All processes of a world come to its store, and agree that it is one world.
 
 [Note: a store outlives a world] torchrun keeps one store for all its restarts. A world that failed left the addresses
 of its processes there, under the same names that the next one uses. Who reads one of those too early calls a process
@@ -9,50 +9,146 @@ variable holds one: TORCHELASTIC_RESTART_COUNT differs between nodes as soon as 
 
 import time
 import uuid
+from collections.abc import Iterator, Mapping
+from typing import final
 
 from torch import distributed as dist
 
+from colossal.cluster.member import Member
 from colossal.errors import LaunchError
 
-_PAUSE_SECONDS = 0.01
+FAREWELL_SECONDS = 2.0
+"""How long a process waits longer than it must, so that the others learn why the world does not form."""
+
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
 
 
-def enter_attempt(store: dist.Store, rank: int, world_size: int, seconds: float) -> dist.Store:
-    """Return the part of torchrun's store that belongs to the world which forms now.
+def enter_attempt(store: dist.Store, member: Member, seconds: float, *, lasting: bool = False) -> dist.Store:
+    """Return the part of a store that belongs to the world which forms now.
 
-    Rank 0 counts the worlds, and tells the number to every process that greets it. A greeting of a process that is dead
-    is answered in vain: what counts is that the living one thanks for its answer.
+    Every process greets rank 0, which answers with the number of the world and its size. The process replies with the
+    world size that it was started with itself. Rank 0 compares these, and tells all whether the world has formed. A
+    greeting of a process that is dead is answered in vain: what counts is that the living one replies.
+
+    Args:
+        store: The store that all processes have reached.
+        member: This process.
+        seconds: How long to wait for the others.
+        lasting: The store is older than rank 0, as that of torchrun: a world that formed there may be an earlier one.
 
     Raises:
-        LaunchError: A process did not come in time.
+        LaunchError: A process did not come in time, or was started with another world size; on all that have come.
     """
     halls = dist.PrefixStore("colossal/attempt", store)
-    if rank == 0:
-        number = halls.add("number", 1)
-        _receive_all(halls, number, world_size, seconds)
-    else:
-        greeting = uuid.uuid4().hex
-        halls.set(f"greeting {rank}", greeting)
-        number = int(halls.get(greeting))
-        halls.set(f"thanks {number} {rank}", "")
+    number = _receive_all(halls, member, seconds) if member.rank == 0 else _join(halls, member, seconds, lasting)
     return dist.PrefixStore(f"colossal/attempt {number}", store)
 
 
-def _receive_all(halls: dist.Store, number: int, world_size: int, seconds: float) -> None:
-    missing, answered = set(range(1, world_size)), set[bytes]()
-    deadline = time.monotonic() + seconds
-    while missing:
-        for rank in [rank for rank in missing if halls.check([f"greeting {rank}"])]:
-            greeting = halls.get(f"greeting {rank}")
-            if greeting not in answered:
-                halls.set(greeting.decode(), str(number))
-                answered.add(greeting)
-            if halls.check([f"thanks {number} {rank}"]):
-                missing.discard(rank)
-        if missing and time.monotonic() > deadline:
-            raise LaunchError(
-                f"All {world_size} processes must come within {seconds:g} s. Found no rank {sorted(missing)}. "
-                "Look for the first error among the other ranks, or pass a larger timeout_seconds."
+@final
+class _Mailbox:
+    """Messages that several processes leave in a store, and one reads."""
+
+    def __init__(self, store: dist.Store, name: str) -> None:
+        self._store, self._name = store, name
+        self._unread, self._count = list[int](), 0
+
+    def post(self, message: str) -> None:
+        self._store.set(f"{self._name} {self._store.add(self._name, 1)}", message)
+
+    def read(self) -> list[str]:
+        """Return the messages that were not read before."""
+        count = self._store.add(self._name, 0)
+        self._unread += range(self._count + 1, count + 1)
+        self._count = count
+        arrived = [index for index in self._unread if self._store.check([f"{self._name} {index}"])]
+        self._unread = [index for index in self._unread if index not in arrived]
+        return [self._store.get(f"{self._name} {index}").decode() for index in arrived]
+
+
+def _receive_all(halls: dist.Store, member: Member, seconds: float) -> int:
+    """Wait, as rank 0, until all others have come; return the number of the world."""
+    number, greeted, sizes = halls.add("number", 1), 0, {0: member.world_size}
+    greetings, replies = _Mailbox(halls, "greetings"), _Mailbox(halls, f"replies {number}")
+    error = ""
+    for late in _tries(seconds):
+        for greeting in greetings.read():
+            halls.set(greeting, f"{number} {member.world_size}")
+            greeted += 1
+        sizes |= dict(_two_numbers(reply) for reply in replies.read())
+        missing = [str(rank) for rank in range(member.world_size) if rank not in sizes]
+        if set(sizes.values()) != {member.world_size}:
+            error = _differ(sizes)
+        elif missing and late:
+            error = (
+                f"All {member.world_size} processes must come to {member.address} within {seconds:g} s. Found no rank "
+                f"{', '.join(missing)}. Look for the first error among the other ranks, start all with the same host, "
+                "port and world_size, or pass a larger timeout_seconds."
             )
-        if missing:
-            time.sleep(_PAUSE_SECONDS)
+        if error or not missing:
+            break
+    halls.set("formed", "" if error else str(member.world_size))
+    halls.set(f"verdict {number}", error)
+    if error:
+        _see_off(_Mailbox(halls, f"farewells {number}"), greeted)
+        raise LaunchError(error)
+    return number
+
+
+def _see_off(farewells: _Mailbox, greeted: int) -> None:
+    """Keep the store, which ends with this process, until the others have read why the world does not form."""
+    gone = 0
+    for _ in _tries(FAREWELL_SECONDS):
+        gone += len(farewells.read())
+        if gone >= greeted:
+            return
+
+
+def _join(halls: dist.Store, member: Member, seconds: float, lasting: bool) -> int:
+    """Come to rank 0, as another one; return the number of the world."""
+    greeting = uuid.uuid4().hex
+    _Mailbox(halls, "greetings").post(greeting)
+    number, size = _two_numbers(_await_answer(halls, greeting, member, seconds, lasting))
+    _Mailbox(halls, f"replies {number}").post(f"{member.rank} {member.world_size}")
+    # Rank 0 may have started to wait later than this process, and then goes on for longer.
+    error = _await_answer(halls, f"verdict {number}", member, seconds + FAREWELL_SECONDS, lasting=True)
+    _Mailbox(halls, f"farewells {number}").post("")
+    if not error and size != member.world_size:  # the world was full before the reply was read
+        error = _differ({0: size, member.rank: member.world_size})
+    if error:
+        raise LaunchError(error)
+    return number
+
+
+def _await_answer(halls: dist.Store, key: str, member: Member, seconds: float, lasting: bool) -> str:
+    """Wait for what rank 0 writes."""
+    for late in _tries(seconds):
+        if halls.check([key]):
+            return halls.get(key).decode()
+        formed = halls.get("formed").decode() if halls.check(["formed"]) else ""
+        if formed not in ("", str(member.world_size)) and (late or not lasting):
+            raise LaunchError(_differ({0: int(formed), member.rank: member.world_size}))
+    raise LaunchError(
+        f"Rank {member.rank} must reach rank 0 at {member.address} within {seconds:g} s. Found its store, and no "
+        "answer there. Look for the first error among the other ranks; check that no two processes have the same rank."
+    )
+
+
+def _tries(seconds: float) -> Iterator[bool]:
+    """Yield for each try whether it is the last one, with pauses that grow: many processes may ask the same store."""
+    deadline, pause = time.monotonic() + seconds, _SHORTEST_PAUSE_SECONDS
+    while time.monotonic() < deadline:
+        yield False
+        time.sleep(pause)
+        pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+    yield True
+
+
+def _differ(sizes: Mapping[int, int]) -> str:
+    ranks = {size: [str(rank) for rank in sorted(sizes) if sizes[rank] == size] for size in sorted(set(sizes.values()))}
+    named = " and ".join(f"world_size={size} on rank {', '.join(of_size)}" for size, of_size in ranks.items())
+    return f"All processes of a world have the same world_size. Found {named}. Start all of them with the same one."
+
+
+def _two_numbers(message: str) -> tuple[int, int]:
+    first, second = map(int, message.split())
+    return first, second

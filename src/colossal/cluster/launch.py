@@ -13,10 +13,12 @@ from torch import distributed as dist
 from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.leave import leave
 from colossal.cluster.link_cost import link_cost_of_environment
+from colossal.cluster.member import Member
 from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
+from colossal.cluster.refuse_config import refuse_config
 from colossal.cluster.rendezvous import (
-    Member,
     World,
+    connecting,
     find_local_rank,
     form_world,
     meet,
@@ -29,6 +31,7 @@ from colossal.logging import get_dist_logger
 DEFAULT_SEED = 1024
 
 
+@refuse_config
 def launch(
     rank: int,
     world_size: int,
@@ -49,7 +52,7 @@ def launch(
         port: A free port on that host, the same for all processes.
         backend: Communication backend, such as ``"gloo"`` or ``"nccl"``. By default that of the environment variable
             ``COLOSSAL_BACKEND``; else NCCL on GPUs, and on CPUs shared memory (``"shm"``) if all processes are on one
-            host, else gloo.
+            host, else gloo. On CPUs, ``"nccl"`` stands for that default too; rank 0 logs a warning.
         local_rank: This process's number among those of its host; found out from the host names by default.
         seed: Seed of Python's, NumPy's and torch's generators, the same on all ranks, so that models start equal.
         verbose: Let rank 0 log the world that was formed.
@@ -60,8 +63,9 @@ def launch(
         The ambient mesh, with all processes on its dp axis.
 
     Raises:
-        LaunchError: The numbers contradict each other, the port is taken, or a peer did not come in time.
-        ConfigError: This machine lacks the backend or the device.
+        LaunchError: The numbers contradict each other, the port is taken, a peer did not come in time, or was started
+            with another ``world_size``. Rank 0 waits for no peer if its own is 1; the others then learn of it.
+        ConfigError: This machine lacks the backend or the device, or a config is passed, which is not supported.
 
     Communication: every process contacts the store of rank 0, then opens connections to its peers, or its memory to
     them; on CPUs nobody returns before all are connected.
@@ -79,6 +83,7 @@ def launch(
     return _join(Member(rank, world_size, host, port, local_rank), backend, seed, verbose, timeout_seconds)
 
 
+@refuse_config
 def launch_from_torch(
     backend: str | None = None,
     seed: int = DEFAULT_SEED,
@@ -121,6 +126,7 @@ def launch_from_torch(
     return _join(member, backend, seed, verbose, timeout_seconds)
 
 
+@refuse_config
 def launch_from_slurm(
     host: str | None = None,
     port: int | None = None,
@@ -166,6 +172,7 @@ def launch_from_slurm(
     return _join(member, backend, seed, verbose, timeout_seconds)
 
 
+@refuse_config
 def launch_from_openmpi(
     host: str | None = None,
     port: int | None = None,
@@ -248,27 +255,40 @@ def _join(
         )
     seconds, link_cost = _check_timeout(timeout_seconds), link_cost_of_environment()
     accelerator = get_accelerator()
-    wanted = backend or os.environ.get("COLOSSAL_BACKEND")
-    backend = _check_backend(wanted or accelerator.communication_backend, accelerator)
+    asked = backend or os.environ.get("COLOSSAL_BACKEND")
+    wanted = None if _is_of_gpus(asked, accelerator) else asked
+    chosen = _check_backend(wanted or accelerator.communication_backend, accelerator)
     if member is None:
-        store, rank, world_size, local_rank = dist.HashStore(), 0, 1, 0
+        world = World(dist.HashStore(), 0, 1, seconds)
     else:
-        store, rank, world_size = meet(member, seconds), member.rank, member.world_size
-        local_rank = find_local_rank(member, store) if member.local_rank is None else member.local_rank
-    accelerator.set_device(local_rank)
-    world = World(store, rank, world_size, seconds)
-    backend, remark = form_world(world, backend if wanted or accelerator.name != "cpu" else None)
-    _seed_everything(seed, accelerator)
-    mesh = ParallelMesh(local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost)
-    wait_for_all(backend, world)
+        world = World(meet(member, seconds), member.rank, member.world_size, seconds)
+    with connecting(world):
+        local_rank = _find_local_rank(member, world)
+        accelerator.set_device(local_rank)
+        chosen, remark = form_world(world, chosen if wanted or accelerator.name != "cpu" else None)
+        _seed_everything(seed, accelerator)
+        mesh = ParallelMesh(
+            local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost
+        )
+        wait_for_all(chosen, world)
     leave_ambient(mesh)
     atexit.unregister(leave)
     atexit.register(leave)
+    if asked != wanted:
+        get_dist_logger().warning(
+            f"The backend {asked!r} moves tensors of GPUs. Found the device 'cpu', and uses {chosen!r}.", ranks=[0]
+        )
     if verbose:
         get_dist_logger().info(
-            f"{world_size} process(es), {accelerator.name}, {backend}, seed {seed}{remark}", ranks=[0]
+            f"{world.size} process(es), {accelerator.name}, {chosen}, seed {seed}{remark}", ranks=[0]
         )
     return mesh
+
+
+def _find_local_rank(member: Member | None, world: World) -> int:
+    if member is None:
+        return 0
+    return find_local_rank(member, world.store) if member.local_rank is None else member.local_rank
 
 
 def _seed_everything(seed: int, accelerator: Accelerator) -> None:
@@ -291,6 +311,11 @@ def _check_timeout(seconds: float | None) -> float:
     return number
 
 
+def _is_of_gpus(backend: str | None, accelerator: Accelerator) -> bool:
+    """Tell whether a backend is the documented default, passed on by a program that now runs on a CPU."""
+    return backend is not None and backend.lower() == "nccl" and accelerator.name == "cpu"
+
+
 def _check_backend(backend: str, accelerator: Accelerator) -> str:
     for name in (part.split(":")[-1] for part in backend.lower().split(",")):
         if not dist.is_backend_available(name):
@@ -298,8 +323,6 @@ def _check_backend(backend: str, accelerator: Accelerator) -> str:
                 f"The backend must be built into torch. Found {name!r}, which this torch lacks. "
                 f"Leave backend out to use {accelerator.communication_backend!r}."
             )
-    if backend.lower() == "nccl" and accelerator.name == "cpu":
-        raise ConfigError("The backend 'nccl' moves tensors of GPUs. Found the device 'cpu'. Use 'gloo'.")
     if "shm" in backend.lower() and (backend.lower() != "shm" or accelerator.name != "cpu"):
         raise ConfigError(
             f"The backend 'shm' moves tensors in host memory, and stands alone. Found {backend!r} for the device "

@@ -3,69 +3,41 @@
 
 import os
 import socket
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import final
 
 import torch
 from torch import distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
-from colossal.cluster.attempt import enter_attempt
-from colossal.errors import LaunchError, UnsupportedError
+from colossal.cluster.attempt import FAREWELL_SECONDS, enter_attempt
+from colossal.cluster.deadline import call_within
+from colossal.cluster.member import Member
+from colossal.errors import ConfigError, LaunchError, MeshError, UnsupportedError
 
 _ADVICE = " Use the backend 'gloo'."
-
-
-@final
-@dataclass(frozen=True)
-class Member:
-    """One process's place in the world, and where the world meets."""
-
-    rank: int
-    world_size: int
-    host: str
-    port: int
-    local_rank: int | None
-
-    def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise LaunchError(f"A world has at least 1 process. Found world_size={self.world_size}. Pass 1 or more.")
-        if not 0 <= self.rank < self.world_size:
-            raise LaunchError(
-                f"The rank of a process is between 0 and world_size - 1. Found rank={self.rank} in a world of "
-                f"{self.world_size}. Number the processes from 0, or raise world_size."
-            )
-        if not 0 < self.port < 2**16:
-            raise LaunchError(f"A port is between 1 and 65535. Found port={self.port}. Pick a free one, such as 29500.")
-        if not self.host:
-            raise LaunchError(
-                "All processes meet at the host of rank 0. Found an empty host. Pass its name or address."
-            )
-
-    @property
-    def address(self) -> str:
-        """Host and port, an IPv6 address in brackets."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+_PAUSE_SECONDS = 0.05
+_SLACK_SECONDS = 0.5  # for what ends by itself, with a reason of its own
 
 
 def meet(member: Member, seconds: float) -> dist.Store:
-    """Return the store that all processes share, once all of them have come to it.
+    """Return the store that all processes share, once all of them have come to it and agree on their number.
 
     Raises:
-        LaunchError: The port is taken, or a process did not come in time.
+        LaunchError: The port is taken, a process did not come in time, or was started with another world size.
     """
-    timeout = timedelta(seconds=seconds)
+    lasting = _serves_torchrun(member)
     try:
-        if _serves_torchrun(member):
-            store, _, _ = next(rendezvous("env://", member.rank, member.world_size, timeout=timeout))
-            return enter_attempt(store, member.rank, member.world_size, seconds)
-        return dist.TCPStore(member.host, member.port, member.world_size, member.rank == 0, timeout, multi_tenant=True)
+        store = call_within(seconds + _SLACK_SECONDS, lambda: _open_store(member, seconds, lasting))
+        # Enough for two waits, each of which ends by itself: what is in the way is a store that has stopped to answer.
+        patience = 2 * (seconds + FAREWELL_SECONDS) + _SLACK_SECONDS
+        return call_within(patience, lambda: enter_attempt(store, member, seconds, lasting=lasting))
+    except TimeoutError as error:
+        raise LaunchError(_explain(member, seconds, "")) from error
     except dist.DistError as error:
-        raise LaunchError(_explain(member, seconds, str(error))) from error
+        raise LaunchError(_explain(member, seconds, str(error).splitlines()[0])) from error
 
 
 def _serves_torchrun(member: Member) -> bool:
@@ -74,21 +46,46 @@ def _serves_torchrun(member: Member) -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address == (member.host, str(member.port))
 
 
+def _open_store(member: Member, seconds: float, exists: bool) -> dist.Store:
+    """Return the store at the address of rank 0, which opens it unless it exists."""
+    opens = member.rank == 0 and not exists
+    if not opens:
+        _await_listener(member, seconds)
+    timeout = timedelta(seconds=seconds)
+    return dist.TCPStore(member.host, member.port, None, opens, timeout, wait_for_workers=False, multi_tenant=True)
+
+
+def _await_listener(member: Member, seconds: float) -> None:
+    """Wait until a program listens at the address of rank 0; torch would take twice the time, and print a stack."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(
+                (member.host, member.port), max(deadline - time.monotonic(), _PAUSE_SECONDS)
+            ).close()
+        except OSError as error:
+            if time.monotonic() + _PAUSE_SECONDS > deadline:
+                raise LaunchError(
+                    f"Rank {member.rank} must reach rank 0 at {member.address} within {seconds:g} s. Found no program "
+                    f"that listens there: {error.strerror or error}. Check that rank 0 runs, and that host and port "
+                    "are the same on all ranks."
+                ) from error
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
+
+
 def _explain(member: Member, seconds: float, reason: str) -> str:
     if "EADDRINUSE" in reason or "address already in use" in reason:
         return (
             f"Rank 0 opens a port for the others to meet. Found {member.address} in use by another program. "
             "Pick a free port and pass it to all processes, or let torchrun --standalone pick one."
         )
-    if member.rank == 0:
-        return (
-            f"All {member.world_size} processes must come to {member.address} within {seconds:g} s. "
-            f"Found some missing: {reason.splitlines()[0]} Start them with the same host, port and world_size, "
-            "or pass a larger timeout_seconds."
-        )
+    found = f" ({reason})" if reason else ""
     return (
-        f"Rank {member.rank} must reach rank 0 at {member.address} within {seconds:g} s. "
-        f"Found no answer: {reason.splitlines()[0]} Check that rank 0 runs, and that host and port are the same."
+        f"Rank {member.rank} must reach rank 0 at {member.address} within {seconds:g} s. Found a connection without an "
+        f"answer{found}: another program holds the port, or rank 0 hangs or has ended. Look for the first error among "
+        "the other ranks, or pick a port that is free on the host of rank 0 and pass both to all processes."
     )
 
 
@@ -137,7 +134,7 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
 
 def _open_connections(world: World, backend: str) -> None:
     timeout = timedelta(seconds=world.seconds)
-    with _connecting(world):
+    with connecting(world):
         dist.init_process_group(backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 
@@ -148,17 +145,18 @@ def wait_for_all(backend: str, world: World) -> None:
         LaunchError: A process was not connected in time.
     """
     if backend != "nccl":  # which opens its connections when they are first used
-        with _connecting(world):
+        with connecting(world):
             dist.all_reduce(torch.zeros(()))
 
 
 @contextmanager
-def _connecting(world: World) -> Generator[None]:
+def connecting(world: World) -> Generator[None]:
+    """Turn what torch and the backends raise while processes connect into a LaunchError."""
     try:
         yield
-    except UnsupportedError:
+    except (ConfigError, LaunchError, MeshError, UnsupportedError):
         raise
-    except (dist.DistError, RuntimeError) as error:
+    except RuntimeError as error:  # torch's DistError is one, and so is a CommunicationError
         raise LaunchError(
             f"All {world.size} processes must connect to each other within {world.seconds:g} s. Found that rank "
             f"{world.rank} could not: {str(error).splitlines()[0]} Look for the first error among the other ranks."
