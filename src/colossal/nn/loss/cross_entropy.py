@@ -196,7 +196,7 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
         wanted, num_wrong = self._sort_out(targets.flatten(), classes.number)
         losses = cast(torch.Tensor, _CutClasses.apply(logits.flatten(0, -2), wanted, classes, self.label_smoothing))
         counted = wanted != self.ignore_index
-        losses = losses * counted
+        losses = losses.masked_fill(~counted, 0.0)  # no product: if none counts, the mean's gradient is infinite
         if self.reduction == "none":
             return losses.view(targets.shape)
         return self._over_tokens(losses.sum(), counted.float().sum(), num_wrong, classes.number)
