@@ -53,6 +53,32 @@ def test_losses_and_gradients(name) -> None:
     run_threads(check, GRIDS[name]["tp"], name)
 
 
+def check_ignored(name: str) -> None:
+    """Of the first targets none counts, so that some ranks of a grid have none; and then of all."""
+    with on_grid(name) as mesh:
+        for number in (5, 8):
+            logits, targets = 3 * draw(8, 12), torch.arange(8)
+            targets[:number] = -100
+            whole = logits.clone().requires_grad_()
+            expected = functional.cross_entropy(whole, targets)
+            expected.backward()
+            assert whole.grad is not None
+            assert whole.grad.isfinite().all()
+            for is_cut in (False, True):
+                given = logits.clone().requires_grad_()
+                own = cut_classes(given, mesh) if is_cut else split_input(given, features=False)
+                loss = (VocabParallelCrossEntropyLoss() if is_cut else CrossEntropyLoss())(own, split_input(targets))
+                torch.testing.assert_close(loss.detach(), expected.detach(), equal_nan=True)
+                loss.backward()
+                assert given.grad is not None
+                assert_close(given.grad, whole.grad, f"{number} of 8 ignored on {name}, cut: {is_cut}")
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_targets_that_do_not_count_have_no_gradient(name) -> None:
+    run_threads(check_ignored, GRIDS[name]["tp"], name)
+
+
 def check_weights(name: str) -> None:
     with on_grid(name):
         logits, weight = draw(6, 4), torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
@@ -71,11 +97,12 @@ def check_accuracy(name: str) -> None:
         for tokens, classes in CASES:
             logits = draw(tokens, 2, classes).round()  # with ties
             targets = torch.randint(classes, (tokens, 2), generator=torch.Generator().manual_seed(1))
-            expected = (logits.argmax(-1) == targets).float().mean()
+            targets[-1, 0] = -100  # never right
+            expected = (logits.argmax(-1) == targets).sum()
             own = Accuracy()(split_input(logits, features=False), split_input(targets))
-            assert_close(own, expected)
+            assert torch.equal(own, expected)
             cut = Accuracy(vocab_parallel=True)(cut_classes(logits, mesh), split_input(targets))
-            assert_close(cut, expected)
+            assert torch.equal(cut, expected)
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -6,9 +6,10 @@ import torch
 
 from colossal.cluster import ParallelMesh, TensorParallelMode
 from colossal.errors import ShapeError
+from colossal.nn.layer.arguments import Initializer
 from colossal.nn.layer.grid.arrangement import find_mesh
 from colossal.nn.layer.grid.product import Classes, Column, Cube, Row, SummaTurned, Whole
-from colossal.nn.layer.linear import Initializer, LinearLayer
+from colossal.nn.layer.linear import LinearLayer
 
 
 class _ClassifierLayer(LinearLayer):
@@ -43,7 +44,7 @@ class Classifier(_ClassifierLayer):
         dtype: Of the parameters.
         device: Of the parameters.
         skip_bias_add: Return the bias beside the product instead of adding it.
-        weight_initializer: Fills the whole weight in place.
+        weight_initializer: Fills the whole weight in place; see `Linear`.
         bias_initializer: Fills the whole bias in place.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
@@ -104,14 +105,15 @@ class VocabParallelClassifier(_ClassifierLayer):
         device: Of the parameters.
         skip_bias_add: Return the bias beside the product instead of adding it.
         gather_output: In 1D, put the classes together on all ranks.
-        weight_initializer: Fills the whole weight in place.
+        weight_initializer: Fills the whole weight in place; see `Linear`.
         bias_initializer: Fills the whole bias in place.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
     Raises:
-        MeshError: The mesh has another mode; or the output is to be gathered, and it is a grid.
+        MeshError: The mesh has another mode.
         ShapeError: The shared weight is not this rank's part of this layer's.
+        UnsupportedError: The output is to be gathered, and the mesh is a grid.
 
     Communication: 1D: that of a column-parallel layer. On a grid that of `colossal.comm.summa_abt`, or of
     `colossal.comm.matmul_3d`.
@@ -140,11 +142,11 @@ class VocabParallelClassifier(_ClassifierLayer):
         mesh: ParallelMesh | None = None,
         tp_mode: TensorParallelMode | None = None,
     ) -> None:
-        found = find_mesh(mesh, "1d" if gather_output else tp_mode)
+        found = find_mesh(mesh, tp_mode)
         kinds = {None: Whole, "1d": Column, "2d": SummaTurned, "2.5d": SummaTurned, "3d": Cube}
         product = kinds[found and found.tp_mode](found, in_features, num_classes)
-        if isinstance(product, Column):
-            product.gather_output = gather_output
+        if gather_output:
+            product.gather_output()
         super().__init__(
             product,
             bias,

@@ -9,9 +9,9 @@ from colossal import comm
 from colossal.cluster import ParallelMesh, TensorParallelMode
 from colossal.comm import Channel
 from colossal.errors import ShapeError
+from colossal.nn.layer.arguments import Initializer, check_types, initialize
 from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, lay, regathered, row_pieces, shared
 from colossal.nn.layer.grid.layer import ParallelLayer, native_of
-from colossal.nn.layer.linear import Initializer
 from colossal.tensor import Layout
 
 _ELSEWHERE = -1
@@ -35,9 +35,21 @@ class _Table(ParallelLayer):
         tp_mode: TensorParallelMode | None = None,
     ) -> None:
         super().__init__(find_mesh(mesh, tp_mode))
+        check_types(self, dtype=dtype, device=device, switches={})
         self.num_embeddings, self.embedding_dim, self._dtype = num_embeddings, embedding_dim, dtype
         self.padding_idx = padding_idx if padding_idx is None or padding_idx >= 0 else num_embeddings + padding_idx
-        self._build({"weight": self._lay_weight()}, device, {"weight": weight_initializer})
+        fill = None if weight_initializer is None else self._filling(weight_initializer)
+        self._build({"weight": self._lay_weight()}, device, {"weight": fill})
+
+    def _filling(self, fill: Initializer) -> Initializer:
+        """Fill the table, but for the row of padding, which stays zero."""
+
+        def fill_table(table: torch.Tensor) -> None:
+            initialize(fill, table, (self.num_embeddings, self.embedding_dim))
+            if self.padding_idx is not None:
+                table[self.padding_idx].zero_()
+
+        return fill_table
 
     def _lay_weight(self) -> Layout:
         raise NotImplementedError
@@ -79,7 +91,9 @@ class Embedding(_Table):
         padding_idx: A row that stays as it is: zeros, and without a gradient.
         dtype: Of the table.
         device: Of the table.
-        weight_initializer: Fills the whole table in place; as `torch.nn.Embedding` does by default.
+        weight_initializer: Fills the whole table in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans are
+            `num_embeddings` and `embedding_dim`; as `torch.nn.Embedding` does by default. The row of
+            padding stays zero.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
@@ -131,7 +145,9 @@ class VocabParallelEmbedding(_Table):
         padding_idx: A row that stays as it is: zeros, and without a gradient.
         dtype: Of the table.
         device: Of the table.
-        weight_initializer: Fills the whole table in place; as `torch.nn.Embedding` does by default.
+        weight_initializer: Fills the whole table in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans are
+            `num_embeddings` and `embedding_dim`; as `torch.nn.Embedding` does by default. The row of
+            padding stays zero.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 

@@ -1,19 +1,17 @@
 """Linear layers on every arrangement of ranks."""
 
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
 import torch
 
 from colossal.cluster import ParallelMesh, TensorParallelMode
+from colossal.nn.layer.arguments import Initializer, check_types
 from colossal.nn.layer.grid.arrangement import find_mesh
 from colossal.nn.layer.grid.layer import ParallelLayer, native_of
 from colossal.nn.layer.grid.product import Column, LinearProduct, Row, Whole, product_of
-
-Initializer = Callable[[torch.Tensor], Any]
-"""Fills a whole parameter in place, as the functions of `torch.nn.init` do."""
 
 Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
 
@@ -49,6 +47,7 @@ class LinearLayer(ParallelLayer, ABC):
         bias_initializer: Initializer | None = None,
     ) -> None:
         super().__init__(product.mesh)
+        check_types(self, dtype=dtype, device=device, switches={"bias": bias, "skip_bias_add": skip_bias_add})
         self.in_features, self.out_features, self.skip_bias_add = (
             product.in_features,
             product.out_features,
@@ -59,6 +58,7 @@ class LinearLayer(ParallelLayer, ABC):
             {"weight": product.weight, "bias": product.bias},
             device,
             {"weight": weight_initializer, "bias": bias_initializer},
+            (self.in_features, self.out_features),
         )
 
     def forward(self, x: torch.Tensor) -> Outputs:
@@ -75,7 +75,7 @@ class LinearLayer(ParallelLayer, ABC):
         """
         bias = None if self.bias is None else self.product.usable_bias(self.bias)
         if self.skip_bias_add:
-            return self.product(x, self.weight, None), bias
+            return self.product(x, self.weight, None), None if bias is None else self.product.bias_of_output(bias)
         return self.product(x, self.weight, bias)
 
     def extra_repr(self) -> str:
@@ -114,18 +114,23 @@ class Linear(LinearLayer):
         bias: Whether to add a bias.
         dtype: Of the parameters.
         device: Of the parameters.
+        gather_output: In 1D, return all features on every rank instead of leaving those of a column-parallel layer
+            cut. Those of a row-parallel one are whole anyway.
         skip_bias_add: Return the bias beside the product instead of adding it, for a kernel that adds it later.
         split_sizes: The lengths of the pieces that are packed into the output, such as query, key and value: each of
             them is cut by itself. In 1D such a layer is column-parallel.
-        weight_initializer: Fills the whole weight in place; as `torch.nn.Linear` does by default.
-        bias_initializer: Fills the whole bias in place.
+        weight_initializer: Fills the whole weight in place, whichever part of it this rank keeps: `f(tensor)` as in
+            `torch.nn.init`, or `f(tensor, fan_in, fan_out)`, whose fans are `in_features` and `out_features`; as
+            `torch.nn.Linear` does by default.
+        bias_initializer: Fills the whole bias in place, and gets the same fans.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
     Raises:
+        ConfigError: A value has the type of another argument, or an initializer takes others.
         MeshError: The mesh has another mode.
         ShapeError: The pieces do not make up the output, or do not divide on this grid.
-        UnsupportedError: There are pieces, and the mode is 3d.
+        UnsupportedError: There are pieces, and the mode is 3d; or the output is to be gathered, and it is a grid.
 
     Communication: see `colossal.nn.layer.grid.product`.
 
@@ -150,6 +155,7 @@ class Linear(LinearLayer):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         *,
+        gather_output: bool = False,
         skip_bias_add: bool = False,
         split_sizes: Sequence[int] | None = None,
         weight_initializer: Initializer | None = None,
@@ -157,8 +163,11 @@ class Linear(LinearLayer):
         mesh: ParallelMesh | None = None,
         tp_mode: TensorParallelMode | None = None,
     ) -> None:
+        product = product_of(find_mesh(mesh, tp_mode), in_features, out_features, split_sizes)
+        if gather_output:
+            product.gather_output()
         super().__init__(
-            product_of(find_mesh(mesh, tp_mode), in_features, out_features, split_sizes),
+            product,
             bias,
             dtype,
             device,
@@ -179,9 +188,10 @@ class Linear1D_Col(LinearLayer):  # noqa: N801 (the documented name)
         dtype: Of the parameters.
         device: Of the parameters.
         gather_output: Put the output together on all ranks.
-        skip_bias_add: Return the bias beside the product instead of adding it; this rank's part of it.
+        skip_bias_add: Return the bias beside the product instead of adding it; this rank's part of it, unless the
+            output is gathered.
         split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
-        weight_initializer: Fills the whole weight in place.
+        weight_initializer: Fills the whole weight in place; see `Linear`.
         bias_initializer: Fills the whole bias in place.
         mesh: The mesh; the ambient one by default.
 
@@ -221,8 +231,8 @@ class Linear1D_Col(LinearLayer):  # noqa: N801 (the documented name)
     ) -> None:
         found = find_mesh(mesh, "1d")
         product = (Column if found else Whole)(found, in_features, out_features, split_sizes)
-        if isinstance(product, Column):
-            product.gather_output = gather_output
+        if gather_output:
+            product.gather_output()
         super().__init__(
             product,
             bias,
@@ -246,7 +256,7 @@ class Linear1D_Row(LinearLayer):  # noqa: N801 (the documented name)
         device: Of the parameters.
         parallel_input: Whether inputs are cut already; a whole one is refused then. If not, each rank takes its part.
         skip_bias_add: Return the bias beside the product instead of adding it.
-        weight_initializer: Fills the whole weight in place.
+        weight_initializer: Fills the whole weight in place; see `Linear`.
         bias_initializer: Fills the whole bias in place.
         mesh: The mesh; the ambient one by default.
 

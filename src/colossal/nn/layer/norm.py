@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from colossal.cluster import ParallelMesh, TensorParallelMode
 from colossal.errors import ShapeError, UnsupportedError
+from colossal.nn.layer.arguments import check_types
 from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, lay, part_of, shared, total
 from colossal.nn.layer.grid.layer import ParallelLayer, native_of
 
@@ -30,6 +31,8 @@ class _Norm(ParallelLayer):
         has_bias: bool,
     ) -> None:
         super().__init__(mesh)
+        switches = {"elementwise_affine": has_weight, "bias": has_bias}
+        check_types(self, dtype=dtype, device=device, switches=switches)
         self.normalized_shape = (
             (normalized_shape,) if isinstance(normalized_shape, int) else tuple(int(n) for n in normalized_shape)
         )
@@ -82,14 +85,15 @@ class LayerNorm(_Norm):
     Args:
         normalized_shape: Features of the whole input.
         eps: Added to the variance.
-        elementwise_affine: Whether there are a weight and a bias.
-        bias: Whether there is a bias.
         dtype: Of the parameters.
         device: Of the parameters.
+        elementwise_affine: Whether there are a weight and a bias; by its name, as in `torch.nn` it stands third.
+        bias: Whether there is a bias.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
     Raises:
+        ConfigError: A value has the type of another argument, such as True in the third place.
         MeshError: The mesh has another mode.
         UnsupportedError: Several dimensions are normalised on a mesh.
 
@@ -109,11 +113,11 @@ class LayerNorm(_Norm):
         self,
         normalized_shape: int | Sequence[int],
         eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         *,
+        elementwise_affine: bool = True,
+        bias: bool = True,
         mesh: ParallelMesh | None = None,
         tp_mode: TensorParallelMode | None = None,
     ) -> None:
@@ -176,13 +180,14 @@ class RMSNorm(_Norm):
     Args:
         normalized_shape: Features of the whole input.
         eps: Added to the mean; by default the smallest step of the input's dtype.
-        elementwise_affine: Whether there is a weight.
         dtype: Of the weight.
         device: Of the weight.
+        elementwise_affine: Whether there is a weight; by its name, as in `torch.nn` it stands third.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
     Raises:
+        ConfigError: A value has the type of another argument, such as True in the third place.
         MeshError: The mesh has another mode.
         UnsupportedError: Several dimensions are normalised on a mesh.
 
@@ -202,10 +207,10 @@ class RMSNorm(_Norm):
         self,
         normalized_shape: int | Sequence[int],
         eps: float | None = None,
-        elementwise_affine: bool = True,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         *,
+        elementwise_affine: bool = True,
         mesh: ParallelMesh | None = None,
         tp_mode: TensorParallelMode | None = None,
     ) -> None:

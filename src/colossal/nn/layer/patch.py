@@ -9,9 +9,9 @@ from torch.nn import functional
 from colossal import comm
 from colossal.cluster import Axis, ParallelMesh, TensorParallelMode
 from colossal.errors import ConfigError, ShapeError
+from colossal.nn.layer.arguments import Initializer, check_types
 from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, lay, regathered, shared
 from colossal.nn.layer.grid.layer import ParallelLayer, native_of
-from colossal.nn.layer.linear import Initializer
 from colossal.tensor import Layout
 
 _POSITION_STD = 0.02
@@ -32,10 +32,11 @@ class PatchEmbedding(ParallelLayer):
         flatten: Make a sequence of tokens. If not, a map of patches, without class token and positions.
         dtype: Of the parameters.
         device: Of the parameters.
-        weight_initializer: Fills the whole weight in place; as `torch.nn.Conv2d` does by default.
-        bias_initializer: Fills the whole bias in place.
-        position_embed_initializer: Fills the whole positions in place; by default a normal distribution of standard
-            deviation 0.02, cut off at twice it.
+        weight_initializer: Fills the whole weight in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans
+            are channels and features times the pixels of a patch; as `torch.nn.Conv2d` does by default.
+        bias_initializer: Fills the whole bias in place, and gets the same fans.
+        position_embed_initializer: Fills the whole positions in place, and gets the same fans; by default a normal
+            distribution of standard deviation 0.02, cut off at twice it.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
@@ -90,6 +91,7 @@ class PatchEmbedding(ParallelLayer):
                 f"Patches tile an image. Found patch_size={patch_size} for img_size={img_size}. Pass a divisor of it."
             )
         super().__init__(find_mesh(mesh, tp_mode))
+        check_types(self, dtype=dtype, device=device, switches={"flatten": flatten})
         self.img_size, self.patch_size, self.in_chans = img_size, patch_size, in_chans
         self.embed_size, self.flatten, self._dtype = embed_size, flatten, dtype
         self.num_patches = (img_size // patch_size) ** 2
@@ -98,7 +100,8 @@ class PatchEmbedding(ParallelLayer):
             "bias": bias_initializer,
             "pos_embed": position_embed_initializer,
         }
-        self._build(self._lay(), device, initializers)
+        area = patch_size * patch_size
+        self._build(self._lay(), device, initializers, (in_chans * area, embed_size * area))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Make tokens of this rank's images.

@@ -30,6 +30,11 @@ class _TokenLoss(torch.nn.Module):
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ConfigError(f"A reduction is mean, sum or none. Found {reduction!r}. Pass one of them.")
+        if isinstance(ignore_index, bool):
+            raise ConfigError(
+                f"ignore_index is a target that does not count. Found {ignore_index} in its place. Pass it by its name: "
+                "reduction='mean', 'sum' or 'none'."
+            )
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.reduction: Reduction = reduction
         self.mesh = find_mesh(mesh)
@@ -76,7 +81,7 @@ class CrossEntropyLoss(_TokenLoss):
         mesh: The mesh; the ambient one by default.
 
     Raises:
-        ConfigError: There is no such reduction.
+        ConfigError: There is no such reduction, or `ignore_index` is True or False.
 
     Communication: none in 1D. On a grid all_reduce, its token axes, 12 bytes; none backward.
 
@@ -146,7 +151,7 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
         mesh: The mesh; the ambient one by default.
 
     Raises:
-        ConfigError: There is no such reduction.
+        ConfigError: There is no such reduction, or `ignore_index` is True or False.
 
     Communication: two all_reduces along tp or the feature axis, of 4 and of 12 bytes for each token, and without
     `num_classes` all_gather of 8 bytes for each rank; on a grid all_reduce, its token axes, 12 bytes. None backward.
@@ -191,7 +196,7 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
         wanted, num_wrong = self._sort_out(targets.flatten(), classes.number)
         losses = cast(torch.Tensor, _CutClasses.apply(logits.flatten(0, -2), wanted, classes, self.label_smoothing))
         counted = wanted != self.ignore_index
-        losses = losses * counted
+        losses = losses.masked_fill(~counted, 0.0)  # no product: if none counts, the mean's gradient is infinite
         if self.reduction == "none":
             return losses.view(targets.shape)
         return self._over_tokens(losses.sum(), counted.float().sum(), num_wrong, classes.number)

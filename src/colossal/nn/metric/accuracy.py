@@ -1,4 +1,4 @@
-"""The share of tokens whose class is found, over all ranks of the tp axis."""
+"""How many tokens have their class found, over all ranks of the tp axis."""
 
 from typing import final
 
@@ -15,18 +15,22 @@ from colossal.nn.loss.cross_entropy import check_targets
 class Accuracy:
     """Counts how many of all ranks' tokens have their largest logit at their target, on the ambient mesh.
 
+    The counts of batches add up, whatever their sizes; divide the sum by the number of targets.
+
     Args:
         vocab_parallel: Whether the classes are cut, as a `VocabParallelClassifier` makes them.
         mesh: The mesh; the ambient one by default.
 
-    Communication: on a grid all_reduce, its token axes, 16 bytes; for cut classes all_gather along tp or the feature
+    Communication: on a grid all_reduce, its token axes, 8 bytes; for cut classes all_gather along tp or the feature
     axis, 16 bytes for each token and rank, and 8 for each rank.
 
     Example:
         >>> import torch
         >>> from colossal.nn import Accuracy
-        >>> Accuracy()(torch.tensor([[0.1, 0.9], [0.2, 0.8]]), torch.tensor([1, 0])).item()
-        0.5
+        >>> logits, targets = torch.tensor([[0.1, 0.9], [0.2, 0.8]]), torch.tensor([1, 0])
+        >>> right = Accuracy()(logits, targets)
+        >>> right, right / len(targets)
+        (tensor(1), tensor(0.5000))
     """
 
     def __init__(self, *, vocab_parallel: bool = False, mesh: ParallelMesh | None = None) -> None:
@@ -34,25 +38,24 @@ class Accuracy:
 
     @torch.no_grad()
     def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute the accuracy.
+        """Count the right predictions.
 
         Args:
             logits: This rank's tokens, (tokens, ..., classes).
             targets: Their classes, (tokens, ...), as `colossal.nn.split_input` cuts them.
 
         Returns:
-            The share of right ones among all ranks' tokens, a float32 scalar from 0 to 1.
+            The number of right ones among all ranks' tokens, an int64 scalar. A target of -100 is never right.
 
         Raises:
             ShapeError: The targets do not fit the logits.
         """
         check_targets(logits, targets)
         right = (self._find(logits) == targets).sum()
-        both = torch.stack([right, torch.tensor(targets.numel(), device=right.device)])
         for axis in arrangement_of(self.mesh).tokens:
             assert self.mesh is not None
-            both = Channel(axis, self.mesh).all_reduce(both)
-        return both[0] / both[1]
+            right = Channel(axis, self.mesh).all_reduce(right)
+        return right
 
     def _find(self, logits: torch.Tensor) -> torch.Tensor:
         """The class of the largest logit of each token; of equal ones the first."""

@@ -11,6 +11,7 @@ import torch
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
+from colossal.nn.layer.arguments import Initializer, initialize
 from colossal.tensor import Layout, Placement, relayout, set_placement, shard
 
 
@@ -116,16 +117,17 @@ class ParallelLayer(torch.nn.Module, ABC):
         self,
         layouts: Mapping[str, Layout],
         device: torch.device | str | None,
-        initializers: Mapping[str, Any] | None = None,
+        initializers: Mapping[str, Initializer | None] | None = None,
+        fans: tuple[int, int] = (1, 1),
     ) -> None:
         """Draw the whole parameters and keep this rank's part."""
         self.layouts = dict(layouts)
         with same_draws(self.mesh):
             native = self._make_native(device)
-            for name, initialize in (initializers or {}).items():
+            for name, fill in (initializers or {}).items():
                 whole = getattr(native, name, None)
-                if initialize is not None and whole is not None:
-                    initialize(whole.data)
+                if fill is not None and whole is not None:
+                    initialize(fill, whole.data, fans)
         self._take(native)
 
     def _take(self, native: torch.nn.Module) -> None:

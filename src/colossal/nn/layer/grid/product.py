@@ -91,6 +91,21 @@ class LinearProduct(ABC):
         """Prepare the bias for being added by this rank, to its own tokens."""
         return shared(bias, self._token_axes, self.mesh) if self._token_axes else bias
 
+    def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
+        """Make of a usable bias that which belongs to the features of this rank's output."""
+        return bias
+
+    def gather_output(self) -> None:
+        """Return all features on every rank from now on; nothing changes where that is so anyway.
+
+        Raises:
+            UnsupportedError: The ranks form a grid, on which activations lie in parts.
+        """
+        raise UnsupportedError(
+            f"gather_output is for a tp axis that is arranged as 1d. Found {self.mesh}, on which the next layer takes "
+            "features that are cut. Leave it out, and call colossal.nn.gather_output where the full output is needed."
+        )
+
     def _row_pieces(self) -> tuple[int, ...]:
         return self.split_sizes
 
@@ -114,6 +129,9 @@ class Whole(LinearProduct):
         """See `LinearProduct`."""
         return functional.linear(x, weight, bias)
 
+    def gather_output(self) -> None:
+        """See `LinearProduct`."""
+
 
 @final
 class Column(LinearProduct):
@@ -126,7 +144,7 @@ class Column(LinearProduct):
     _advice = "Pass all features; or what a column-parallel layer has cut, of as many features."
     weight_axes = ("tp",), ()
     bias_axes = ("tp",)
-    gather_output = False
+    _gathers = False
     enter: Callable[[torch.Tensor], torch.Tensor] | None = None
     """What makes a whole input one whose gradient is summed up; `colossal.comm.replicate` by default."""
     multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
@@ -144,7 +162,15 @@ class Column(LinearProduct):
         else:
             x = comm.gather(x, "tp", -1, self.mesh, partial_grad=True, length=self.in_features)
         y = functional.linear(x, weight, bias)
-        return self._whole(y) if self.gather_output else y
+        return self._whole(y) if self._gathers else y
+
+    def bias_of_output(self, bias: torch.Tensor) -> torch.Tensor:
+        """See `LinearProduct`."""
+        return self._whole(bias) if self._gathers else bias
+
+    def gather_output(self) -> None:
+        """See `LinearProduct`."""
+        self._gathers = True
 
     def _whole(self, y: torch.Tensor) -> torch.Tensor:
         if len(self.split_sizes) == 1:
@@ -179,6 +205,9 @@ class Row(LinearProduct):
             x = comm.scatter(x, "tp", -1, self.mesh, uneven=True)
         y = self.multiply(x, weight) if self.multiply else comm.reduce(functional.linear(x, weight), "tp", self.mesh)
         return y if bias is None else y + bias
+
+    def gather_output(self) -> None:
+        """See `LinearProduct`."""
 
 
 class _Summa(LinearProduct):

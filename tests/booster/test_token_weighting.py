@@ -1,0 +1,184 @@
+# pyright: reportArgumentType=false
+"""Losses weighted by tokens: however a batch is divided, the loss and every gradient are those of one process."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from equality import assert_equal
+from families import build, inputs_of
+from float64 import KeepFloat64
+
+from colossal.booster import Booster
+from colossal.booster.plugin import (
+    GeminiPlugin,
+    HybridParallelPlugin,
+    LowLevelZeroPlugin,
+    TorchDDPPlugin,
+    TorchFSDPPlugin,
+)
+from colossal.cluster import ParallelMesh
+from colossal.errors import ConfigError
+from colossal.nn import TokenWeighting
+from colossal.tensor import copy_placement, whole_of
+from colossal.testing import run_processes, run_threads
+
+FAMILY = "llama-tied"
+HYBRID = partial(HybridParallelPlugin, precision="fp32")
+WORLDS: dict[str, tuple[dict[str, int], dict[str, Callable[[], Any]]]] = {
+    "dp2": (
+        {"dp": 2},
+        {
+            "none": lambda: None,
+            "DDP": TorchDDPPlugin,
+            "FSDP": TorchFSDPPlugin,
+            "ZeRO-1": partial(LowLevelZeroPlugin, precision="fp32"),
+            "ZeRO-2": partial(LowLevelZeroPlugin, precision="fp32", stage=2),
+            "Gemini": partial(GeminiPlugin, precision="fp32"),
+            "Hybrid": partial(HYBRID, 1, 1),
+            "Hybrid, 1 stage": partial(HYBRID, 1, 1, num_microbatches=2),
+        },
+    ),
+    "tp2": ({"tp": 2}, {"Hybrid": partial(HYBRID, 2, 1)}),
+    "sp2": (
+        {"sp": 2},
+        {
+            mode: partial(HYBRID, 1, 1, 2, enable_sequence_parallelism=True, sequence_parallelism_mode=mode)
+            for mode in ("all_to_all", "ring_attn")
+        },
+    ),
+    "pp2": (
+        {"pp": 2},
+        {
+            "2 micro-batches": partial(HYBRID, 1, 2, num_microbatches=2),
+            "micro-batches of 1": partial(HYBRID, 1, 2, microbatch_size=1, pp_style="1f1b"),
+        },
+    ),
+    "pp2 x dp2": ({"pp": 2, "dp": 2}, {"Hybrid": partial(HYBRID, 1, 2, num_microbatches=2)}),
+}
+ACCUMULATED = (1, 2)
+
+
+@cache
+def batch() -> dict[str, torch.Tensor]:
+    """Eight samples; one has no label, one has all, and the first label of some counts, which nothing predicts."""
+    inputs = [inputs_of(FAMILY, num_changed=4 * number) for number in range(4)]
+    joined = {key: torch.cat([each[key] for each in inputs]) for key in inputs[0]}
+    lengths = torch.tensor([1, 12, 5, 2, 0, 0, 3, 9])
+    at = torch.arange(joined["labels"].shape[1])
+    return joined | {"labels": joined["labels"].masked_fill(at >= lengths[:, None], -100)}
+
+
+def grads_of(optimizer: Any) -> dict[str, torch.Tensor]:
+    """The full gradients of the parameters that this rank has."""
+    return {
+        optimizer.param_names[parameter]: whole_of(copy_placement(parameter.grad.detach(), parameter)).clone()
+        for parameter in optimizer.parameters
+        if parameter.grad is not None
+    }
+
+
+def run(plugin: Any, num_batches: int, calls_model: bool, weighs: bool = True) -> tuple[float, dict[str, torch.Tensor]]:
+    """The loss of a step on the batch, and the gradients."""
+    booster, model = Booster(device="cpu", plugin=plugin), build(FAMILY)
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    place, size = booster.plugin.data_parallel_place()
+    batches = [
+        {key: value.chunk(num_batches)[number].chunk(size)[place] for key, value in batch().items()}
+        for number in range(num_batches)
+    ]
+    weighted: Any = booster.weight_by_tokens([each["labels"] for each in batches], causal=True)
+    weight = weighted if weighs else lambda loss, _labels: loss / num_batches
+    total = 0.0
+    for each in batches:
+        if calls_model:
+            loss = weight(boosted(**each).loss, each["labels"])
+            booster.backward(loss, optimizer)
+        else:
+            criterion = lambda outputs, inputs: weight(outputs.loss, inputs["labels"])  # noqa: E731
+            loss = booster.execute_pipeline(iter([each]), boosted, criterion, optimizer)["loss"]
+        total += loss.item()
+    optimizer.get_grad_norm()  # gradients that are reduced late are there now
+    return total, grads_of(optimizer)
+
+
+def run_all(world: str) -> dict[Any, tuple[float, dict[str, torch.Tensor]]]:
+    axes, plugins = WORLDS[world]
+    found = {}
+    with ParallelMesh(**axes), KeepFloat64():
+        for name, plugin in plugins.items():
+            for num_batches in ACCUMULATED:
+                for calls_model in (False, *([True] if "stage" not in name and "pp" not in axes else ())):
+                    found[name, num_batches, calls_model] = run(plugin(), num_batches, calls_model)
+    return found
+
+
+@cache
+def alone() -> tuple[float, dict[str, torch.Tensor]]:
+    """One process, all samples at once, and the loss as transformers has it."""
+    model: Any = build(FAMILY)
+    with KeepFloat64():
+        loss = model(**batch()).loss
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_weighted_step_is_that_of_one_process(world: str) -> None:
+    loss, grads = alone()
+    axes, _ = WORLDS[world]
+    size = 1
+    for number in axes.values():
+        size *= number
+    ranks = run_processes(run_all, size, world, timeout_seconds=300)
+    for key in ranks[0]:
+        at = f"{world}, {key}"
+        mean = torch.tensor([rank[key][0] for rank in ranks], dtype=torch.float64).mean()
+        assert_equal(mean, torch.tensor(loss, dtype=torch.float64), f"{at}: loss")
+        for rank in ranks:
+            for name, grad in rank[key][1].items():
+                assert_equal(grad, grads[name], f"{at}: {name}")
+        assert {name for rank in ranks for name in rank[key][1]} == grads.keys(), at
+
+
+def test_a_mean_of_means_is_another_one() -> None:
+    """What the weights are for: on the same samples it differs by far more than rounding."""
+    with KeepFloat64():
+        loss, _ = run(None, 2, calls_model=True, weighs=False)
+    assert abs(loss - alone()[0]) > 1e-3
+
+
+def test_the_number_of_labels_is_that_of_all_ranks_and_batches() -> None:
+    labels = torch.tensor([[1, 2, -100], [3, -100, -100]])
+
+    def count() -> tuple[int, int]:
+        mesh = ParallelMesh(dp=2)
+        own = labels if mesh.rank("dp") else labels.roll(1, 1)
+        both = [own, labels]
+        return tuple(TokenWeighting(both, causal=causal, mesh=mesh).num_labels for causal in (True, False))
+
+    assert run_threads(count, 2) == [(6, 12)] * 2
+
+
+def test_without_any_label_the_loss_is_what_it_is_in_one_process() -> None:
+    labels, logits = torch.full((2, 3), -100), torch.zeros(2, 3, 4, requires_grad=True)
+    weight = TokenWeighting(labels, causal=False)
+    loss = weight(torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), labels)
+    assert loss.isnan()
+
+
+def test_what_was_not_counted_is_refused() -> None:
+    labels = torch.zeros(4, 3, dtype=torch.long)
+    weight = TokenWeighting([labels, labels], causal=True)
+    with pytest.raises(ConfigError, match="of 4 samples. Found labels of 3. Count"):
+        weight(torch.tensor(1.0), labels[:3])
+
+    def program() -> None:
+        mesh = ParallelMesh(dp=2)
+        batches = [labels, labels[: 4 - mesh.rank("dp")]]
+        with pytest.raises(ConfigError, match="and 1 ranks with uneven ones"):
+            TokenWeighting(batches, causal=True, mesh=mesh)
+
+    run_threads(program, 2)
