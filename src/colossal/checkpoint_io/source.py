@@ -101,6 +101,8 @@ class Source:
             files.setdefault(Path(index.get_checkpoint_file(name)), set()).add(name)
         if groups := index.get_param_group_filename():
             files.setdefault(Path(groups), set())
+        if places := index.adapter_files:
+            files.setdefault(next((place for place in places if place.exists()), places[-1]), set())
         return cls(files, index, mmap)
 
     def __enter__(self) -> Self:

@@ -1,12 +1,13 @@
 """The boosted model."""
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from colossal.interface.adapters import base_model_of
 
 
 @final
@@ -50,14 +51,13 @@ class ModelWrapper(nn.Module):
 
         Args:
             unwrap_peft: Of a model with adapters, return the base model that they stand in; otherwise the
-                `peft.PeftModel` that `boost` was given, which can merge them: ``merge_and_unload()``. Checkpoints
-                of such a model carry the names of the `peft.PeftModel`.
+                `peft.PeftModel` that `boost` was given, which can merge them: ``merge_and_unload()``.
 
         Returns:
             The innermost module: not a wrapper such as `ModelWrapper` and `DistributedDataParallel`.
         """
-        module: Any = innermost(self.module)
-        return module.get_base_model() if unwrap_peft and is_peft_model(module) else module
+        module = innermost(self.module)
+        return base_model_of(module) if unwrap_peft else module
 
 
 def innermost(module: nn.Module) -> nn.Module:
@@ -81,21 +81,3 @@ def innermost(module: nn.Module) -> nn.Module:
         found = found.module
     return found
 
-
-def is_peft_model(module: nn.Module) -> bool:
-    """Tell whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        Whether adapters of peft stand in it.
-
-    Example:
-        >>> import torch
-        >>> from colossal.interface import is_peft_model
-        >>> is_peft_model(torch.nn.Linear(4, 2))
-        False
-    """
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(module, peft.PeftModel)
