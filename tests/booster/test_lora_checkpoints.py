@@ -69,8 +69,8 @@ def save(world: str, root: Path) -> None:
 
 
 def same(found: nn.Module, expected: nn.Module) -> bool:
-    states = found.state_dict(), expected.state_dict()
-    return states[0].keys() == states[1].keys() and all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    state = found.state_dict()
+    return all(torch.equal(state.pop(name), value) for name, value in expected.state_dict().items()) and not state
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -9,9 +9,9 @@ from colossal.checkpoint_io.naming import ADAPTER_CONFIG, ADAPTERS
 from colossal.checkpoint_io.staging import Staging, prepare_directory, sync
 
 # [Note: adapters and the index] peft reads adapters under one name only, so that new ones cannot stand beside the
-# earlier ones until the index names them, as new shards do. They wait under a name of their own. The rename of the index
-# makes the new checkpoint, and only then they take the place of the earlier ones. Killed in between, a process leaves an
-# index that names both places: the one that waits is read if it is still there.
+# earlier ones until the index names them, as new shards do. They wait under a name of their own. The rename of the
+# index makes the new checkpoint, and only then they take the place of the earlier ones. Killed in between, a process
+# leaves an index that names both places: the one that waits is read if it is still there.
 
 
 @final

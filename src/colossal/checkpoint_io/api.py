@@ -72,8 +72,8 @@ class CheckpointIO:
     ) -> None:
         """Save the parameters and persistent buffers of a model.
 
-        Of a model with adapters of peft, the base model is saved under its own names, and the adapters apart from it: in
-        the folder ``adapter`` of a directory, from which peft loads them; under peft's names in the same file.
+        Of a model with adapters of peft, the base model is saved under its own names, and the adapters apart from it:
+        in the folder ``adapter`` of a directory, from which peft loads them; under peft's names in the same file.
 
         Args:
             model: The model, boosted or not.

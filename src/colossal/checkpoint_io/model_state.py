@@ -46,9 +46,8 @@ class ModelState:
         self._roots: Sequence[nn.Module] = [model] if outline is None else outline.roots
         states: list[Any] = [root.state_dict(keep_vars=True) for root in self._roots]
         self._saved = SavedNames(AdapterNames.of(model) if outline is None else outline.adapter_names)
-        self._state = {
-            saved: resting_part(value) for state in states for name, value in state.items() for saved in self._saved[name]
-        }
+        found = [(name, value) for state in states for name, value in state.items()]
+        self._state = {saved: resting_part(value) for name, value in found for saved in self._saved[name]}
         self._metadata = getattr(states[0], "_metadata", OrderedDict())
         self._names, self._ties, self._holders = list(self._state), list(_group_aliases(self._state)), None
         if outline is not None:
@@ -105,13 +104,14 @@ class ModelState:
         return self._saved.has_adapters
 
     def split(self, entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
-        """Return the entries of the model without adapters, and those of its adapters, which have files of their own."""
+        """Return the entries of the model without adapters, and those of its adapters, which go into other files."""
         return self._saved.split(entries, lambda entry: entry.names[0])
 
     def in_order(self, content: Mapping[str, Any]) -> OrderedDict[str, Any]:
         """Return the whole state with all names, as `torch.nn.Module.load_state_dict` takes it."""
         state = OrderedDict((name, content[name]) for name in self._names if name in content)
-        state._metadata = self._saved.metadata(self._metadata)  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
+        metadata = self._saved.metadata(self._metadata)
+        state._metadata = metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         return state
 
     def check(self, items: Mapping[str, Item], strict: bool, source: object) -> None:

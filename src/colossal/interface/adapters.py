@@ -18,7 +18,7 @@ class AdapterNames:
 
     Args:
         base: By name in the state of the adapted model, the name of the same tensor in the base model without adapters.
-        adapters: By name in a file of adapters, as peft writes and reads it, the name in the state of the adapted model.
+        adapters: By name in a file of adapters, as peft has it, the name in the state of the adapted model.
 
     Example:
         >>> import peft, torch
@@ -49,7 +49,7 @@ class AdapterNames:
         from peft import get_peft_model_state_dict
 
         adapted: Any = model
-        state = {name: name for name in model.state_dict(keep_vars=True)}  # peft chooses and renames keys, whatever their values
+        state = {name: name for name in model.state_dict(keep_vars=True)}  # of which peft looks at the keys only
         found = get_peft_model_state_dict(
             adapted, state_dict=state, adapter_name=active_adapter(adapted), save_embedding_layers=False
         )

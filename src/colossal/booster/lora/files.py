@@ -24,7 +24,8 @@ def read_adapter_config(directory: Path) -> "LoraConfig":
         found = "a directory without it" if directory.is_dir() else "no directory"
         raise CheckpointError(
             f"pretrained_dir is a directory with saved adapters, which holds {ADAPTER_CONFIG}. Found {found} at "
-            f"{directory}. Check the path; booster.save_lora_as_pretrained and peft's save_pretrained write such directories."
+            f"{directory}. Check the path; booster.save_lora_as_pretrained and peft's save_pretrained write such "
+            "directories."
         )
     weights_in(directory)
     try:
