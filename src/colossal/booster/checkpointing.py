@@ -115,6 +115,11 @@ class CheckpointVerbs:
     ) -> None:
         """Save the parameters and buffers of a model, under the names of the unwrapped model.
 
+        Of a model with adapters of `enable_lora`, the base model is saved under its own names, and the adapters apart
+        from it. In a directory they are in the folder ``adapter``: ``from_pretrained(checkpoint)`` of transformers loads
+        the base model, and ``PeftModel.from_pretrained(base, f"{checkpoint}/adapter")`` of peft the adapters. One file
+        has both, the adapters under the names of peft's files, ``base_model.model.*.lora_A.weight``.
+
         Args:
             model: The boosted model.
             checkpoint: A file, or with `shard` a folder.
@@ -148,6 +153,9 @@ class CheckpointVerbs:
         num_threads: int = 1,
     ) -> nn.Module:
         """Load what `save_model` wrote; the format is found out from the files.
+
+        Into a model of `enable_lora` go the base model and the adapters. Loading a checkpoint with adapters into a model
+        without them, or the other way round, is an error unless not `strict`.
 
         Args:
             model: The model, boosted or not.

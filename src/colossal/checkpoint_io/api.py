@@ -9,12 +9,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from colossal.checkpoint_io.adapter_files import AdapterFiles
 from colossal.checkpoint_io.content import Content, Piece
 from colossal.checkpoint_io.destination import Destination, OneFile, Shards
 from colossal.checkpoint_io.entries import MIB, Entry, plan_files
 from colossal.checkpoint_io.model_config import model_config_files
 from colossal.checkpoint_io.model_state import ModelState
-from colossal.checkpoint_io.naming import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
+from colossal.checkpoint_io.naming import ADAPTER_CONFIG, MODEL, OLD_OPTIMIZER, OPTIMIZER, adapter_folder, listing
 from colossal.checkpoint_io.optimizer_state import OptimizerState, plain_of
 from colossal.checkpoint_io.optimizer_tree import optimizer_tree
 from colossal.checkpoint_io.plain import assemble, dismantle
@@ -71,6 +72,9 @@ class CheckpointIO:
     ) -> None:
         """Save the parameters and persistent buffers of a model.
 
+        Of a model with adapters of peft, the base model is saved under its own names, and the adapters apart from it:
+        in the folder ``adapter`` of a directory, from which peft loads them; under peft's names in the same file.
+
         Args:
             model: The model, boosted or not.
             checkpoint: Path of the file, or of the directory if `shard`. Its parents are created.
@@ -108,14 +112,21 @@ class CheckpointIO:
             return states[0].content(self._writers.ranks, for_safetensors=use_safetensors)
 
         def build(content: Content, save_id: str) -> Save:
-            files = plan_files(content.entries, size_per_shard * MIB) if shard else [content.entries]
+            files = [content.entries]
+            if shard:
+                base, adapters = states[0].split(content.entries)
+                files = [*plan_files(base, size_per_shard * MIB), *([adapters] if states[0].has_adapters else [])]
             if use_safetensors:
                 return SafeSave(files, save_id, self._writers.rank)
             return TorchSave(files, whole_on_first, dict if shard else states[0].in_order)
 
         def destination() -> Destination:
-            names = list(kinds.values())
-            return Shards(path, kinds[use_safetensors], names, configs) if shard else OneFile(path)
+            if not shard:
+                return OneFile(path)
+            config, adapters = configs.pop(ADAPTER_CONFIG, None), None
+            if states[0].has_adapters:
+                adapters = AdapterFiles(path, adapter_folder(prefix), use_safetensors, config)
+            return Shards(path, kinds[use_safetensors], list(kinds.values()), configs, adapters=adapters)
 
         self._saver.save(look, build, destination, use_async)
 
@@ -128,6 +139,8 @@ class CheckpointIO:
         num_threads: int = 1,
     ) -> M:
         """Load the parameters and buffers of a model, in the dtypes and on the devices that the model has.
+
+        A model with adapters needs a checkpoint with adapters, and any other model one without, unless not `strict`.
 
         Args:
             model: The model, boosted or not.

@@ -2,12 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
+from colossal.checkpoint_io.adapter_files import AdapterFiles, remove_adapters
 from colossal.checkpoint_io.index_file import CheckpointIndexFile
 from colossal.checkpoint_io.naming import FileNames, digest_of_file
 from colossal.checkpoint_io.staging import Staging, prepare_directory, prepare_file, sync
+from colossal.errors import CheckpointError
 
 # [Note: one rename]
 # A directory of shards becomes the new checkpoint by the rename of its index, and by nothing else. The shards that the
@@ -83,6 +86,7 @@ class Shards(Destination):
         rivals: Names of the checkpoints that this one replaces, its own included.
         extras: By file name, what writes each further file of the directory.
         groups: The last file is no shard, but holds an optimizer's parameter groups.
+        adapters: Where the last file goes, if it is no shard, but holds the adapters of a model.
     """
 
     def __init__(
@@ -92,8 +96,9 @@ class Shards(Destination):
         rivals: Sequence[FileNames],
         extras: Mapping[str, Callable[[Path], object]] | None = None,
         groups: bool = False,
+        adapters: AdapterFiles | None = None,
     ) -> None:
-        self._directory, self._names, self._rivals = directory, names, rivals
+        self._directory, self._names, self._rivals, self._adapters = directory, names, rivals, adapters
         self._extras, self._groups, self._staging = extras or {}, groups, Staging()
         self._targets: list[Path] = []
 
@@ -103,8 +108,10 @@ class Shards(Destination):
         for stale in self._directory.glob(".*.tmp"):
             if any(names.owns(stale.name[1:].rsplit(".", 2)[0]) for names in self._rivals):
                 stale.unlink()
-        self._targets = [self._directory / name for name in self._file_names(len(sizes))]
-        return [self._staging.reserve(target, size) for target, size in zip(self._targets, sizes, strict=True)]
+        num_named = len(sizes) - (self._adapters is not None)
+        self._targets = [self._directory / name for name in self._file_names(num_named)]
+        files = [self._staging.reserve(target, size) for target, size in zip(self._targets, sizes, strict=False)]
+        return files if self._adapters is None else [*files, self._adapters.reserve(self._staging, sizes[-1])]
 
     def commit(self, names: Sequence[Sequence[Any]], total_size: int, save_id: str) -> None:
         """Put the shards in place, then the index, then delete what the old one named."""
@@ -115,15 +122,24 @@ class Shards(Destination):
         index.metadata.update({"param_groups": final_names[-1]} if self._groups else {})
         if replaced := self._foreign_indices():
             index.metadata["replaces"] = replaced
-        for target, name, keys in zip(self._targets, final_names, names, strict=True):
+        for target, name, keys in zip(self._targets, final_names, names, strict=False):
             self._staging.move(target, name)
             for key in keys:
                 index.append_weight_map(key, name)
         for name, write in self._extras.items():
             self._staging.add(self._directory / name, write)
+        outdated = self._adapters_of_indices()
+        if self._adapters is not None:
+            self._adapters.stage(self._staging)
+            index.metadata["adapters"] = self._adapters.places
         self._staging.add(self._directory / self._names.index, index.write)
+        if self._adapters is not None:
+            self._adapters.stage_config(self._staging)
         self._staging.commit()
-        self._clear({*final_names, self._names.index})
+        if self._adapters is not None:
+            self._adapters.publish()
+            outdated -= {self._adapters.weights.parent}
+        self._clear({*final_names, self._names.index}, outdated)
 
     def close(self) -> None:
         """Delete the files that are not in place."""
@@ -148,7 +164,17 @@ class Shards(Destination):
         there = [name for name in indices if (self._directory / name).exists()]
         return {name: digest_of_file(self._directory / name) for name in there}
 
-    def _clear(self, new: set[str]) -> None:
+    def _adapters_of_indices(self) -> set[Path]:
+        """Return the folders with adapters of the checkpoints that the new one replaces."""
+        folders: set[Path] = set()
+        for path in {self._directory / names.index for names in self._rivals}:
+            with suppress(CheckpointError):  # no index, or a damaged one, names no folder
+                folders |= {place.parent for place in CheckpointIndexFile.from_file(path).adapter_files}
+        return folders
+
+    def _clear(self, new: set[str], adapters: set[Path]) -> None:
+        for folder in adapters:
+            remove_adapters(folder)
         for entry in list(self._directory.iterdir()):
             if entry.name not in new and any(names.owns(entry.name) for names in self._rivals):
                 entry.unlink()

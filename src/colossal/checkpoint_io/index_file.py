@@ -74,7 +74,11 @@ class CheckpointIndexFile:
         if not isinstance(content, dict) or not _maps_names_to_files(content.get("weight_map")):
             raise _not_an_index(path, "no weight_map from names to file names without a directory")
         metadata = content.get("metadata") or {}
-        if not isinstance(metadata, dict) or not _is_file_name(metadata.get("param_groups", "none")):
+        if (
+            not isinstance(metadata, dict)
+            or not _is_file_name(metadata.get("param_groups", "none"))
+            or not _are_places(metadata.get("adapters", []))
+        ):
             raise _not_an_index(path, f"the metadata {metadata!r}")
         self.root_path, self.metadata, self.weight_map = path.parent, metadata, content["weight_map"]
 
@@ -173,13 +177,26 @@ class CheckpointIndexFile:
         name = self.metadata.get("param_groups")
         return None if name is None else str(self.root_path / name)
 
+    @property
+    def adapter_files(self) -> list[Path]:
+        """Where the adapters of a model may be: in the first of these files that exists; empty without any."""
+        return [self.root_path / place for place in self.metadata.get("adapters", [])]
+
 
 def _maps_names_to_files(weight_map: object) -> bool:
     return isinstance(weight_map, Mapping) and all(map(_is_file_name, weight_map.values()))
 
 
 def _is_file_name(name: object) -> bool:
-    return isinstance(name, str) and name != "" and "\0" not in name and Path(name).name == name
+    return isinstance(name, str) and name not in ("", ".", "..") and "\0" not in name and Path(name).name == name
+
+
+def _are_places(places: object) -> bool:
+    """Tell whether a list names files in folders of the directory, and nothing outside of it."""
+    return isinstance(places, list) and all(
+        isinstance(place, str) and place.count("/") == 1 and all(map(_is_file_name, place.split("/")))
+        for place in places
+    )
 
 
 def _not_an_index(path: Path, found: str) -> CheckpointError:

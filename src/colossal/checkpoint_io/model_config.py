@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from colossal.checkpoint_io.naming import ADAPTER_CONFIG
 from colossal.errors import CheckpointError
-from colossal.interface import outline_of
+from colossal.interface import active_adapter, base_model_of, outline_of
 
 
 def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
@@ -22,14 +23,15 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
         model: Any model; a transformers model is known by its ``config`` with a ``save_pretrained`` method.
 
     Returns:
-        By file name, what writes the file to a path; nothing for a model without a configuration.
+        By file name, what writes the file to a path; nothing for a model without a configuration. That of the adapters
+        of a model is among them.
 
     Raises:
         CheckpointError: The configuration refuses to be saved.
     """
     configs: list[Any] = []
-    outline = outline_of(model)
-    model = model if outline is None else outline.roots[0]
+    whole, outline = model, outline_of(model)
+    model = base_model_of(model if outline is None else outline.roots[0])
     config: Any = copy.deepcopy(getattr(model, "config", None) if outline is None else outline.config)
     if hasattr(config, "save_pretrained"):
         config.architectures = [_class_name(model)]
@@ -41,7 +43,36 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
         for each in configs:
             _save(each, directory)
         texts = {entry.name: entry.read_bytes() for entry in Path(directory).iterdir()}
-    return {name: partial(_write, text) for name, text in texts.items()}
+    files: dict[str, Callable[[Path], object]] = {name: partial(_write, text) for name, text in texts.items()}
+    return files | adapter_config_file(whole)
+
+
+def adapter_config_file(model: nn.Module) -> dict[str, Callable[[Path], object]]:
+    """Prepare the configuration of a model's adapters, as peft saves it.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        What writes the file to a path, by the file's name; nothing for a model without adapters.
+
+    Raises:
+        CheckpointError: The configuration refuses to be saved.
+    """
+    outline = outline_of(model)
+    root: Any = model if outline is None else outline.roots[0]
+    configs = getattr(root, "peft_config", None)
+    if not configs:
+        return {}
+    config: Any = copy.deepcopy(configs[active_adapter(root)])
+    config.inference_mode = True
+    if config.task_type is None:
+        base = type(base_model_of(root))
+        config.auto_mapping = {"base_model_class": base.__name__, "parent_library": base.__module__}
+    with tempfile.TemporaryDirectory() as directory:
+        _save(config, directory)
+        text = Path(directory, ADAPTER_CONFIG).read_bytes()
+    return {ADAPTER_CONFIG: partial(_write, text)}
 
 
 def _class_name(model: nn.Module) -> str:

@@ -13,10 +13,11 @@ from colossal.checkpoint_io.content import Content, Piece
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
 from colossal.checkpoint_io.parallel import in_threads
+from colossal.checkpoint_io.saved_names import SavedNames
 from colossal.checkpoint_io.source import Item
 from colossal.errors import CheckpointError
-from colossal.interface import outline_of
-from colossal.tensor import copy_placement, local_of, parts_of, placement_of, resting_part, without_compile
+from colossal.interface import AdapterNames, base_model_of, outline_of
+from colossal.tensor import copy_placement, local_of, parts_of, placement_of, resting_part
 
 _THREADS = 2  # one hashes while the other one waits for the disk
 
@@ -44,12 +45,15 @@ class ModelState:
         outline = outline_of(model)
         self._roots: Sequence[nn.Module] = [model] if outline is None else outline.roots
         states: list[Any] = [root.state_dict(keep_vars=True) for root in self._roots]
-        self._state = {without_compile(name): resting_part(value) for state in states for name, value in state.items()}
+        self._saved = SavedNames(AdapterNames.of(model) if outline is None else outline.adapter_names)
+        found = [(name, value) for state in states for name, value in state.items()]
+        self._state = {saved: resting_part(value) for name, value in found for saved in self._saved[name]}
         self._metadata = getattr(states[0], "_metadata", OrderedDict())
         self._names, self._ties, self._holders = list(self._state), list(_group_aliases(self._state)), None
         if outline is not None:
-            self._names, self._ties, self._holders = list(outline.names), outline.groups, outline.ranks
-            self._metadata = outline.metadata
+            self._names = [saved for name in outline.names for saved in self._saved[name]]
+            self._ties = [[saved for name in names for saved in self._saved[name]] for names in outline.groups]
+            self._holders, self._metadata = outline.ranks, outline.metadata
             self._state = _under_all_names(self._state, self._ties)
         empty = [name for name, value in self._state.items() if getattr(value, "is_meta", False)]
         if empty:
@@ -70,7 +74,8 @@ class ModelState:
         """
         if for_safetensors:
             self._check_only_tensors()
-        chosen = {names[0]: [self._leading(names)] if for_safetensors else names for names in self._ties}
+        ties = [part for names in self._ties for part in self._saved.split(names) if part]
+        chosen = {names[0]: [self._leading(names)] if for_safetensors else names for names in ties}
         pieces = {
             name: Piece((Entry.of(names, self._state[name], self._holders or ranks),))
             for name, names in chosen.items()
@@ -88,14 +93,25 @@ class ModelState:
 
     def _leading(self, names: list[str]) -> str:
         """Return the name that is not tied to another one by the model's own list; the first if there is none."""
-        tied: Any = getattr(self._roots[0], "all_tied_weights_keys", None)
-        tied = tied or getattr(self._roots[0], "_tied_weights_keys", None) or ()
+        base = base_model_of(self._roots[0])
+        tied: Any = getattr(base, "all_tied_weights_keys", None)
+        tied = tied or getattr(base, "_tied_weights_keys", None) or ()
         return next((name for name in names if not any(re.search(pattern, name) for pattern in tied)), names[0])
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters of peft stand in the model."""
+        return self._saved.has_adapters
+
+    def split(self, entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
+        """Return the entries of the model without adapters, and those of its adapters, which go into other files."""
+        return self._saved.split(entries, lambda entry: entry.names[0])
 
     def in_order(self, content: Mapping[str, Any]) -> OrderedDict[str, Any]:
         """Return the whole state with all names, as `torch.nn.Module.load_state_dict` takes it."""
         state = OrderedDict((name, content[name]) for name in self._names if name in content)
-        state._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
+        metadata = self._saved.metadata(self._metadata)
+        state._metadata = metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         return state
 
     def check(self, items: Mapping[str, Item], strict: bool, source: object) -> None:
@@ -111,6 +127,7 @@ class ModelState:
         Raises:
             CheckpointError: A shape differs, or, if `strict`, a name is missing or unexpected.
         """
+        items = self._saved.translated(items, self._state)
         common = {name: item for name, item in items.items() if name in self._state}
         known = set(self._names)
         problems = {
@@ -155,12 +172,12 @@ class ModelState:
         own = {id(resting_part(tensor)) for tensor in tensors}
         others: OrderedDict[str, Any] = OrderedDict()
         direct: list[tuple[torch.Tensor, Item]] = []
-        for name, item in items.items():
+        for name, item in self._saved.translated(items, self._state).items():
             value = self._state.get(name)
             if item.shape is not None and isinstance(value, torch.Tensor) and id(value) in own:
                 direct.append((value, item))
             elif name in self._state:
-                others[name] = item.value if item.shape is None else item.whole()
+                others[self._saved.in_state(name)] = item.value if item.shape is None else item.whole()
         in_threads(self._fill_tensor, direct, _THREADS)
         others._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         try:

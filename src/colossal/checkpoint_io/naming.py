@@ -87,6 +87,17 @@ OPTIMIZER = FileNames("pytorch_optim", ".safetensors")
 OLD_OPTIMIZER = FileNames("pytorch_optim", ".bin")
 """The names of an optimizer's files in PyTorch's format, which are read, and replaced by the next save."""
 
+ADAPTERS = {True: "adapter_model.safetensors", False: "adapter_model.bin"}
+"""The names of the files with adapters, as peft has them; by whether they are safetensors, which it looks for first."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""The name of the file that tells peft where adapters belong."""
+
+
+def adapter_folder(prefix: str | None) -> str:
+    """Return the name of the folder with the adapters of a sharded checkpoint."""
+    return f"{prefix}.adapter" if prefix else "adapter"
+
 
 def find_checkpoint(path: Path, kinds: Sequence[FileNames]) -> Path:
     """Return the index or the single file that a checkpoint consists of.

@@ -13,7 +13,7 @@ from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
 from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.plain import as_mapping, dismantle
-from colossal.checkpoint_io.source import Item
+from colossal.checkpoint_io.source import Item, in_memory
 from colossal.errors import CheckpointError
 from colossal.interface import OptimizerOutline, OptimizerWrapper
 from colossal.tensor import copy_placement, parts_of, placement_of
@@ -22,6 +22,8 @@ ParamId = int | str
 _WHOLE = ("step", "mu_product", "mu", "eta")
 _WHOLE_ENDINGS = ("_row", "_col")
 """What optimizers of torch keep of a parameter as a whole, and how ours call what they do."""
+_LIKE_THE_PARAMETER = ("exp_avg", "momentum_buffer")
+"""What optimizers keep of each element of a parameter."""
 MASTER = "master_param"
 """The key under which a parameter's copy in full precision stands among its state."""
 
@@ -145,7 +147,7 @@ class OptimizerState:
         """
         groups = _valid_groups(saved, source)
         ids = self._saved_ids(groups)
-        self._check_shapes(saved.get("param_shapes", {}), ids, source)
+        self._check_shapes(saved.get("param_shapes") or _shapes_of_state(saved, groups), ids, source)
         positions = {id_: position for position, id_ in enumerate(self._params)}
         restored = [
             self._restored_group(number, self._matching_group(whole, groups, ids, source), positions)
@@ -226,7 +228,8 @@ class OptimizerState:
         restored["params"] = [positions[id_] for id_ in self._own[number]]
         restored.pop("param_names", None)
         own = self._optim.param_groups[number]
-        return restored | ({"param_names": own["param_names"]} if "param_names" in own else {})
+        unsaved = {key: value for key, value in own.items() if key not in (*group, "params")}  # of another version
+        return restored | unsaved | ({"param_names": own["param_names"]} if "param_names" in own else {})
 
 
 def plain_of(content: Content) -> dict[str, Any]:
@@ -280,6 +283,17 @@ def _valid_groups(header: Mapping[str, Any], source: object) -> list[dict[str, A
     )
 
 
+def _shapes_of_state(saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]) -> dict[ParamId, Any]:
+    """Return the shapes of parameters as their moments have them, where a file does not say them itself."""
+    projected = {id_ for group in groups if "rank" in group for id_ in group["params"]}  # low-rank moments have others
+    shapes: dict[ParamId, Any] = {}
+    for id_, state in saved.get("state", {}).items():
+        for key in _LIKE_THE_PARAMETER:
+            if id_ not in projected and isinstance(state, Mapping) and isinstance(state.get(key), Item):
+                shapes[id_] = list(state[key].shape or ())
+    return shapes
+
+
 def _is_whole(key: str) -> bool:
     return key in _WHOLE or key.endswith(_WHOLE_ENDINGS)
 
@@ -300,6 +314,8 @@ def _build(
         return {k: _build(parameter, key, inner, group, reads, is_wide) for k, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_build(parameter, key, inner, group, reads, is_wide) for inner in value)
+    if key == "step" and isinstance(value, (int, float)):
+        value = in_memory(torch.tensor(float(value)))  # as some optimizers count, and none of ours
     if not isinstance(value, Item):
         return value
     assert value.shape is not None

@@ -101,6 +101,8 @@ class Source:
             files.setdefault(Path(index.get_checkpoint_file(name)), set()).add(name)
         if groups := index.get_param_group_filename():
             files.setdefault(Path(groups), set())
+        if places := index.adapter_files:
+            files.setdefault(next((place for place in places if place.exists()), places[-1]), set())
         return cls(files, index, mmap)
 
     def __enter__(self) -> Self:
@@ -167,7 +169,9 @@ class Source:
         if head[8:] == b"{":
             return self._open_safetensors(path)
         if head.startswith((b"PK\x03\x04", b"\x80")):
-            return {name: in_memory(value) for name, value in read_torch(path, mmap=self._mmap).items()}
+            is_groups = self.index is not None and str(path) == self.index.get_param_group_filename()
+            content = read_torch(path, mmap=self._mmap, list_name="param_groups" if is_groups else None)
+            return {name: in_memory(value) for name, value in content.items()}
         raise CheckpointError(
             f"Loading needs a file that PyTorch or safetensors wrote. Found {path}, which starts with {head!r}. "
             "Check the path, and that the file was copied whole."

@@ -89,13 +89,14 @@ class _Output:
         self._file.flush()
 
 
-def read_torch(path: Path, *, mmap: bool, verify: bool = True) -> dict[Any, Any]:
+def read_torch(path: Path, *, mmap: bool, verify: bool = True, list_name: str | None = None) -> dict[Any, Any]:
     """Read a file to the CPU, without executing pickle.
 
     Args:
         path: The file.
         mmap: Map the file rather than read it: memory is taken when a tensor is used, and belongs to the file.
         verify: Compare the content with the checksums of the file, which PyTorch itself does not look at.
+        list_name: If the file holds a list, the name under which it is returned; None if it must not hold one.
 
     Returns:
         What was saved.
@@ -120,6 +121,8 @@ def read_torch(path: Path, *, mmap: bool, verify: bool = True) -> dict[Any, Any]
             f"Loading needs a readable file of tensors. Found {path}, which cannot be read: {_first_line(error)}. "
             "Check that it was copied whole, and that it was saved by PyTorch or safetensors."
         ) from error
+    if isinstance(content, list) and list_name is not None:
+        return {list_name: content}
     if not isinstance(content, dict):
         raise CheckpointError(
             f"A file of a checkpoint must hold a dict. Found a {type(content).__name__} in {path}. "

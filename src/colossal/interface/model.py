@@ -5,15 +5,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
+from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
 from colossal.errors import ConfigError
+from colossal.interface.adapters import base_model_of
+from colossal.interface.full_state import full_state, refuse_partial_export
+from colossal.interface.outline import outline_of
 
 _FRAMES = 6
 """As far down the stack is looked: a function of torch, its list, and the generators of a module."""
-
 
 @final
 class ModelWrapper(nn.Module):
@@ -38,6 +41,20 @@ class ModelWrapper(nn.Module):
         self.module = module
         self._forward_context = forward_context
         self._has_whole_grads = True
+        refuse_partial_export(innermost(module))
+
+    def __getattr__(self, name: str) -> Any:
+        """Find a parameter, buffer or module, as of every `torch.nn.Module`.
+
+        Raises:
+            AttributeError: There is none; if the user's own model has it, the message says how to get there.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if advice := _where_it_is(vars(self).get("_modules", {}).get("module"), name):
+                raise AttributeError(f"{error}. {advice}") from None
+            raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the wrapped module's forward pass inside the context.
@@ -83,19 +100,41 @@ class ModelWrapper(nn.Module):
             )
         yield from super().named_parameters(prefix, recurse, remove_duplicate)
 
+    def state_dict(self, *args: Any, only_rank_0: bool | None = None, **kwargs: Any) -> Any:
+        """Return the state of this module; or the full state of the user's own model, whatever ranks shard.
+
+        Args:
+            *args: Those of `torch.nn.Module.state_dict`.
+            only_rank_0: True: the first rank gets the full tensors, in host memory, by the names of the user's own model,
+                and the others an empty dict; False: all ranks get them. All ranks call together.
+            **kwargs: Those of `torch.nn.Module.state_dict`.
+
+        Returns:
+            Without `only_rank_0` what torch returns: tensors as they are on this rank, by names that begin with
+            ``module.``.
+
+        Raises:
+            UnsupportedError: `only_rank_0` is given, and the model is partitioned into pipeline stages.
+
+        Communication: with `only_rank_0`, all_gather, the ranks that shard a tensor, its bytes.
+        """
+        if only_rank_0 is None:
+            return super().state_dict(*args, **kwargs)
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        return full_state(innermost(self.module), is_kept=is_first or not only_rank_0)
+
     def unwrap(self, unwrap_peft: bool = True) -> nn.Module:
         """Return the user's own model, with the parameter names that it was built with.
 
         Args:
             unwrap_peft: Of a model with adapters, return the base model that they stand in; otherwise the
-                `peft.PeftModel` that `boost` was given, which can merge them: ``merge_and_unload()``. Checkpoints
-                of such a model carry the names of the `peft.PeftModel`.
+                `peft.PeftModel` that `boost` was given, which can merge them: ``merge_and_unload()``.
 
         Returns:
             The innermost module: not a wrapper such as `ModelWrapper` and `DistributedDataParallel`.
         """
-        module: Any = innermost(self.module)
-        return module.get_base_model() if unwrap_peft and is_peft_model(module) else module
+        module = innermost(self.module)
+        return base_model_of(module) if unwrap_peft else module
 
 
 def _is_clipping() -> bool:
@@ -132,20 +171,14 @@ def innermost(module: nn.Module) -> nn.Module:
     return found
 
 
-def is_peft_model(module: nn.Module) -> bool:
-    """Tell whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        Whether adapters of peft stand in it.
-
-    Example:
-        >>> import torch
-        >>> from colossal.interface import is_peft_model
-        >>> is_peft_model(torch.nn.Linear(4, 2))
-        False
-    """
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(module, peft.PeftModel)
+def _where_it_is(module: nn.Module | None, name: str) -> str:
+    """Say how to get at an attribute of the user's own model that the boosted one does not have."""
+    if module is None or name.startswith("__"):
+        return ""
+    own = innermost(module)
+    if hasattr(own, name):
+        return f"The model that was boosted has it: use model.unwrap().{name}"
+    outline = outline_of(own)
+    if outline is not None and any(hasattr(root, name) for root in outline.roots):
+        return f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"
+    return ""

@@ -9,6 +9,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from colossal.interface.adapters import AdapterNames
 from colossal.tensor import without_compile
 
 
@@ -23,6 +24,7 @@ class ModelOutline:
         ranks: The global ranks that have the same modules as this one, or other parts of their tensors.
         metadata: The versions of all modules, as torch writes them into a state dict.
         config: The configuration as the user wrote it; None without one.
+        adapter_names: What the names are in the files of a checkpoint; None for a model without adapters.
 
     Example:
         >>> from torch import nn
@@ -38,6 +40,7 @@ class ModelOutline:
     ranks: tuple[int, ...] = ()
     metadata: Any = None
     config: Any = None
+    adapter_names: AdapterNames | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> "ModelOutline":
@@ -54,7 +57,8 @@ class ModelOutline:
         values = {without_compile(name): value for name, value in state.items()}
         names = {name: first.setdefault(id(value), name) for name, value in values.items()}
         config = copy.deepcopy(getattr(model, "config", None))
-        return cls((model,), names, metadata=getattr(state, "_metadata", None), config=config)
+        adapter_names = AdapterNames.of(model)
+        return cls((model,), names, (), getattr(state, "_metadata", None), config, adapter_names)
 
     @property
     def groups(self) -> list[list[str]]:

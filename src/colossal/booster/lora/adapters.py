@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from colossal.errors import ColossalError, ConfigError, UnsupportedError
+from colossal.interface import AdapterNames
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -92,16 +93,12 @@ def adapter_tree(adapted: "PeftModel") -> nn.Module:
 
     What is in the tree is in the model: loading into it changes the model, and shards stay shards.
     """
-    from peft import get_peft_model_state_dict
-
-    state = get_peft_model_state_dict(
-        adapted,
-        state_dict=adapted.state_dict(keep_vars=True),
-        adapter_name=_active(adapted),
-        save_embedding_layers=False,
-    )
+    names = AdapterNames.of(adapted)
+    assert names is not None, "a PeftModel of LoRA has adapters"
+    state = adapted.state_dict(keep_vars=True)
     tree = nn.Module()
-    for name, tensor in state.items():
+    for name, full in names.adapters.items():
+        tensor = state[full]
         path, _, leaf = name.rpartition(".")
         node = _descend(tree, path.split(".")) if path else tree
         if isinstance(tensor, nn.Parameter):
@@ -117,18 +114,3 @@ def _descend(node: nn.Module, path: list[str]) -> nn.Module:
             node.add_module(name, nn.Module())
         node = node.get_submodule(name)
     return node
-
-
-def _active(adapted: Any) -> str:
-    """Return the name of the adapter that is trained; `enable_lora` calls its only one "default"."""
-    return adapted.active_adapter
-
-
-def config_of(adapted: "PeftModel") -> "LoraConfig":
-    """Return a copy of the configuration of a model's adapters, as peft saves it."""
-    config: Any = copy.deepcopy(adapted.peft_config[_active(adapted)])
-    config.inference_mode = True
-    if config.task_type is None:
-        base = type(adapted.get_base_model())
-        config.auto_mapping = {"base_model_class": base.__name__, "parent_library": base.__module__}
-    return config

@@ -1,19 +1,15 @@
 """The files of saved adapters, which are those of peft."""
 
-import shutil
-import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colossal.checkpoint_io.naming import ADAPTER_CONFIG, ADAPTERS
 from colossal.checkpoint_io.staging import Staging, prepare_directory
 from colossal.errors import CheckpointError
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-
-CONFIG = "adapter_config.json"
-WEIGHTS = {True: "adapter_model.safetensors", False: "adapter_model.bin"}
-"""The names of the files with the adapters; by whether they are safetensors, which peft prefers."""
 
 
 def read_adapter_config(directory: Path) -> "LoraConfig":
@@ -24,18 +20,19 @@ def read_adapter_config(directory: Path) -> "LoraConfig":
     """
     from peft import LoraConfig, PeftConfig
 
-    if not (directory / CONFIG).is_file():
+    if not (directory / ADAPTER_CONFIG).is_file():
         found = "a directory without it" if directory.is_dir() else "no directory"
         raise CheckpointError(
-            f"pretrained_dir is a directory with saved adapters, which holds {CONFIG}. Found {found} at {directory}. "
-            "Check the path; booster.save_lora_as_pretrained and peft's save_pretrained write such directories."
+            f"pretrained_dir is a directory with saved adapters, which holds {ADAPTER_CONFIG}. Found {found} at "
+            f"{directory}. Check the path; booster.save_lora_as_pretrained and peft's save_pretrained write such "
+            "directories."
         )
     weights_in(directory)
     try:
         config = PeftConfig.from_pretrained(str(directory))
     except Exception as error:
         raise CheckpointError(
-            f"Adapters need a readable configuration. Found {directory / CONFIG}, which peft cannot read: "
+            f"Adapters need a readable configuration. Found {directory / ADAPTER_CONFIG}, which peft cannot read: "
             f"{type(error).__name__}: {error}. Check that it was copied whole."
         ) from error
     if not isinstance(config, LoraConfig):
@@ -54,11 +51,11 @@ def weights_in(directory: Path) -> Path:
     Raises:
         CheckpointError: There is none.
     """
-    for name in WEIGHTS.values():
+    for name in ADAPTERS.values():
         if (directory / name).is_file():
             return directory / name
     raise CheckpointError(
-        f"Saved adapters are in {' or '.join(WEIGHTS.values())}. Found neither in {directory}. "
+        f"Saved adapters are in {' or '.join(ADAPTERS.values())}. Found neither in {directory}. "
         "Check that the directory was copied whole."
     )
 
@@ -76,7 +73,9 @@ def prepare_adapter_directory(directory: Path) -> None:
     prepare_directory(directory)
 
 
-def publish(directory: Path, aside: Path, config: "LoraConfig", use_safetensors: bool) -> None:
+def publish(
+    directory: Path, aside: Path, config: Mapping[str, Callable[[Path], object]], use_safetensors: bool
+) -> None:
     """Move adapters and configuration into place, and remove adapters in the other format: peft would prefer them.
 
     Raises:
@@ -84,15 +83,10 @@ def publish(directory: Path, aside: Path, config: "LoraConfig", use_safetensors:
     """
     try:
         with Staging() as staging:
-            staging.add(directory / WEIGHTS[use_safetensors], aside.replace)
-            staging.add(directory / CONFIG, lambda target: _write_config(config, target))
+            staging.add(directory / ADAPTERS[use_safetensors], aside.replace)
+            for name, write in config.items():
+                staging.add(directory / name, write)
             staging.commit()
-        (directory / WEIGHTS[not use_safetensors]).unlink(missing_ok=True)
+        (directory / ADAPTERS[not use_safetensors]).unlink(missing_ok=True)
     finally:
         aside.unlink(missing_ok=True)
-
-
-def _write_config(config: "LoraConfig", target: Path) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        shutil.copyfile(Path(folder) / CONFIG, target)

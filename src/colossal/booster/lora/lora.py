@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
-from colossal.booster.lora.adapters import adapter_tree, config_of, inject, require_peft, restored_on_error
+from colossal.booster.lora.adapters import adapter_tree, inject, require_peft, restored_on_error
 from colossal.booster.lora.draws import draws_of_the_first_rank
-from colossal.booster.lora.files import WEIGHTS, prepare_adapter_directory, publish, read_adapter_config, weights_in
+from colossal.booster.lora.files import prepare_adapter_directory, publish, read_adapter_config, weights_in
 from colossal.booster.lora.quantization import Quantizer
 from colossal.checkpoint_io import CheckpointIO, Writers
+from colossal.checkpoint_io.model_config import adapter_config_file
+from colossal.checkpoint_io.naming import ADAPTERS
 from colossal.cluster import Axis, ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, is_peft_model, outline_of
@@ -123,10 +125,10 @@ class Lora:
         require_peft()
         tree, adapted = _adapters_of(model)
         directory = Path(checkpoint)
-        aside = directory / f".{WEIGHTS[use_safetensors]}.aside"
+        aside = directory / f".{ADAPTERS[use_safetensors]}.aside"
         self._writers.write(lambda: prepare_adapter_directory(directory))
         self._io.save_model(tree, aside, use_safetensors=use_safetensors)
-        self._writers.write(lambda: publish(directory, aside, config_of(adapted), use_safetensors))
+        self._writers.write(lambda: publish(directory, aside, adapter_config_file(adapted), use_safetensors))
 
     def _check(
         self, model: nn.Module, pretrained_dir: object, lora_config: object, bnb_config: object, quantize: bool

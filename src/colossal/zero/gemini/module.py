@@ -13,7 +13,8 @@ from colossal.amp.half import cast_floats, run_in
 from colossal.cluster import current_mesh
 from colossal.comm import Partition
 from colossal.errors import UnsupportedError
-from colossal.tensor import parts_of, resting_part, whole_of
+from colossal.interface import full_state
+from colossal.tensor import parts_of, resting_part
 from colossal.zero.config import ZeroConfig
 from colossal.zero.gemini.build import build_chunks, check_init_device
 from colossal.zero.gemini.config import GeminiConfig
@@ -181,13 +182,7 @@ class GeminiDDP(nn.Module):
 
         Communication: all_gather, dp, the model's bytes.
         """
-        found: dict[str, Any] = {}
-        for name, value in self.module.state_dict(keep_vars=True).items():
-            part = resting_part(value)
-            whole = whole_of(part).detach().cpu().clone() if isinstance(part, torch.Tensor) else part
-            if not only_rank_0 or self.partition.rank == 0:
-                found[name] = whole
-        return found
+        return full_state(self.module, is_kept=not only_rank_0 or self.partition.rank == 0)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

@@ -1,0 +1,79 @@
+"""What the names in a model's state are in the files of a checkpoint."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, final
+
+from colossal.interface import AdapterNames
+from colossal.tensor import without_compile
+
+T = TypeVar("T")
+
+# [Note: two models in one] A `peft.PeftModel` renames every parameter of the model that it stands around. A checkpoint
+# under those names is of use to nobody but the program that wrote it; next to a config.json it is even taken for the
+# base model, whose own names are all missing then. So the base model is saved under its own names, and adapters under
+# those of peft's files. A tensor that belongs to both, such as a bias that is trained, is saved under both names.
+
+
+@final
+class SavedNames:
+    """The names of a state in files: those of the base model for its tensors, those of peft's files for adapters.
+
+    Args:
+        adapters: The names of a model with adapters; None for any other model, whose names stay as they are.
+
+    Attributes:
+        has_adapters: Whether there are any.
+
+    Example:
+        >>> names = SavedNames(AdapterNames({"base.fc.base_layer.bias": "fc.bias"}, {"base.A": "base.A.default"}))
+        >>> names["base.fc.base_layer.bias"], names["base.A.default"]
+        (('fc.bias',), ('base.A',))
+        >>> names.split(["fc.bias", "base.A"])
+        (['fc.bias'], ['base.A'])
+    """
+
+    def __init__(self, adapters: AdapterNames | None = None) -> None:
+        self.has_adapters = adapters is not None
+        self._saved: dict[str, tuple[str, ...]] = {}
+        if adapters is not None:
+            for full, saved in (*adapters.base.items(), *((full, saved) for saved, full in adapters.adapters.items())):
+                self._saved[full] = (*self._saved.get(full, ()), without_compile(saved))
+        self._base = set() if adapters is None else {without_compile(name) for name in adapters.base.values()}
+        self._full = {saved: full for full, names in self._saved.items() for saved in names}
+        self._first = {without_compile(full): names[0] for full, names in self._saved.items()}
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        """Return the names in files of a name in the state; adapters that are not trained keep theirs."""
+        return self._saved.get(name, (without_compile(name),))
+
+    def split(self, items: Iterable[T], name_of: Callable[[T], str] = str) -> tuple[list[T], list[T]]:
+        """Return what belongs to the base model, and what belongs to its adapters."""
+        parts: tuple[list[T], list[T]] = ([], [])
+        for item in items:
+            parts[self.has_adapters and name_of(item) not in self._base].append(item)
+        return parts
+
+    def translated(self, items: Mapping[str, T], known: Mapping[str, object]) -> dict[str, T]:
+        """Return entries of a checkpoint under the names of today: earlier ones held the names of the `PeftModel`.
+
+        Args:
+            items: The entries.
+            known: Names that are right already.
+        """
+        return {name if name in known else self._first.get(name, name): item for name, item in items.items()}
+
+    def in_state(self, saved: str) -> str:
+        """Return the name in the state of a name in files."""
+        return self._full.get(saved, saved)
+
+    def metadata(self, metadata: Mapping[str, Any]) -> "OrderedDict[str, Any]":
+        """Return what torch notes of each module under the names that modules have in files."""
+        if not self.has_adapters:
+            return OrderedDict(metadata)
+        modules = {_module(saved): _module(full) for saved, full in self._full.items() if saved in self._base}
+        return OrderedDict((saved, metadata[full]) for saved, full in modules.items() if full in metadata)
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]

@@ -1,0 +1,98 @@
+"""The full state of a model whose tensors ranks shard, and what would write shards as if they were full."""
+
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from colossal.errors import UnsupportedError
+from colossal.interface.adapters import base_model_of
+from colossal.interface.outline import outline_of
+from colossal.tensor import placement_of, resting_part, whole_of, without_compile
+
+
+@torch.no_grad()
+def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
+    """Collect the state of a model in host memory, full tensors whatever ranks hold of them.
+
+    Args:
+        model: The model; all ranks call together.
+        is_kept: Return the state here; other ranks only take part.
+
+    Returns:
+        Copies of the full tensors by name; empty if not `is_kept`.
+
+    Raises:
+        UnsupportedError: Pipeline stages have other tensors than this rank.
+
+    Communication: all_gather, the ranks that shard a tensor, its bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import full_state
+        >>> full_state(torch.nn.Linear(2, 1))["weight"].shape, full_state(torch.nn.Linear(2, 1), is_kept=False)
+        (torch.Size([1, 2]), {})
+    """
+    if outline_of(model) is not None:
+        raise UnsupportedError(
+            "A full state is that of a model whose layers are all here. Found a model that is partitioned into pipeline "
+            "stages. Call booster.save_model(model, checkpoint), which writes all stages."
+        )
+    found: dict[str, Any] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        held = resting_part(value)
+        full = whole_of(held).detach().cpu().clone() if isinstance(held, torch.Tensor) else held
+        if is_kept:
+            found[name] = full
+    return found
+
+
+def refuse_partial_export(model: nn.Module) -> None:
+    """Make `save_pretrained` of a model raise if this rank has shards or some layers of it only.
+
+    transformers and peft write what a process has; they do not know of our shards, and would write a shard under the
+    name of the full parameter.
+
+    Args:
+        model: The user's own model, as it is trained: a model of transformers, or a `peft.PeftModel` around one. If it
+            has its full parameters here, nothing changes.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import refuse_partial_export
+        >>> model = torch.nn.Linear(2, 1)
+        >>> refuse_partial_export(model)
+        >>> hasattr(model, "save_pretrained")
+        False
+    """
+    outline = outline_of(model)
+    for root in (model,) if outline is None else outline.roots:
+        missing = _sharded(root) if outline is None else _sharded(root) or _absent(root, outline.names)
+        exporters = [each for each in (root, base_model_of(root)) if hasattr(each, "save_pretrained")]
+        for exporter in [*exporters, model] if missing and exporters else ():
+            vars(exporter)["save_pretrained"] = partial(_refuse, missing)
+
+
+def _sharded(model: nn.Module) -> str:
+    """Describe a parameter of which this rank has a shard only; empty if there is none."""
+    for name, parameter in model.named_parameters():
+        placement = placement_of(resting_part(parameter))
+        if placement.is_divided:
+            return f"{without_compile(name)}, of whose shape {list(placement.shape)} each rank has a shard"
+    return ""
+
+
+def _absent(model: nn.Module, names: Any) -> str:
+    """Describe a tensor that is on another pipeline stage; empty if there is none."""
+    here = {without_compile(name) for name in model.state_dict(keep_vars=True)}
+    absent = next((name for name in names if name not in here), None)
+    return "" if absent is None else f"a pipeline stage without {absent}"
+
+
+def _refuse(found: str, *_args: Any, **_kwargs: Any) -> NoReturn:
+    raise UnsupportedError(
+        f"save_pretrained writes what this process has, as if it were the full model. Found {found}. Call "
+        "booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks: from_pretrained loads the "
+        "directory. Adapters alone are written by booster.save_lora_as_pretrained."
+    )
