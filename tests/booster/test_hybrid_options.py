@@ -73,6 +73,9 @@ def test_optimizers_that_look_at_several_parameters_are_refused_on_pipelines(kin
             r"model\.resize_token_embeddings\(pad_to_multiple_of",
         ),
         ({"gradient_checkpoint_config": 0.5}, ConfigError, r"Found 0\.5\. Pass one of them"),
+        ({"custom_policy": object()}, ConfigError, "custom_policy is a ParallelPlan.*Found <object"),
+        ({"custom_policy": ParallelPlan, "tp_size": 2}, ConfigError, "custom_policy is a ParallelPlan"),
+        ({"custom_policy": {}, "pp_size": 2, "num_microbatches": 2}, ConfigError, r"Found \{\}\. Pass ParallelPlan"),
         ({"overlap_p2p": False}, UnsupportedError, "always travel while stages compute"),
     ],
 )
@@ -90,6 +93,17 @@ def test_the_mesh_in_force_is_used_if_it_fits() -> None:
     with fake_world(4), ParallelMesh(tp=2) as mesh:
         assert plugin_of(tp_size=2).mesh is mesh
         assert plugin_of(tp_size=4).mesh is not mesh
+
+
+@pytest.mark.parametrize("mode", ["split_gather", "ring"])
+@pytest.mark.parametrize(("sp_size", "warnings"), [(None, 0), (1, 0), (2, 0), (4, 1)])
+def test_a_size_of_sp_has_no_effect_where_tp_shares_sequences(mode, sp_size, warnings, capsys) -> None:
+    with fake_world(4):
+        options = {"enable_sequence_parallelism": True, "sequence_parallelism_mode": mode}
+        plugin = plugin_of(tp_size=2, sp_size=sp_size, **options)
+        assert (plugin.tp_size, plugin.sp_size, plugin.dp_size, plugin.mesh.world_size) == (2, 1, 2, 4)
+    said = f"In the mode '{mode}' the 2 ranks of tp share sequences: sp_size=4 has no effect."
+    assert capsys.readouterr().err.count(said) == warnings
 
 
 @pytest.mark.parametrize(("dp_outside", "stages", "replicas"), [(True, (0, 1), (0, 2)), (False, (0, 2), (0, 1))])

@@ -15,6 +15,7 @@ from torch import nn
 
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
+from colossal.shardformer.sequence_mode import MODES_OF_TP
 from colossal.testing import run_processes
 
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4
@@ -39,7 +40,7 @@ WORLDS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2-dp2-zero2": (4, {"tp_size": 2, "pp_size": 1, "zero_stage": 2, "dp_outside": False}),
     "pp2-dp2": (4, {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "ddp_bucket_cap_mb": 0.05}),
     "tp2-split": (2, {"tp_size": 2, "pp_size": 1, **sequences("split_gather")}),
-    "tp2-ring": (2, {"tp_size": 2, "pp_size": 1, **sequences("ring")}),
+    "tp2-ring": (2, {"tp_size": 2, "pp_size": 1, "sp_size": 2, **sequences("ring")}),  # sp_size has no effect
     "sp2-heads": (2, {"tp_size": 1, "pp_size": 1, "sp_size": 2, **sequences("all_to_all")}),
     "sp2-ring": (2, {"tp_size": 1, "pp_size": 1, "sp_size": 2, **sequences("ring_attn")}),
     "tp2-sp2": (4, {"tp_size": 2, "pp_size": 1, "sp_size": 2, **sequences("all_to_all")}),
@@ -159,7 +160,8 @@ def test_equals_one_process(world) -> None:
 
 def check(name: str, label: str, ranks: list[dict[str, Any]]) -> None:
     size, options = WORLDS[label]
-    dp = size // options["tp_size"] // options["pp_size"] // options.get("sp_size", 1)
+    sp = 1 if options.get("sequence_parallelism_mode") in MODES_OF_TP else options.get("sp_size", 1)
+    dp = size // options["tp_size"] // options["pp_size"] // sp
     parts = 2 if options["pp_size"] == 2 else 1
     expected = alone(name, dp * parts)
     found: dict[str, torch.Tensor] = {}

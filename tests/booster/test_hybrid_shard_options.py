@@ -119,6 +119,63 @@ def test_equals_one_process(name, world) -> None:
     assert size == options["tp_size"] * options["pp_size"]
 
 
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "1f1b": PIPE,
+    "interleaved": PIPE | {"pp_style": "interleaved", "num_model_chunks": 2},
+    "zbv": V,
+}
+
+
+def switch_on_and_off() -> dict[str, dict[str, Any]]:
+    with KeepFloat64():
+        return {name: switched(options) for name, options in SCHEDULES.items()}
+
+
+def switched(options: dict[str, Any]) -> dict[str, Any]:
+    """Make a step as it is, one with the switch on, and one with the switch off again."""
+    booster = Booster(plugin=HybridParallelPlugin(precision="fp32", max_norm=0.05, **options))
+    model = build("llama", "eager", num_layers=4)
+    boosted, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    inner: Any = boosted.unwrap()
+    runs, counted = [0], []
+    for layer in layers_of(inner):
+        layer.get_submodule("input_layernorm").register_forward_hook(lambda *_: runs.__setitem__(0, runs[0] + 1))
+    losses, norms = [], []
+    for step in range(STEPS):
+        if step == 1:
+            inner.gradient_checkpointing_enable({"use_reentrant": False})
+        if step == 2:
+            inner.gradient_checkpointing_disable()
+        done = booster.execute_pipeline(iter([inputs_of("llama", num_changed=step)]), boosted, loss_of, optimizer)
+        losses.append(float(done["loss"]))
+        norms.append(optimizer.get_grad_norm())
+        counted.append(runs[0])
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"losses": losses, "norms": norms, "runs": counted}
+
+
+def test_the_switch_of_a_pipelined_model() -> None:
+    expected = alone("llama", 2)
+    ranks = run_processes(switch_on_and_off, 2, timeout_seconds=300)
+    for style in SCHEDULES:
+        for rank in (each[style] for each in ranks):
+            assert rank["losses"] == pytest.approx(expected["losses"], rel=RTOL)
+            assert rank["norms"] == pytest.approx(expected["norms"], rel=RTOL)
+        assert [sum(rank[style]["runs"][step] for rank in ranks) for step in range(STEPS)] == [8, 24, 32]
+
+
+def test_what_the_switch_does_not_do() -> None:
+    with fake_world(2):
+        booster = Booster(plugin=HybridParallelPlugin(precision="fp32", **PIPE))
+        inner: Any = booster.boost(build("llama"))[0].unwrap()
+        with pytest.raises(UnsupportedError, match=r"Found \{'use_reentrant': True\}.*gradient_checkpoint_config="):
+            inner.gradient_checkpointing_enable({"use_reentrant": True})
+        inner = booster.boost(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))[0].unwrap()
+        with pytest.raises(UnsupportedError, match=r"Found Sequential, which.*gradient_checkpoint_config="):
+            inner.gradient_checkpointing_enable()
+
+
 def compiled_in_a_v() -> list[float]:
     plugin = HybridParallelPlugin(precision="fp32", enable_jit_fused=True, **V)
     booster = Booster(plugin=plugin)

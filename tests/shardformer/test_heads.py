@@ -33,10 +33,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "gpt2": GPT,
     "gptj": GPT | {"rotary_dim": 8},
     "mixtral": PAIRED | {"num_local_experts": 4},
+    "mt5": T5 | {"decoder_start_token_id": 0},
     "opt": OPT,
     "qwen3": PAIRED | {"head_dim": 16},
     "sam": SAM,
     "t5": T5 | {"decoder_start_token_id": 0},
+    "umt5": T5 | {"decoder_start_token_id": 0},
     "vit": VIT | {"encoder_stride": 8},
     "whisper": WHISPER,
 }
@@ -95,7 +97,7 @@ def inputs_of(name: str) -> dict[str, torch.Tensor]:
         "next_sentence_label": two,
         "labels": ids,
     }
-    if name == "T5ForSequenceClassification":
+    if name.endswith("T5ForSequenceClassification"):
         known |= {"input_ids": ids.index_fill(1, torch.tensor(LENGTH - 1), 1), "labels": two}  # they end
     elif name.endswith(
         ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")

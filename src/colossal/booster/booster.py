@@ -317,6 +317,8 @@ class Booster(CheckpointVerbs):
     ) -> "PeftModel":
         """Freeze a model and add low-rank adapters to it, in place; call it before the optimizer is built.
 
+        An optimizer that exists already gets the adapters at `boost`, if its groups all have the same options.
+
         Args:
             model: The model, before it is boosted.
             pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.

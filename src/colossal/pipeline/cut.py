@@ -127,21 +127,11 @@ def copy_structure(model: nn.Module) -> nn.Module:
 
 def _lists_of(base: nn.Module, stages: Stages) -> list[_List]:
     found, begin = [], 0
-    for table in stages.lists:
-        layers = _find(base, table.layers)
-        if not isinstance(layers, nn.ModuleList):
-            raise PlanError(
-                f"A plan with stages names lists of layers. Found {table.layers!r}, which is "
-                f"{'missing' if layers is None else type(layers).__name__} in {type(base).__name__}. Name an "
-                "nn.ModuleList of the base model."
-            )
-        if table is not stages and not table.result:
-            raise PlanError(
-                "A list of layers that another list follows has a result, which its layers use. Found none for "
-                f"{table.layers!r}. Name the module around it that returns it, such as result='encoder'."
-            )
-        found.append(_List(table, range(begin, begin + len(layers))))
-        begin += len(layers)
+    for table in stages.lists_in(base):
+        held = base.get_submodule(table.layers)
+        assert isinstance(held, nn.ModuleList)
+        found.append(_List(table, range(begin, begin + len(held))))
+        begin += len(held)
     return found
 
 

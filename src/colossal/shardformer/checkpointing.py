@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.tensor import ParallelPlan, base_of
+from colossal.tensor import ParallelPlan, base_of, without_adapters
 
 
 @final
@@ -187,6 +187,36 @@ def checkpoint_layers(
             layer._gradient_checkpointing_func = _run_again  # noqa: SLF001
         else:
             layer.forward = _Again(layer)
+
+
+def switch_checkpointing(model: nn.Module, enabled: bool) -> None:
+    """Let all layers of a model of Hugging Face be checkpointed or not, as its own method does, in any schedule.
+
+    Args:
+        model: The model, or one stage of it; changed in place.
+        enabled: Whether layers compute their activations again.
+
+    Raises:
+        UnsupportedError: Its layers have no switch for it.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> from colossal.shardformer.checkpointing import switch_checkpointing
+        >>> model = GPT2Model(GPT2Config(n_layer=2, n_embd=24, vocab_size=8))
+        >>> switch_checkpointing(model, enabled=True)
+        >>> [layer.gradient_checkpointing for layer in model.h]
+        [True, True]
+    """
+    if not getattr(without_adapters(model), "supports_gradient_checkpointing", False):
+        raise UnsupportedError(
+            "gradient_checkpointing_enable turns a switch that layers of Hugging Face have. Found "
+            f"{type(model).__name__}, which has none. Pass gradient_checkpoint_config=GradientCheckpointConfig(1.0) to "
+            "the plugin."
+        )
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    for layer in layers:
+        layer.gradient_checkpointing = enabled
+        layer._gradient_checkpointing_func = _run_again  # noqa: SLF001
 
 
 @final

@@ -72,8 +72,8 @@ def _divides(model: nn.Module) -> str:
 
 
 def _cuts(model: nn.Module) -> str:
-    stages, here = plan_of(model).stages, dict(base_of(model).named_modules())
-    return "yes" if stages is not None and all(each.layers in here for each in stages.lists) else _REFUSED
+    stages = plan_of(model).stages
+    return "yes" if stages is not None and stages.lists_in(base_of(model)) else _REFUSED
 
 
 def _shares_over_tp(model: nn.Module) -> str:

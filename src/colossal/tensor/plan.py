@@ -58,6 +58,7 @@ class Stages:
             Hugging Face whose first value is one. What else has parameters in it belongs to the stage of the last
             layer. Needed where another list follows.
         before: The list that is called before this one.
+        may_be_missing: Whether there are models of the family without this list, such as an encoder by itself.
         reshapes: Whether the model gives hidden states the shape of its inputs behind the layers.
 
     Example:
@@ -73,12 +74,51 @@ class Stages:
     gives: tuple[str, ...] = ()
     result: str = ""
     before: "Stages | None" = None
+    may_be_missing: bool = False
     reshapes: bool = False
 
     @property
     def lists(self) -> tuple["Stages", ...]:
         """All lists of layers, in the order in which they are called."""
         return (*(() if self.before is None else self.before.lists), self)
+
+    def lists_in(self, base: nn.Module) -> tuple["Stages", ...]:
+        """Find the lists that a model has.
+
+        Args:
+            base: The base model.
+
+        Returns:
+            Those of `lists` that are there, in their order. What the last returns is the result of the model.
+
+        Raises:
+            PlanError: One that has to be there is missing, or all are; or a list that another follows has no result.
+
+        Example:
+            >>> from torch import nn
+            >>> from colossal.tensor import Stages
+            >>> model = nn.ModuleDict({"encoder": nn.ModuleList([nn.Identity()])})
+            >>> encoder = Stages("encoder", first=(), result="encoder")
+            >>> both = Stages("decoder", first=(), before=encoder, may_be_missing=True)
+            >>> [(each.layers, each.result) for each in both.lists_in(model)]
+            [('encoder', '')]
+        """
+        here = dict(base.named_modules(remove_duplicate=False))
+        found = [each for each in self.lists if isinstance(here.get(each.layers), nn.ModuleList)]
+        for each in self.lists:
+            if each not in found and not (each.may_be_missing and found and each.layers not in here):
+                kind = type(here[each.layers]).__name__ if each.layers in here else "missing"
+                raise PlanError(
+                    f"A plan with stages names lists of layers. Found {each.layers!r}, which is {kind} in "
+                    f"{type(base).__name__}. Name an nn.ModuleList of the base model."
+                )
+        for each in found[:-1]:
+            if not each.result:
+                raise PlanError(
+                    "A list of layers that another list follows has a result, which its layers use. Found none for "
+                    f"{each.layers!r}. Name the module around it that returns it, such as result='encoder'."
+                )
+        return (*found[:-1], replace(found[-1], result=""))
 
 
 @final

@@ -11,8 +11,11 @@ from colossal.booster.plugin.torch_ddp import DDPConfig
 from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.logging import get_dist_logger
 from colossal.pipeline import Microbatching, PipelineStyle, StagePlacement
 from colossal.shardformer import ShardConfig
+from colossal.shardformer.sequence_mode import MODES_OF_TP
+from colossal.tensor import ParallelPlan
 from colossal.zero import ZeroConfig
 
 _MILLION = 1024 * 1024
@@ -39,7 +42,7 @@ class HybridOptions:
     Args:
         tp_size: Ranks that share a tensor.
         pp_size: Ranks that share the layers.
-        sp_size: Ranks that share sequences, besides those of tp.
+        sp_size: Ranks that share sequences, besides those of tp; 1 if these share them.
         zero_stage: 0 for replicas, 1 to share optimizer states, 2 to share gradients too.
         dp_outside: Number the ranks of one replica one after the other.
         style: The schedule of the pipeline.
@@ -181,6 +184,7 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
         UnsupportedError: A value asks for something that is not built, or two do not work together.
     """
     _refuse_what_is_not_built(given)
+    _check_policy(given["custom_policy"])
     scaler = ScalerConfig(
         given["initial_scale"],
         **{
@@ -201,7 +205,7 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
     return scaler, HybridOptions(
         given["tp_size"],
         given["pp_size"],
-        1 if given["sp_size"] is None else given["sp_size"],
+        _size_of_sp(given),
         given["zero_stage"],
         given["dp_outside"],
         given["pp_style"],
@@ -213,6 +217,27 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
         ZeroOptions(given["precision"], given["max_norm"], 2.0, 1, True, False, zero, plugin="HybridParallelPlugin"),
         ddp,
     )
+
+
+def _check_policy(policy: Any) -> None:
+    if policy is not None and not isinstance(policy, ParallelPlan):
+        raise ConfigError(
+            "custom_policy is a ParallelPlan, the table that says how a model is divided. Found "
+            f"{policy!r}. Pass ParallelPlan(...) of colossal.tensor, or leave it out for that of the model's family."
+        )
+
+
+def _size_of_sp(given: Mapping[str, Any]) -> int:
+    """Give the sp axis one rank where those of tp share sequences, whatever size was passed."""
+    size = 1 if given["sp_size"] is None else given["sp_size"]
+    mode, tp_size = given["sequence_parallelism_mode"], given["tp_size"]
+    if size <= 1 or mode not in MODES_OF_TP or tp_size == 1 or not given["enable_sequence_parallelism"]:
+        return size
+    if size != tp_size:
+        get_dist_logger().warning(
+            f"In the mode {mode!r} the {tp_size} ranks of tp share sequences: sp_size={size} has no effect.", ranks=[0]
+        )
+    return 1
 
 
 def _refuse_what_is_not_built(options: Mapping[str, Any]) -> None:

@@ -47,7 +47,9 @@ class HybridParallelPlugin(DataParallelPlugin):
         tp_size: Ranks that share a tensor; these should be neighbours on one host.
         pp_size: Ranks that share the layers.
         sp_size: Ranks that share sequences in the modes all_to_all and ring_attn. What they do with parameters is what
-            data-parallel ranks do: they average gradients, and ZeRO shares states among them as well.
+            data-parallel ranks do: they average gradients, and ZeRO shares states among them as well. In the modes
+            split_gather and ring the ranks of tp share sequences: then it has no effect, and the log says so unless it
+            is the same as tp_size.
         precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has.
         zero_stage: What data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients too; 2 without a
             pipeline only.

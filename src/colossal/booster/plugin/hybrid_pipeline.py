@@ -1,6 +1,6 @@
 """A model that is cut into stages, and what happens around its micro-batches."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
@@ -12,6 +12,9 @@ from colossal.comm import Channel
 from colossal.errors import UnsupportedError
 from colossal.interface import ModelOutline, OptimizerWrapper
 from colossal.pipeline import PipelineExecutor, Stage, Timeline
+from colossal.shardformer.checkpointing import switch_checkpointing
+
+_AGAIN: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
 
 
 @final
@@ -48,6 +51,35 @@ class PipelinedModel(nn.Module):
             A new context manager, whose list has the timeline of all ranks when it ends.
         """
         return self._run.record()
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Compute activations of all layers again in the backward pass, as the method of a model of transformers does.
+
+        Args:
+            gradient_checkpointing_kwargs: Only what is done anyway: random numbers are drawn again as they were, and
+                checkpoints are not reentrant.
+
+        Raises:
+            UnsupportedError: They say something else, or the model is none of transformers.
+        """
+        given = gradient_checkpointing_kwargs or {}
+        other = {name: value for name, value in given.items() if (name, value) not in _AGAIN.items()}
+        if other:
+            raise UnsupportedError(
+                f"Layers of a pipeline are checkpointed with {dict(_AGAIN)}. Found {other}. Leave them out, or pass "
+                "gradient_checkpoint_config=GradientCheckpointConfig(...) to the plugin to checkpoint some layers."
+            )
+        for stage in self._run.stages.values():
+            switch_checkpointing(stage.module, enabled=True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep activations until the backward pass.
+
+        Raises:
+            UnsupportedError: The model is none of transformers.
+        """
+        for stage in self._run.stages.values():
+            switch_checkpointing(stage.module, enabled=False)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Refuse: no rank has the whole model.

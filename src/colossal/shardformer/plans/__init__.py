@@ -24,11 +24,13 @@ _HOMES = {
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "mixtral",
+    "mt5": "t5",
     "opt": "opt",
     "qwen2": "llama",
     "qwen3": "qwen3",
     "sam": "sam",
     "t5": "t5",
+    "umt5": "t5",
     "vit": "vit",
     "whisper": "whisper",
 }

@@ -21,9 +21,10 @@ WHISPER = ParallelPlan(
     ),
     counts=(HeadCounts("encoder_attention_heads"), HeadCounts("decoder_attention_heads")),
     stages=Stages(
-        "decoder.layers", first=("decoder.embed_tokens", "decoder.embed_positions"),
+        "decoder.layers", first=("decoder.embed_tokens", "decoder.embed_positions"), may_be_missing=True,
         before=Stages(
-            "encoder.layers", first=("encoder.conv1", "encoder.conv2", "encoder.embed_positions"), result="encoder"
+            "encoder.layers", first=("encoder.conv1", "encoder.conv2", "encoder.embed_positions"), result="encoder",
+            may_be_missing=True,
         ),
     ),
 )  # fmt: skip
