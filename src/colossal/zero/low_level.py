@@ -32,8 +32,6 @@ def shard_optimizer(
 ) -> OptimizerWrapper:
     """Let an optimizer update this rank's share of a model's parameters.
 
-    All ranks must hold the same values, and call alike.
-
     Args:
         model: The model, in the dtype that it runs in.
         optimizer: Of its parameters; changed in place.
@@ -44,8 +42,8 @@ def shard_optimizer(
         norm_type: The p of that norm.
         units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
         peers: The ranks that have other parameters of the model; none by default.
-        param_names: What the parameters are called in the whole model; as in `model` by default.
-        outline: What the whole optimizer is, where this rank has only some of its parameters.
+        param_names: Names in the whole model; those in `model` by default.
+        outline: What the whole optimizer is, where it is partitioned.
 
     Returns:
         The optimizer, wrapped; its gradients are averages over all ranks.

@@ -27,13 +27,14 @@ def count_reductions(model: DistributedDataParallel, group: dist.ProcessGroup) -
         >>> from colossal.booster import Booster
         >>> from colossal.booster.plugin import TorchDDPPlugin
         >>> from colossal.comm import CommCounter
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(2):
+        >>> from colossal.testing import run_threads
+        >>> def program():
         ...     model, *_ = Booster(device="cpu", plugin=TorchDDPPlugin()).boost(torch.nn.Linear(2, 1))
         ...     with CommCounter() as counter:
         ...         model(torch.ones(3, 2)).sum().backward()
-        >>> counter.bytes["all_reduce", "dp"]  # of 3 float32 numbers
-        12
+        ...     return counter.bytes["all_reduce", "dp"]
+        >>> run_threads(program, 2)  # of 3 float32 numbers
+        [12, 12]
     """
     _Reductions(model, dist.get_world_size(group))
     return model

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
@@ -15,8 +15,6 @@ from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
-from colossal.booster.plugin.hybrid_build import Assembly, build, connect
-from colossal.booster.plugin.hybrid_checkpoint import Whole
 from colossal.booster.plugin.hybrid_options import sort_options
 from colossal.booster.plugin.zero_options import chosen_precision
 from colossal.checkpoint_io import OneForAll
@@ -24,6 +22,9 @@ from colossal.cluster import AXES, Axis, ParallelMesh
 from colossal.pipeline import PipelineStageManager, PipelineStyle
 from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, ShardConfig
 from colossal.tensor import ParallelPlan
+
+if TYPE_CHECKING:
+    from colossal.booster.plugin.hybrid_build import Assembly
 
 
 @final
@@ -310,6 +311,8 @@ class HybridParallelPlugin(DataParallelPlugin):
 
         Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
         """
+        from colossal.booster.plugin.hybrid_build import build, connect
+
         built = build(self.begin(parts.model, parts.optimizer, device, precision))
         model, capabilities = connect(built)
         return Boosted(model, built.wrapper, parts.criterion, parts.dataloader, parts.lr_scheduler, capabilities)
@@ -320,7 +323,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         optimizer: Optimizer | None,
         device: torch.device,
         precision: MixedPrecision | None = None,
-    ) -> Assembly:
+    ) -> "Assembly":
         """Gather what the pass of `build` begins with.
 
         Args:
@@ -336,6 +339,9 @@ class HybridParallelPlugin(DataParallelPlugin):
             MeshError: There is no world yet, or the sizes do not fit it.
             ConfigError: The world was launched for another device.
         """
+        from colossal.booster.plugin.hybrid_build import Assembly
+        from colossal.booster.plugin.hybrid_checkpoint import Whole
+
         if device.type != "meta":
             check_device(device, self.mesh)
         whole = Whole.of(model, optimizer)

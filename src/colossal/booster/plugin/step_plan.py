@@ -143,11 +143,15 @@ def plan_step(
     _check(begin)
     whole = map_tensors(batch, lambda tensor: tensor.to(_META))
     microbatching = begin.options.microbatching
-    parts = [whole] if microbatching is None else split(whole, microbatching)
+    return _plan(begin, [whole] if microbatching is None else split(whole, microbatching), criterion)
+
+
+def _plan(begin: Assembly, parts: Sequence[Any], criterion: Callable[[Any, Any], torch.Tensor]) -> StepPlan:
+    """Plan a step of these micro-batches."""
     if begin.options.dtype is not None:
-        cast_model(model, begin.options.dtype)  # some kernels have no other dtypes
+        cast_model(begin.model, begin.options.dtype)  # some kernels have no other dtypes
     with dry_run():
-        carries = carries_into(model, begin.plan, begin.options, begin.mesh, parts[0])
+        carries = carries_into(begin.model, begin.plan, begin.options, begin.mesh, parts[0])
     built = build(begin)
     assert built.wrapper is not None
     wrapper = built.wrapper
