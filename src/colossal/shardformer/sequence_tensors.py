@@ -67,15 +67,15 @@ def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMe
         on_ring = RingInput(mesh)
         on_ring.watch(parent)
         for column in columns:
-            column.multiply = on_ring
+            column.multiply_by(on_ring)
     elif columns:
         gathered = SharedInput(lambda x: comm.gather(x, "tp", _TOKENS, mesh, partial_grad=True))
         gathered.watch(parent)
         for column in columns:
-            column.enter = gathered
+            column.enter_by(gathered)
     for _, product in products:
         if isinstance(product, Row):
-            product.multiply = partial(multiply_on_ring if is_ring else _multiply_and_scatter, mesh)
+            product.multiply_by(partial(multiply_on_ring if is_ring else _multiply_and_scatter, mesh))
     if hasattr(parent, "shares_tokens"):  # experts, whose weights are parameters of their own
         other: Any = parent
         other.shares_tokens = True
@@ -96,7 +96,7 @@ def _gather_around(attention: nn.Module, mesh: ParallelMesh) -> None:
         for module in attention.modules():
             product = getattr(module, "product", None)
             if isinstance(product, Column):
-                product.enter = _as_it_is
+                product.enter_by(_as_it_is)
     attention.register_forward_pre_hook(
         _GatherStates(lambda x: comm.gather(x, "tp", 1, mesh, partial_grad=is_summand)), with_kwargs=True
     )

@@ -135,5 +135,5 @@ def share_inputs(model: nn.Module, mesh: ParallelMesh) -> None:
         if len(columns) > 1:
             shared = SharedInput(lambda x: comm.replicate(x, "tp", mesh))
             for column in columns:
-                column.enter = shared
+                column.enter_by(shared)
             shared.watch(parent)

@@ -79,7 +79,7 @@ def _column(module: nn.Module, division: Division, num_pieces: int = 1, **option
 
 def _column_of_summed(module: nn.Module, division: Division) -> nn.Module:
     layer: Any = _column(module, division)
-    layer.product.enter = _as_it_is
+    layer.product.enter_by(_as_it_is)
     return layer
 
 

@@ -168,6 +168,16 @@ class Column(LinearProduct):
         """See `LinearProduct`."""
         return self._whole(bias) if self._gathers else bias
 
+    def enter_by(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Let something else make of a whole input one whose gradient is summed up."""
+        self.enter = enter
+
+    def multiply_by(
+        self, multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    ) -> None:
+        """Let something else multiply the input by the weight and add the bias."""
+        self.multiply = multiply
+
     def gather_output(self) -> None:
         """See `LinearProduct`."""
         self._gathers = True
@@ -193,6 +203,10 @@ class Row(LinearProduct):
     """Whether inputs are cut; None for whichever comes."""
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """What multiplies a cut input by the weight, and sums the ranks' results up; `colossal.comm.reduce` by default."""
+
+    def multiply_by(self, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        """Let something else multiply a cut input by the weight, and sum the results of the ranks up."""
+        self.multiply = multiply
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
