@@ -225,7 +225,7 @@ class DynamicScaler(LossScaler):
         self.unscale(optimizer)
         self._dropped = self._move()
         # A dropped step is a step to a schedule: without this, torch warns that the schedule came first.
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a dropped step is one to a schedule)
         if self._dropped:
             return None
         options: dict[str, Any] = {} if div_scale is None else {"div_scale": div_scale}

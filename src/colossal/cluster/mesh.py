@@ -244,7 +244,7 @@ class ParallelMesh:
             return self
         folded = copy.copy(self)
         folded._tokens = []  # noqa: SLF001 (of this class)
-        folded._take_places(self._ranks.flatten(1, 2).unsqueeze(2))  # noqa: SLF001
+        folded._take_places(self._ranks.flatten(1, 2).unsqueeze(2))  # noqa: SLF001 (of this class)
         return folded
 
     def _check_axis(self, axis: Axis) -> Axis:

@@ -38,7 +38,7 @@ def materialize(module: nn.Module, verbose: bool = False) -> nn.Module:
     for each in lazy:
         each.materialize()
     for each in recurrent:
-        each._init_flat_weights()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        each._init_flat_weights()  # noqa: SLF001 (torch's own way to make them again)  # pyright: ignore[reportPrivateUsage]
     if verbose:
         num_bytes = sum(each.nbytes for each in lazy)
         get_dist_logger().info(f"materialized {len(lazy)} tensors of {num_bytes} bytes")

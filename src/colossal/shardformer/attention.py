@@ -43,12 +43,12 @@ def check_flash_attention(model: nn.Module) -> str:
     wanted = "flash_attention_2" if all(map(_has_flash_package, parts)) else "sdpa"
     for part in parts:
         found = part.config._attn_implementation  # noqa: SLF001 (Hugging Face has no other name for it)
-        if not (part._supports_sdpa if wanted == "sdpa" else part._supports_flash_attn):  # noqa: SLF001
+        if not (part._supports_sdpa if wanted == "sdpa" else part._supports_flash_attn):  # noqa: SLF001 (nor for these)
             raise UnsupportedError(
                 f"{_OPTION} needs a model whose attention can be torch's or flash_attention_2. Found "
                 f"{type(part).__name__}, which has {found!r} only. Leave the option out."
             )
-        if found != wanted and not part._can_set_attn_implementation():  # noqa: SLF001
+        if found != wanted and not part._can_set_attn_implementation():  # noqa: SLF001 (nor for this)
             raise _is_fixed(type(part).__name__, found, wanted)
     for module in model.modules():
         fixed = _FIXED.get(type(module).__name__)
@@ -83,7 +83,7 @@ def _has_flash_package(part: Any) -> bool:
 
     tensors = list(part.parameters())
     fits = bool(tensors) and all(each.is_cuda and each.dtype in _HALF for each in tensors)
-    return fits and part._supports_flash_attn and is_flash_attn_2_available()  # noqa: SLF001
+    return fits and part._supports_flash_attn and is_flash_attn_2_available()  # noqa: SLF001 (as above)
 
 
 def _is_fixed(name: str, found: str, wanted: str) -> UnsupportedError:

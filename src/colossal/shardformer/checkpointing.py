@@ -184,7 +184,7 @@ def checkpoint_layers(
     for layer in held[: config.num_layers(len(held), stage, num_stages)]:
         if hasattr(layer, "gradient_checkpointing"):
             layer.gradient_checkpointing = True
-            layer._gradient_checkpointing_func = _run_again  # noqa: SLF001
+            layer._gradient_checkpointing_func = _run_again  # noqa: SLF001 (the switch of transformers)
         else:
             layer.forward = _Again(layer)
 
@@ -216,7 +216,7 @@ def switch_checkpointing(model: nn.Module, enabled: bool) -> None:
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
     for layer in layers:
         layer.gradient_checkpointing = enabled
-        layer._gradient_checkpointing_func = _run_again  # noqa: SLF001
+        layer._gradient_checkpointing_func = _run_again  # noqa: SLF001 (as above)
 
 
 @final

@@ -77,7 +77,7 @@ class ProcessState:
             dist.destroy_process_group()
         leave_ambient(None)
         torch.set_default_device(None)
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # noqa: SLF001 (torch tells it nowhere else)
             return ["a mode of torch"]
         torch.set_printoptions(profile="default")
         torch.clear_autocast_cache()
@@ -103,7 +103,7 @@ class ProcessState:
             before = self._loggers.get(name, _NEW_LOGGER)
             if _state_of(logger) != before:
                 logger.level, logger.handlers, logger.disabled, logger.propagate = before[0], [*before[1]], *before[2:]
-                logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # noqa: SLF001
+                logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # noqa: SLF001 (Python has no other way)
 
     def _remains(self) -> Iterator[str]:
         deadline = time.monotonic() + _SETTLE_SECONDS
@@ -151,4 +151,4 @@ def _forget_meshes() -> None:
 
         _clear_sharding_prop_cache()
     if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()  # noqa: SLF001
+        torch._dynamo.reset()  # noqa: SLF001 (torch has no public name)

@@ -183,8 +183,8 @@ class Sharding:
     def _with_whole_gradient(self) -> Iterator[Any]:
         """Find what torch holds for a parameter whose gradient is not reduced yet; it has no public name."""
         for module in self._modules:
-            state = module._get_fsdp_state()  # noqa: SLF001
-            groups = getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001
+            state = module._get_fsdp_state()  # noqa: SLF001 (torch tells it nowhere else)
+            groups = getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001 (nor this)
             for held in (parameter for group in groups for parameter in group.fsdp_params):
                 gathered = getattr(held, "_unsharded_param", None)
                 if gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None):

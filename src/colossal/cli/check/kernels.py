@@ -76,7 +76,7 @@ def _float8() -> str:
     device = get_current_device()
     left, right = (torch.ones(16, 16, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=device)
-    product = torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001
+    product = torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001 (it has no public name)
     if product.float().tolist() != [[16.0] * 16] * 16:
         raise ArithmeticError(f"the product of ones is wrong on {device.type}")
     if device.type == "cpu":

@@ -12,10 +12,10 @@ import torch
 
 # What scaled_dot_product_attention runs; only these return the logarithms of the sums.
 _KERNELS: Mapping[str, Callable[..., Any]] = {
-    "cpu": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,  # noqa: SLF001
-    "cpu_backward": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,  # noqa: SLF001
-    "cuda": torch.ops.aten._scaled_dot_product_flash_attention,  # noqa: SLF001
-    "cuda_backward": torch.ops.aten._scaled_dot_product_flash_attention_backward,  # noqa: SLF001
+    "cpu": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,  # noqa: SLF001 (no public name)
+    "cpu_backward": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,  # noqa: SLF001 (no public name)
+    "cuda": torch.ops.aten._scaled_dot_product_flash_attention,  # noqa: SLF001 (no public name)
+    "cuda_backward": torch.ops.aten._scaled_dot_product_flash_attention_backward,  # noqa: SLF001 (no public name)
 }
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_MULTIPLE = 8
