@@ -3,13 +3,12 @@
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, final
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-@final
 class ModelWrapper(nn.Module):
     """A model whose forward pass runs inside a context, such as autocast, and that can be unwrapped.
 
@@ -64,8 +63,7 @@ def innermost(module: nn.Module) -> nn.Module:
     """Take all wrappers off a model.
 
     Args:
-        module: A model, maybe in a `ModelWrapper`, a `DistributedDataParallel`, or another wrapper that says so by a
-            true attribute ``is_wrapper``.
+        module: A model, maybe in a `ModelWrapper` or a `DistributedDataParallel`.
 
     Returns:
         What is inside.
@@ -77,7 +75,7 @@ def innermost(module: nn.Module) -> nn.Module:
         Linear(in_features=4, out_features=2, bias=True)
     """
     found: Any = module
-    while isinstance(found, ModelWrapper | DistributedDataParallel) or getattr(found, "is_wrapper", False):
+    while isinstance(found, ModelWrapper | DistributedDataParallel):
         found = found.module
     return found
 

@@ -1,4 +1,4 @@
-"""The options of `LowLevelZeroPlugin`, checked and sorted."""
+"""What data-parallel ranks share, as the plugins with ZeRO are told it."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,39 +10,38 @@ import torch
 from colossal.cluster import ParallelMesh
 from colossal.comm import Partition
 from colossal.errors import ConfigError, MeshError, UnsupportedError
+from colossal.interface.clipping import Clipping
 from colossal.zero import ZeroConfig, ZeroShards
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ZeroOptions:
-    """What the user said, besides how the loss scale moves.
+    """The precision, and how data-parallel ranks share states and clip gradients.
 
     Args:
+        plugin: Whose options these are.
         precision: What the model is cast to: one of fp16, bf16, and fp32 for the dtype that it has.
-        max_norm: Clip the common norm of the gradients to it; 0 does not.
-        norm_type: The p of that norm.
-        replicas: Number of blocks of ranks that hold the same shards.
+        clipping: How gradients are clipped.
+        zero: How gradients travel, and where states are.
+        extra_dp_size: Number of blocks of ranks that hold the same shards.
         cast_inputs: Cast what goes into the model, and what comes out of it.
         verbose: Log each change of the loss scale.
-        zero: How gradients travel, and where states are.
-        plugin: Whose options these are.
 
     Raises:
         ConfigError: A value is outside its range.
         UnsupportedError: Two values do not work together.
     """
 
+    plugin: str
     precision: str
-    max_norm: float
-    norm_type: float
-    replicas: int
-    cast_inputs: bool
-    verbose: bool
+    clipping: Clipping
     zero: ZeroConfig
-    plugin: str = "LowLevelZeroPlugin"
+    extra_dp_size: int = 1
+    cast_inputs: bool = True
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in _DTYPES:
@@ -50,14 +49,10 @@ class ZeroOptions:
                 f"{self.plugin} takes the precision {', '.join(map(repr, _DTYPES))}. Found precision="
                 f"{self.precision!r}. Pass one of them."
             )
-        if self.max_norm < 0 or not self.norm_type > 0:
+        if self.extra_dp_size < 1:
             raise ConfigError(
-                "Gradients are clipped to a norm of at least 0 (which does not clip), of a p greater than 0. Found "
-                f"max_norm={self.max_norm} and norm_type={self.norm_type}. The defaults are 0.0 and 2.0."
-            )
-        if self.replicas < 1:
-            raise ConfigError(
-                f"There is at least one replica of the shards. Found extra_dp_size={self.replicas}. Pass 1 or more."
+                f"There is at least one replica of the shards. Found extra_dp_size={self.extra_dp_size}. Pass 1 or "
+                "more."
             )
         if self.precision == "fp16" and not self.zero.master_weights:
             raise UnsupportedError(
@@ -70,6 +65,11 @@ class ZeroOptions:
         """What the model is cast to; None leaves it as it is."""
         return _DTYPES[self.precision]
 
+    @property
+    def max_norm(self) -> float:
+        """The largest common norm of the gradients; 0 does not clip."""
+        return self.clipping.max_norm
+
     def partition(self, mesh: ParallelMesh) -> Partition:
         """Find the ranks that share states, and those that hold the same share.
 
@@ -80,14 +80,14 @@ class ZeroOptions:
             MeshError: The replicas do not divide the dp axis.
         """
         size = mesh.size("dp")
-        if self.replicas == 1:
+        if self.extra_dp_size == 1:
             return Partition(mesh.group("dp"))
-        if size % self.replicas:
+        if size % self.extra_dp_size:
             raise MeshError(
-                f"extra_dp_size divides the ranks of the dp axis. Found {self.replicas} for {size} ranks. Pass a "
+                f"extra_dp_size divides the ranks of the dp axis. Found {self.extra_dp_size} for {size} ranks. Pass a "
                 "divisor of their number, or leave it out."
             )
-        return Partition(*mesh.blocks("dp", size // self.replicas))
+        return Partition(*mesh.blocks("dp", size // self.extra_dp_size))
 
     def no_sync_of(self, shards: ZeroShards) -> Callable[[], AbstractContextManager[Any]]:
         """Return what opens a context in which gradients are not reduced.
@@ -95,30 +95,16 @@ class ZeroOptions:
         Args:
             shards: What reduces them.
         """
-        if self.zero.keeps_gradients:
-            return shards.no_sync
-        return _refuse_no_sync
+        return shards.no_sync if self.zero.keeps_gradients else self.refuse_no_sync
 
+    def refuse_no_sync(self) -> AbstractContextManager[Any]:
+        """Refuse to accumulate whole gradients.
 
-def refuse_fp8(fp8_communication: bool, use_fp8: bool) -> None:
-    """Refuse options that nothing would honour.
-
-    Raises:
-        UnsupportedError: One of them is set.
-    """
-    for name, value, instead in (
-        ("fp8_communication", fp8_communication, "communication_dtype=torch.bfloat16"),
-        ("use_fp8", use_fp8, "precision='bf16', or TorchDDPPlugin with mixed_precision='fp8'"),
-    ):
-        if value:
-            raise UnsupportedError(
-                f"LowLevelZeroPlugin works in 16 and 32 bits. Found {name}=True, which is not built yet. The nearest "
-                f"that works is {instead}."
-            )
-
-
-def _refuse_no_sync() -> AbstractContextManager[Any]:
-    raise UnsupportedError(
-        "no_sync accumulates whole gradients on every rank. Found stage=2, which keeps a share of them only. Pass "
-        "stage=1, or accumulate without no_sync: each backward pass adds to the shares."
-    )
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            f"no_sync accumulates whole gradients on every rank. Found {self.plugin} with ZeRO of stage 2 or above, "
+            "which keeps a share of them only. Accumulate without no_sync: each backward pass adds to the shares; "
+            "LowLevelZeroPlugin(stage=1) has it."
+        )
