@@ -234,11 +234,11 @@ def test_inputs_are_cast_only_on_request() -> None:
             ),
             "gemini_config of zero_model_wrapper",
         ),
-        (lambda m: zero_model_wrapper(m, gemini_config={"placement_policy": "auto"}), "belong to stage 3"),
+        (lambda m: zero_model_wrapper(m, gemini_config={"placement_policy": "auto"}), "belongs to stage 3"),
         (lambda m: zero_optim_wrapper(m, optimizer_of("sgd", m)), "zero_model_wrapper returned"),
         (
             lambda m: zero_optim_wrapper(zero_model_wrapper(m), optimizer_of("sgd", m), optim_config={"bucket": 1}),
-            "Found bucket",
+            "Found bucket. Leave it out, or correct the name",
         ),
     ],
 )

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, final
+from typing import Any
 
 from torch import distributed as dist
 from torch import nn
@@ -18,7 +18,6 @@ from colossal.interface.outline import outline_of
 _FRAMES = 6
 """As far down the stack is looked: a function of torch, its list, and the generators of a module."""
 
-@final
 class ModelWrapper(nn.Module):
     """A model whose forward pass runs inside a context, such as autocast, and that can be unwrapped.
 
@@ -153,8 +152,7 @@ def innermost(module: nn.Module) -> nn.Module:
     """Take all wrappers off a model.
 
     Args:
-        module: A model, maybe in a `ModelWrapper`, a `DistributedDataParallel`, or another wrapper that says so by a
-            true attribute ``is_wrapper``.
+        module: A model, maybe in a `ModelWrapper` or a `DistributedDataParallel`.
 
     Returns:
         What is inside.
@@ -166,7 +164,7 @@ def innermost(module: nn.Module) -> nn.Module:
         Linear(in_features=4, out_features=2, bias=True)
     """
     found: Any = module
-    while isinstance(found, ModelWrapper | DistributedDataParallel) or getattr(found, "is_wrapper", False):
+    while isinstance(found, ModelWrapper | DistributedDataParallel):
         found = found.module
     return found
 

@@ -1,7 +1,7 @@
 """Parameters that lie behind each other, whose gradients are summed up together, each segment for its owners."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ class FlatParameters(ABC):
 
     Gradients are copied once, into a buffer in which they lie like the parameters. With `keeps_gradients` that buffer
     stays; else it is returned as soon as its sum is known.
+
+    [Note: announced bytes] What takes buffers is a generator: it yields how many bytes it is going to take, and takes
+    them when it is resumed. So whoever runs it makes room meanwhile, and neither this nor the pool knows of that one.
 
     Args:
         parameters: Of one dtype and device.
@@ -128,14 +131,18 @@ class FlatParameters(ABC):
         )
 
     @torch.no_grad()
-    def take(self, index: int) -> None:
+    def take(self, index: int) -> Iterator[int]:
         """Move a gradient from its parameter into the buffer, ready to be summed up.
 
         Args:
             index: Which parameter.
+
+        Yields:
+            The bytes that it takes next, see the note.
         """
+        buffer = yield from self._gradients()
         parameter = self.parameters[index]
-        grad, place = parameter.grad, self._place(self._gradients(), index)
+        grad, place = parameter.grad, self._place(buffer, index)
         assert grad is not None
         if not self._filled:  # counted once for each pass, as it takes a look at all
             self._num_expected = sum(each.requires_grad for each in self.parameters)
@@ -151,41 +158,54 @@ class FlatParameters(ABC):
         self._filled.add(index)
 
     @torch.no_grad()
-    def keep(self, index: int) -> None:
+    def keep(self, index: int) -> Iterator[int]:
         """Let a gradient accumulate in the buffer, not yet to be summed up.
 
         Args:
             index: Which parameter.
+
+        Yields:
+            The bytes that it takes next, see the note.
         """
         parameter = self.parameters[index]
         assert parameter.grad is not None
         self.used[index] = True
-        buffer = self._gradients()
+        buffer = yield from self._gradients()
         place = self._place(buffer, index)
         if buffer.dtype == parameter.dtype and parameter.grad.data_ptr() != place.data_ptr():
             parameter.grad = place.copy_(parameter.grad)
 
     @torch.no_grad()
-    def start_reduction(self) -> None:
-        """Begin to sum up what is here; parameters without a gradient count as zeros."""
-        buffer = self._gradients()
+    def start_reduction(self) -> Iterator[int]:
+        """Begin to sum up what is here; parameters without a gradient count as zeros.
+
+        Yields:
+            The bytes that it takes next, see the note.
+        """
+        buffer = yield from self._gradients()
         for index, parameter in enumerate(self.parameters):
             if index not in self._filled and parameter.grad is not None:
-                self.take(index)
+                yield from self.take(index)
             elif index not in self._filled:
                 self._place(buffer, index).zero_()
         buffer[self._ends[-1] :].zero_()
         self._filled.clear()
         own = buffer if self._partition.size == 1 else self._partition.segment(buffer)
         if not self._config.keeps_gradients and self._partition.size > 1:
+            yield own.nbytes
             own = self._new_segment(own)
-        room = self._partition.scratch_numel(buffer)
-        self._scratch = self._rooms.take(room, buffer.dtype, buffer.device) if room else None
+        if room := self._partition.scratch_numel(buffer):
+            yield room * buffer.itemsize
+            self._scratch = self._rooms.take(room, buffer.dtype, buffer.device)
         self._reduction = self._partition.start_reduce_scatter(buffer, own, self._scratch), own
 
     @torch.no_grad()
-    def finish_reduction(self) -> None:
-        """Wait for the sum, and add it to what was summed up since gradients were last thrown away."""
+    def finish_reduction(self) -> Iterator[int]:
+        """Wait for the sum, and add it to what was summed up since gradients were last thrown away.
+
+        Yields:
+            The bytes that it takes next, see the note.
+        """
         if self._reduction is None:
             return
         (pending, summed), self._reduction = self._reduction, None
@@ -193,7 +213,7 @@ class FlatParameters(ABC):
         if self._scratch is not None:
             self._rooms.give_back(self._scratch)
             self._scratch = None
-        self._add(summed)
+        yield from self._add(summed)
         if not self._config.keeps_gradients and self._buffer is not None:
             if self._partition.size > 1:
                 self._pool.give_back(self._buffer)
@@ -204,13 +224,14 @@ class FlatParameters(ABC):
         found, self._spare = torch.empty_like(own) if self._spare is None else self._spare, None
         return found
 
-    def _add(self, summed: torch.Tensor) -> None:
+    def _add(self, summed: torch.Tensor) -> Iterator[int]:
         """Add the sum of one backward pass to those of others."""
         if self.own_grad is None:
             self.own_grad = summed
         else:
             wide = self.own_grad.float() if self.own_grad.dtype in _HALF else self.own_grad
             self.own_grad = wide.add_(summed)
+        yield from ()
 
     def grads(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Go through the averaged gradients.
@@ -263,10 +284,11 @@ class FlatParameters(ABC):
             for start, end in zip(self._starts, self._ends, strict=True)
         ]
 
-    def _gradients(self) -> torch.Tensor:
+    def _gradients(self) -> Generator[int, None, torch.Tensor]:
         """Return the buffer of gradients, with room for new ones."""
         if self._buffer is None:
             dtype = self._config.communication_dtype or self.dtype
+            yield self.numel * dtype.itemsize
             self._buffer = self._pool.take(self.numel, dtype, self.device)
         elif self.own_grad is not None and self._shares_buffer:
             self.own_grad = self.own_grad.clone()  # the sum of an earlier backward pass makes room for this one

@@ -1,6 +1,6 @@
 """When gradients are summed up: as their buckets fill, in one order on all ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, final
@@ -24,6 +24,7 @@ class Reducer:
 
     Args:
         overlap: Let the backward pass go on meanwhile.
+        reserve: Makes room for so many bytes of gradients; by default there is always room.
 
     Attributes:
         enabled: Whether a backward pass reduces; otherwise gradients accumulate on each rank.
@@ -35,8 +36,9 @@ class Reducer:
         True
     """
 
-    def __init__(self, overlap: bool) -> None:
+    def __init__(self, overlap: bool, reserve: Callable[[int], None] | None = None) -> None:
         self.enabled = True
+        self._reserve = reserve
         self.num_changes = 0
         self._overlap = overlap
         self._places: dict[FlatParameters, int] = {}
@@ -78,7 +80,7 @@ class Reducer:
         """Wait for the reduction that is under way."""
         if self._under_way is not None:
             bucket, self._under_way = self._under_way, None
-            bucket.finish_reduction()
+            self._run(bucket.finish_reduction())
 
     def forget(self) -> None:
         """Begin anew, as if no gradient had come since the last reduction."""
@@ -114,7 +116,7 @@ class Reducer:
                 f"{tuple(parameter.shape)}. Build the embedding with sparse=False."
             )
         if not self.enabled:
-            bucket.keep(index)
+            self._run(bucket.keep(index))
             return
         if not (self._is_watched or self._is_running):
             self._is_running = True
@@ -122,7 +124,7 @@ class Reducer:
             engine.queue_callback(self._end_pass)
         if self._places[bucket] < self._next:
             return  # a second visit in one pass: what it brought is reduced at the step
-        bucket.take(index)
+        self._run(bucket.take(index))
         order = list(self._places)
         while self._next < len(order) and (order[self._next].is_full or not order[self._next].trains):
             self._start_next(order)
@@ -136,11 +138,17 @@ class Reducer:
     def _start(self, bucket: FlatParameters) -> None:
         """Start a reduction when the one before has ended, as each needs room."""
         self.finish()
-        bucket.start_reduction()
+        self._run(bucket.start_reduction())
         self.num_changes += 1
         self._under_way = bucket
         if not self._overlap:
             self.finish()
+
+    def _run(self, work: Iterator[int]) -> None:
+        """Do something that announces the bytes which it takes, and have room made for them."""
+        for num_bytes in work:
+            if self._reserve is not None:
+                self._reserve(num_bytes)
 
     def _end_pass(self) -> None:
         self._is_running = False

@@ -33,6 +33,7 @@ class ZeroShards(Masters):
         config: What the user said.
         chunks: Finds the buffers that parameters lie in already; by default new ones are made.
         agree: Takes numbers of this rank, and returns for each the largest of all ranks; by default just that.
+        reserve: Makes room for so many bytes of gradients; by default there is always room.
 
     Attributes:
         buckets: The buffers, in the order in which a backward pass fills them.
@@ -63,13 +64,14 @@ class ZeroShards(Masters):
         config: ZeroConfig,
         chunks: Callable[[Sequence[nn.Parameter]], Sequence[FlatParameters]] | None = None,
         agree: Callable[[list[int]], list[int]] | None = None,
+        reserve: Callable[[int], None] | None = None,
     ) -> None:
         self.pairs: dict[nn.Parameter, nn.Parameter] = {}
         self.buckets: list[FlatParameters] = []
         self._buffers_of, self._largest_of = chunks or self._make_buckets, agree or self._take_largest
         self._optimizer, self._partition, self._config = optimizer, partition, config
         self._pool, self._scratch = BufferPool(), BufferPool()
-        self._reducer = Reducer(config.overlap_communication)
+        self._reducer = Reducer(config.overlap_communication, reserve)
         self._handles: list[RemovableHandle] = []
         self._num_pulled: int | None = None  # the changes that the gradients of the shards have seen
         self._used: list[list[bool]] = []

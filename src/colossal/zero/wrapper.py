@@ -1,6 +1,6 @@
 """ZeRO without a Booster: two functions that wrap a model and its optimizer."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -11,14 +11,15 @@ from colossal.amp import DynamicScaler, ScalerConfig
 from colossal.cluster import current_mesh
 from colossal.comm import Channel, Partition
 from colossal.errors import ConfigError
-from colossal.interface import OptimizerWrapper
+from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.interface.clipping import Clipping
+from colossal.interface.keywords import Keywords, check_known, keywords_of
 from colossal.zero.config import ZeroConfig
 from colossal.zero.low_level import shard_optimizer
 
 _GEMINI = 3
 _STAGE = "_colossal_zero_stage"
-_DOCUMENTED = {"reduce_bucket_size": "bucket_numel"}
-_OWN = tuple(field.name for field in fields(ZeroConfig) if field.name != "stage")
+_KNOWN = ("reduce_bucket_size", "verbose", *(field.name for field in fields(ZeroConfig) if field.name != "stage"))
 
 
 def zero_model_wrapper(
@@ -30,7 +31,7 @@ def zero_model_wrapper(
         model: In the dtype that it shall run in, on its device.
         zero_stage: 1 shares optimizer states among the ranks of the dp axis, 2 gradients too, 3 parameters as well.
         gemini_config: Of stage 3: arguments of `colossal.zero.gemini.GeminiDDP`.
-        verbose: Of stage 3: log the chunk configuration; the other stages have nothing to say.
+        verbose: Log the chunk configuration of stage 3; stages 1 and 2 prepare a model without a choice to log.
 
     Returns:
         The same model; for stage 3, a `GeminiDDP` around it.
@@ -57,9 +58,10 @@ def zero_model_wrapper(
 
         return GeminiDDP(model, **{"verbose": verbose, **(gemini_config or {})})
     stage = ZeroConfig(stage=zero_stage).stage
-    if gemini_config or verbose:
+    if gemini_config:
         raise ConfigError(
-            f"gemini_config and verbose belong to stage 3. Found them with zero_stage={zero_stage}. Leave them out."
+            f"gemini_config belongs to stage 3. Found {gemini_config} with zero_stage={zero_stage}. Leave it out, or "
+            "pass zero_stage=3."
         )
     mesh = current_mesh()
     Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
@@ -97,8 +99,9 @@ def zero_optim_wrapper(
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
         optim_config: For stages 1 and 2: ``reduce_bucket_size`` (in elements), ``communication_dtype``,
-            ``overlap_communication``, ``overlap_allgather``, ``cpu_offload`` and ``master_weights``.
-        verbose: Log each change of the loss scale on rank 0.
+            ``overlap_communication``, ``overlap_allgather``, ``cpu_offload`` and ``master_weights``. For each stage:
+            ``verbose``.
+        verbose: Log each change of the loss scale on rank 0; here or in `optim_config`.
 
     Returns:
         The optimizer, wrapped: call its ``backward(loss)``, ``step()`` and ``zero_grad()``.
@@ -121,38 +124,49 @@ def zero_optim_wrapper(
         8.0
     """
     rule = ScalerConfig(initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
-    if getattr(model, "is_wrapper", False):  # a GeminiDDP
-        return _over_chunks(model, optimizer, rule, max_norm, norm_type, optim_config, verbose)
-    config = replace(_config_of(optim_config or {}), stage=_stage_of(model))
-    scaler = _scaler_of(model, rule, verbose)
-    group = Partition(current_mesh().group("dp"))
-    return shard_optimizer(model, optimizer, group, config, scaler=scaler, max_norm=max_norm, norm_type=norm_type)
+    clipping, given = Clipping(max_norm=max_norm, norm_type=norm_type), optim_config or {}
+    check_known("optim_config", given, _KNOWN)
+    wrap = _over_chunks if isinstance(model, ModelWrapper) else _over_buckets  # a GeminiDDP, or the user's own model
+    others = {name: value for name, value in given.items() if name != "verbose"}
+    return wrap(model, optimizer, rule, clipping, others, verbose or given.get("verbose", False))
 
 
-def _scaler_of(model: nn.Module, rule: ScalerConfig, verbose: bool) -> DynamicScaler | None:
+def _over_buckets(
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: ScalerConfig,
+    clipping: Clipping,
+    given: dict[str, Any],
+    verbose: bool,
+) -> OptimizerWrapper:
+    config = Keywords("zero_optim_wrapper", given).read(ZeroConfig, stage=_stage_of(model))
     half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
-    return DynamicScaler(rule, half[0].device.type, verbose=verbose) if half else None
+    return shard_optimizer(
+        model,
+        optimizer,
+        Partition(current_mesh().group("dp")),
+        config,
+        scaler=DynamicScaler(rule, half[0].device.type, verbose=verbose) if half else None,
+        **keywords_of(clipping),
+    )
 
 
 def _over_chunks(
     model: Any,
     optimizer: Optimizer,
     rule: ScalerConfig,
-    max_norm: float,
-    norm_type: float,
-    options: dict[str, Any] | None,
+    clipping: Clipping,
+    given: dict[str, Any],
     verbose: bool,
 ) -> OptimizerWrapper:
     from colossal.zero.gemini import GeminiOptimizer
 
-    if options:
+    if given:
         raise ConfigError(
             "Of stage 3 the gemini_config of zero_model_wrapper says all there is to say. Found "
-            f"optim_config={options}. Move it there."
+            f"optim_config={given}. Move it there."
         )
-    scale = {field.name: getattr(rule, field.name) for field in fields(ScalerConfig)}
-    scale["initial_scale"] = scale.pop("init_scale")
-    return GeminiOptimizer(optimizer, model, max_norm=max_norm, norm_type=norm_type, verbose=verbose, **scale)
+    return GeminiOptimizer(optimizer, model, verbose=verbose, **keywords_of(rule, clipping))
 
 
 def _stage_of(model: nn.Module) -> int:
@@ -163,13 +177,3 @@ def _stage_of(model: nn.Module) -> int:
             "which has no stage. Write: model = zero_model_wrapper(model, zero_stage=2)."
         )
     return stage
-
-
-def _config_of(options: dict[str, Any]) -> ZeroConfig:
-    named = {_DOCUMENTED.get(name, name): value for name, value in options.items()}
-    if unknown := named.keys() - set(_OWN):
-        raise ConfigError(
-            f"optim_config knows {', '.join((*_DOCUMENTED, *_OWN[1:]))}. Found {', '.join(sorted(unknown))}. "
-            "Leave it out."
-        )
-    return ZeroConfig(**named)

@@ -1,5 +1,6 @@
 """One chunk: its two forms, where its parts are, and how values come into it and out of it."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -119,6 +120,11 @@ def test_an_update_reaches_the_parameters(home: str, dtype: torch.dtype) -> None
         assert all(torch.equal(each, wanted + 0.5) for each, wanted in zip(found, values(), strict=True))
 
 
+def run(work: Iterator[int]) -> list[int]:
+    """Let it take what it announces."""
+    return list(work)
+
+
 def reduce(size: int, home: Home, passes: int) -> Any:
     chunk = make(size, home)
     rank = torch.distributed.get_rank()
@@ -127,12 +133,12 @@ def reduce(size: int, home: Home, passes: int) -> Any:
             if index == 1 and number:
                 continue  # brings no gradient in later passes
             parameter.grad = torch.full(parameter.shape, float(rank + 1 + number))
-            chunk.take(index)
+            run(chunk.take(index))
             assert parameter.grad is None
             assert chunk.states[index] is TensorState.READY_FOR_REDUCE
         assert chunk.is_full == (number == 0)
-        chunk.start_reduction()
-        chunk.finish_reduction()
+        run(chunk.start_reduction())
+        run(chunk.finish_reduction())
         assert TensorState.READY_FOR_REDUCE not in chunk.states
     found = [whole_of(grad).clone() for _, grad in chunk.grads()]
     used = chunk._memory.used["gradients"]
@@ -161,7 +167,7 @@ def test_what_was_broken_off_is_forgotten() -> None:
         chunk.num_pins = 2
         chunk.states[0] = TensorState.COMPUTE
         chunk.parameters[2].grad = torch.ones(5)
-        chunk.take(2)
+        assert run(chunk.take(2)) == [chunk.numel * 4], "it says what it is going to take"
         chunk.discard()
         assert chunk.num_pins == 0
         assert chunk.states == [TensorState.HOLD] * 3

@@ -1,6 +1,8 @@
 """No byte above the budget: counted here from what is really alive, not from what the memory says of itself."""
 
+import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,12 +69,12 @@ def witness(monkeypatch: pytest.MonkeyPatch) -> Witness:
             found.saved.add(result)
         return result
 
-    def new_start(self: Chunk) -> None:
-        start(self)
+    def new_start(self: Chunk) -> Iterator[int]:
+        yield from start(self)
         found.look(self._memory)
 
-    def new_take(self: Chunk, index: int) -> None:
-        take(self, index)
+    def new_take(self: Chunk, index: int) -> Iterator[int]:
+        yield from take(self, index)
         found.look(self._memory)
 
     for kind, name, new in (
@@ -254,21 +256,59 @@ def test_ranks_that_decide_alike_do_not_count_what_lingers() -> None:
     assert view.numel() == 4
 
 
-def test_room_is_made_on_demand() -> None:
+def test_the_memory_says_what_does_not_fit_and_asks_nobody() -> None:
     memory = DeviceMemory(CPU, budget=1000)
     held = [memory.take(100, torch.float32, "parameters") for _ in range(2)]
-    asked = []
-
-    def make_room(num_bytes: int, kind: str) -> None:
-        asked.append((num_bytes, kind))
-        memory.give_back(held.pop(), "parameters")
-
-    memory.make_room = make_room
+    assert memory.fits(200)
+    assert not memory.fits(600)
+    with pytest.raises(ConfigError, match=r"600 bytes needed on cpu for gradients.*device_budget of at least 1400"):
+        memory.take(150, torch.float32, "gradients")
+    with pytest.raises(ConfigError, match=r"300 bytes needed on cpu for activations"):
+        memory.add("activations", 300)
+    assert memory.total == 800, "nothing was taken"
+    memory.give_back(held.pop(), "parameters")
+    assert memory.fits(600)
     memory.take(150, torch.float32, "gradients")
-    memory.add("activations", 300)
-    assert asked == [(600, "gradients"), (300, "activations")]
-    memory.add("activations", -300)
-    assert memory.total == 600
+    assert not memory.fits(4)
+
+
+def test_a_buffer_that_is_kept_fits_whoever_needs_as_much() -> None:
+    memory = DeviceMemory(CPU, budget=1000)
+    memory.give_back(memory.take(100, torch.float32, "parameters"), "parameters")
+    memory.take(125, torch.float32, "parameters")
+    assert memory.fits(400)
+    assert memory.fits(500)
+    assert not memory.fits(504)
+
+
+def callers_above(frame: Any) -> list[str]:
+    """The modules of Gemini that are under way, the one that was called last in front, each once in a row."""
+    found: list[str] = []
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("colossal.zero") and found[-1:] != [name]:
+            found.append(name)
+        frame = frame.f_back
+    return found
+
+
+def test_during_a_step_no_part_calls_one_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chunks are let go of by their manager, below which are chunks, and below these the memory."""
+    release, seen = Chunk.release, set[tuple[str, ...]]()
+
+    def watched(self: Chunk) -> None:
+        seen.add(tuple(callers_above(sys._getframe(1))))
+        release(self)
+
+    monkeypatch.setattr(Chunk, "release", watched)
+    model = model_of(lambda: Deep(8, 16))
+    least = smallest(model, 1000, 200_000, placement_policy="auto", chunk_numel=300)
+    seen.clear()
+    run_threads(train, 1, model, placement_policy="auto", chunk_numel=300, device_budget=least)
+    chains = [chain for chain in seen if chain[0].endswith("gemini.chunks")]
+    assert any("colossal.zero.reducer" in chain for chain in chains), "room was made for gradients"
+    below = ("colossal.zero.gemini.chunk", "colossal.zero.gemini.memory", "colossal.zero.flat_parameters")
+    assert not [chain for chain in chains if set(chain) & set(below)]
 
 
 def test_without_a_budget_there_is_no_end() -> None:

@@ -548,8 +548,8 @@ def test_what_chunks_can_not_hold() -> None:
                 GeminiDDP(nn.Linear(2, 2), **cast("Any", {option: True}))
         with pytest.raises(ConfigError, match=r"chunk_init_device='cuda'.*offload_param_frac=1.0"):
             GeminiDDP(nn.Linear(2, 2), chunk_init_device="cuda")
-        with pytest.raises(UnsupportedError, match="pin_memory=True on the CPU"):
-            GeminiDDP(nn.Linear(2, 2), pin_memory=True)
+        with pytest.raises(ConfigError, match=r"Found device='cuda:0' for a rank on cpu. Leave it out"):
+            GeminiDDP(nn.Linear(2, 2), device="cuda:0")
         with pytest.raises(ConfigError, match=r"for 2 ranks. Add an entry"):
             GeminiDDP(nn.Linear(2, 2), chunk_config_dict={4: {"chunk_size": 8}})
         with pytest.raises(ConfigError, match=r"for 2 ranks. Add an entry"):

@@ -322,8 +322,10 @@ def test_optimizers_that_look_at_more_than_one_element_are_refused() -> None:
 def test_options_of_the_optimizer() -> None:
     with fake_world(2):
         model = GeminiDDP(nn.Linear(4, 3))
-        with pytest.raises(ConfigError, match=r"gpu_margin_mem_ratio=0.5.*offload_optim_frac"):
+        with pytest.raises(UnsupportedError, match=r"gpu_margin_mem_ratio=0.5.*offload_optim_frac"):
             GeminiAdamOptimizer(model, gpu_margin_mem_ratio=0.5)
+        with pytest.raises(ConfigError, match=r"max_norm=-1.0"):
+            GeminiAdamOptimizer(model, max_norm=-1.0)
         with pytest.raises(ConfigError, match="growth_factor"):
             GeminiAdamOptimizer(model, growth_factor=0.5)
         optimizer = GeminiAdamOptimizer(model, lr=1e-3, initial_scale=16)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 from colossal.zero.gemini import AccessTrace, AutoPlacement, DeviceMemory, GeminiConfig, Home, StaticPlacement, Tier
 
 CPU = torch.device("cpu")
@@ -64,8 +64,10 @@ def test_room_of_the_auto_policy() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"placement_policy": "cpu"}, r"Found 'cpu'.*offload_optim_frac=1.0 and offload_param_frac=1.0"),
-        ({"placement_policy": "cuda"}, "everything on the device pass 'static'"),
+        ({"placement_policy": "gpu"}, r"Found 'gpu'.*'cuda' for everything on the device, 'cpu' for host memory"),
+        ({"placement_policy": "cpu", "offload_optim_frac": 0.5}, "The policy 'cpu' finds shares by itself"),
+        ({"placement_policy": "cuda", "offload_optim_frac": 1.0}, "The policy 'cuda' finds shares by itself"),
+        ({"placement_policy": "const", "shard_param_frac": 0.5}, "pass placement_policy='static'"),
         ({"max_prefetch": -1}, r"Found -1. Pass 0 to gather none ahead"),
         ({"device_budget": 0}, r"Found 0. Leave it out for no limit"),
         ({"steady_cuda_cap_ratio": 0.0}, r"steady_cuda_cap_ratio.*the default is 0.9"),
@@ -90,8 +92,20 @@ def test_the_budget() -> None:
     assert GeminiConfig().budget_on(CPU) is None
     assert GeminiConfig(placement_policy="auto").budget_on(CPU) is None
     assert GeminiConfig(device_budget=77).budget_on(CPU) == 77
-    with pytest.raises(UnsupportedError, match="pin_memory=True on the CPU. Leave it out"):
-        GeminiConfig(pin_memory=True).budget_on(CPU)
+    assert GeminiConfig(pin_memory=True).budget_on(CPU) is None
+
+
+@pytest.mark.parametrize("policy", ["cpu", "const"])
+def test_policies_that_keep_everything_in_host_memory(policy: str) -> None:
+    placement = GeminiConfig(placement_policy=policy, max_prefetch=2).placement
+    assert placement == StaticPlacement(offload_optim_frac=1.0, offload_param_frac=1.0, num_ahead=2)
+    assert placement.homes(SIZES, DeviceMemory(CPU)) == [Home(Tier.HOST, Tier.HOST)] * 4
+    whole = GeminiConfig(placement_policy=policy, strict_ddp_mode=True).placement
+    assert whole.homes(SIZES, DeviceMemory(CPU)) == [Home(Tier.DEVICE, Tier.HOST, is_whole=True)] * 4
+
+
+def test_the_policy_that_keeps_everything_on_the_device() -> None:
+    assert GeminiConfig(placement_policy="cuda").placement == GeminiConfig().placement == StaticPlacement()
 
 
 def test_strict_mode_shares_nothing() -> None:

@@ -202,7 +202,8 @@ def test_no_size_wastes_less_and_no_smaller_one_as_little(case: dict[str, Any]) 
         assert size == expected + -expected % (16 * dp_size)
         return
     searched = usual(order) if case["filter_exlarge_params"] else order
-    sizes = [each + -each % dp_size for each in range(first, last + 1, case["interval"])]
+    least = max(first, *(each.numel() for each in searched if each not in case["alone"]), 1)
+    sizes = [each + -each % dp_size for each in range(least, least + last - first + 1, case["interval"])]
     assert size == min(sizes, key=lambda each: waste_by_packing(searched, each, dp_size, alone_at(each)))
 
 
@@ -275,8 +276,7 @@ def test_exceptionally_short_parameters_have_a_say() -> None:
 
 def test_what_fills_up_the_ranks_of_a_long_parameter_is_wasted_too() -> None:
     with fake_world(4):
-        assert search_in_elements(model_of(parameters_of(9, 9)), 8, 20, 12) == (20, 18, 2)
-        assert search_in_elements(model_of(parameters_of(9, 9)), 8, 8, 1) == (8, 18, 6)
+        assert search_in_elements(model_of(parameters_of(9, *[1] * 20)), 4, 4, 1) == (4, 29, 3)
 
 
 def test_a_tied_parameter_is_alone_where_it_is_longer_than_a_quarter_of_the_chunk() -> None:
@@ -333,14 +333,26 @@ def test_the_interval_is_a_number_of_elements(value: Any) -> None:
         search_chunk_configuration(nn.Linear(2, 3), 32, value)
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
-def test_the_smallest_size_is_positive(value: float) -> None:
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
+def test_the_smallest_size_is_not_negative(value: float) -> None:
     with pytest.raises(ConfigError, match="min_chunk_size_m"):
         search_chunk_configuration(nn.Linear(2, 3), 32, 1024, value)
 
 
-def test_a_size_of_less_than_an_element_is_one() -> None:
-    assert search_in_elements(nn.Linear(2, 3), 0.1, 0.1, 1) == (1, 9, 0)
+@pytest.mark.parametrize("smallest", [0, 0.1, 5])
+def test_no_chunk_is_smaller_than_the_largest_parameter(smallest: float) -> None:
+    assert search_in_elements(nn.Linear(2, 3), smallest, smallest, 1) == (6, 9, 3)
+    model = nn.Sequential(*(nn.Linear(5, 7) for _ in range(4)))
+    size, *_ = search_in_elements(model, smallest, smallest + 20, 1)
+    assert size >= 35
+    runs = pack_parameters(model.parameters(), size)
+    assert len(runs) <= 4, "each weight shares its chunk with biases"
+
+
+def test_a_parameter_far_above_the_others_does_not_set_the_size() -> None:
+    model = model_of(parameters_of(1000, *[8] * 30))
+    assert search_in_elements(model, 0, 0, 1) == (8, 1240, 0)
+    assert search_in_elements(model, 0, 0, 1, filter_exlarge_params=False)[0] == 1000
 
 
 def test_there_are_parameters() -> None:

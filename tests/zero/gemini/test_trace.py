@@ -214,16 +214,16 @@ def test_no_more_is_moved_than_by_the_offline_policy(
         if self in watched and self.trace.period != before:
             watched[self].uses.append((chunk.index, self._room()))
 
-    plan = ChunkManager._plan
+    reserve = ChunkManager.reserve
 
     def note_gradient(self: ChunkManager, num_bytes: int, kind: Any) -> None:
-        plan(self, num_bytes, kind)
+        reserve(self, num_bytes, kind)
         if kind == "gradients" and watched.get(self) and watched[self].uses:
             chunk, room = watched[self].uses[-1]
             watched[self].uses[-1] = chunk, min(room, self._room() - num_bytes)
 
     monkeypatch.setattr(ChunkManager, "_use", note)
-    monkeypatch.setattr(ChunkManager, "_plan", note_gradient)
+    monkeypatch.setattr(ChunkManager, "reserve", note_gradient)
     model = model_of(build)
     moved: list[int] = []
     differences: list[int] = []

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface.keywords import refuse_unsupported
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -155,17 +156,9 @@ def refuse_meaningless(backward_prefetch: Any, param_init_fn: Any, fp8_communica
             f"backward_prefetch is a member of torch.distributed.fsdp.BackwardPrefetch. Found {backward_prefetch!r}. "
             "Pass BACKWARD_PRE or leave it out."
         )
-    if param_init_fn is not None:
-        raise UnsupportedError(
-            "TorchFSDPPlugin shards a model whose parameters have values. Found param_init_fn, which fills in those of "
-            "a model on the meta device. Build the model inside of LazyInitContext, without memory, or on a real "
-            "device; with sync_module_states=True only the values of rank 0 count."
-        )
-    if fp8_communication:
-        raise UnsupportedError(
-            "TorchFSDPPlugin communicates in the dtype that parameters have. Found fp8_communication=True, which is "
-            "not built yet. Pass mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16) to send 16 bits."
-        )
+    refuse_unsupported(
+        "TorchFSDPPlugin", {"param_init_fn": param_init_fn, "fp8_communication": fp8_communication}
+    )
 
 
 def _check_group(group: Any) -> None:

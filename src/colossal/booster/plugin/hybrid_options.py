@@ -1,7 +1,7 @@
 """The options of `HybridParallelPlugin`, checked and sorted."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -11,6 +11,8 @@ from colossal.booster.plugin.torch_ddp import DDPConfig
 from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface.clipping import Clipping
+from colossal.interface.keywords import Keywords
 from colossal.logging import get_dist_logger
 from colossal.pipeline import Microbatching, PipelineStyle, StagePlacement
 from colossal.shardformer import ShardConfig
@@ -18,24 +20,11 @@ from colossal.shardformer.sequence_mode import MODES_OF_TP
 from colossal.tensor import ParallelPlan
 from colossal.zero import ZeroConfig
 
-_MILLION = 1024 * 1024
 _CHUNKS: Mapping[str, int | None] = {"1f1b": 1, "interleaved": None, "zbv": 2}
-
-# What is documented and does nothing here, the value that asks for nothing, and the nearest that works.
-_NOT_BUILT: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "scheduler_nodes": ((None,), "pp_style='zbv', which makes its schedule by itself"),
-    "make_vocab_size_divisible_by": (
-        (1, 64),
-        "1 or 64, which divide a vocabulary as it is, or model.resize_token_embeddings(pad_to_multiple_of=...) before",
-    ),
-    "overlap_p2p": ((True,), "True: messages of a pipeline always travel while stages compute"),
-    "fp8_communication": ((False,), "communication_dtype=torch.bfloat16 with zero_stage=1"),
-    "use_fp8": ((False,), "precision='bf16'"),
-}
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HybridOptions:
     """What the user said about dividing a model; how data-parallel ranks share states stands in `ZeroOptions`.
 
@@ -183,39 +172,23 @@ def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]
         ConfigError: A value is outside its range.
         UnsupportedError: A value asks for something that is not built, or two do not work together.
     """
-    _refuse_what_is_not_built(given)
     _check_policy(given["custom_policy"])
-    scaler = ScalerConfig(
-        given["initial_scale"],
-        **{
-            name: given[name]
-            for name in ("growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale", "hysteresis")
-        },
-    )
-    zero = ZeroConfig(
-        2 if given["zero_stage"] == 2 else 1,  # noqa: PLR2004 (the stage of ZeRO)
-        int(given["zero_bucket_size_in_m"] * _MILLION),
-        *(given[name] for name in ("communication_dtype", "overlap_communication", "overlap_allgather", "cpu_offload")),
-    )
-    ddp = DDPConfig(
-        bucket_cap_mb=given["ddp_bucket_cap_mb"],
-        **{field.name: given[field.name] for field in fields(DDPConfig) if field.name in given},
-    )
+    keywords, stage = Keywords("HybridParallelPlugin", given), given["zero_stage"]
+    zero = keywords.read(ZeroConfig, stage=2 if stage == 2 else 1)  # noqa: PLR2004 (the stage of ZeRO)
     parts, layers = (given["num_microbatches"], given["microbatch_size"]), given["num_layers_per_stage"]
-    return scaler, HybridOptions(
-        given["tp_size"],
-        given["pp_size"],
-        _size_of_sp(given),
-        given["zero_stage"],
-        given["dp_outside"],
-        given["pp_style"],
-        given["num_model_chunks"],
-        None if layers is None else tuple(len(each) if isinstance(each, range) else each for each in layers),
-        None if parts == (None, None) else Microbatching(*parts),
-        ShardConfig(**{field.name: given[field.name] for field in fields(ShardConfig) if field.name in given}),
-        given["enable_metadata_cache"],
-        ZeroOptions(given["precision"], given["max_norm"], 2.0, 1, True, False, zero, plugin="HybridParallelPlugin"),
-        ddp,
+    return keywords.read(ScalerConfig), keywords.read(
+        HybridOptions,
+        sp_size=_size_of_sp(given),
+        style=given["pp_style"],
+        num_chunks=given["num_model_chunks"],
+        num_layers_per_stage=None
+        if layers is None
+        else tuple(len(each) if isinstance(each, range) else each for each in layers),
+        microbatching=None if parts == (None, None) else Microbatching(*parts),
+        sharding=keywords.read(ShardConfig),
+        caches=given["enable_metadata_cache"],
+        zero=keywords.read(ZeroOptions, plugin="HybridParallelPlugin", zero=zero, clipping=keywords.read(Clipping)),
+        ddp=keywords.read(DDPConfig),
     )
 
 
@@ -238,12 +211,3 @@ def _size_of_sp(given: Mapping[str, Any]) -> int:
             f"In the mode {mode!r} the {tp_size} ranks of tp share sequences: sp_size={size} has no effect.", ranks=[0]
         )
     return 1
-
-
-def _refuse_what_is_not_built(options: Mapping[str, Any]) -> None:
-    for name, (nothing, instead) in _NOT_BUILT.items():
-        if options[name] not in nothing:
-            raise UnsupportedError(
-                f"HybridParallelPlugin has tensor, sequence, pipeline and data parallelism. Found "
-                f"{name}={options[name]!r}, which is not built yet. The nearest that works is {instead}."
-            )

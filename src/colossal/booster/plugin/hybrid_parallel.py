@@ -16,7 +16,6 @@ from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.hybrid_options import sort_options
-from colossal.booster.plugin.zero_options import chosen_precision
 from colossal.checkpoint_io import OneForAll
 from colossal.cluster import AXES, Axis, ParallelMesh
 from colossal.pipeline import PipelineStageManager, PipelineStyle
@@ -345,9 +344,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         if device.type != "meta":
             check_device(device, self.mesh)
         whole = Whole.of(model, optimizer)
-        zero = self._options.zero
-        chosen = replace(zero, precision=chosen_precision(zero.precision, precision, zero.plugin))
-        options = replace(self._options, zero=chosen)
+        options = replace(self._options, zero=self._options.zero.in_precision(precision))
         return Assembly(
             model, optimizer, self._plan, options, self._scaler, self.mesh, self._replicas, device, whole
         )

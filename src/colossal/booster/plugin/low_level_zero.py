@@ -1,6 +1,6 @@
 """Data parallelism in which each rank updates a share of the parameters: ZeRO-1 and ZeRO-2."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
@@ -15,16 +15,17 @@ from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
 from colossal.booster.plugin.replicas import BuffersOfFirstRank
 from colossal.booster.plugin.units import find_units
-from colossal.booster.plugin.zero_options import ZeroOptions, chosen_precision, refuse_fp8
+from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.comm import Channel
 from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.interface.clipping import Clipping
+from colossal.interface.keywords import Keywords, keywords_of
 from colossal.zero import ZeroConfig, ZeroShards, shard_optimizer
-
-_MILLION = 1024 * 1024
 
 
 @final
+@dataclass(frozen=True, eq=False, repr=False)
 class LowLevelZeroPlugin(DataParallelPlugin):
     """Shares optimizer states, and in stage 2 gradients, among the data-parallel ranks: ZeRO-1 and ZeRO-2.
 
@@ -95,45 +96,37 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
 
-    def __init__(
-        self,
-        stage: int = 1,
-        precision: str = "fp16",
-        initial_scale: float = 2.0**16,
-        min_scale: float = 1.0,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 1000,
-        hysteresis: int = 2,
-        max_scale: float = 2.0**32,
-        max_norm: float = 0.0,
-        norm_type: float = 2.0,
-        reduce_bucket_size_in_m: float = 12,
-        communication_dtype: torch.dtype | None = None,
-        overlap_communication: bool = True,
-        overlap_allgather: bool = False,
-        cpu_offload: bool = False,
-        master_weights: bool = True,
-        verbose: bool = False,
-        cast_inputs: bool = True,
-        fp8_communication: bool = False,
-        use_fp8: bool = False,
-        extra_dp_size: int = 1,
-    ) -> None:
-        refuse_fp8(fp8_communication, use_fp8)
-        self._scaler = ScalerConfig(
-            initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
-        )
-        zero = ZeroConfig(
-            stage,
-            int(reduce_bucket_size_in_m * _MILLION),
-            communication_dtype,
-            overlap_communication,
-            overlap_allgather,
-            cpu_offload,
-            master_weights,
-        )
-        self._options = ZeroOptions(precision, max_norm, norm_type, extra_dp_size, cast_inputs, verbose, zero)
+    stage: int = 1
+    precision: str = "fp16"
+    initial_scale: float = 2.0**16
+    min_scale: float = 1.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 1000
+    hysteresis: int = 2
+    max_scale: float = 2.0**32
+    max_norm: float = 0.0
+    norm_type: float = 2.0
+    reduce_bucket_size_in_m: float = 12
+    communication_dtype: torch.dtype | None = None
+    overlap_communication: bool = True
+    overlap_allgather: bool = False
+    cpu_offload: bool = False
+    master_weights: bool = True
+    verbose: bool = False
+    cast_inputs: bool = True
+    fp8_communication: bool = False
+    use_fp8: bool = False
+    extra_dp_size: int = 1
+    _scaler: ScalerConfig = field(init=False)
+    _options: ZeroOptions = field(init=False)
+
+    def __post_init__(self) -> None:
+        keywords = Keywords.of(self)
+        zero, clipping = keywords.read(ZeroConfig), keywords.read(Clipping)
+        object.__setattr__(self, "_scaler", keywords.read(ScalerConfig))
+        options = keywords.read(ZeroOptions, plugin="LowLevelZeroPlugin", zero=zero, clipping=clipping)
+        object.__setattr__(self, "_options", options)
 
     def configure(
         self,
@@ -163,8 +156,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         mesh = current_mesh()
         check_device(device, mesh)
         model = materialize(parts.model).to(device)
-        own = self._options
-        options = replace(own, precision=chosen_precision(own.precision, precision, own.plugin))
+        options = self._options.in_precision(precision)
         Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
         if options.dtype is not None:
             cast_model(model, options.dtype)
@@ -186,8 +178,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             options.partition(mesh),
             options.zero,
             scaler=DynamicScaler(self._scaler, device.type, verbose=options.verbose) if scaled else None,
-            max_norm=options.max_norm,
-            norm_type=options.norm_type,
+            **keywords_of(options.clipping),
             units=find_units(model, None, set()) if options.zero.overlap_allgather else (),
         )
 

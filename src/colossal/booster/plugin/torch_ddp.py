@@ -15,8 +15,9 @@ from colossal.booster.plugin.ddp_traffic import count_reductions
 from colossal.booster.plugin.device import check_device
 from colossal.cluster import current_mesh
 from colossal.comm import Channel
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 from colossal.interface import ModelWrapper
+from colossal.interface.keywords import refuse_unsupported
 
 # torch 2.13 renamed this keyword, and warns about the old name.
 _RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
@@ -103,11 +104,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         static_graph: bool = False,
         fp8_communication: bool = False,
     ) -> None:
-        if fp8_communication:
-            raise UnsupportedError(
-                "TorchDDPPlugin reduces gradients in the dtype that they have. Found fp8_communication=True, which is "
-                "not built yet. Leave it False."
-            )
+        refuse_unsupported("TorchDDPPlugin", {"fp8_communication": fp8_communication})
         self._ddp = DDPConfig(
             broadcast_buffers,
             bucket_cap_mb,

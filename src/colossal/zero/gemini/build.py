@@ -26,6 +26,8 @@ from colossal.zero.gemini.traffic import Traffic
 
 _DEFAULT_STEP = 1024
 
+DeviceLike = torch.device | str | int | None
+
 
 def build_chunks(
     model: nn.Module,
@@ -89,26 +91,33 @@ def build_chunks(
     return manager
 
 
-def check_init_device(wanted: torch.device | str | None, device: torch.device) -> None:
-    """Refuse to build chunks elsewhere.
+def check_devices(device: torch.device, wanted: DeviceLike = None, chunk_init_device: DeviceLike = None) -> None:
+    """Refuse to compute, or to build chunks, elsewhere than on the device of the ranks.
 
     Args:
-        wanted: What the user said.
-        device: Where the model computes.
+        device: That of the ranks.
+        wanted: Where the user wants to compute; None for the device of the ranks.
+        chunk_init_device: Where the user wants chunks to be built; None for where the model computes.
 
     Raises:
         ConfigError: The user wants another device.
 
     Example:
         >>> import torch
-        >>> from colossal.zero.gemini.build import check_init_device
-        >>> check_init_device("cpu", torch.device("cpu"))
+        >>> from colossal.zero.gemini.build import check_devices
+        >>> check_devices(torch.device("cpu"), wanted="cpu")
     """
-    if wanted is not None and torch.device(wanted).type != device.type:
+    own = None if wanted is None else torch.device(wanted)
+    if own is not None and (own.type != device.type or own.index not in (None, device.index)):
+        raise ConfigError(
+            f"A model computes on the device of its rank, which colossal.launch chose. Found device={str(own)!r} for a "
+            f"rank on {device}. Leave it out; to compute elsewhere, launch for another device."
+        )
+    if chunk_init_device is not None and torch.device(chunk_init_device).type != device.type:
         raise ConfigError(
             "Chunks are filled parameter by parameter where the model computes, and kept where the placement policy "
-            f"says. Found chunk_init_device={str(wanted)!r} for {device}. Leave it out; offload_param_frac=1.0 keeps "
-            "parameters in host memory."
+            f"says. Found chunk_init_device={str(chunk_init_device)!r} for {device}. Leave it out; "
+            "offload_param_frac=1.0 keeps parameters in host memory."
         )
 
 
@@ -153,7 +162,7 @@ def _memory(partition: Partition, config: GeminiConfig, device: torch.device) ->
     return DeviceMemory(
         device,
         config.budget_on(device),
-        config.pin_memory,
+        config.pin_memory and device.type != "cpu",  # only copies to another device are faster from such memory
         counts_lingering=partition.world_size == 1,
         directory=config.nvme_offload_dir,
     )

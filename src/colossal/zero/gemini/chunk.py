@@ -1,6 +1,6 @@
 """Parameters in one flat buffer of which each rank keeps a segment, and which is whole only while it is used."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import final
 
 import torch
@@ -215,13 +215,16 @@ class Chunk(FlatParameters):
         self._memory.give_back(whole, "parameters")
         self._all_become(TensorState.FREE)
 
-    def take(self, index: int) -> None:
+    def take(self, index: int) -> Iterator[int]:
         """Move a gradient from its parameter into the buffer, ready to be summed up.
 
         Args:
             index: Which parameter.
+
+        Yields:
+            The bytes that it takes next.
         """
-        super().take(index)
+        yield from super().take(index)
         self._recomputed.discard(index)
         self.states[index] = self.states[index].then(TensorState.READY_FOR_REDUCE)
 
@@ -374,7 +377,7 @@ class Chunk(FlatParameters):
     def _new_segment(self, own: torch.Tensor) -> torch.Tensor:
         return self._memory.take(own.numel(), own.dtype, "gradients")
 
-    def _add(self, summed: torch.Tensor) -> None:
+    def _add(self, summed: torch.Tensor) -> Iterator[int]:
         """Bring a sum to the optimizer's tier and type."""
         self.states = [TensorState.FREE if self.whole is None else TensorState.HOLD for _ in self.states]
         self._traffic.count("reduce", self.numel * summed.dtype.itemsize)
@@ -390,6 +393,7 @@ class Chunk(FlatParameters):
             self.own_grad = summed
             return
         else:
+            yield summed.numel() * self.master.itemsize
             self.own_grad = self._memory.take(summed.numel(), self.master.dtype, "gradients").copy_(summed)
         self._memory.give_back(summed, "gradients")
 

@@ -81,7 +81,6 @@ class ChunkManager:
         self._depth = 0
         self._is_training = self._has_gone_back = False
         self._fingerprint = 0
-        memory.plan, memory.make_room = self._plan, self._make_room
         for chunk in chunks:
             if chunk.is_fixed:
                 self._know(chunk)
@@ -252,6 +251,7 @@ class ChunkManager:
         if is_traced:
             self.trace.visit(chunk.index)
         if chunk.is_spilled:
+            self.reserve(chunk.num_bytes, "parameters")
             chunk.start_return()
             self._remember("upload", chunk, chunk.num_bytes)
         if chunk.whole is None:
@@ -275,6 +275,7 @@ class ChunkManager:
 
     def _gather(self, chunk: Chunk, event: Event) -> None:
         self._limit(chunk.num_bytes)
+        self.reserve(chunk.num_bytes, "parameters")
         chunk.start_fetch()
         self._fingerprint = (self._fingerprint * 1_000_003 + chunk.index + 1) % _FINGERPRINT
         self._remember(event, chunk, chunk.num_bytes)
@@ -291,20 +292,43 @@ class ChunkManager:
         while self._temporary() + num_bytes > room and self._evict():
             pass
 
-    def _plan(self, num_bytes: int, kind: Kind) -> None:
-        """Let go of chunks for a gradient, as all ranks do, whether or not this one has room."""
-        if kind == "gradients":
-            self._limit(num_bytes)
-
-    def _make_room(self, num_bytes: int, kind: Kind) -> None:
+    def reserve(self, num_bytes: int, kind: Kind) -> None:
         """Let go of chunks until there are so many bytes on the device; with other ranks, behind their backs.
+
+        For a gradient all ranks let go of chunks alike before that, whether or not this one has room.
 
         [Note: spilling] One rank may need room while others do not, such as for a longer batch. It then moves a whole
         chunk to its host, and back when it is used: the others, which gather by the common schedule, notice nothing.
+
+        Args:
+            num_bytes: What is going to be taken next.
+            kind: What it is going to hold.
+
+        Raises:
+            ConfigError: The budget does not allow it, even when all that can be moved away is.
         """
-        while self.memory.available < num_bytes:
+        if self.memory.budget is None:
+            return
+        if kind == "gradients":
+            self._limit(num_bytes)
+        while not self.memory.fits(num_bytes):
             if not (self._evict() if self._is_alone else self._spill()):
                 raise self.memory.refuse(num_bytes, kind)
+
+    def account(self, kind: Kind, num_bytes: int) -> None:
+        """Account for bytes on the device that lie in no buffer of its memory, and make room for them.
+
+        Args:
+            kind: What they hold.
+            num_bytes: How many; negative when they are gone.
+
+        Raises:
+            ConfigError: The budget does not allow it, even when all that can be moved away is.
+        """
+        while num_bytes > self.memory.available:
+            if not (self._evict() if self._is_alone else self._spill()):
+                raise self.memory.refuse(num_bytes, kind)
+        self.memory.add(kind, num_bytes)
 
     def _evict(self) -> bool:
         """Let go of the chunk that is needed farthest in the future; tell whether there was one."""
@@ -340,7 +364,7 @@ class ChunkManager:
         self._saved.wholes[chunk.whole.untyped_storage()._cdata] = chunk  # noqa: SLF001
 
     def _count_activations(self, num_bytes: int) -> None:
-        self.memory.add("activations", num_bytes)
+        self.account("activations", num_bytes)
         self.trace.note_activations(self.memory.used["activations"])
 
     def _remember(self, event: Event, chunk: Chunk, num_bytes: int) -> None:

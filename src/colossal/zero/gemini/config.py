@@ -6,10 +6,11 @@ from typing import Any, final
 
 import torch
 
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 from colossal.zero.gemini.placement import AutoPlacement, PlacementPolicy, StaticPlacement
 
-_POLICIES = ("static", "auto")
+_SHARES_OF: Mapping[str, tuple[float, float]] = {"cuda": (0.0, 0.0), "cpu": (1.0, 1.0), "const": (1.0, 1.0)}
+_POLICIES = ("static", "auto", *_SHARES_OF)
 
 
 @final
@@ -20,18 +21,20 @@ class GeminiConfig:
     Args:
         chunk_config_dict: For numbers of ranks, ``{"chunk_size": elements, "keep_gathered": bool}``; by default the
             size is searched for.
-        placement_policy: ``"static"`` or ``"auto"``.
+        placement_policy: ``"static"``: as the shares below say; ``"cuda"``: all on the device; ``"cpu"`` or ``"const"``:
+            all in host memory, parameters between their uses; ``"auto"``: on the device as long as it fits.
         max_prefetch: How many chunks are gathered ahead of their use.
         shard_param_frac: Static: the share of the parameters that ranks divide among themselves.
         offload_optim_frac: Static: the share of the optimizer that is in host memory.
         offload_param_frac: Static: the share of the parameters that is in host memory between its uses.
         warmup_non_model_data_ratio: Auto: the share of the device that the first pass keeps free.
         steady_cuda_cap_ratio: Auto: the share of a GPU's memory that is the budget, if there is none.
-        pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster.
-        strict_ddp_mode: Keep all parameters whole on all ranks.
+        pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
+            page-lock.
+        strict_ddp_mode: Keep all parameters whole on all ranks, on the device under each policy but ``"auto"``.
         search_range_m: How far above the smallest chunk the size is searched for; in units of 2**20 elements.
         hidden_dim: The step of that search, in elements; 1024 by default.
-        min_chunk_size_m: The smallest chunk, in units of 2**20 elements.
+        min_chunk_size_m: The smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter.
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
             policy for what autograd saves.
         verbose: Log the chunk configuration.
@@ -68,9 +71,8 @@ class GeminiConfig:
     def __post_init__(self) -> None:
         if self.placement_policy not in _POLICIES:
             raise ConfigError(
-                f"placement_policy is one of {', '.join(map(repr, _POLICIES))}. Found {self.placement_policy!r}. For "
-                "everything on the device pass 'static'; for everything in host memory, 'static' with "
-                "offload_optim_frac=1.0 and offload_param_frac=1.0."
+                f"placement_policy is one of {', '.join(map(repr, _POLICIES))}. Found {self.placement_policy!r}. Pass "
+                "'static' for shares of your own, 'cuda' for everything on the device, 'cpu' for host memory."
             )
         if self.max_prefetch < 0:
             raise ConfigError(
@@ -85,23 +87,32 @@ class GeminiConfig:
                 "steady_cuda_cap_ratio is a share of the GPU's memory. Found "
                 f"{self.steady_cuda_cap_ratio}. Pass a number above 0, up to 1; the default is 0.9."
             )
-        shares = (self.shard_param_frac, self.offload_optim_frac, self.offload_param_frac, self.nvme_param_frac)
-        if self.placement_policy == "auto" and shares != (1.0, 0.0, 0.0, 0.0):
+        self._check_shares()
+        _ = self.placement
+
+    def _check_shares(self) -> None:
+        """Refuse shares next to a policy that has its own; 0 and 1 of what it does anyway are its own."""
+        given = (self.shard_param_frac, self.offload_optim_frac, self.offload_param_frac, self.nvme_param_frac)
+        optim, param = _SHARES_OF.get(self.placement_policy, (0.0, 0.0))
+        fit = given[0] == 1.0 and given[1] in (0.0, optim) and given[2] in (0.0, param) and given[3] == 0.0
+        if self.placement_policy != "static" and not fit:
             raise ConfigError(
-                "The auto policy finds shares by itself. Found shard_param_frac, offload_optim_frac, "
-                f"offload_param_frac and nvme_param_frac of {shares}. Leave them out, or pass "
+                f"The policy {self.placement_policy!r} finds shares by itself. Found shard_param_frac, "
+                f"offload_optim_frac, offload_param_frac and nvme_param_frac of {given}. Leave them out, or pass "
                 "placement_policy='static'."
             )
-        _ = self.placement
 
     @property
     def placement(self) -> PlacementPolicy:
         """The policy."""
         if self.placement_policy == "auto":
             return AutoPlacement(self.warmup_non_model_data_ratio)
+        own = (self.offload_optim_frac, self.offload_param_frac)
+        optim, param = _SHARES_OF.get(self.placement_policy, own)
+        if self.strict_ddp_mode and self.placement_policy in _SHARES_OF:
+            param = 0.0  # parameters that all ranks keep whole are on the device
         share = 0.0 if self.strict_ddp_mode else self.shard_param_frac
-        shares = (self.offload_optim_frac, self.offload_param_frac)
-        return StaticPlacement(share, *shares, self.max_prefetch, self.nvme_param_frac)
+        return StaticPlacement(share, optim, param, self.max_prefetch, self.nvme_param_frac)
 
     def budget_on(self, device: torch.device) -> int | None:
         """Find the most bytes that may be used on a device.
@@ -111,14 +122,7 @@ class GeminiConfig:
 
         Returns:
             Bytes; None for no limit.
-
-        Raises:
-            UnsupportedError: Memory can not be page-locked for this device.
         """
-        if self.pin_memory and device.type == "cpu":
-            raise UnsupportedError(
-                "Host memory is page-locked for copies to a GPU. Found pin_memory=True on the CPU. Leave it out."
-            )
         if self.device_budget is not None or self.placement_policy == "static" or device.type == "cpu":
             return self.device_budget
         return int(torch.cuda.get_device_properties(device).total_memory * self.steady_cuda_cap_ratio)

@@ -1,7 +1,6 @@
 """The memory of one device, of which every byte that a chunk takes is accounted for."""
 
 import tempfile
-from collections.abc import Callable
 from typing import Any, Literal, final
 
 import torch
@@ -38,8 +37,6 @@ class DeviceMemory:
     Attributes:
         used: Bytes in use, by what they hold.
         peak: The most bytes that were ever in use or kept.
-        plan: Called before a buffer is lent, if there is a budget, to let go of what all ranks agree on.
-        make_room: Called when there is no room.
 
     Example:
         >>> import torch
@@ -66,8 +63,6 @@ class DeviceMemory:
         self.directory = directory or tempfile.gettempdir()
         self.used: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.peak = 0
-        self.plan: Callable[[int, Kind], None] = lambda _num_bytes, _kind: None
-        self.make_room: Callable[[int, Kind], None] = self._refuse_room
         self._usual = self._most_used = 0
         self._free: list[torch.UntypedStorage] = []
         self._lingering: list[torch.Tensor] = []
@@ -91,6 +86,23 @@ class DeviceMemory:
         lingering = sum(buffer.untyped_storage().nbytes() for buffer in self._lingering)
         return self.budget - self.total - (lingering if self._counts_lingering else 0)
 
+    def fits(self, num_bytes: int) -> bool:
+        """Tell whether `take` lends a buffer, or `add` accounts for bytes, without anything having to go before.
+
+        Args:
+            num_bytes: The bytes.
+
+        Returns:
+            Whether there is room, or a buffer is kept that is long enough.
+        """
+        return self.available >= num_bytes or self._find(num_bytes) is not None
+
+    def _find(self, num_bytes: int) -> torch.UntypedStorage | None:
+        """Find the shortest of the buffers that are kept which is long enough, and not much longer."""
+        most = 2 * num_bytes if self.budget is None else num_bytes + 1  # a budget counts what was asked for
+        fitting = (free for free in self._free if num_bytes <= free.nbytes() < most)
+        return min(fitting, key=torch.UntypedStorage.nbytes, default=None)
+
     def take(self, numel: int, dtype: torch.dtype, kind: Kind) -> torch.Tensor:
         """Lend a buffer.
 
@@ -103,21 +115,14 @@ class DeviceMemory:
             A tensor of one dimension with any content.
 
         Raises:
-            ConfigError: The budget does not allow it, even when all that can be moved away is.
+            ConfigError: There is no room in the budget.
         """
         num_bytes = numel * dtype.itemsize
-        if self.budget is not None:
-            self.plan(num_bytes, kind)
         self._sweep()
-        most = 2 * num_bytes if self.budget is None else num_bytes + 1  # a plan counts what was asked for
-        found = min(
-            (free for free in self._free if num_bytes <= free.nbytes() < most),
-            key=torch.UntypedStorage.nbytes,
-            default=None,
-        )
+        found = self._find(num_bytes)
         if found is None:
             if self.available < num_bytes:
-                self.make_room(num_bytes, kind)
+                raise self.refuse(num_bytes, kind)
             self._drop(num_bytes)
             found = self._allocate(num_bytes)
         else:
@@ -172,10 +177,10 @@ class DeviceMemory:
             num_bytes: How many; negative when they are gone.
 
         Raises:
-            ConfigError: The budget does not allow it, even when all that can be moved away is.
+            ConfigError: There is no room in the budget.
         """
         if num_bytes > 0 and self.available < num_bytes:
-            self.make_room(num_bytes, kind)
+            raise self.refuse(num_bytes, kind)
         self.used[kind] += num_bytes
         if num_bytes > 0:
             self._most_used = max(self._most_used, self.total)
@@ -199,10 +204,6 @@ class DeviceMemory:
             f"device_budget of at least {self.total + num_bytes}, smaller chunks (chunk_config_dict), or smaller "
             "batches."
         )
-
-    def _refuse_room(self, num_bytes: int, kind: Kind) -> None:
-        """Raise, as long as nobody knows what could be moved away."""
-        raise self.refuse(num_bytes, kind)
 
     def _keep(self, buffer: torch.UntypedStorage) -> None:
         """Keep a buffer for the next one, as long as all that are kept fit into what is not used."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import InitVar, dataclass
 from typing import Any, final
 
 import torch
@@ -13,18 +13,18 @@ from colossal.amp.half import cast_floats, run_in
 from colossal.cluster import current_mesh
 from colossal.comm import Partition
 from colossal.errors import UnsupportedError
-from colossal.interface import full_state
+from colossal.interface import ModelWrapper, full_state
+from colossal.interface.keywords import Keywords
 from colossal.tensor import parts_of, resting_part
 from colossal.zero.config import ZeroConfig
-from colossal.zero.gemini.build import build_chunks, check_init_device
+from colossal.zero.gemini.build import DeviceLike, build_chunks, check_devices
 from colossal.zero.gemini.config import GeminiConfig
 from colossal.zero.gemini.parameter_order import ParameterOrder
 
-_FP8 = "mixed_precision=torch.bfloat16"
-
 
 @final
-class GeminiDDP(nn.Module):
+@dataclass(eq=False, repr=False)
+class GeminiDDP(ModelWrapper):
     """Trains a model whose parameters data-parallel ranks divide among themselves, chunk by chunk: ZeRO-3.
 
     A chunk is gathered when an operation reads one of its parameters, in forward and in backward passes, and released
@@ -39,7 +39,8 @@ class GeminiDDP(nn.Module):
             size is searched for.
         chunk_init_device: Accepted for None and the device of the ranks: parameters are cut one by one, so none is in
             need of another place.
-        placement_policy: ``"static"``: as the shares below say; ``"auto"``: on the device as long as they fit.
+        placement_policy: ``"static"``: as the shares below say; ``"cuda"``: all on the device; ``"cpu"`` or ``"const"``:
+            all in host memory, parameters between their uses; ``"auto"``: on the device as long as it fits.
         enable_gradient_accumulation: Accepted as documented; gradients of several backward passes always add up.
         max_prefetch: How many chunks are gathered ahead of their use.
         shard_param_frac: Static: the share of the parameters that ranks divide among themselves.
@@ -49,10 +50,11 @@ class GeminiDDP(nn.Module):
         steady_cuda_cap_ratio: Auto: the share of a GPU's memory that is the budget, if `device_budget` is not given.
         search_range_m: How far above the smallest chunk the size is searched for, in units of 2**20 elements.
         hidden_dim: The step of that search, in elements.
-        min_chunk_size_m: The smallest chunk, in units of 2**20 elements.
-        pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster.
+        min_chunk_size_m: The smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter.
+        pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
+            page-lock.
         force_outputs_fp32: Cast floating-point outputs to float32.
-        strict_ddp_mode: Keep all parameters whole on all ranks.
+        strict_ddp_mode: Keep all parameters whole on all ranks, on their devices.
         scatter_after_inference: Release all chunks after a forward pass without gradients.
         mixed_precision: What the model is cast to; None leaves its types.
         zero_group: The ranks that divide chunks among themselves; those of the dp axis by default.
@@ -68,13 +70,15 @@ class GeminiDDP(nn.Module):
         nvme_param_frac: Static: the share of the parameters that is in files between its uses; within the share that is
             off the device. The states of `colossal.nn.optimizer.HybridAdam` go there by its own arguments.
         nvme_offload_dir: The folder of these files, on a fast disk; that of temporary files by default.
+        device: Where the model computes: the device of the ranks, which is the default.
+        search_range_mb: Another name of `search_range_m`, with the same unit: elements, not bytes.
+        min_chunk_size_mb: Another name of `min_chunk_size_m`, with the same unit.
 
     Attributes:
         chunks: What makes chunks whole.
         dtype: What the model computes in; None if it was not cast.
         gradients: How gradients travel.
         partition: The ranks that divide chunks among themselves.
-        is_wrapper: True: the user's own model is inside.
 
     Raises:
         ConfigError: A value is outside its range, or the budget is too small for what cannot be elsewhere.
@@ -104,58 +108,61 @@ class GeminiDDP(nn.Module):
         [[[0.75, 0.75, 0.75]], [[0.75, 0.75, 0.75]]]
     """
 
-    is_wrapper = True
+    module: InitVar[nn.Module]
+    chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None
+    chunk_init_device: DeviceLike = None
+    placement_policy: str = "static"
+    enable_gradient_accumulation: bool = False
+    max_prefetch: int = 0
+    shard_param_frac: float = 1.0
+    offload_optim_frac: float = 0.0
+    offload_param_frac: float = 0.0
+    warmup_non_model_data_ratio: float = 0.8
+    steady_cuda_cap_ratio: float = 0.9
+    search_range_m: float = 32
+    hidden_dim: int | None = None
+    min_chunk_size_m: float = 32
+    pin_memory: bool = False
+    force_outputs_fp32: bool = False
+    strict_ddp_mode: bool = False
+    scatter_after_inference: bool = True
+    mixed_precision: torch.dtype | None = torch.float16
+    zero_group: dist.ProcessGroup | None = None
+    memstats: ParameterOrder | None = None
+    master_weights: bool = True
+    extra_dp_group: dist.ProcessGroup | None = None
+    verbose: bool = False
+    enable_async_reduce: bool = True
+    fp8_communication: bool = False
+    use_fp8: bool = False
+    device_budget: int | None = None
+    nvme_param_frac: float = 0.0
+    nvme_offload_dir: str | None = None
+    device: DeviceLike = None
+    search_range_mb: float | None = None
+    min_chunk_size_mb: float | None = None
 
-    def __init__(
-        self,
-        module: nn.Module,
-        chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None,
-        chunk_init_device: torch.device | str | None = None,
-        placement_policy: str = "static",
-        enable_gradient_accumulation: bool = False,
-        max_prefetch: int = 0,
-        shard_param_frac: float = 1.0,
-        offload_optim_frac: float = 0.0,
-        offload_param_frac: float = 0.0,
-        warmup_non_model_data_ratio: float = 0.8,
-        steady_cuda_cap_ratio: float = 0.9,
-        search_range_m: float = 32,
-        hidden_dim: int | None = None,
-        min_chunk_size_m: float = 32,
-        pin_memory: bool = False,
-        force_outputs_fp32: bool = False,
-        strict_ddp_mode: bool = False,
-        scatter_after_inference: bool = True,
-        mixed_precision: torch.dtype | None = torch.float16,
-        zero_group: dist.ProcessGroup | None = None,
-        memstats: ParameterOrder | None = None,
-        master_weights: bool = True,
-        extra_dp_group: dist.ProcessGroup | None = None,
-        verbose: bool = False,
-        enable_async_reduce: bool = True,
-        fp8_communication: bool = False,
-        use_fp8: bool = False,
-        device_budget: int | None = None,
-        nvme_param_frac: float = 0.0,
-        nvme_offload_dir: str | None = None,
-    ) -> None:
-        said = dict(locals())
-        super().__init__()
-        _refuse_fp8(fp8_communication, use_fp8)
-        config = GeminiConfig(**{field.name: said[field.name] for field in fields(GeminiConfig)})
-        mesh = current_mesh()
-        self.partition = Partition(zero_group or mesh.group("dp"), extra_dp_group)
-        self.gradients = ZeroConfig(2, overlap_communication=enable_async_reduce, master_weights=master_weights)
+    def __post_init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        keywords, mesh = Keywords.of(self), current_mesh()
         device = mesh.accelerator.get_current_device()
-        check_init_device(chunk_init_device, device)
+        check_devices(device, self.device, self.chunk_init_device)
+        self.partition = Partition(self.zero_group or mesh.group("dp"), self.extra_dp_group)
+        self.gradients = keywords.read(ZeroConfig, stage=2)
+        self.dtype = self.mixed_precision
         self.chunks = build_chunks(
-            module, self.partition, config, self.gradients, device, mixed_precision, memstats, scatter_after_inference
+            module,
+            self.partition,
+            keywords.read(GeminiConfig),
+            self.gradients,
+            device,
+            self.dtype,
+            self.memstats,
+            self.scatter_after_inference,
         )
-        self.module = module
-        self.dtype = mixed_precision
-        if mixed_precision is not None:
-            run_in(self, mixed_precision)
-        elif force_outputs_fp32:
+        if self.dtype is not None:
+            run_in(self, self.dtype)
+        elif self.force_outputs_fp32:
             self.register_forward_hook(lambda _module, _args, outputs: cast_floats(outputs, torch.float32))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -259,12 +266,3 @@ def get_static_torch_model(
 
 def _shape(value: Any) -> Any:
     return value.shape if isinstance(value, torch.Tensor) else None
-
-
-def _refuse_fp8(fp8_communication: bool, use_fp8: bool) -> None:
-    for name, value in (("fp8_communication", fp8_communication), ("use_fp8", use_fp8)):
-        if value:
-            raise UnsupportedError(
-                f"Gemini works in 16 and 32 bits. Found {name}=True, which is not built yet. The nearest that works is "
-                f"{_FP8}."
-            )

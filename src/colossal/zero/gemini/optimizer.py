@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal.amp import DynamicScaler, LossScaler, ScalerConfig
+from colossal.amp import DynamicScaler, ScalerConfig
 from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper, check_optimizer
+from colossal.interface.clipping import Clipping
+from colossal.interface.keywords import refuse_unsupported
 from colossal.zero.config import ZeroConfig
 from colossal.zero.gemini.chunk import Chunk
 from colossal.zero.gemini.chunks import ChunkManager
@@ -21,28 +23,16 @@ from colossal.zero.shards import ZeroShards
 _USUAL_STATES = 2
 
 
-def shard_over_chunks(
-    optimizer: Optimizer,
-    chunks: ChunkManager,
-    config: ZeroConfig,
-    names: dict[Any, str],
-    scaler: LossScaler | None = None,
-    max_norm: float = 0.0,
-    norm_type: float = 2.0,
-) -> OptimizerWrapper:
+def shards_over_chunks(optimizer: Optimizer, chunks: ChunkManager, config: ZeroConfig) -> ZeroShards:
     """Let an optimizer update this rank's shards of parameters that lie in chunks.
 
     Args:
         optimizer: Of parameters of the model; changed in place.
         chunks: Where they lie.
         config: How gradients travel.
-        names: The name of each parameter.
-        scaler: The loss scaler; none by default.
-        max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
-        norm_type: The p of that norm.
 
     Returns:
-        The optimizer, wrapped.
+        What the optimizer holds from now on.
 
     Raises:
         ConfigError: A parameter is not the model's, or the device has no room for the optimizer.
@@ -53,21 +43,27 @@ def shard_over_chunks(
         >>> from colossal.testing import fake_world
         >>> from colossal.zero import ZeroConfig
         >>> from colossal.zero.gemini import GeminiDDP
-        >>> from colossal.zero.gemini.optimizer import shard_over_chunks
+        >>> from colossal.zero.gemini.optimizer import shards_over_chunks
         >>> with fake_world(2):
         ...     model = GeminiDDP(torch.nn.Linear(4, 1), mixed_precision=None)
         ...     adam = torch.optim.AdamW(model.parameters())
-        ...     optimizer = shard_over_chunks(adam, model.chunks, ZeroConfig(stage=2), {})
-        >>> [tuple(shard.shape) for shard in optimizer.parameters]
+        ...     shards = shards_over_chunks(adam, model.chunks, ZeroConfig(stage=2))
+        >>> [tuple(shard.shape) for shard in shards.pairs]
         [(3,), (0,)]
     """
     check_optimizer(optimizer, shards=True)
     order = [parameter for chunk in chunks.chunks for parameter in chunk.parameters]
     shards = ZeroShards(
-        optimizer, order, chunks.partition, config, chunks=partial(_chunks_of, chunks), agree=chunks.agree
+        optimizer,
+        order,
+        chunks.partition,
+        config,
+        chunks=partial(_chunks_of, chunks),
+        agree=chunks.agree,
+        reserve=partial(chunks.reserve, kind="gradients"),
     )
-    _Footprint(optimizer, chunks)
-    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type)
+    _account_for_states(optimizer, chunks)
+    return shards
 
 
 class GeminiOptimizer(OptimizerWrapper):
@@ -90,7 +86,7 @@ class GeminiOptimizer(OptimizerWrapper):
 
     Raises:
         ConfigError: A value is outside its range, or a parameter is not the model's.
-        UnsupportedError: The optimizer looks at more than one element at once.
+        UnsupportedError: The optimizer looks at more than one element at once, or `gpu_margin_mem_ratio` is not 0.
 
     Communication: none when it is made; that of a step is the model's.
 
@@ -121,15 +117,22 @@ class GeminiOptimizer(OptimizerWrapper):
         norm_type: float = 2.0,
         verbose: bool = False,
     ) -> None:
-        check_margin(gpu_margin_mem_ratio)
+        refuse_unsupported("GeminiOptimizer", {"gpu_margin_mem_ratio": gpu_margin_mem_ratio})
+        scaler, clipping = None, Clipping(max_norm=max_norm, norm_type=norm_type)
         rule = ScalerConfig(
-            initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
+            init_scale=initial_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            min_scale=min_scale,
+            max_scale=max_scale,
+            hysteresis=hysteresis,
         )
-        device = module.chunks.memory.device
-        scaler = DynamicScaler(rule, device.type, verbose=verbose) if module.dtype == torch.float16 else None
+        if module.dtype == torch.float16:
+            scaler = DynamicScaler(rule, module.chunks.memory.device.type, verbose=verbose)
         names = {parameter: name for name, parameter in module.module.named_parameters()}
-        made = shard_over_chunks(optim, module.chunks, module.gradients, names, scaler, max_norm, norm_type)
-        super().__init__(optim, scaler, names, made.masters, max_norm, norm_type)
+        shards = shards_over_chunks(optim, module.chunks, module.gradients)
+        super().__init__(optim, scaler, names, shards, clipping.max_norm, clipping.norm_type)
 
 
 class GeminiAdamOptimizer(GeminiOptimizer):
@@ -170,44 +173,23 @@ def _chunks_of(chunks: ChunkManager, parameters: Sequence[nn.Parameter]) -> list
     return chunks.of_parameters(parameters)
 
 
-def check_margin(ratio: float) -> None:
-    """Refuse a share of the device for the optimizer that nothing would honour.
+def _account_for_states(optimizer: Optimizer, chunks: ChunkManager) -> None:
+    """Account for the states that an optimizer has on the device: as two of float32 until they are there."""
+    on_device = [chunk for chunk in chunks.chunks if chunk.home.optimizer is Tier.DEVICE and chunk.trains]
+    counted = sum(4 * _USUAL_STATES * _owned(chunk, optimizer) for chunk in on_device)
 
-    Args:
-        ratio: The share.
-
-    Raises:
-        ConfigError: It is not 0.
-
-    Example:
-        >>> from colossal.zero.gemini.optimizer import check_margin
-        >>> check_margin(0.0)
-    """
-    if ratio != 0:
-        raise ConfigError(
-            "Under the auto policy the optimizer is in host memory. Found "
-            f"gpu_margin_mem_ratio={ratio}. Pass placement_policy='static' with an offload_optim_frac below 1."
-        )
-
-
-class _Footprint:
-    """Accounts for the states that an optimizer has on the device: as two of float32 until they are there."""
-
-    def __init__(self, optimizer: Optimizer, chunks: ChunkManager) -> None:
-        self._optimizer, self._memory = optimizer, chunks.memory
-        self._chunks = [chunk for chunk in chunks.chunks if chunk.home.optimizer is Tier.DEVICE and chunk.trains]
-        self._num_bytes = sum(4 * _USUAL_STATES * _owned(chunk, optimizer) for chunk in self._chunks)
-        if self._num_bytes:
-            self._memory.add("optimizer", self._num_bytes)
-            optimizer.register_step_post_hook(self._measure)
-
-    def _measure(self, *_step: Any) -> None:
-        state: Any = self._optimizer.state
-        entries = [state.get(shard, {}) for chunk in self._chunks for shard in chunk.shards]
+    def measure(*_step: Any) -> None:
+        nonlocal counted
+        state: Any = optimizer.state
+        entries = [state.get(shard, {}) for chunk in on_device for shard in chunk.shards]
         tensors = [value for entry in entries for value in entry.values() if isinstance(value, torch.Tensor)]
         now = sum(tensor.nbytes for tensor in tensors if tensor.dim())
-        self._memory.add("optimizer", now - self._num_bytes)
-        self._num_bytes = now
+        chunks.account("optimizer", now - counted)
+        counted = now
+
+    if counted:
+        chunks.account("optimizer", counted)
+        optimizer.register_step_post_hook(measure)
 
 
 def _owned(chunk: Chunk, optimizer: Optimizer) -> int:

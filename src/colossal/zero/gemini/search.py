@@ -84,13 +84,14 @@ def search_chunk_configuration(
 
     Each size that is tried is rounded up to a multiple of the number of ranks. A model with fewer elements than the
     smallest size gets chunks as long as itself, rounded up so that each rank holds a multiple of 16 elements. Tied
-    parameters stay alone in chunks of which they are longer than a quarter: see `alone_parameters`.
+    parameters stay alone in chunks of which they are longer than a quarter: see `alone_parameters`. No chunk is smaller
+    than the largest of the parameters that are looked at, even if `min_chunk_size_m` is 0.
 
     Args:
         model: Its parameters are to be put into chunks; they may be on the meta device.
         search_range_m: How far above the smallest size is searched, in units of 2**20 elements.
         search_interval: The distance of the sizes that are tried, in elements; the hidden size of the model serves.
-        min_chunk_size_m: The smallest size, in units of 2**20 elements.
+        min_chunk_size_m: The smallest size, in units of 2**20 elements; at least 0.
         filter_exlarge_params: Choose the size without looking at parameters whose number of elements is more than
             three standard deviations above the mean. What is returned as wasted counts them.
         strict_ddp_flag: Keep chunks whole on every rank. Then nothing counts as wasted: the smallest size is chosen.
@@ -115,13 +116,17 @@ def search_chunk_configuration(
         >>> search_chunk_configuration(model, 1, 1024, min_chunk_size_m=1)
         ({1: {'chunk_size': 2002944, 'keep_gathered': False}}, 2002000, 944)
     """
-    candidates = _candidates(search_range_m, search_interval, min_chunk_size_m)[: 1 if strict_ddp_flag else None]
+    _check_search(search_range_m, search_interval, min_chunk_size_m)
     dp_size, apart = _dp_size(process_group), _as_container(alone)
     parameters = ordered_parameters(model, memstas)
-    total = _total(parameters)
+    searched = _without_exlarge(parameters) if filter_exlarge_params else parameters
+    total, smallest = _total(parameters), round(min_chunk_size_m * _MEBI)
     size = _padded(max(total, 1), dp_size * _ALIGNMENT)
-    if total >= candidates[0]:
-        searched = _without_exlarge(parameters) if filter_exlarge_params else parameters
+    if total >= smallest:
+        largest = max((parameter.numel() for parameter in searched if parameter not in apart), default=1)
+        smallest = max(smallest, largest, 1)
+        candidates = range(smallest, smallest + round(search_range_m * _MEBI) + 1, search_interval)
+        candidates = candidates[: 1 if strict_ddp_flag else None]
         size = _best_size(candidates, _pieces(searched, set(_tied(model)), apart), dp_size)
     wasted = 0 if strict_ddp_flag else _waste(model, parameters, size, dp_size, apart)
     if verbose:
@@ -272,8 +277,7 @@ def allocated_numel(
     return chunk_numel
 
 
-def _candidates(search_range_m: float, search_interval: int, min_chunk_size_m: float) -> range:
-    """List the sizes to be tried, in elements, not rounded."""
+def _check_search(search_range_m: float, search_interval: int, min_chunk_size_m: float) -> None:
     if not (math.isfinite(search_range_m) and search_range_m >= 0):
         raise ConfigError(
             f"search_range_m must be a finite number of at least 0. Found {search_range_m!r}. "
@@ -284,13 +288,11 @@ def _candidates(search_range_m: float, search_interval: int, min_chunk_size_m: f
             f"search_interval must be an integer of at least 1. Found {search_interval!r}. "
             "Pass the hidden size of the model, or 1024."
         )
-    if not (math.isfinite(min_chunk_size_m) and min_chunk_size_m > 0):
+    if not (math.isfinite(min_chunk_size_m) and min_chunk_size_m >= 0):
         raise ConfigError(
-            f"min_chunk_size_m must be a finite number above 0. Found {min_chunk_size_m!r}. "
+            f"min_chunk_size_m must be a finite number of at least 0. Found {min_chunk_size_m!r}. "
             "The default is 32, which is 2**25 elements."
         )
-    smallest = max(round(min_chunk_size_m * _MEBI), 1)
-    return range(smallest, smallest + round(search_range_m * _MEBI) + 1, search_interval)
 
 
 def _dp_size(process_group: dist.ProcessGroup | None) -> int:

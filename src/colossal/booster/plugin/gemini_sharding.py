@@ -1,0 +1,51 @@
+"""Tensor parallelism before a model is put into chunks."""
+
+from dataclasses import replace
+
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal.booster.plugin.hybrid_stages import regroup
+from colossal.booster.plugin.starting_values import share_values
+from colossal.cluster import ParallelMesh
+from colossal.pipeline import Stage
+from colossal.shardformer import ShardConfig, ShardFormer
+from colossal.tensor import Layout, Placement, parameter_names, placement_of, set_placement
+
+
+def shard_model(model: nn.Module, optimizer: Optimizer | None, config: ShardConfig, mesh: ParallelMesh) -> None:
+    """Shard a model over tp, and let it honour the options of a configuration; in place.
+
+    Args:
+        model: The whole model, the same on all ranks; what was built lazily stays lazy. One whose layers are
+            tensor-parallel already, as those of `colossal.nn`, is not sharded again.
+        optimizer: Of its parameters; holds what this rank has of them afterwards.
+        config: What `ShardFormer` does.
+        mesh: The mesh, whose tp axis shards the model.
+
+    Raises:
+        PlanError: The plan of the model's family does not fit it, or there is none.
+        ConfigError: The optimizer has made a step already.
+        UnsupportedError: The model cannot honour an option.
+
+    Communication: broadcast, tp and dp, the model's bytes: all ranks start from the values of the first.
+    """
+    is_sharded = any(placement_of(parameter).is_divided for parameter in model.parameters())
+    if is_sharded or mesh.size("tp") == 1:
+        config = replace(config, enable_tensor_parallelism=False)
+    names = parameter_names(model)
+    if config.enable_tensor_parallelism:
+        share_values(model, mesh)
+    ShardFormer(config).optimize(model)
+    if config.enable_tensor_parallelism:
+        _mark_replicas(model, mesh)
+    if optimizer is not None:
+        regroup(optimizer, names, [Stage(model, 0, 1)])
+
+
+def _mark_replicas(model: nn.Module, mesh: ParallelMesh) -> None:
+    """Say of each parameter that tp does not shard that its ranks have replicas."""
+    for parameter in model.parameters():
+        if not placement_of(parameter).groups:
+            layout = Layout(tuple(parameter.shape), mesh.ranks("tp"))
+            set_placement(parameter, Placement(layout, mesh.global_rank, replica_groups=(mesh.group("tp"),)))

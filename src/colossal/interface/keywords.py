@@ -1,0 +1,253 @@
+"""One table of what the documented keywords of plugins and wrappers mean.
+
+A keyword is a field of the options that it concerns, such as `ScalerConfig` or `ZeroConfig`, under the same name unless
+`FIELDS` has another one; or it is in `REFUSED`, with what to use instead.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self, TypeVar, final
+
+from colossal.errors import ConfigError, UnsupportedError
+
+_MEBI = 1 << 20
+_Options = TypeVar("_Options")
+
+
+@final
+@dataclass(frozen=True)
+class Field:
+    """The field that a keyword of another name, or in another unit, sets.
+
+    Args:
+        name: Of the field.
+        unit: What the field counts, in one of the keyword's units.
+        is_alias: The field has a keyword of its own name as well, or elsewhere; that counts where this one is None.
+
+    Example:
+        >>> from colossal.interface.keywords import Field
+        >>> Field("bucket_numel", unit=1 << 20).value_of(0.5)
+        524288
+    """
+
+    name: str
+    unit: int | None = None
+    is_alias: bool = False
+
+    def value_of(self, value: Any) -> Any:
+        """Translate a value.
+
+        Args:
+            value: Of the keyword.
+
+        Returns:
+            That of the field.
+        """
+        return value if self.unit is None else int(value * self.unit)
+
+
+@final
+@dataclass(frozen=True)
+class Refused:
+    """A documented keyword that has one effect only, or none.
+
+    Args:
+        accepted: The values that ask for no more than that.
+        required: What is required.
+        instead: The nearest that works, by the class that was asked.
+
+    Example:
+        >>> from colossal.interface.keywords import REFUSED
+        >>> REFUSED["use_fp8"].instead["GeminiDDP"]
+        'mixed_precision=torch.bfloat16'
+    """
+
+    accepted: tuple[Any, ...]
+    required: str
+    instead: Mapping[str, str]
+
+
+FIELDS: Mapping[str, Field] = {
+    "initial_scale": Field("init_scale"),
+    "reduce_bucket_size": Field("bucket_numel"),
+    "reduce_bucket_size_in_m": Field("bucket_numel", unit=_MEBI),
+    "zero_bucket_size_in_m": Field("bucket_numel", unit=_MEBI),
+    "enable_async_reduce": Field("overlap_communication", is_alias=True),
+    "ddp_bucket_cap_mb": Field("bucket_cap_mb"),
+    "search_range_mb": Field("search_range_m", is_alias=True),
+    "min_chunk_size_mb": Field("min_chunk_size_m", is_alias=True),
+}
+
+_STATIC = "placement_policy='static' with an offload_optim_frac below 1"
+REFUSED: Mapping[str, Refused] = {
+    "fp8_communication": Refused(
+        (False,),
+        "Ranks exchange 16 or 32 bits for each element",
+        {
+            "TorchDDPPlugin": "a model in 16 bits, as with Booster(mixed_precision='fp16_naive')",
+            "TorchFSDPPlugin": "mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16), to send 16 bits",
+            "LowLevelZeroPlugin": "communication_dtype=torch.bfloat16",
+            "HybridParallelPlugin": "communication_dtype=torch.bfloat16 with zero_stage=1",
+            "GeminiPlugin": "precision='bf16'",
+            "GeminiDDP": "mixed_precision=torch.bfloat16",
+        },
+    ),
+    "use_fp8": Refused(
+        (False,),
+        "Matrix products have 16 or 32 bits here",
+        {
+            "LowLevelZeroPlugin": "precision='bf16', or TorchDDPPlugin with mixed_precision='fp8'",
+            "HybridParallelPlugin": "precision='bf16'",
+            "GeminiPlugin": "precision='bf16', or TorchDDPPlugin with mixed_precision='fp8'",
+            "GeminiDDP": "mixed_precision=torch.bfloat16",
+        },
+    ),
+    "gpu_margin_mem_ratio": Refused(
+        (0.0,),
+        "The placement policy says where the optimizer is: under the auto policy in host memory",
+        {"GeminiPlugin": _STATIC, "GeminiOptimizer": _STATIC},
+    ),
+    "param_init_fn": Refused(
+        (None,),
+        "A model is sharded whose parameters have values, or get them from LazyInitContext",
+        {"TorchFSDPPlugin": "to build it inside of LazyInitContext; with sync_module_states=True rank 0's values count"},
+    ),
+    "scheduler_nodes": Refused(
+        (None,),
+        "A schedule is made when it is needed",
+        {"HybridParallelPlugin": "pp_style='zbv', which makes its schedule by itself"},
+    ),
+    "make_vocab_size_divisible_by": Refused(
+        (1, 64),
+        "Nothing is padded: ranks divide a vocabulary unevenly, which is exact",
+        {
+            "HybridParallelPlugin": "1 or 64, which divide a vocabulary as it is, or "
+            "model.resize_token_embeddings(pad_to_multiple_of=...) before"
+        },
+    ),
+    "overlap_p2p": Refused(
+        (True,),
+        "A pipeline computes while it sends and receives",
+        {"HybridParallelPlugin": "True: messages of a pipeline always travel while stages compute"},
+    ),
+}
+
+
+def refuse_unsupported(owner: str, given: Mapping[str, Any]) -> None:
+    """Refuse documented keywords whose values nothing would honour.
+
+    Args:
+        owner: The name of the class or function that was called.
+        given: The values, by keyword.
+
+    Raises:
+        UnsupportedError: There is one; the message names the nearest that works.
+
+    Example:
+        >>> from colossal.interface.keywords import refuse_unsupported
+        >>> refuse_unsupported("GeminiPlugin", {"use_fp8": False, "max_norm": 1.0})
+    """
+    for name, refused in REFUSED.items():
+        if name in given and given[name] not in refused.accepted:
+            raise UnsupportedError(
+                f"{refused.required}. Found {name}={given[name]!r} of {owner}, which is not built yet. The nearest "
+                f"that works is {refused.instead[owner]}."
+            )
+
+
+@final
+class Keywords:
+    """The keywords that a plugin or a wrapper was given, to be read by concern.
+
+    Args:
+        owner: The name of the class or function that was called.
+        given: The values, by keyword.
+
+    Raises:
+        UnsupportedError: A keyword is refused for its value.
+
+    Example:
+        >>> from colossal.amp import ScalerConfig
+        >>> from colossal.interface.keywords import Keywords
+        >>> Keywords("LowLevelZeroPlugin", {"initial_scale": 8.0, "stage": 1}).read(ScalerConfig).init_scale
+        8.0
+    """
+
+    def __init__(self, owner: str, given: Mapping[str, Any]) -> None:
+        refuse_unsupported(owner, given)
+        self._values = {name: value for name, value in given.items() if name not in FIELDS}
+        for name, field in FIELDS.items():
+            if name in given and not (field.is_alias and given[name] is None):
+                self._values[field.name] = field.value_of(given[name])
+
+    @classmethod
+    def of(cls, owner: Any) -> Self:
+        """Take the fields of a dataclass as keywords.
+
+        Args:
+            owner: A dataclass, whose fields are the keywords of its constructor.
+
+        Returns:
+            The keywords.
+
+        Raises:
+            UnsupportedError: A keyword is refused for its value.
+        """
+        return cls(type(owner).__name__, {each.name: getattr(owner, each.name) for each in fields(owner) if each.init})
+
+    def read(self, concern: type[_Options], **known: Any) -> _Options:
+        """Make the options of one concern.
+
+        Args:
+            concern: A dataclass of options.
+            **known: Fields that no keyword sets.
+
+        Returns:
+            The options, with the defaults of their class for what is no keyword here.
+
+        Raises:
+            ConfigError: A value is outside its range.
+        """
+        kind: Any = concern
+        named = {each.name: self._values[each.name] for each in fields(kind) if each.name in self._values}
+        return concern(**named | known)
+
+
+def keywords_of(*options: Any) -> dict[str, Any]:
+    """Write options as the keywords that set them: what `Keywords.read` does, backwards.
+
+    Args:
+        *options: Dataclasses of options.
+
+    Returns:
+        The keywords.
+
+    Example:
+        >>> from colossal.interface.clipping import Clipping
+        >>> from colossal.interface.keywords import keywords_of
+        >>> keywords_of(Clipping(max_norm=1.0))
+        {'max_norm': 1.0, 'norm_type': 2.0}
+    """
+    renamed = {field.name: name for name, field in FIELDS.items() if field.unit is None and not field.is_alias}
+    return {renamed.get(each.name, each.name): getattr(of, each.name) for of in options for each in fields(of)}
+
+
+def check_known(owner: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse keywords of a dictionary that nothing reads.
+
+    Args:
+        owner: The name of the dictionary.
+        given: The values, by keyword.
+        known: The keywords that it may have.
+
+    Raises:
+        ConfigError: There is another one.
+
+    Example:
+        >>> from colossal.interface.keywords import check_known
+        >>> check_known("optim_config", {"cpu_offload": True}, ("cpu_offload",))
+    """
+    if unknown := given.keys() - set(known):
+        raise ConfigError(
+            f"{owner} knows {', '.join(known)}. Found {', '.join(sorted(unknown))}. Leave it out, or correct the name."
+        )

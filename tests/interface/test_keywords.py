@@ -1,0 +1,126 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+"""The one table of keywords: none is lost between a signature and the options, and what is refused names a way."""
+
+import inspect
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from colossal.amp import ScalerConfig
+from colossal.booster.plugin import (
+    GeminiPlugin,
+    HybridParallelPlugin,
+    LowLevelZeroPlugin,
+    TorchDDPPlugin,
+    TorchFSDPPlugin,
+)
+from colossal.booster.plugin.gemini_options import GeminiOptions
+from colossal.booster.plugin.hybrid_options import HybridOptions
+from colossal.booster.plugin.torch_ddp import DDPConfig
+from colossal.booster.plugin.zero_options import ZeroOptions
+from colossal.errors import ConfigError, UnsupportedError
+from colossal.interface.clipping import Clipping
+from colossal.interface.keywords import FIELDS, REFUSED, Keywords, check_known, keywords_of
+from colossal.shardformer import ShardConfig
+from colossal.testing import fake_world
+from colossal.zero import ZeroConfig
+from colossal.zero.gemini import GeminiAdamOptimizer, GeminiConfig, GeminiDDP, GeminiOptimizer
+
+CONCERNS = (ScalerConfig, Clipping, ZeroConfig, ZeroOptions, DDPConfig, ShardConfig)
+CONCERNS += (GeminiConfig, GeminiOptions, HybridOptions)
+FIELD_NAMES = {field.name for concern in CONCERNS for field in fields(concern)}
+
+OF_THE_MODEL = {"module", "chunk_init_device", "device", "memstats", "force_outputs_fp32", "scatter_after_inference"}
+OF_THE_MODEL |= {"mixed_precision", "zero_group", "extra_dp_group"}
+ALWAYS = {"enable_gradient_accumulation"}
+OF_HYBRID = {"custom_policy", "num_microbatches", "microbatch_size", "pp_style", "num_model_chunks"}
+OF_HYBRID |= {"enable_metadata_cache"}
+FRONTS: dict[Any, set[str]] = {
+    LowLevelZeroPlugin: set(),
+    GeminiPlugin: OF_THE_MODEL | ALWAYS,
+    GeminiDDP: OF_THE_MODEL | ALWAYS,
+    HybridParallelPlugin: OF_HYBRID,
+    TorchDDPPlugin: set(),
+}
+"""What a constructor reads by itself."""
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_every_keyword_is_a_field_of_a_concern_or_refused(front: Any) -> None:
+    names = set(inspect.signature(front).parameters)
+    assert len(names) >= 7
+    meant = {FIELDS[name].name if name in FIELDS else name for name in names - REFUSED.keys() - FRONTS[front]}
+    assert meant <= FIELD_NAMES
+
+
+OTHER_VALUES: dict[str, Any] = {
+    "fp8_communication": True,
+    "use_fp8": True,
+    "gpu_margin_mem_ratio": 0.5,
+    "param_init_fn": print,
+    "scheduler_nodes": [],
+    "make_vocab_size_divisible_by": 128,
+    "overlap_p2p": False,
+}
+
+
+def build(owner: str, **options: Any) -> Any:
+    if owner == "GeminiDDP":
+        return GeminiDDP(nn.Linear(2, 2), **options)
+    if owner == "GeminiOptimizer":
+        model = GeminiDDP(nn.Linear(2, 2))
+        return GeminiOptimizer(torch.optim.SGD(model.parameters()), model, **options)
+    if owner == "HybridParallelPlugin":
+        return HybridParallelPlugin(tp_size=1, pp_size=1, **options)
+    kinds = (TorchDDPPlugin, TorchFSDPPlugin, LowLevelZeroPlugin, GeminiPlugin)
+    return {kind.__name__: kind for kind in kinds}[owner](**options)
+
+
+@pytest.mark.parametrize(("name", "owner"), [(name, owner) for name, each in REFUSED.items() for owner in each.instead])
+def test_what_is_refused_names_who_was_asked_and_what_to_use(name: str, owner: str) -> None:
+    with fake_world(1):
+        build(owner)
+        build(owner, **{name: REFUSED[name].accepted[0]})
+        with pytest.raises(UnsupportedError) as error:
+            build(owner, **{name: OTHER_VALUES[name]})
+    assert f"Found {name}={OTHER_VALUES[name]!r} of {owner}" in str(error.value)
+    assert REFUSED[name].instead[owner] in str(error.value)
+
+
+def test_units_and_other_names() -> None:
+    given = {"reduce_bucket_size_in_m": 0.5, "initial_scale": 4.0, "search_range_mb": 3, "min_chunk_size_mb": None}
+    given |= {"min_chunk_size_m": 7, "search_range_m": 32, "enable_async_reduce": False}
+    keywords = Keywords("a test", given)
+    assert keywords.read(ZeroConfig, stage=2) == ZeroConfig(2, 1 << 19, overlap_communication=False)
+    assert keywords.read(ScalerConfig).init_scale == 4.0
+    config = keywords.read(GeminiConfig)
+    assert (config.search_range_m, config.min_chunk_size_m) == (3, 7)
+
+
+def test_options_as_keywords_are_read_again() -> None:
+    for options in (ScalerConfig(8.0, hysteresis=3), Clipping(max_norm=2.0), GeminiConfig(max_prefetch=2)):
+        assert Keywords("a test", keywords_of(options)).read(type(options)) == options
+    with fake_world(1):
+        optimizer = GeminiAdamOptimizer(GeminiDDP(nn.Linear(2, 2)), **keywords_of(ScalerConfig(8.0, min_scale=1.0)))
+    assert optimizer.scaler.scale_value == 8.0
+
+
+def test_unknown_keywords_of_a_dictionary() -> None:
+    with pytest.raises(ConfigError, match=r"optim_config knows a, b. Found c. Leave it out"):
+        check_known("optim_config", {"a": 1, "c": 2}, ("a", "b"))
+
+
+@pytest.mark.parametrize("options", [{"max_norm": -1.0}, {"norm_type": 0.0}])
+def test_norms_out_of_range(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(options))}={next(iter(options.values()))}"):
+        Clipping(**options)
+
+
+def test_a_plugin_cannot_be_changed_where_nothing_would_look() -> None:
+    for plugin in (GeminiPlugin(), LowLevelZeroPlugin()):
+        with pytest.raises(AttributeError, match="max_norm"):
+            plugin.max_norm = 1.0  # pyright: ignore[reportAttributeAccessIssue]
+        assert plugin.max_norm == 0.0
