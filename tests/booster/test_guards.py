@@ -92,7 +92,7 @@ def test_torch_does_not_clip_by_the_norm_of_one_rank() -> None:
     assert run_threads(clip_tensor_parallel, 2) == ["0.1000"] * 2
 
 
-# ----------------------------------------------------------------------------------------------- clipping by the Booster
+# ----------------------------------------------------------------------------------------------- the Booster's clipping
 
 
 def norms(way: str) -> list[float]:
@@ -114,7 +114,9 @@ def test_every_plugin_clips_to_the_norm_of_the_booster(way: str) -> None:
 
 def test_two_norms_contradict_each_other() -> None:
     def program() -> None:
-        with pytest.raises(ConfigError, match=r"clipped to one norm. Found max_norm=1.0 .* beside 0.5 .* of the plugin"):
+        with pytest.raises(
+            ConfigError, match=r"clipped to one norm. Found max_norm=1.0 .* beside 0.5 .* of the plugin"
+        ):
             boosted(LowLevelZeroPlugin(precision="fp32", max_norm=0.5), max_norm=1.0)
 
     run_threads(program, 2)
@@ -255,7 +257,7 @@ def test_no_batch_on_a_stage_is_an_error_there_too() -> None:
 
 def test_data_parallel_ranks_see_other_batches_and_checks_are_not_counted() -> None:
     def program() -> int:
-        with ParallelMesh(tp=2, dp=2) as mesh, CommCounter() as counter:
+        with ParallelMesh(tp=2, dp=2) as mesh:
             booster, model, optimizer = boosted(TorchDDPPlugin(), nn.Sequential(cnn.Linear(4, 4, bias=False)))
             with CommCounter() as counter:
                 booster.backward(model(torch.full((3, 4), float(mesh.rank("dp")))).square().sum(), optimizer)

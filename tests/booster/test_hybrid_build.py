@@ -1,4 +1,4 @@
-"""`HybridParallelPlugin` is built in one pass; one stage takes a batch whole or in parts; and it says where a rank is."""
+"""`HybridParallelPlugin` is built in one pass, runs one stage with a batch or its parts, and says where a rank is."""
 
 import sys
 from pathlib import Path
@@ -116,7 +116,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 def train(options: dict[str, Any], calls: bool, size: int) -> dict[str, Any]:
     plugin = HybridParallelPlugin(1, 1, precision="fp32", **options)
     booster = Booster(device="cpu", plugin=plugin)
-    model, optimizer, criterion, *_ = booster.boost(own := net(), torch.optim.Adam(own.parameters(), lr=0.1), loss_of)
+    model, optimizer, *_ = booster.boost(own := net(), torch.optim.Adam(own.parameters(), lr=0.1))
     assert optimizer is not None
     losses = []
     for batch in batches():

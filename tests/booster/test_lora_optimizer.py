@@ -111,7 +111,9 @@ def all_before(plugin: str) -> dict[str, dict[str, Any]]:
 def after() -> dict[str, Any]:
     """One process, in which the optimizer is built of the adapters."""
     model = peft.get_peft_model(model_of(), lora()).double()
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        [each for each in model.parameters() if each.requires_grad], lr=0.01, weight_decay=0.1
+    )
     with KeepFloat64():
         return train(Booster(device="cpu"), model, optimizer, StepLR(optimizer, 1, gamma=0.5))
 

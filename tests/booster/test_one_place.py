@@ -96,7 +96,9 @@ def test_every_plugin_takes_the_precision_of_the_booster(name: str, precision: s
 )
 def test_two_precisions_contradict_each_other(plugin: Callable[[], Plugin]) -> None:
     def program() -> None:
-        with pytest.raises(ConfigError, match=r"Found Booster\(mixed_precision='fp32'\) and .*Plugin\(precision='bf16'"):
+        with pytest.raises(
+            ConfigError, match=r"Found Booster\(mixed_precision='fp32'\) and .*Plugin\(precision='bf16'"
+        ):
             Booster(device="cpu", mixed_precision="fp32", plugin=plugin()).boost(net())
 
     run_threads(program, 2)
@@ -155,7 +157,9 @@ def one_process() -> tuple[list[float], torch.Tensor]:
 def test_no_sync_accumulates_under_every_plugin(name: str, request) -> None:
     norms, outputs = one_process()
     is_cut = name.startswith("stages")
-    ranks = [rank[name][0] for rank in request.getfixturevalue("stages")] if is_cut else run_threads(accumulate, 2, name)
+    ranks = (
+        [rank[name][0] for rank in request.getfixturevalue("stages")] if is_cut else run_threads(accumulate, 2, name)
+    )
     for rank in ranks:
         torch.testing.assert_close(rank["norms"], norms, rtol=1e-10, atol=0)
     found = [rank["outputs"] for rank in ranks if rank["outputs"] is not None]

@@ -53,6 +53,7 @@ def train(name: str, options: dict[str, Any]) -> dict[str, Any]:
     booster = Booster(plugin=(plugin := plugin_of(options)))
     model: nn.Module = build(name, num_layers=4).float()
     model, optimizer, criterion, *_ = booster.boost(model, torch.optim.AdamW(model.parameters()), loss_of)
+
     def step() -> None:
         if plugin.pp_size > 1:
             booster.execute_pipeline(iter([batch_of(name)]), model, criterion, optimizer)

@@ -160,7 +160,10 @@ def test_an_optimizer_of_another_model_is_refused(groups: bool, tmp_path: Path) 
     write(tmp_path / "theirs", optimizer.state_dict())
     wider = build(width=9)
     again = AdamW(groups_of(wider) if groups else wider.parameters())
-    with pytest.raises(CheckpointError, match=r"other shapes for 3 of them: 0 \(file \[6, 4\], model \[9, 4\]\)" if groups else "for 5 of them"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"other shapes for 3 of them: 0 \(file \[6, 4\], model \[9, 4\]\)" if groups else "for 5 of them",
+    ):
         IO.load_optimizer(again, tmp_path / "theirs")
     assert not again.state
 

@@ -40,7 +40,10 @@ def violations(root: Path) -> Iterator[str]:
     for path, source in sources.items():
         marked = [(number, line) for number, line in enumerate(source.splitlines(), 1) if MARK.search(line)]
         explained = {
-            name for _, line in marked if (match := MARK.search(line)) and match["reason"] for name in private_names(line)
+            name
+            for _, line in marked
+            if (match := MARK.search(line)) and match["reason"]
+            for name in private_names(line)
         }
         for number, line in marked:
             for name in private_names(line):

@@ -89,9 +89,7 @@ def step_all(world: str) -> dict[str, dict[str, Any]]:
         return {
             name: step(
                 name,
-                HybridParallelPlugin(
-                    size, 2, precision="fp32", num_microbatches=2, parallel_output=False, **schedule
-                ),
+                HybridParallelPlugin(size, 2, precision="fp32", num_microbatches=2, parallel_output=False, **schedule),
             )
             for name in MODELS
         }

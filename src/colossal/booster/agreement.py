@@ -78,7 +78,9 @@ def _describe(parts: Parts, plugin: Plugin, precision: MixedPrecision | None) ->
                     yield f"{key} of the optimizer's group {number}", _text(value)
             for parameter in group["params"]:
                 entries = parts.optimizer.state.get(parameter, {})
-                kinds = {key: f"{list(each.shape)} {each.dtype}" for key, each in entries.items() if torch.is_tensor(each)}
+                kinds = {
+                    key: f"{list(each.shape)} {each.dtype}" for key, each in entries.items() if torch.is_tensor(each)
+                }
                 if kinds:
                     yield f"the optimizer's state of {names.get(parameter, ['a parameter'])[0]}", _text(kinds)
             held = [names[parameter][0] for parameter in group["params"] if parameter in names]

@@ -1,4 +1,4 @@
-"""Ranks that share tensors, sequences or layers of one replica see the same batch; other data would train on silently."""
+"""Ranks that share tensors, sequences or layers of a replica see the same batch; others would train on silently."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, final

@@ -18,6 +18,7 @@ from colossal.interface.outline import outline_of
 _FRAMES = 6
 """As far down the stack is looked: a function of torch, its list, and the generators of a module."""
 
+
 class ModelWrapper(nn.Module):
     """A model whose forward pass runs inside a context, such as autocast, and that can be unwrapped.
 

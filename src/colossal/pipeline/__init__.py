@@ -2,6 +2,7 @@
 
 from colossal.pipeline.cut import copy_structure, count_layers
 from colossal.pipeline.executor import PipelineExecutor
+from colossal.pipeline.lane import messages_between
 from colossal.pipeline.microbatch import Microbatching, join, map_tensors, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
 from colossal.pipeline.placement import PipelineStyle, StagePlacement
@@ -20,7 +21,6 @@ from colossal.pipeline.schedule import (
     zero_bubble_v,
 )
 from colossal.pipeline.sequence import ExecutionSequence
-from colossal.pipeline.lane import messages_between
 from colossal.pipeline.shared_grads import share_tied_values
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stage import Carry, Stage, arguments_of

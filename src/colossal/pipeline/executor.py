@@ -14,7 +14,7 @@ from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline.lane import Description, Inbox, Message, make_links, messages_between, wait
+from colossal.pipeline.lane import Description, Inbox, make_links, messages_between, wait
 from colossal.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
 from colossal.pipeline.placement import PipelineStyle, StagePlacement
 from colossal.pipeline.schedule import SCHEDULES, Orders, Pass, forward_only

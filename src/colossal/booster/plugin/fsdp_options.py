@@ -156,9 +156,7 @@ def refuse_meaningless(backward_prefetch: Any, param_init_fn: Any, fp8_communica
             f"backward_prefetch is a member of torch.distributed.fsdp.BackwardPrefetch. Found {backward_prefetch!r}. "
             "Pass BACKWARD_PRE or leave it out."
         )
-    refuse_unsupported(
-        "TorchFSDPPlugin", {"param_init_fn": param_init_fn, "fp8_communication": fp8_communication}
-    )
+    refuse_unsupported("TorchFSDPPlugin", {"param_init_fn": param_init_fn, "fp8_communication": fp8_communication})
 
 
 def _check_group(group: Any) -> None:

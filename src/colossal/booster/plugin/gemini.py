@@ -1,7 +1,7 @@
 """Data parallelism in which ranks divide parameters, gradients and optimizer states among themselves, by chunks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch

@@ -345,6 +345,4 @@ class HybridParallelPlugin(DataParallelPlugin):
             check_device(device, self.mesh)
         whole = Whole.of(model, optimizer)
         options = replace(self._options, zero=self._options.zero.in_precision(precision))
-        return Assembly(
-            model, optimizer, self._plan, options, self._scaler, self.mesh, self._replicas, device, whole
-        )
+        return Assembly(model, optimizer, self._plan, options, self._scaler, self.mesh, self._replicas, device, whole)

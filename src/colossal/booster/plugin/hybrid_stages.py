@@ -76,9 +76,7 @@ def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) ->
     return (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_cut or checkpoints
 
 
-def cut_stages(
-    model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
-) -> list[Stage]:
+def cut_stages(model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh) -> list[Stage]:
     """Keep the stages of this rank.
 
     Args:

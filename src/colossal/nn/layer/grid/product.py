@@ -172,9 +172,7 @@ class Column(LinearProduct):
         """Let something else make of a whole input one whose gradient is summed up."""
         self.enter = enter
 
-    def multiply_by(
-        self, multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
-    ) -> None:
+    def multiply_by(self, multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]) -> None:
         """Let something else multiply the input by the weight and add the bias."""
         self.multiply = multiply
 
