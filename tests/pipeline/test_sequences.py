@@ -1,6 +1,7 @@
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 """Sequences that pipelines cut: modules by their names, parameters that several stages have, and what layers weigh."""
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -59,6 +60,9 @@ def model_of(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == "named":
         return Net().double()
+    if kind == "sequential with names":  # of square layers: every stage could run all of them
+        names = {"first": nn.Linear(4, 4), "between": nn.Tanh(), "last": nn.Linear(4, 4)}
+        return nn.Sequential(OrderedDict(names)).double()
     if kind == "module":  # one module on three stages
         shared = nn.Linear(4, 4)
         layers = [nn.Linear(4, 4), shared, nn.Tanh(), nn.Linear(4, 4), shared, nn.Tanh(), shared, nn.Linear(4, 1)]
@@ -82,6 +86,7 @@ def criterion(outputs: torch.Tensor, _inputs: Any = None) -> torch.Tensor:
 CASES = [
     ("named", 2, "1f1b", None),
     ("named", 2, "zbv", None),
+    ("sequential with names", 2, "1f1b", None),
     ("module", 2, "interleaved", None),
     ("module", 3, "1f1b", (3, 2, 3)),
     ("tied", 2, "1f1b", None),

@@ -157,6 +157,8 @@ def test_padding_is_not_attended_to() -> None:
 KINDS: dict[str, tuple[str, type[nn.Module], Any]] = {
     "llama": ("llama.modeling_llama.LlamaRMSNorm", FusedRMSNorm, ()),
     "t5": ("t5.modeling_t5.T5LayerNorm", FusedRMSNorm, (True,)),
+    "mt5": ("mt5.modeling_mt5.MT5LayerNorm", FusedRMSNorm, (True,)),
+    "umt5": ("umt5.modeling_umt5.UMT5LayerNorm", FusedRMSNorm, (True,)),
     "gemma": ("gemma.modeling_gemma.GemmaRMSNorm", FusedOffsetRMSNorm, ()),
     "cohere": ("cohere.modeling_cohere.CohereLayerNorm", FusedScaleNorm, ()),
 }

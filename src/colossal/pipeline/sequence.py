@@ -106,7 +106,9 @@ def names_of_units(model: nn.Sequential | ExecutionSequence) -> tuple[str, ...]:
     Returns:
         The names, in the order in which they run.
     """
-    return model.names if isinstance(model, ExecutionSequence) else tuple(str(index) for index in range(len(model)))
+    if isinstance(model, ExecutionSequence):
+        return model.names
+    return tuple(name for name, _ in model.named_modules(remove_duplicate=False) if name and "." not in name)
 
 
 def cut_sequence(
