@@ -1,10 +1,12 @@
 """Which ranks share a checkpoint, and how they agree on what came of it."""
 
+import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Self, TypeVar, cast, final
 
+import torch
 import torch.distributed as dist
 
 from colossal.errors import CheckpointError, ColossalError, ConfigError
@@ -191,7 +193,7 @@ class OneForAll(Writers):
         """Global rank of this process."""
         return dist.get_rank()
 
-    def aside(self) -> "OneForAll":
+    def aside(self) -> Writers:
         """Form a group of the same ranks for another thread, over gloo, whatever training communicates by.
 
         Returns:
@@ -200,7 +202,7 @@ class OneForAll(Writers):
         Communication: a new group is formed.
         """
         group = dist.new_group(list(self.ranks), backend="gloo", use_local_synchronization=True)
-        return OneForAll(cast("dist.ProcessGroup", group))
+        return _Aside(cast("dist.ProcessGroup", group), self.ranks, self.rank)
 
     def gather(self, job: Callable[[], T]) -> list[T]:
         """Run a job on every rank; return once it has succeeded on all of them.
@@ -214,20 +216,12 @@ class OneForAll(Writers):
         Raises:
             CheckpointError: `job` failed on at least one rank; the first such rank's error, raised on all.
         """
-        result, error = None, None
-        try:
-            result = job()
-        except Exception as caught:  # noqa: BLE001 - the other ranks wait for the outcome, whatever it is
-            error = caught
-        outcome = (None if error is None else (*_describe(error), dist.get_rank()), result)
+        return _gather(job, self.rank, self._exchange)
+
+    def _exchange(self, outcome: Any) -> list[Any]:
         outcomes: list[Any] = [None] * len(self.ranks)
         dist.all_gather_object(outcomes, outcome, group=self._group)
-        for failure, _ in outcomes:
-            if failure is not None:
-                kind, text, rank = failure
-                where = "" if "(This happened on rank" in text else f" (This happened on rank {rank}.)"
-                raise kind(f"{text}{where}") from error
-        return [each for _, each in outcomes]
+        return outcomes
 
     def collect(self, value: T) -> list[T]:
         """Bring what each rank has to the first one.
@@ -243,6 +237,77 @@ class OneForAll(Writers):
         found: list[Any] | None = [None] * len(self.ranks) if self.leads else None
         dist.gather_object(value, found, dst=self.ranks[0], group=self._group)
         return found or []
+
+
+# [Note: saves after the world] A program often ends by `torch.distributed.destroy_process_group()`, while its last
+# asynchronous save is still being written. That dissolves all groups: torch.distributed refuses to use them from then on.
+# The connections of a group last as long as somebody holds it, so the background speaks through the group itself.
+
+
+@final
+class _Aside(Writers):
+    """The same ranks for another thread, by a group of gloo of their own, which outlives the world.
+
+    Args:
+        group: The group.
+        ranks: The global ranks of the group.
+        rank: The global rank of this process.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> None:
+        self._group, self._ranks, self._rank = group, tuple(ranks), rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks of the group."""
+        return self._ranks
+
+    @property
+    def rank(self) -> int:
+        """Global rank of this process."""
+        return self._rank
+
+    def aside(self) -> Self:
+        """Return itself: it belongs to one thread already."""
+        return self
+
+    def gather(self, job: Callable[[], T]) -> list[T]:
+        """Run a job on every rank; return once it has succeeded on all of them."""
+        return _gather(job, self.rank, self._exchange)
+
+    def collect(self, value: T) -> list[T]:
+        """Bring what each rank has to the first one."""
+        values = self._exchange(value)
+        return values if self.leads else []
+
+    def _exchange(self, value: Any) -> list[Any]:
+        content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = self._all_gather(torch.tensor([len(content)]))
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(content)] = content
+        contents = zip(self._all_gather(padded), sizes, strict=True)
+        return [pickle.loads(each[: int(size)].numpy().tobytes()) for each, size in contents]  # noqa: S301 - of our ranks
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        found = [torch.empty_like(tensor) for _ in self._ranks]
+        self._group.allgather([found], [tensor]).wait()
+        return found
+
+
+def _gather(job: Callable[[], T], rank: int, exchange: Callable[[Any], list[Any]]) -> list[T]:
+    """Run a job, let all ranks know what came of it, and raise the first error on all of them."""
+    result, error = None, None
+    try:
+        result = job()
+    except Exception as caught:  # noqa: BLE001 - the other ranks wait for the outcome, whatever it is
+        error = caught
+    outcomes = exchange((None if error is None else (*_describe(error), rank), result))
+    for failure, _ in outcomes:
+        if failure is not None:
+            kind, text, place = failure
+            where = "" if "(This happened on rank" in text else f" (This happened on rank {place}.)"
+            raise kind(f"{text}{where}") from error
+    return [each for _, each in outcomes]
 
 
 def _nothing() -> None:
