@@ -32,8 +32,8 @@ class _TokenLoss(torch.nn.Module):
             raise ConfigError(f"A reduction is mean, sum or none. Found {reduction!r}. Pass one of them.")
         if isinstance(ignore_index, bool):
             raise ConfigError(
-                f"ignore_index is a target that does not count. Found {ignore_index} in its place. Pass it by its name: "
-                "reduction='mean', 'sum' or 'none'."
+                f"ignore_index is a target that does not count. Found {ignore_index} in its place. Pass that by its "
+                "name: reduction='mean', 'sum' or 'none'."
             )
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.reduction: Reduction = reduction

@@ -66,8 +66,8 @@ class TokenWeighting:
         self.num_labels, num_uneven = map(int, totals.tolist())
         if num_uneven:
             raise ConfigError(
-                "Batches that are accumulated have as many samples, so that it is known into how many micro-batches one "
-                f"was divided. Found {sizes} on this rank, and {num_uneven} ranks with uneven ones. Leave the last "
+                "Batches that are accumulated have as many samples, which tell into how many micro-batches one is "
+                f"divided. Found {sizes} on this rank, and {num_uneven} ranks with uneven ones. Leave the last "
                 "batch out by drop_last=True, or step after it."
             )
 
