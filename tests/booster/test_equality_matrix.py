@@ -322,7 +322,7 @@ def train_on(mesh: ParallelMesh, plugin: str, name: str, folder: str) -> dict[st
             booster.load_model(model, f"{folder}/model")
             booster.load_optimizer(optimizer, f"{folder}/optimizer")
         for batch in batches_of(step, 1, booster.plugin.data_parallel_place()):
-            loss_of_batch = lambda outputs, inputs: criterion(outputs, inputs[1])  # noqa: E731
+            loss_of_batch = lambda outputs, inputs, of=criterion: of(outputs, inputs[1])  # noqa: E731
             booster.execute_pipeline(iter([batch]), model, loss_of_batch, optimizer)
         optimizer.step()
         optimizer.zero_grad()

@@ -116,9 +116,9 @@ class CheckpointVerbs:
         """Save the parameters and buffers of a model, under the names of the unwrapped model.
 
         Of a model with adapters of `enable_lora`, the base model is saved under its own names, and the adapters apart
-        from it. In a directory they are in the folder ``adapter``: ``from_pretrained(checkpoint)`` of transformers loads
-        the base model, and ``PeftModel.from_pretrained(base, f"{checkpoint}/adapter")`` of peft the adapters. One file
-        has both, the adapters under the names of peft's files, ``base_model.model.*.lora_A.weight``.
+        from it. In a directory they are in the folder ``adapter``: ``from_pretrained(checkpoint)`` of transformers
+        loads the base model, and ``PeftModel.from_pretrained(base, f"{checkpoint}/adapter")`` of peft the adapters. One
+        file has both, the adapters under the names of peft's files, ``base_model.model.*.lora_A.weight``.
 
         Args:
             model: The boosted model.
@@ -154,7 +154,7 @@ class CheckpointVerbs:
     ) -> nn.Module:
         """Load what `save_model` wrote; the format is found out from the files.
 
-        Into a model of `enable_lora` go the base model and the adapters. Loading a checkpoint with adapters into a model
+        Into a model of `enable_lora` go the base model and the adapters. Loading a checkpoint with adapters into one
         without them, or the other way round, is an error unless not `strict`.
 
         Args:

@@ -9,20 +9,17 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from colossal.checkpoint_io.adapter_files import AdapterFiles
 from colossal.checkpoint_io.content import Content, Piece
 from colossal.checkpoint_io.destination import Destination, OneFile, Shards
 from colossal.checkpoint_io.entries import MIB, Entry, plan_files
-from colossal.checkpoint_io.model_config import model_config_files
 from colossal.checkpoint_io.model_state import ModelState
-from colossal.checkpoint_io.naming import ADAPTER_CONFIG, MODEL, OLD_OPTIMIZER, OPTIMIZER, adapter_folder, listing
+from colossal.checkpoint_io.naming import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
 from colossal.checkpoint_io.optimizer_state import OptimizerState, plain_of
 from colossal.checkpoint_io.optimizer_tree import optimizer_tree
 from colossal.checkpoint_io.plain import assemble, dismantle
-from colossal.checkpoint_io.save import SafeSave, Save, TorchSave
+from colossal.checkpoint_io.save import SafeSave, Save
 from colossal.checkpoint_io.saver import Saver
 from colossal.checkpoint_io.source import Source
-from colossal.checkpoint_io.transport import whole_on_first
 from colossal.checkpoint_io.writers import Alone, Writers
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.interface import OptimizerWrapper, innermost
@@ -100,35 +97,11 @@ class CheckpointIO:
         gathers DTensors. For `Alone` none.
         """
         _refuse_parts(gather_dtensor)
-        user_model, path = innermost(model), Path(checkpoint)
-        use_safetensors = use_safetensors or (not shard and path.suffix == ".safetensors")
-        kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
-        configs: dict[str, Any] = {}
-        states: list[ModelState] = []
+        from colossal.checkpoint_io.model_save import ModelSave
 
-        def look() -> Content:
-            states.append(ModelState(user_model, self._writers.rank))
-            configs.update(model_config_files(user_model) if shard and self._writers.leads else {})
-            return states[0].content(self._writers.ranks, for_safetensors=use_safetensors)
-
-        def build(content: Content, save_id: str) -> Save:
-            files = [content.entries]
-            if shard:
-                base, adapters = states[0].split(content.entries)
-                files = [*plan_files(base, size_per_shard * MIB), *([adapters] if states[0].has_adapters else [])]
-            if use_safetensors:
-                return SafeSave(files, save_id, self._writers.rank)
-            return TorchSave(files, whole_on_first, dict if shard else states[0].in_order)
-
-        def destination() -> Destination:
-            if not shard:
-                return OneFile(path)
-            config, adapters = configs.pop(ADAPTER_CONFIG, None), None
-            if states[0].has_adapters:
-                adapters = AdapterFiles(path, adapter_folder(prefix), use_safetensors, config)
-            return Shards(path, kinds[use_safetensors], list(kinds.values()), configs, adapters=adapters)
-
-        self._saver.save(look, build, destination, use_async)
+        path = Path(checkpoint)
+        one = ModelSave(model, path, shard, prefix, size_per_shard, use_safetensors, self._writers)
+        self._saver.save(one.look, one.build, one.destination, use_async)
 
     def load_model(
         self,

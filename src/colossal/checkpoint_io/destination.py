@@ -4,13 +4,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
-from colossal.checkpoint_io.adapter_files import AdapterFiles, remove_adapters
 from colossal.checkpoint_io.index_file import CheckpointIndexFile
 from colossal.checkpoint_io.naming import FileNames, digest_of_file
 from colossal.checkpoint_io.staging import Staging, prepare_directory, prepare_file, sync
 from colossal.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from colossal.checkpoint_io.adapter_files import AdapterFiles
 
 # [Note: one rename]
 # A directory of shards becomes the new checkpoint by the rename of its index, and by nothing else. The shards that the
@@ -96,7 +98,7 @@ class Shards(Destination):
         rivals: Sequence[FileNames],
         extras: Mapping[str, Callable[[Path], object]] | None = None,
         groups: bool = False,
-        adapters: AdapterFiles | None = None,
+        adapters: "AdapterFiles | None" = None,
     ) -> None:
         self._directory, self._names, self._rivals, self._adapters = directory, names, rivals, adapters
         self._extras, self._groups, self._staging = extras or {}, groups, Staging()
@@ -174,6 +176,8 @@ class Shards(Destination):
 
     def _clear(self, new: set[str], adapters: set[Path]) -> None:
         for folder in adapters:
+            from colossal.checkpoint_io.adapter_files import remove_adapters
+
             remove_adapters(folder)
         for entry in list(self._directory.iterdir()):
             if entry.name not in new and any(names.owns(entry.name) for names in self._rivals):

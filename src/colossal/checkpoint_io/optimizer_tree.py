@@ -1,8 +1,8 @@
 """What the files of an optimizer say, in one tree, whichever format they have.
 
 [Note: other optimizer files] The shards in PyTorch's format that are read hold the state by parameter, each under the
-position or the name of its parameter. The file that the index calls ``param_groups`` holds the list of groups, as in the
-state dict of an optimizer, or a dict with that list in it.
+position or the name of its parameter. The file that the index calls ``param_groups`` holds the list of groups, as in
+the state dict of an optimizer, or a dict with that list in it.
 """
 
 from pathlib import Path

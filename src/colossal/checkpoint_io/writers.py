@@ -240,7 +240,7 @@ class OneForAll(Writers):
 
 
 # [Note: saves after the world] A program often ends by `torch.distributed.destroy_process_group()`, while its last
-# asynchronous save is still being written. That dissolves all groups: torch.distributed refuses to use them from then on.
+# asynchronous save is still being written. That dissolves all groups: torch.distributed refuses to use them then.
 # The connections of a group last as long as somebody holds it, so the background speaks through the group itself.
 
 

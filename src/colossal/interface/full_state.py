@@ -36,8 +36,8 @@ def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
     """
     if outline_of(model) is not None:
         raise UnsupportedError(
-            "A full state is that of a model whose layers are all here. Found a model that is partitioned into pipeline "
-            "stages. Call booster.save_model(model, checkpoint), which writes all stages."
+            "A full state is that of a model whose layers are all here. Found a model that is partitioned into "
+            "pipeline stages. Call booster.save_model(model, checkpoint), which writes all stages."
         )
     found: dict[str, Any] = {}
     for name, value in model.state_dict(keep_vars=True).items():
@@ -93,6 +93,6 @@ def _absent(model: nn.Module, names: Any) -> str:
 def _refuse(found: str, *_args: Any, **_kwargs: Any) -> NoReturn:
     raise UnsupportedError(
         f"save_pretrained writes what this process has, as if it were the full model. Found {found}. Call "
-        "booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks: from_pretrained loads the "
-        "directory. Adapters alone are written by booster.save_lora_as_pretrained."
+        "booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks: from_pretrained loads "
+        "the directory. Adapters alone are written by booster.save_lora_as_pretrained."
     )

@@ -110,9 +110,7 @@ REFUSED: Mapping[str, Refused] = {
     "param_init_fn": Refused(
         (None,),
         "A model is sharded whose parameters have values, or get them from LazyInitContext",
-        {
-            "TorchFSDPPlugin": "to build it inside of LazyInitContext; with sync_module_states=True rank 0's values count"
-        },
+        {"TorchFSDPPlugin": "LazyInitContext around the model; with sync_module_states=True rank 0's values count"},
     ),
     "scheduler_nodes": Refused(
         (None,),

@@ -105,8 +105,8 @@ class ModelWrapper(nn.Module):
 
         Args:
             *args: Those of `torch.nn.Module.state_dict`.
-            only_rank_0: True: the first rank gets the full tensors, in host memory, by the names of the user's own model,
-                and the others an empty dict; False: all ranks get them. All ranks call together.
+            only_rank_0: True: the first rank gets the full tensors, in host memory, by the names of the user's own
+                model, and the others an empty dict; False: all ranks get them. All ranks call together.
             **kwargs: Those of `torch.nn.Module.state_dict`.
 
         Returns:

@@ -169,7 +169,7 @@ def test_initializers_of_the_tensor_alone_keep_their_defaults() -> None:
 
 def test_an_initializer_of_other_arguments_is_refused() -> None:
     with pytest.raises(ConfigError, match="tensor, fan_in and fan_out. Found one that requires tensor, std. Bind"):
-        nn.Linear(4, 4, weight_initializer=lambda tensor, std: tensor)
+        nn.Linear(4, 4, weight_initializer=lambda tensor, std: tensor * std)
 
 
 def test_accuracies_of_uneven_batches_add_up() -> None:

@@ -1,0 +1,82 @@
+"""What is written when a model is saved."""
+
+from pathlib import Path
+from typing import Any, final
+
+from torch import nn
+
+from colossal.checkpoint_io.content import Content
+from colossal.checkpoint_io.destination import Destination, OneFile, Shards
+from colossal.checkpoint_io.entries import MIB, plan_files
+from colossal.checkpoint_io.model_config import model_config_files
+from colossal.checkpoint_io.model_state import ModelState
+from colossal.checkpoint_io.naming import ADAPTER_CONFIG, MODEL, adapter_folder
+from colossal.checkpoint_io.save import SafeSave, Save, TorchSave
+from colossal.checkpoint_io.transport import whole_on_first
+from colossal.checkpoint_io.writers import Writers
+from colossal.interface import innermost
+
+
+@final
+class ModelSave:
+    """The three steps of a `Saver`, of a model.
+
+    Args:
+        model: The model, boosted or not.
+        path: Of the file, or of the directory if `shard`.
+        shard: Write a directory.
+        prefix: Put in front of the names of its files.
+        size_per_shard: Largest size of a file of it, in MB.
+        use_safetensors: Write safetensors.
+        writers: Which ranks write.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        path: Path,
+        shard: bool,
+        prefix: str | None,
+        size_per_shard: float,
+        use_safetensors: bool,
+        writers: Writers,
+    ) -> None:
+        self._model, self._path, self._shard, self._prefix = innermost(model), path, shard, prefix
+        self._size_per_shard, self._writers = size_per_shard, writers
+        self._use_safetensors = use_safetensors or (not shard and path.suffix == ".safetensors")
+        self._kinds = {key: kind.with_prefix(prefix) for key, kind in MODEL.items()}
+        self._configs: dict[str, Any] = {}
+        self._state: ModelState | None = None
+
+    def look(self) -> Content:
+        """Find out what there is to save; each time anew."""
+        self._state = ModelState(self._model, self._writers.rank)
+        if self._shard and self._writers.leads:
+            self._configs = dict(model_config_files(self._model))
+        return self._state.content(self._writers.ranks, for_safetensors=self._use_safetensors)
+
+    def build(self, content: Content, save_id: str) -> Save:
+        """Say which files there will be."""
+        assert self._state is not None
+        files = [content.entries]
+        if self._shard:
+            base, adapters = self._state.split(content.entries)
+            own = [adapters] if self._state.has_adapters else []
+            files = [*plan_files(base, self._size_per_shard * MIB), *own]
+        if self._use_safetensors:
+            return SafeSave(files, save_id, self._writers.rank)
+        return TorchSave(files, whole_on_first, dict if self._shard else self._state.in_order)
+
+    def destination(self) -> Destination:
+        """Say where they go."""
+        assert self._state is not None
+        if not self._shard:
+            return OneFile(self._path)
+        configs, adapters = dict(self._configs), None
+        config = configs.pop(ADAPTER_CONFIG, None)
+        if self._state.has_adapters:
+            from colossal.checkpoint_io.adapter_files import AdapterFiles
+
+            adapters = AdapterFiles(self._path, adapter_folder(self._prefix), self._use_safetensors, config)
+        kinds = list(self._kinds.values())
+        return Shards(self._path, self._kinds[self._use_safetensors], kinds, configs, adapters=adapters)
