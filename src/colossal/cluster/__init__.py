@@ -1,5 +1,7 @@
 """The machine as a program sees it: processes, the mesh that they form, and how they are started."""
 
+from typing import TYPE_CHECKING
+
 from colossal.cluster.axes import AXES, Axis
 from colossal.cluster.coordinator import DistCoordinator
 from colossal.cluster.grid import TENSOR_PARALLEL_MODES, TensorParallelMode, grid_of
@@ -11,8 +13,10 @@ from colossal.cluster.launch import (
     launch_from_torch,
 )
 from colossal.cluster.link_cost import LINK_OPS, AxisCost, Link, LinkCost, LinkOp, LinkOrigin
-from colossal.cluster.link_timing import measure_link_cost
 from colossal.cluster.mesh import ParallelMesh, ambient_mesh, current_mesh
+
+if TYPE_CHECKING:
+    from colossal.cluster.link_timing import measure_link_cost
 
 __all__ = [
     "AXES",
@@ -37,3 +41,11 @@ __all__ = [
     "launch_from_torch",
     "measure_link_cost",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "measure_link_cost":  # which few programs need
+        from colossal.cluster.link_timing import measure_link_cost
+
+        return measure_link_cost
+    raise AttributeError(f"module 'colossal.cluster' has no attribute {name!r}")

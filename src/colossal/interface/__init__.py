@@ -2,7 +2,6 @@
 
 from colossal.interface.adapters import AdapterNames, active_adapter, base_model_of, is_peft_model
 from colossal.interface.elementwise import check_optimizer
-from colossal.interface.full_state import full_state, refuse_partial_export
 from colossal.interface.model import ModelWrapper, innermost
 from colossal.interface.nonfinite import NonFiniteCheck
 from colossal.interface.optimizer import OptimizerWrapper
@@ -19,9 +18,7 @@ __all__ = [
     "active_adapter",
     "base_model_of",
     "check_optimizer",
-    "full_state",
     "innermost",
     "is_peft_model",
     "outline_of",
-    "refuse_partial_export",
 ]

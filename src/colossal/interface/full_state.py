@@ -30,7 +30,7 @@ def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
 
     Example:
         >>> import torch
-        >>> from colossal.interface import full_state
+        >>> from colossal.interface.full_state import full_state
         >>> full_state(torch.nn.Linear(2, 1))["weight"].shape, full_state(torch.nn.Linear(2, 1), is_kept=False)
         (torch.Size([1, 2]), {})
     """
@@ -60,7 +60,7 @@ def refuse_partial_export(model: nn.Module) -> None:
 
     Example:
         >>> import torch
-        >>> from colossal.interface import refuse_partial_export
+        >>> from colossal.interface.full_state import refuse_partial_export
         >>> model = torch.nn.Linear(2, 1)
         >>> refuse_partial_export(model)
         >>> hasattr(model, "save_pretrained")

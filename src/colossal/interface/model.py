@@ -12,7 +12,6 @@ from torch.nn.utils import clip_grad
 
 from colossal.errors import ConfigError
 from colossal.interface.adapters import base_model_of
-from colossal.interface.full_state import full_state, refuse_partial_export
 from colossal.interface.outline import outline_of
 
 _FRAMES = 6
@@ -41,6 +40,8 @@ class ModelWrapper(nn.Module):
         self.module = module
         self._forward_context = forward_context
         self._has_whole_grads = True
+        from colossal.interface.full_state import refuse_partial_export
+
         refuse_partial_export(innermost(module))
 
     def __getattr__(self, name: str) -> Any:
@@ -120,6 +121,8 @@ class ModelWrapper(nn.Module):
         """
         if only_rank_0 is None:
             return super().state_dict(*args, **kwargs)
+        from colossal.interface.full_state import full_state
+
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         return full_state(innermost(self.module), is_kept=is_first or not only_rank_0)
 

@@ -13,7 +13,8 @@ from colossal.amp.half import cast_floats, run_in
 from colossal.cluster import current_mesh
 from colossal.comm import Partition
 from colossal.errors import UnsupportedError
-from colossal.interface import ModelWrapper, full_state
+from colossal.interface import ModelWrapper
+from colossal.interface.full_state import full_state
 from colossal.interface.keywords import Keywords
 from colossal.tensor import parts_of, resting_part
 from colossal.zero.config import ZeroConfig
