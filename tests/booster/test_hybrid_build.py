@@ -157,6 +157,31 @@ def test_one_stage_trains_as_one_process(calls: bool, zero_stage: int, parts: di
         torch.testing.assert_close(rank["parameters"], expected["parameters"], rtol=1e-10, atol=1e-12)
 
 
+def go_on(zero_stage: int, size: int) -> list[torch.Tensor]:
+    """Boost an optimizer that has stepped, of a model that stays whole."""
+    model, batch = net(), batches()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    loss_of(model(batch[0][0]), batch[0]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    plugin = HybridParallelPlugin(1, 1, precision="fp32", zero_stage=zero_stage)
+    booster = Booster(device="cpu", plugin=plugin)
+    boosted, wrapper, *_ = booster.boost(model, optimizer)
+    assert wrapper is not None
+    for each in batch[1:]:
+        part = tuple(tensor.chunk(size)[plugin.data_parallel_place()[0]] for tensor in each)
+        booster.backward(loss_of(boosted(part[0]), part), wrapper)
+        wrapper.step()
+        wrapper.zero_grad()
+    return [parameter.detach().clone() for parameter in boosted.unwrap().parameters()]
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2])
+def test_an_optimizer_goes_on_where_its_parameters_stay_whole(zero_stage: int) -> None:
+    for found in run_threads(go_on, 2, zero_stage, 2):
+        torch.testing.assert_close(found, one_process()["parameters"], rtol=1e-10, atol=1e-12)
+
+
 def evaluate() -> None:
     booster = Booster(device="cpu", plugin=HybridParallelPlugin(1, 1, precision="fp32", num_microbatches=4))
     model, *_ = booster.boost(net())

@@ -251,17 +251,20 @@ def regroup(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: 
         stages: The stages of this rank.
 
     Raises:
-        ConfigError: It has made a step already.
+        ConfigError: It has made a step already, and ranks are going to have parts of its parameters.
     """
     here = parameters_of(stages)
-    if optimizer.state:
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    is_whole = all(here.get(names[each][0]) is each and not placement_of(each).is_sharded for each in held)
+    if optimizer.state and not is_whole:
         raise ConfigError(
-            f"An optimizer is boosted before its first step. Found {type(optimizer).__name__} with state of "
-            f"{len(optimizer.state)} parameters. Build a new one."
+            "An optimizer of a model that is divided is boosted before its first step. Found "
+            f"{type(optimizer).__name__} with state of {len(optimizer.state)} parameters, of which this rank is going to have parts. Build a new "
+            "one, and load its state by booster.load_optimizer."
         )
     for group in optimizer.param_groups:
-        held = (here[name] for parameter in group["params"] for name in names[parameter] if name in here)
-        group["params"][:] = dict.fromkeys(held)
+        found = (here[name] for parameter in group["params"] for name in names[parameter] if name in here)
+        group["params"][:] = dict.fromkeys(found)
 
 
 def run_stages_in(stages: Sequence[Stage], dtype: torch.dtype) -> None:
