@@ -45,8 +45,8 @@ class GeminiPlugin(DataParallelPlugin):
             size is searched for.
         chunk_init_device: Accepted for None and the boosting device: parameters are cut one by one, so none is in need
             of another place.
-        placement_policy: ``"static"``: as the shares below say; ``"cuda"``: all on the device; ``"cpu"`` or ``"const"``:
-            all in host memory, parameters between their uses; ``"auto"``: on the device as long as it fits.
+        placement_policy: ``"static"``: as the shares below say; ``"cuda"``: all on the device; ``"cpu"`` and
+            ``"const"``: all in host memory, parameters between their uses; ``"auto"``: on the device as long as it fits.
         enable_gradient_accumulation: Gradients of several backward passes add up, with and without it.
         max_prefetch: How many chunks are gathered ahead of their use, from the second pass on.
         shard_param_frac: Static: the share of the parameters that ranks divide among themselves; the rest is whole.

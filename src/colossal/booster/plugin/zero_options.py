@@ -104,7 +104,6 @@ class ZeroOptions:
             UnsupportedError: Always.
         """
         raise UnsupportedError(
-            f"no_sync accumulates whole gradients on every rank. Found {self.plugin} with ZeRO of stage 2 or above, "
-            "which keeps a share of them only. Accumulate without no_sync: each backward pass adds to the shares; "
-            "LowLevelZeroPlugin(stage=1) has it."
+            f"no_sync accumulates full gradients on every rank. Found {self.plugin}, which partitions gradients here. "
+            "Accumulate without no_sync: each backward pass adds to this rank's shard; or use ZeRO of stage 1."
         )

@@ -21,8 +21,8 @@ class GeminiConfig:
     Args:
         chunk_config_dict: For numbers of ranks, ``{"chunk_size": elements, "keep_gathered": bool}``; by default the
             size is searched for.
-        placement_policy: ``"static"``: as the shares below say; ``"cuda"``: all on the device; ``"cpu"`` or ``"const"``:
-            all in host memory, parameters between their uses; ``"auto"``: on the device as long as it fits.
+        placement_policy: ``"static"``: as the shares below say; ``"cuda"``: all on the device; ``"cpu"`` and
+            ``"const"``: all in host memory, parameters between their uses; ``"auto"``: on the device as long as it fits.
         max_prefetch: How many chunks are gathered ahead of their use.
         shard_param_frac: Static: the share of the parameters that ranks divide among themselves.
         offload_optim_frac: Static: the share of the optimizer that is in host memory.
