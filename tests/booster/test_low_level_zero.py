@@ -223,6 +223,48 @@ def test_inputs_are_cast_only_on_request() -> None:
             model(torch.ones(2, 64))
 
 
+DOCUMENTED: dict[int, tuple[dict[str, Any] | None, dict[str, Any] | None]] = {
+    1: (None, {"verbose": True, "reduce_bucket_size": 99}),
+    3: (
+        {
+            "strict_ddp_mode": True,
+            "device": torch.device("cpu"),
+            "placement_policy": "cpu",
+            "pin_memory": True,
+            "hidden_dim": 8,
+            "search_range_mb": 1,
+            "min_chunk_size_mb": 0,
+            "mixed_precision": None,
+        },
+        {"verbose": False},
+    ),
+}
+
+
+def train_as_documented(stage: int) -> list[float]:
+    gemini_config, optim_config = DOCUMENTED[stage]
+    model = zero_model_wrapper(build(), stage, gemini_config, verbose=True)
+    optimizer = zero_optim_wrapper(model, HybridAdam(model.parameters(), lr=0.01), optim_config=optim_config)
+    losses = []
+    for step in range(STEPS):
+        inputs, labels = batch_of(step, dist.get_rank(), dist.get_world_size())
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("stage", DOCUMENTED)
+def test_documented_calls_of_the_two_wrappers_train_like_one_process(stage: int) -> None:
+    expected = run_processes(train_as_documented, 1, stage)[0]
+    ranks = run_processes(train_as_documented, 2, stage)
+    means = torch.tensor(ranks).mean(0)
+    torch.testing.assert_close(means, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    assert expected[-1] < 0.8 * expected[0]
+
+
 @pytest.mark.parametrize(
     ("wrap", "match"),
     [

@@ -82,7 +82,7 @@ _STATIC = "placement_policy='static' with an offload_optim_frac below 1"
 REFUSED: Mapping[str, Refused] = {
     "fp8_communication": Refused(
         (False,),
-        "Ranks exchange 16 or 32 bits for each element",
+        "Ranks exchange elements of 16 bits or more",
         {
             "TorchDDPPlugin": "a model in 16 bits, as with Booster(mixed_precision='fp16_naive')",
             "TorchFSDPPlugin": "mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16), to send 16 bits",
@@ -94,7 +94,7 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "use_fp8": Refused(
         (False,),
-        "Matrix products have 16 or 32 bits here",
+        "Matrix products are in 16 bits or more here",
         {
             "LowLevelZeroPlugin": "precision='bf16', or TorchDDPPlugin with mixed_precision='fp8'",
             "HybridParallelPlugin": "precision='bf16'",
@@ -128,7 +128,7 @@ REFUSED: Mapping[str, Refused] = {
     "overlap_p2p": Refused(
         (True,),
         "A pipeline computes while it sends and receives",
-        {"HybridParallelPlugin": "True: messages of a pipeline always travel while stages compute"},
+        {"HybridParallelPlugin": "overlap_p2p=True: messages of a pipeline always travel while stages compute"},
     ),
 }
 
@@ -149,8 +149,10 @@ def refuse_unsupported(owner: str, given: Mapping[str, Any]) -> None:
     """
     for name, refused in REFUSED.items():
         if name in given and given[name] not in refused.accepted:
+            value: Any = given[name]
+            found = getattr(value, "__qualname__", repr(value))  # a function by its name
             raise UnsupportedError(
-                f"{refused.required}. Found {name}={given[name]!r} of {owner}, which is not built yet. The nearest "
+                f"{refused.required}. Found {name}={found} of {owner}, which is not supported. The nearest "
                 f"that works is {refused.instead[owner]}."
             )
 

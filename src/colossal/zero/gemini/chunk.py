@@ -52,20 +52,13 @@ class Chunk(FlatParameters):
 
     Example:
         >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.comm import Partition
         >>> from colossal.testing import fake_world
-        >>> from colossal.zero import ZeroConfig
-        >>> from colossal.zero.gemini import Chunk, DeviceMemory, Traffic
-        >>> weight, bias = torch.nn.Linear(2, 3).parameters()
-        >>> memory = DeviceMemory(torch.device("cpu"))
+        >>> from colossal.zero.gemini import GeminiDDP
         >>> with fake_world(2):
-        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
-        ...     chunk = Chunk([weight, bias], partition, ZeroConfig(stage=2), memory, Traffic())
-        ...     chunk.absorb(0, weight.detach()), chunk.absorb(1, bias.detach())
-        ...     print(chunk.whole, memory.used["parameters"], weight.shape)
-        (None, None)
-        None 20 torch.Size([3, 2])
+        ...     model = GeminiDDP(torch.nn.Linear(2, 3), mixed_precision=None)
+        >>> (chunk,) = model.chunks.chunks
+        >>> chunk.whole, chunk.rest.numel(), chunk.parameters[0].shape
+        (None, 5, torch.Size([3, 2]))
     """
 
     def __init__(

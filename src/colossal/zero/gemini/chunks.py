@@ -312,8 +312,7 @@ class ChunkManager:
         if kind == "gradients":
             self._limit(num_bytes)
         while not self.memory.fits(num_bytes):
-            if not (self._evict() if self._is_alone else self._spill()):
-                raise self.memory.refuse(num_bytes, kind)
+            self._let_one_go(num_bytes, kind)
 
     def account(self, kind: Kind, num_bytes: int) -> None:
         """Account for bytes on the device that lie in no buffer of its memory, and make room for them.
@@ -326,9 +325,13 @@ class ChunkManager:
             ConfigError: The budget does not allow it, even when all that can be moved away is.
         """
         while num_bytes > self.memory.available:
-            if not (self._evict() if self._is_alone else self._spill()):
-                raise self.memory.refuse(num_bytes, kind)
+            self._let_one_go(num_bytes, kind)
         self.memory.add(kind, num_bytes)
+
+    def _let_one_go(self, num_bytes: int, kind: Kind) -> None:
+        """Let go of a chunk; refuse what room is made for if none can go."""
+        if not (self._evict() if self._is_alone else self._spill()):
+            raise self.memory.refuse(num_bytes, kind)
 
     def _evict(self) -> bool:
         """Let go of the chunk that is needed farthest in the future; tell whether there was one."""
