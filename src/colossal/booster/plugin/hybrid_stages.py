@@ -259,8 +259,8 @@ def regroup(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: 
     if optimizer.state and not is_whole:
         raise ConfigError(
             "An optimizer of a model that is divided is boosted before its first step. Found "
-            f"{type(optimizer).__name__} with state of {len(optimizer.state)} parameters, of which this rank is going to have parts. Build a new "
-            "one, and load its state by booster.load_optimizer."
+            f"{type(optimizer).__name__} with state of {len(optimizer.state)} parameters, of which this rank is going "
+            "to have parts. Build a new one, and load its state by booster.load_optimizer."
         )
     for group in optimizer.param_groups:
         found = (here[name] for parameter in group["params"] for name in names[parameter] if name in here)
