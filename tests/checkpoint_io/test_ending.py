@@ -1,85 +1,53 @@
 """A program that ends while its last asynchronous save is being written, ends when the checkpoint is complete."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ports import free_port
 from torch import nn
 
 from colossal.checkpoint_io import CheckpointIO, Steps
 
-PROGRAM = """
-import sys, time
-from pathlib import Path
-
-import torch
-
-import colossal
-from colossal.booster import Booster
-from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
-from colossal.checkpoint_io import save
-
-plugin, ending, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-write = save.SafeSave._write_blocks
+PROGRAM = Path(__file__).with_name("ending.py")
+CASES = {"none,exit": 1, "ddp,dissolve": 2, "fsdp,last line": 2}
+"""A plugin and how the program ends, with the number of ranks; one that dissolves the world makes a save that fails."""
 
 
-def slowly(self, paths):
-    time.sleep(0.7)
-    return write(self, paths)
-
-
-save.SafeSave._write_blocks = slowly
-if plugin != "none":
-    colossal.launch_from_torch(verbose=False)
-torch.manual_seed(3)
-net = torch.nn.Sequential(*(torch.nn.Linear(700, 700) for _ in range(4)))
-optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-booster = Booster(device="cpu", plugin={"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin}[plugin]())
-model, optimizer, *_ = booster.boost(net, optimizer)
-booster.save(folder / "steps", model, optimizer, step=5, use_async=True)
-booster.save_model(model, folder / "model", shard=True, use_safetensors=True, size_per_shard=2, use_async=True)
-with torch.no_grad():
-    for parameter in model.parameters():
-        parameter.zero_()
-print("complete at the end:", (folder / "model" / "model.safetensors.index.json").exists(), flush=True)
-if ending == "dissolve":
-    torch.distributed.destroy_process_group()
-if ending == "exit":
-    sys.exit(0)
-"""
-
-
-def run(folder: Path, plugin: str, ending: str) -> subprocess.CompletedProcess[str]:
-    program = folder / "program.py"
-    program.write_text(PROGRAM)
-    launcher = [] if plugin == "none" else ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [sys.executable, *launcher, str(program), plugin, ending, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-
-
-@pytest.mark.parametrize(
-    ("plugin", "ending"), [("none", "last line"), ("ddp", "exit"), ("ddp", "dissolve"), ("fsdp", "last line")]
-)
-def test_it_waits_for_the_checkpoint(plugin: str, ending: str, tmp_path: Path) -> None:
-    done = run(tmp_path, plugin, ending)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ending")
+    command = [sys.executable, str(PROGRAM), str(folder), *(f"{case},{free_port()}" for case in CASES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:-1] == ["complete at the end: False"] * (1 if plugin == "none" else 2)
-    torch.manual_seed(3)
-    expected = nn.Sequential(*(nn.Linear(700, 700) for _ in range(4)))
+    return folder
+
+
+def net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Linear(700, 700) for _ in range(4)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_waits_for_the_checkpoint(case: str, folder: Path) -> None:
+    codes: dict[str, list[int]] = json.loads((folder / "codes.json").read_text())
+    (full_name,) = (each for each in codes if each.startswith(case))
+    outputs = [path.read_text() for path in sorted((folder / full_name).glob("*.out"))]
+    assert len(outputs) == CASES[case]
+    assert all(output.startswith("complete: False\n") for output in outputs), outputs
+    if "dissolve" in case:
+        assert codes[full_name] == [1, 1], outputs
+        assert all("CheckpointError: Saving a checkpoint needs the directory" in output for output in outputs)
+    else:
+        assert codes[full_name] == [0] * CASES[case], outputs
     for load in (
-        lambda model: CheckpointIO().load_model(model, tmp_path / "model"),
-        lambda model: Steps(tmp_path / "steps", CheckpointIO()).load(model, None, None) == 5,
+        lambda model: CheckpointIO().load_model(model, folder / full_name / "model"),
+        lambda model: Steps(folder / full_name / "steps", CheckpointIO()).load(model, None, None) == 5,
     ):
-        fresh = nn.Sequential(*(nn.Linear(700, 700) for _ in range(4)))
+        fresh = net(4)
         assert load(fresh)
-        for name, value in expected.state_dict().items():
+        for name, value in net(3).state_dict().items():
             assert torch.equal(fresh.state_dict()[name], value), name
-
-
-def test_an_error_after_the_world_is_dissolved_is_told(tmp_path: Path) -> None:
-    (tmp_path / "model").write_text("a file where a directory is to be")
-    done = run(tmp_path, "ddp", "dissolve")
-    assert done.returncode == 1
-    assert "CheckpointError: Saving with shard=True needs the path of a directory" in done.stderr
