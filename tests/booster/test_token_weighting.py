@@ -158,7 +158,8 @@ def test_the_number_of_labels_is_that_of_all_ranks_and_batches() -> None:
         mesh = ParallelMesh(dp=2)
         own = labels if mesh.rank("dp") else labels.roll(1, 1)
         both = [own, labels]
-        return tuple(TokenWeighting(both, causal=causal, mesh=mesh).num_labels for causal in (True, False))
+        causal, every = (TokenWeighting(both, causal=causal, mesh=mesh).num_labels for causal in (True, False))
+        return causal, every
 
     assert run_threads(count, 2) == [(6, 12)] * 2
 

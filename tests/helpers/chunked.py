@@ -131,7 +131,7 @@ def train_chunked(
         if clip_value is not None:
             optimizer.clip_grad_by_value(clip_value)
         optimizer.unscale_grad()
-        gradients.append(gradients_of(wrapped.module, optimizer))
+        gradients.append(gradients_of(wrapped.unwrap(), optimizer))
         losses.append(total)
         optimizer.step()
     memory, traffic = wrapped.chunks.memory, wrapped.chunks.traffic

@@ -14,7 +14,7 @@ from colossal.testing import run_processes
 
 NAMES = ("llama", "gpt2", "bert")
 SEQUENCES = {"enable_sequence_parallelism": True}
-WORLDS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+WORLDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tp2": ({"tp": 2}, {}),
     "split_gather": ({"tp": 2}, SEQUENCES | {"sequence_parallelism_mode": "split_gather"}),
     "ring": ({"tp": 2}, SEQUENCES | {"sequence_parallelism_mode": "ring"}),

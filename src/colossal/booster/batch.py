@@ -86,7 +86,7 @@ class BatchExecutor:
             loss = None if criterion is None else criterion(outputs, batch)
         if loss is None:
             return outputs, None
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ConfigError(
                 "The criterion takes outputs and inputs and returns the loss, one number in a tensor. Found "
                 f"{tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}. Take the mean."

@@ -110,5 +110,5 @@ def _digest(inputs: Any) -> int:
     for tensor in tensors_in(inputs):
         state.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         if not tensor.is_meta:
-            state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return state.intdigest() - 2**63

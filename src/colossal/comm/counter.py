@@ -1,7 +1,7 @@
 """How often the ranks talk, and how much they say."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
@@ -93,7 +93,7 @@ def count(op: Op, axis: Axis, num_bytes: int) -> None:
 
 
 @contextmanager
-def uncounted() -> Iterator[None]:
+def uncounted() -> Generator[None]:
     """Leave out what happens inside, such as a check, which is no part of training.
 
     Example:

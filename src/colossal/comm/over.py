@@ -64,7 +64,8 @@ def same_over(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup], devic
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
     with uncounted():
         largest, smallest = all_reduce_over(torch.stack([own, ~own]), groups, "max")
-    return (largest == ~smallest).tolist()
+    found: list[bool] = (largest == ~smallest).tolist()
+    return found
 
 
 def all_reduce_over(

@@ -59,7 +59,7 @@ class AdapterNames:
         paths = {name: _base_path(base, name.removeprefix(prefix)) for name in state if name.startswith(prefix)}
         return cls(
             {name: path for name, path in paths.items() if path is not None},
-            {missing + saved: name for saved, name in found.items()},
+            {missing + str(saved): str(name) for saved, name in found.items()},
         )
 
 

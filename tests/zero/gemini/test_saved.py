@@ -89,7 +89,7 @@ def double(model: nn.Module) -> list[torch.Tensor]:
     wrapped, _ = wrap(model, None)
     rows = own_rows(BATCHES[0]).clone().requires_grad_()
     with wrapped.chunks.forward_pass():
-        (grad,) = torch.autograd.grad(loss_of(wrapped.module, rows), rows, create_graph=True)
+        (grad,) = torch.autograd.grad(loss_of(wrapped.unwrap(), rows), rows, create_graph=True)
         return list(torch.autograd.grad((grad**2).sum(), rows))
 
 

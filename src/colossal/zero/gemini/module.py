@@ -13,7 +13,7 @@ from colossal.amp.half import cast_floats, run_in
 from colossal.cluster import current_mesh
 from colossal.comm import Partition
 from colossal.errors import UnsupportedError
-from colossal.interface import ModelWrapper
+from colossal.interface import ModelWrapper, innermost
 from colossal.interface.full_state import full_state
 from colossal.interface.keywords import Keywords
 from colossal.tensor import parts_of, resting_part
@@ -177,9 +177,9 @@ class GeminiDDP(ModelWrapper):
             What the model returns.
         """
         with self.chunks.forward_pass():
-            return self.module(*args, **kwargs)
+            return innermost(self)(*args, **kwargs)
 
-    def state_dict(self, *, only_rank_0: bool = True) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def state_dict(self, *, only_rank_0: bool = True) -> dict[str, Any]:
         """Collect the whole state of the model in host memory, by the names of the model that was wrapped.
 
         Args:
@@ -190,7 +190,7 @@ class GeminiDDP(ModelWrapper):
 
         Communication: all_gather, dp, the model's bytes.
         """
-        return full_state(self.module, is_kept=not only_rank_0 or self.partition.rank == 0)
+        return full_state(innermost(self), is_kept=not only_rank_0 or self.partition.rank == 0)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -213,7 +213,7 @@ class GeminiDDP(ModelWrapper):
             raise UnsupportedError(
                 "Parameters keep their places in chunks. Found assign=True. Leave it out: values are copied."
             )
-        own = self.module.state_dict(keep_vars=True)
+        own = innermost(self).state_dict(keep_vars=True)
         missing, unexpected = [n for n in own if n not in state_dict], [n for n in state_dict if n not in own]
         wrong = [n for n in own if n in state_dict and _shape(own[n]) != _shape(state_dict[n])]
         if wrong or (strict and (missing or unexpected)):
@@ -260,9 +260,9 @@ def get_static_torch_model(
     if only_rank_0 and zero_ddp_model.partition.rank != 0:
         return None
     memo: dict[int, Any] = {}
-    for name, parameter in zero_ddp_model.module.named_parameters():
+    for name, parameter in innermost(zero_ddp_model).named_parameters():
         memo[id(parameter)] = nn.Parameter(state[name].to(device, dtype), requires_grad=parameter.requires_grad)
-    return deepcopy(zero_ddp_model.module, memo).to(device)
+    return deepcopy(innermost(zero_ddp_model), memo).to(device)
 
 
 def _shape(value: Any) -> Any:

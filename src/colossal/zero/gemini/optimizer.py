@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from colossal.amp import DynamicScaler, ScalerConfig
 from colossal.errors import ConfigError
-from colossal.interface import OptimizerWrapper, check_optimizer
+from colossal.interface import OptimizerWrapper, check_optimizer, innermost
 from colossal.interface.clipping import Clipping
 from colossal.interface.keywords import refuse_unsupported
 from colossal.zero.config import ZeroConfig
@@ -130,7 +130,7 @@ class GeminiOptimizer(OptimizerWrapper):
         )
         if module.dtype == torch.float16:
             scaler = DynamicScaler(rule, module.chunks.memory.device.type, verbose=verbose)
-        names = {parameter: name for name, parameter in module.module.named_parameters()}
+        names = {parameter: name for name, parameter in innermost(module).named_parameters()}
         shards = shards_over_chunks(optim, module.chunks, module.gradients)
         super().__init__(optim, scaler, names, shards, clipping.max_norm, clipping.norm_type)
 
