@@ -95,6 +95,8 @@ def _shortened(names: Sequence[str]) -> str:
 
 def _text(value: Any) -> str:
     """Write plain data as it is, and of other objects their class and the plain data that they hold."""
+    if isinstance(value, torch.device):
+        return value.type  # each rank has a device of its own
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, torch.Tensor):

@@ -181,6 +181,7 @@ class GeminiPlugin(DataParallelPlugin):
     _own_mesh: ParallelMesh | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "device", None if self.device is None else torch.device(self.device))
         object.__setattr__(self, "_options", GeminiOptions.read(Keywords.of(self)))
 
     @property
