@@ -24,7 +24,7 @@ from colossal.booster.plugin import (
     TorchFSDPPlugin,
 )
 from colossal.errors import ConfigError
-from colossal.tensor import placement_of, resting_part, whole_of
+from colossal.tensor import resting_part, whole_of
 from colossal.testing import run_processes
 from colossal.testing.processes import PRELOADED
 
@@ -74,25 +74,20 @@ def loss_of(outputs: Any, _inputs: Any = None) -> torch.Tensor:
 def train(booster: Booster, model: nn.Module, optimizer: Any, schedule: Any) -> dict[str, Any]:
     model, optimizer, criterion, _, schedule = booster.boost(model, optimizer, loss_of, lr_scheduler=schedule)
     rank, size = booster.plugin.data_parallel_place()
-    losses, values, seen = [], {}, {}
+    losses, norms, values = [], [], {}
     for step in range(STEPS):
         batch = {key: value.chunk(size)[rank] for key, value in batch_of(step).items()}
         losses.append(booster.execute_pipeline(iter([batch]), model, criterion, optimizer)["loss"].item())
-        seen |= {f"{step}": optimizer.get_grad_norm()}
+        norms.append(optimizer.get_grad_norm())
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
     working = {} if optimizer.masters is None else optimizer.masters.pairs
     for each in optimizer.parameters:
-        part = resting_part(working.get(each, each))
-        name = optimizer.param_names[each].removeprefix("module.")
-        values[name] = whole_of(part).detach().clone() if placement_of(part).groups else _full(part)
-    return {"losses": losses, "norms": seen, "values": values, "lrs": [g["lr"] for g in optimizer.param_groups]}
-
-
-def _full(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach()
-    return getattr(tensor, "full_tensor", tensor.clone)()
+        own = whole_of(resting_part(working.get(each, each))).detach()
+        values[optimizer.param_names[each]] = getattr(own, "full_tensor", own.clone)()
+    lrs = [group["lr"] for group in optimizer.param_groups]
+    return {"losses": losses, "norms": norms, "values": values, "lrs": lrs}
 
 
 def before(split: str, plugin: Any) -> dict[str, Any]:
@@ -111,9 +106,8 @@ def all_before(plugin: str) -> dict[str, dict[str, Any]]:
 def after() -> dict[str, Any]:
     """One process, in which the optimizer is built of the adapters."""
     model = peft.get_peft_model(model_of(), lora()).double()
-    optimizer = torch.optim.AdamW(
-        [each for each in model.parameters() if each.requires_grad], lr=0.01, weight_decay=0.1
-    )
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.01, weight_decay=0.1)
     with KeepFloat64():
         return train(Booster(device="cpu"), model, optimizer, StepLR(optimizer, 1, gamma=0.5))
 
