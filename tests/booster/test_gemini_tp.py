@@ -32,6 +32,8 @@ STEPS, BEFORE = 3, 1
 CHUNKS = {size: {"chunk_size": 5000} for size in (1, 2, 4)}
 WORLDS = {"tp2": 2, "dp2 x tp2": 4}
 
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+
 
 def gemini(tp_size: int = 2, **options: Any) -> GeminiPlugin:
     return GeminiPlugin(**({"precision": "fp32", "tp_size": tp_size, "chunk_config_dict": CHUNKS} | options))

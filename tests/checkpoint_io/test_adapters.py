@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO, Steps, destination
+from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO, Steps, adapter_files
 from colossal.errors import CheckpointError
 from colossal.interface import AdapterNames, base_model_of
 
@@ -187,7 +187,7 @@ def test_stopped_in_between_a_save_leaves_one_checkpoint(
     IO.save_model(first, tmp_path, shard=True, use_safetensors=safe)
     step = "stage_config" if when == "before the index" else "publish"
     with monkeypatch.context() as patch:
-        patch.setattr(destination.AdapterFiles, step, stop)
+        patch.setattr(adapter_files.AdapterFiles, step, stop)
         with pytest.raises(KeyboardInterrupt):
             IO.save_model(second, tmp_path, shard=True, use_safetensors=safe)
     expected = first if when == "before the index" else second

@@ -71,9 +71,7 @@ def of_all_ways() -> dict[str, list[torch.Tensor]]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, list[torch.Tensor]]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLOSSAL_BACKEND", "gloo")
-        return run_processes(of_all_ways, 2)
+    return run_processes(of_all_ways, 2, environment={"COLOSSAL_BACKEND": "gloo"}, fresh=True)
 
 
 @pytest.mark.parametrize("name", WAYS)

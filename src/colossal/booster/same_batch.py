@@ -27,7 +27,9 @@ class SameBatch:
     """
 
     def __init__(self, mesh: ParallelMesh, most: int | None) -> None:
-        self._groups = [mesh.group(axis) for axis in _AXES if mesh.size(axis) > 1]
+        # On a grid the program splits the inputs among the ranks of tp, before the model gets them.
+        axes = _AXES if mesh.tp_mode == "1d" else tuple(axis for axis in _AXES if axis != "tp")
+        self._groups = [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
         self._device, self._most, self._num_seen = mesh.accelerator.get_current_device(), most, 0
 
     def watch(self, model: ModelWrapper) -> None:

@@ -111,5 +111,15 @@ def uncounted() -> Generator[None]:
 
 
 def active_counters() -> tuple[CommCounter, ...]:
-    """Return the counters that are open in this thread."""
+    """Find the counters that are open in this thread.
+
+    Returns:
+        The counters; the innermost last.
+
+    Example:
+        >>> from colossal.comm import CommCounter, active_counters
+        >>> with CommCounter() as counter:
+        ...     active_counters() == (counter,)
+        True
+    """
     return _ACTIVE.get()

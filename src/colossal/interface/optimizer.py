@@ -116,10 +116,7 @@ class OptimizerWrapper:
 
     @property
     def has_whole_grads(self) -> bool:
-        """Whether the gradients of the model's parameters are all there is, as functions of torch take them.
-
-        These know what ranks have of a DTensor; of other shards they do not.
-        """
+        """Whether gradients are as torch's functions take them: in the parameters, in full or as DTensors."""
         sharded = any(placement_of(each).is_sharded and local_of(each) is each for each in self.parameters)
         return self.masters is None and self._peers is None and not sharded
 
@@ -133,8 +130,7 @@ class OptimizerWrapper:
         Raises:
             ConfigError: There is another limit already.
         """
-        found = (self._max_norm, self._norm_type)
-        if self._max_norm > 0 and found != (max_norm, norm_type):
+        if (found := (self._max_norm, self._norm_type)) != (max_norm, norm_type) and found[0] > 0:
             raise ConfigError(
                 f"Gradients are clipped to one norm. Found max_norm={max_norm} with norm_type={norm_type} beside "
                 f"{found[0]} with {found[1]} of the plugin. Pass one of them."
@@ -152,9 +148,8 @@ class OptimizerWrapper:
         """
         if not isinstance(self.scaler, NoScaler):
             raise ConfigError(
-                "Non-finite gradients are refused where the loss is not scaled. Found loss scaling, as of fp16, under "
-                "which they are expected: the step is skipped, logged, and the scale falls. Leave refuse_nonfinite "
-                "out, or train in bf16 or fp32."
+                "Non-finite gradients are refused where the loss is not scaled. Found loss scaling, under which they "
+                "are expected: the step is skipped, and the scale falls. Leave it out, or train in bf16 or fp32."
             )
         self._nonfinite = check
 
@@ -224,8 +219,7 @@ class OptimizerWrapper:
         """
         if self._nonfinite is not None and closure is not None:
             raise UnsupportedError(
-                "Non-finite gradients are refused before a step. Found a closure, which computes them within it. Leave "
-                "refuse_nonfinite out, or use an optimizer without a closure."
+                "Non-finite gradients are refused before a step. Found a closure, which computes them within. Drop one."
             )
         if self.masters is None and closure is not None:
             return self.scaler.step(self.optim, closure)
@@ -382,7 +376,11 @@ class OptimizerWrapper:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state in torch's own form, by number of the parameter."""
+        """Collect the wrapped optimizer's state.
+
+        Returns:
+            The state in torch's own form, by number of the parameter.
+        """
         return self.optim.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -394,5 +392,9 @@ class OptimizerWrapper:
         self.optim.load_state_dict(state_dict)
 
     def unwrap(self) -> torch.optim.Optimizer:
-        """Return the optimizer that was wrapped."""
+        """Take the wrapper off.
+
+        Returns:
+            The optimizer that was wrapped.
+        """
         return self.optim

@@ -50,6 +50,9 @@ class PipelineStageManager:
 
         Args:
             ignore_chunk: Accepted for programs that pass it: the answer is about all stages of the rank.
+
+        Returns:
+            True for the rank of the first stage.
         """
         return self.placement.rank_of(0) == self.stage
 
@@ -58,19 +61,34 @@ class PipelineStageManager:
 
         Args:
             ignore_chunk: Accepted for programs that pass it: the answer is about all stages of the rank.
+
+        Returns:
+            True for the rank of the last stage.
         """
         return self.placement.rank_of(self.placement.num_stages - 1) == self.stage
 
     def get_rank(self) -> int:
-        """Return the global rank of this process."""
+        """Find this process in the world.
+
+        Returns:
+            Its global rank.
+        """
         return self.mesh.global_rank
 
     def get_prev_rank(self) -> int:
-        """Return the global rank before this one on the pp axis; of the first one, the last."""
+        """Find the rank of the stages before.
+
+        Returns:
+            The global rank before this one on the pp axis; for the first one, the last.
+        """
         return self.mesh.ranks("pp")[self.stage - 1]
 
     def get_next_rank(self) -> int:
-        """Return the global rank after this one on the pp axis; of the last one, the first."""
+        """Find the rank of the stages after.
+
+        Returns:
+            The global rank after this one on the pp axis; for the last one, the first.
+        """
         return self.mesh.ranks("pp")[(self.stage + 1) % self.num_stages]
 
     def distribute_layers(self, num_layers: int) -> list[int]:

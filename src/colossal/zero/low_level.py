@@ -42,8 +42,8 @@ def shard_optimizer(
         norm_type: The p of that norm.
         units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
         peers: The ranks that have other parameters of the model; none by default.
-        param_names: Names in the whole model; those in `model` by default.
-        outline: What the whole optimizer is, where it is partitioned.
+        param_names: Names in the whole model; by default in `model`.
+        outline: What the whole optimizer is, if partitioned.
 
     Returns:
         The optimizer, wrapped; its gradients are averages over all ranks.
@@ -59,8 +59,7 @@ def shard_optimizer(
         >>> from colossal.testing import run_threads
         >>> from colossal.zero import ZeroConfig, shard_optimizer
         >>> def program():
-        ...     model = torch.nn.Linear(2, 1, bias=False)
-        ...     torch.nn.init.ones_(model.weight)
+        ...     torch.nn.init.ones_((model := torch.nn.Linear(2, 1, bias=False)).weight)
         ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
         ...     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         ...     optimizer = shard_optimizer(model, optimizer, partition, ZeroConfig(stage=2))

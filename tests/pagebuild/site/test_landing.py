@@ -134,10 +134,8 @@ def test_cells_are_what_happened(matrix) -> None:
     assert [row["key"] for row in matrix["rows"]] == [feature.key for feature in FEATURES]
     columns = ["single", "ddp", "zero", "fsdp", "hybrid", "gemini"]
     saving = ("whole", "sharded", "safetensors", "resume", "async", "lora")
-    for key in ("fp16", "bf16", "clip_norm", "clip_value", *saving):
+    for key in ("fp16", "bf16", "clip_norm", "clip_value", "accumulation", *saving):
         assert cells(matrix, key) == dict.fromkeys(columns, "yes"), key
-    # with no_sync, which Gemini refuses as ZeRO-2 does
-    assert cells(matrix, "accumulation") == dict.fromkeys(columns, "yes") | {"gemini": "no"}
     have_their_own = {"zero": "no", "hybrid": "no", "gemini": "no"}
     assert cells(matrix, "fp8") == dict.fromkeys(columns, "yes") | have_their_own
     assert cells(matrix, "fp16_naive") == dict.fromkeys(columns, "yes") | have_their_own | {"fsdp": "no"}

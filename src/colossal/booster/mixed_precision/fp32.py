@@ -18,7 +18,8 @@ class FP32MixedPrecision(MixedPrecision):
     Example:
         >>> import torch
         >>> from colossal.booster import Booster
-        >>> model, *_ = Booster(device="cpu", mixed_precision="fp32").boost(torch.nn.Linear(2, 1))
+        >>> from colossal.booster.mixed_precision import FP32MixedPrecision
+        >>> model, *_ = Booster(device="cpu", mixed_precision=FP32MixedPrecision()).boost(torch.nn.Linear(2, 1))
         >>> model(torch.ones(3, 2)).dtype
         torch.float32
     """

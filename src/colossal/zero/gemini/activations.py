@@ -92,7 +92,7 @@ class SavedTensors:
             A new context manager, which does nothing inside of `hooks`.
         """
         backend: Any = torch._C  # noqa: SLF001 (torch tells it nowhere else)
-        top = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001
+        top = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (nor this)
         if top is None:
             return self.hooks()
         pack, unpack = top

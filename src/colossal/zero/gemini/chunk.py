@@ -53,12 +53,12 @@ class Chunk(FlatParameters):
     Example:
         >>> import torch
         >>> from colossal.testing import fake_world
-        >>> from colossal.zero.gemini import GeminiDDP
+        >>> from colossal.zero.gemini import Chunk, GeminiDDP
         >>> with fake_world(2):
         ...     model = GeminiDDP(torch.nn.Linear(2, 3), mixed_precision=None)
         >>> (chunk,) = model.chunks.chunks
-        >>> chunk.whole, chunk.rest.numel(), chunk.parameters[0].shape
-        (None, 5, torch.Size([3, 2]))
+        >>> isinstance(chunk, Chunk), chunk.whole, chunk.rest.numel(), chunk.parameters[0].shape
+        (True, None, 5, torch.Size([3, 2]))
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Chunk(FlatParameters):
         Returns:
             Whether it is.
         """
-        return self.whole is not None and self.whole.untyped_storage()._cdata == storage._cdata  # noqa: SLF001
+        return self.whole is not None and self.whole.untyped_storage()._cdata == storage._cdata  # noqa: SLF001 (the identity of a memory has no public name)
 
     def spill(self) -> None:
         """Move the whole to the host; `start_return` brings it back. Other ranks do not take part."""

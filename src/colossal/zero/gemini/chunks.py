@@ -364,7 +364,7 @@ class ChunkManager:
 
     def _know(self, chunk: Chunk) -> None:
         assert chunk.whole is not None
-        self._saved.wholes[chunk.whole.untyped_storage()._cdata] = chunk  # noqa: SLF001
+        self._saved.wholes[chunk.whole.untyped_storage()._cdata] = chunk  # noqa: SLF001 (the identity of a memory has no public name)
 
     def _count_activations(self, num_bytes: int) -> None:
         self.account("activations", num_bytes)

@@ -123,15 +123,19 @@ def search_chunk_configuration(
     total, smallest = _total(parameters), round(min_chunk_size_m * _MEBI)
     size = _padded(max(total, 1), dp_size * _ALIGNMENT)
     if total >= smallest:
-        largest = max((parameter.numel() for parameter in searched if parameter not in apart), default=1)
-        smallest = max(smallest, largest, 1)
-        candidates = range(smallest, smallest + round(search_range_m * _MEBI) + 1, search_interval)
-        candidates = candidates[: 1 if strict_ddp_flag else None]
-        size = _best_size(candidates, _pieces(searched, set(_tied(model)), apart), dp_size)
+        sizes = _sizes(smallest, search_range_m, search_interval, [each for each in searched if each not in apart])
+        pieces = _pieces(searched, set(_tied(model)), apart)
+        size = _best_size(sizes[: 1 if strict_ddp_flag else None], pieces, dp_size)
     wasted = 0 if strict_ddp_flag else _waste(model, parameters, size, dp_size, apart)
     if verbose:
         get_dist_logger().info(ChunkUsage(size, total, wasted), ranks=[0])
     return {dp_size: {"chunk_size": size, "keep_gathered": strict_ddp_flag}}, total, wasted
+
+
+def _sizes(smallest: int, range_m: float, interval: int, parameters: Sequence[nn.Parameter]) -> range:
+    """The sizes that are tried: none below the largest of the parameters that may share a chunk."""
+    smallest = max(smallest, *(each.numel() for each in parameters), 1)
+    return range(smallest, smallest + round(range_m * _MEBI) + 1, interval)
 
 
 def ordered_parameters(model: nn.Module, memstas: ParameterOrder | None = None) -> list[nn.Parameter]:
