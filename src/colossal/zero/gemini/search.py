@@ -82,19 +82,17 @@ def search_chunk_configuration(
 ) -> tuple[dict[int, dict[str, Any]], int, int]:
     """Find the chunk size that leaves the fewest elements empty, the smallest of several.
 
-    Each size that is tried is rounded up to a multiple of the number of ranks. A model with fewer elements than the
-    smallest size gets chunks as long as itself, rounded up so that each rank holds a multiple of 16 elements. Tied
-    parameters stay alone in chunks of which they are longer than a quarter: see `alone_parameters`. No chunk is smaller
-    than the largest of the parameters that are looked at, even if `min_chunk_size_m` is 0.
+    Each size that is tried is rounded up to a multiple of the number of ranks, and at least as large as the largest
+    parameter that is looked at. A model with fewer elements than that gets chunks as long as itself, a multiple of 16
+    elements on each rank. Tied parameters stay alone in chunks of which they are longer than a quarter.
 
     Args:
         model: Its parameters are to be put into chunks; they may be on the meta device.
         search_range_m: How far above the smallest size is searched, in units of 2**20 elements.
-        search_interval: The distance of the sizes that are tried, in elements; the hidden size of the model serves.
+        search_interval: The distance of the sizes that are tried, in elements; such as the hidden size.
         min_chunk_size_m: The smallest size, in units of 2**20 elements; at least 0.
-        filter_exlarge_params: Choose the size without looking at parameters whose number of elements is more than
-            three standard deviations above the mean. What is returned as wasted counts them.
-        strict_ddp_flag: Keep chunks whole on every rank. Then nothing counts as wasted: the smallest size is chosen.
+        filter_exlarge_params: Choose the size without parameters of more than three standard deviations above the mean.
+        strict_ddp_flag: Keep chunks whole on every rank; nothing counts as wasted, and the smallest size is chosen.
         process_group: The ranks that share the parameters; by default the world, or one rank if there is none.
         memstas: Knows the order in which the parameters are used; that of `model.parameters()` by default.
         alone: Parameters that never share a chunk, whatever its size, beside the tied ones.
@@ -102,8 +100,7 @@ def search_chunk_configuration(
 
     Returns:
         ``{size: {"chunk_size": elements, "keep_gathered": strict_ddp_flag}}``, under the number of ranks that share
-        the parameters; the elements of all parameters; the elements of their chunks that hold none, when
-        `pack_parameters` has filled them with the `ordered_parameters`.
+        the parameters; the elements of all parameters; the elements of their chunks that hold none.
 
     Raises:
         ConfigError: A number is outside its range, the model has no parameters, `memstas` knows others than the
@@ -124,8 +121,8 @@ def search_chunk_configuration(
     size = _padded(max(total, 1), dp_size * _ALIGNMENT)
     if total >= smallest:
         sizes = _sizes(smallest, search_range_m, search_interval, [each for each in searched if each not in apart])
-        pieces = _pieces(searched, set(_tied(model)), apart)
-        size = _best_size(sizes[: 1 if strict_ddp_flag else None], pieces, dp_size)
+        sizes = sizes[: 1 if strict_ddp_flag else None]
+        size = _best_size(sizes, _pieces(searched, set(_tied(model)), apart), dp_size)
     wasted = 0 if strict_ddp_flag else _waste(model, parameters, size, dp_size, apart)
     if verbose:
         get_dist_logger().info(ChunkUsage(size, total, wasted), ranks=[0])
