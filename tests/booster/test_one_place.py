@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from colossal.booster import Booster
+from colossal.booster.mixed_precision import FP16TorchMixedPrecision
 from colossal.booster.plugin import (
     GeminiPlugin,
     HybridParallelPlugin,
@@ -166,3 +167,8 @@ def test_no_sync_accumulates_under_every_plugin(name: str, request) -> None:
     assert len(found) == (1 if is_cut else 2)
     for each in found:
         torch.testing.assert_close(each.double(), outputs, rtol=1e-9, atol=1e-12)
+
+
+def test_settings_that_a_plugin_would_ignore_are_refused() -> None:
+    with pytest.raises(ConfigError, match="takes a precision by its name. Found .*Pass mixed_precision='fp16'"):
+        Booster(device="cpu", mixed_precision=FP16TorchMixedPrecision(init_scale=8.0), plugin=LowLevelZeroPlugin())

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from colossal.accelerator import get_accelerator
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
-from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin
+from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin, check_precision
 from colossal.booster.lora import Lora
 from colossal.booster.lora.optimizer import leave_frozen_out
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
@@ -98,6 +98,7 @@ class Booster(CheckpointVerbs):
         self._check_supported("device", self._accelerator.name, self.plugin.supported_devices)
         if self.mixed_precision is not None:
             self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
+            check_precision(mixed_precision, self.plugin)
         # Weak, so that a model can be forgotten: what it is capable of knows the parts inside it, not the model itself.
         self._boosted: WeakKeyDictionary[nn.Module, tuple[OptimizerWrapper | None, Capabilities]] = WeakKeyDictionary()
 

@@ -5,6 +5,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from colossal.booster.boosted import Parts
+from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
 from colossal.cluster import AXES, ParallelMesh
@@ -26,6 +27,24 @@ def check_plugin(plugin: Plugin | None) -> Plugin | None:
             f"A plugin is an object of colossal.booster.plugin. Found {plugin!r}. Pass for example TorchDDPPlugin()."
         )
     return plugin
+
+
+def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
+    """Refuse settings of a precision beside a plugin that has a precision of its own.
+
+    Args:
+        given: What the user passed to the Booster.
+        plugin: The plugin.
+
+    Raises:
+        ConfigError: It is an object, of which the plugin would take the name only.
+    """
+    if plugin.has_own_precision and isinstance(given, MixedPrecision):
+        raise ConfigError(
+            f"{type(plugin).__name__} casts by itself, and takes a precision by its name. Found {given!r}, whose "
+            f"settings it would ignore. Pass mixed_precision={given.name!r}, and settings of the loss scale to the "
+            "plugin."
+        )
 
 
 def check_dataloader(dataloader: Any, plugin: Plugin) -> None:

@@ -28,6 +28,7 @@ class Plugin(ABC):
         supported_devices: Device types that the recipe runs on.
         supported_precisions: Names of the mixed precisions that it combines with.
         supported_axes: Axes of the mesh that may have several ranks.
+        has_own_precision: Whether the recipe casts by itself: then the Booster says which precision, and no more of it.
 
     Example:
         >>> import torch
@@ -42,6 +43,7 @@ class Plugin(ABC):
     supported_devices: ClassVar[tuple[str, ...]]
     supported_precisions: ClassVar[tuple[str, ...]]
     supported_axes: ClassVar[tuple[Axis, ...]] = ("dp",)
+    has_own_precision: ClassVar[bool] = False
 
     @abstractmethod
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:

@@ -129,6 +129,7 @@ class GeminiPlugin(DataParallelPlugin):
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
+    has_own_precision = True
 
     chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None
     chunk_init_device: torch.device | str | int | None = None

@@ -131,6 +131,7 @@ class HybridParallelPlugin(DataParallelPlugin):
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "pp", "sp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
+    has_own_precision = True
 
     def __init__(
         self,

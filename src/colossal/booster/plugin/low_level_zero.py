@@ -95,6 +95,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
+    has_own_precision = True
 
     stage: int = 1
     precision: str = "fp16"
