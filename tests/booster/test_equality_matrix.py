@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from chosen import ALL
 from equality import assert_equal
 from families import build as build_family
 from families import inputs_of
@@ -58,7 +59,8 @@ WORLDS: dict[str, dict[str, Any]] = {
 }
 """Meshes of models that are built of layers of `colossal.nn`."""
 
-MANY_RANKS = ("pp2 x 2.5d", "pp2 x 3d")  # processes, as threads send no messages: only some of the ways
+MANY_RANKS = ("pp2 x 2.5d", "pp2 x 3d")
+"""16 processes, as threads send no messages: some of the ways, where every case is run (``nox -s exhaustive``)."""
 
 SEQUENCES = {"enable_sequence_parallelism": True}
 DIVIDED: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
@@ -283,9 +285,11 @@ def is_supported(mesh: dict[str, Any], plugin: str) -> bool:
 
 
 SUPPORTED = [(world, plugin) for world, mesh in WORLDS.items() for plugin in PLUGINS if is_supported(mesh, plugin)]
+RUN = [(world, plugin) for world, plugin in SUPPORTED if ALL or world not in MANY_RANKS]
 
 
-@pytest.mark.parametrize(("world", "plugin"), SUPPORTED)
+@pytest.mark.chosen
+@pytest.mark.parametrize(("world", "plugin"), RUN)
 def test_a_cell_is_one_process(world: str, plugin: str) -> None:
     is_cut = "pp" in WORLDS[world]
     run = run_processes if plugin == "FSDP" or is_cut else run_threads  # FSDP2's streams are those of a process
