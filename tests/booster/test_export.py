@@ -104,7 +104,7 @@ def test_an_attribute_of_the_own_model_is_found_by_unwrap(plugin: str) -> None:
     for config, generate, nothing in run_processes(attributes, 2, plugin):
         assert ("before it is boosted" if plugin == "pp" else "use model.unwrap().config") in config
         assert ("before it is boosted" if plugin == "pp" else "use model.unwrap().generate") in generate
-        assert nothing == "'ModelWrapper' object has no attribute 'nothing_like_it'"
+        assert nothing.endswith("' object has no attribute 'nothing_like_it'")
 
 
 def state_after_a_step(plugin: str) -> list[dict[str, torch.Tensor]]:
