@@ -110,7 +110,7 @@ REFUSED: Mapping[str, Refused] = {
     "param_init_fn": Refused(
         (None,),
         "A model is sharded whose parameters have values, or get them from LazyInitContext",
-        {"TorchFSDPPlugin": "LazyInitContext around the model; with sync_module_states=True rank 0's values count"},
+        {"TorchFSDPPlugin": "to build it inside of LazyInitContext; sync_module_states=True then takes rank 0's values"},
     ),
     "scheduler_nodes": Refused(
         (None,),
