@@ -110,7 +110,10 @@ REFUSED: Mapping[str, Refused] = {
     "param_init_fn": Refused(
         (None,),
         "A model is sharded whose parameters have values, or get them from LazyInitContext",
-        {"TorchFSDPPlugin": "to build it inside of LazyInitContext; sync_module_states=True then takes rank 0's values"},
+        {
+            "TorchFSDPPlugin": "to build it inside of LazyInitContext; sync_module_states=True then takes rank 0's "
+            "values"
+        },
     ),
     "scheduler_nodes": Refused(
         (None,),
