@@ -1,6 +1,6 @@
 """Ranks that share tensors, sequences or layers of a replica see the same batch; others would train on silently."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import torch
@@ -28,7 +28,7 @@ class SameBatch:
 
     def __init__(self, mesh: ParallelMesh, most: int | None) -> None:
         # On a grid the program splits the inputs among the ranks of tp, before the model gets them.
-        axes = _AXES if mesh.tp_mode == "1d" else tuple(axis for axis in _AXES if axis != "tp")
+        axes: Sequence[Axis] = _AXES if mesh.tp_mode == "1d" else ("sp", "pp")
         self._groups = [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
         self._device, self._most, self._num_seen = mesh.accelerator.get_current_device(), most, 0
 

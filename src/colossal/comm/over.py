@@ -64,8 +64,7 @@ def same_over(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup], devic
     own = torch.tensor(numbers, dtype=torch.int64, device=device)
     with uncounted():
         largest, smallest = all_reduce_over(torch.stack([own, ~own]), groups, "max")
-    found: list[bool] = (largest == ~smallest).tolist()
-    return found
+    return [bool(each) for each in largest == ~smallest]
 
 
 def all_reduce_over(
