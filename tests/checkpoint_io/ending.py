@@ -41,7 +41,7 @@ def late(self: save.SafeSave, paths: Any) -> Any:
 
 
 def be_a_rank(plugin: str, ending: str, folder: Path) -> None:
-    save.SafeSave._write_blocks = late  # type: ignore[method-assign]
+    save.SafeSave._write_blocks = late
     if plugin != "none":
         colossal.launch_from_torch(verbose=False)
     net = build()
