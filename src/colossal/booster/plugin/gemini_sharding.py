@@ -5,12 +5,12 @@ from dataclasses import replace
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal.booster.plugin.hybrid_stages import regroup
+from colossal.booster.plugin.hybrid_stages import mark_replicas, regroup
 from colossal.booster.plugin.starting_values import share_values
 from colossal.cluster import ParallelMesh
 from colossal.pipeline import Stage
 from colossal.shardformer import ShardConfig, ShardFormer
-from colossal.tensor import Layout, Placement, parameter_names, placement_of, set_placement
+from colossal.tensor import parameter_names, placement_of
 
 
 def shard_model(model: nn.Module, optimizer: Optimizer | None, config: ShardConfig, mesh: ParallelMesh) -> None:
@@ -38,14 +38,6 @@ def shard_model(model: nn.Module, optimizer: Optimizer | None, config: ShardConf
         share_values(model, mesh)
     ShardFormer(config).optimize(model)
     if config.enable_tensor_parallelism:
-        _mark_replicas(model, mesh)
+        mark_replicas(model.parameters(), mesh)
     if optimizer is not None:
         regroup(optimizer, names, [Stage(model, 0, 1)])
-
-
-def _mark_replicas(model: nn.Module, mesh: ParallelMesh) -> None:
-    """Say of each parameter that tp does not shard that its ranks have replicas."""
-    for parameter in model.parameters():
-        if not placement_of(parameter).groups:
-            layout = Layout(tuple(parameter.shape), mesh.ranks("tp"))
-            set_placement(parameter, Placement(layout, mesh.global_rank, replica_groups=(mesh.group("tp"),)))

@@ -1,6 +1,6 @@
 """From a whole model to the stages of a rank, divided along tp."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -188,11 +188,7 @@ def place(stages: Sequence[Stage], mesh: ParallelMesh) -> None:
         mesh: The mesh.
     """
     here = {stage.index: stage.module for stage in stages}
-    if mesh.size("tp") > 1:
-        for parameter in (each for stage in stages for each in stage.parameters()):
-            if not placement_of(parameter).groups:
-                layout = Layout(tuple(parameter.shape), mesh.ranks("tp"))
-                set_placement(parameter, Placement(layout, mesh.global_rank, replica_groups=(mesh.group("tp"),)))
+    mark_replicas((each for stage in stages for each in stage.parameters()), mesh)
     for shared in stages[0].shared:
         if shared.stages[0] in here:
             continue
@@ -200,6 +196,21 @@ def place(stages: Sequence[Stage], mesh: ParallelMesh) -> None:
             if index in here:
                 parameter = here[index].get_parameter(name)
                 set_placement(parameter, replace(placement_of(parameter), is_counted=False))
+
+
+def mark_replicas(parameters: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
+    """Say of each parameter that tp does not shard that its ranks have replicas.
+
+    Args:
+        parameters: Those of this rank.
+        mesh: The mesh.
+    """
+    if mesh.size("tp") == 1:
+        return
+    for parameter in parameters:
+        if not placement_of(parameter).groups:
+            layout = Layout(tuple(parameter.shape), mesh.ranks("tp"))
+            set_placement(parameter, Placement(layout, mesh.global_rank, replica_groups=(mesh.group("tp"),)))
 
 
 def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: HybridOptions) -> Stage:
