@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.lora import files
+from colossal.booster.lora import lora
 from colossal.errors import CheckpointError
 from colossal.testing import WorldError, run_processes
 from colossal.testing.processes import PRELOADED
@@ -79,7 +79,7 @@ def test_a_save_that_fails_leaves_the_old_adapters_and_nothing_else(tmp_path, mo
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "_write_config", fail)
+    monkeypatch.setattr(lora, "adapter_config_file", lambda _: {"adapter_config.json": fail})
     with pytest.raises(CheckpointError, match="No space left on device"):
         booster.save_lora_as_pretrained(adapted(2), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == names

@@ -141,9 +141,12 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     assert "lib" not in sys.modules
 
 
-BOOST = ", colossal.booster.agreement, colossal.booster.batch"
+BOOST = """, colossal.booster.agreement, colossal.booster.batch, colossal.booster.same_batch
+import colossal.checkpoint_io.adapter_files, colossal.checkpoint_io.model_save, colossal.checkpoint_io.transport
+import colossal.interface.full_state"""
 LAZY = ", colossal.lazy, colossal.lazy.part, colossal.lazy.shards"
 OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
+TENSOR_PARALLEL = ", colossal.booster.plugin.gemini_sharding, colossal.lazy.agreement, colossal.shardformer"
 
 
 @pytest.mark.project
@@ -154,7 +157,7 @@ OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
         ("from colossal import Booster", BOOST + LAZY),
         (
             "from colossal.booster.plugin import GeminiPlugin",
-            BOOST + LAZY + ", colossal.zero.gemini, colossal.nn" + OPTIMIZERS,
+            BOOST + LAZY + TENSOR_PARALLEL + ", colossal.zero.gemini, colossal.nn" + OPTIMIZERS,
         ),
         ("from colossal.nn import lr_scheduler", OPTIMIZERS + LAZY),
     ],

@@ -1,6 +1,6 @@
 """The files of adapters beside the shards of a model, which are those of peft."""
 
-import secrets
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import final
@@ -30,7 +30,7 @@ class AdapterFiles:
     ) -> None:
         self._folder, self._config = directory / folder, config
         self._weights = ADAPTERS[use_safetensors]
-        self._waiting = self._weights.replace(".", f"-{secrets.token_hex(4)}.")
+        self._waiting = self._weights.replace(".", f"-{os.urandom(4).hex()}.")
 
     @property
     def weights(self) -> Path:

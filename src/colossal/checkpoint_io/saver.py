@@ -1,6 +1,6 @@
 """When a save is carried out: at once, or in the background; and who hears of its errors."""
 
-import secrets
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import final
@@ -85,7 +85,7 @@ class Saver:
     def _begin(self, look: Callable[[], None]) -> str:
         """Raise the failures of earlier saves, on all ranks together; return an identifier that all agree on."""
         try:
-            return self._writers.gather(lambda: look() or secrets.token_hex(8))[0]
+            return self._writers.gather(lambda: look() or os.urandom(8).hex())[0]
         except Exception:
             self._background.forget()
             raise

@@ -1,5 +1,6 @@
 """The machine as a program sees it: processes, the mesh that they form, and how they are started."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from colossal.cluster.axes import AXES, Axis
@@ -43,9 +44,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name == "measure_link_cost":  # which few programs need
-        from colossal.cluster.link_timing import measure_link_cost
+_HOMES = {"measure_link_cost": "colossal.cluster.link_timing"}  # which few programs need
 
-        return measure_link_cost
-    raise AttributeError(f"module 'colossal.cluster' has no attribute {name!r}")
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'colossal.cluster' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

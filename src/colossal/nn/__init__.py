@@ -25,7 +25,7 @@ from colossal.nn.layer import (
     gather_output,
     split_input,
 )
-from colossal.nn.loss import CrossEntropyLoss, TokenWeighting, VocabParallelCrossEntropyLoss
+from colossal.nn.loss import CrossEntropyLoss, VocabParallelCrossEntropyLoss
 from colossal.nn.metric import Accuracy
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "Linear3D",
     "PatchEmbedding",
     "RMSNorm",
-    "TokenWeighting",
     "VocabParallelClassifier",
     "VocabParallelCrossEntropyLoss",
     "VocabParallelEmbedding",

@@ -62,7 +62,7 @@ def counted(name: str) -> list[tuple[float, float, int]]:
     found = []
     for case in cases_of(SMALL):
         if (case.name, case.size) == (name, size):
-            step, _ = case.prepare(SMALL, case.batch_per_rank)
+            step = case.prepare(SMALL, case.batch_per_rank)
             with FlopCounterMode(display=False) as counter:
                 step()
             found.append((case.flops, float(counter.get_total_flops()), case.batch_size))

@@ -58,7 +58,7 @@ class Sharding:
             UnsupportedError: The model or the optimizer can not be sharded.
 
         Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
-        count; otherwise all_reduce, dp, 32 bytes, and 16 more if the model was built lazily.
+        count; otherwise all_reduce, dp, 16 bytes.
         """
         check_model(model)
         ignored = find_ignored(model, self._options.ignored_modules)

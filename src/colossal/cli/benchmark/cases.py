@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 Step = Callable[[], object]
-Prepare = Callable[[Settings, int], tuple[Step, int]]
-"""Builds what is measured on this rank for so many samples; one step of it, and the bytes that it sends uncounted."""
+Prepare = Callable[[Settings, int], Step]
+"""Builds what is measured on this rank for so many samples; returns one step of it."""
 
 _GROWTH = 4
 """How much wider the middle of a block is, as in a transformer."""
@@ -121,15 +121,15 @@ def _step_flops(settings: Settings, batch_size: int) -> float:
     return 3.0 * batch_size * settings.seq_len * settings.layers * block
 
 
-def _prepare_product(settings: Settings, batch_size: int) -> tuple[Step, int]:
+def _prepare_product(settings: Settings, batch_size: int) -> Step:
     import torch
 
     left = _random(settings, batch_size * settings.seq_len, settings.hidden_dim)
     right = _random(settings, settings.hidden_dim, _GROWTH * settings.hidden_dim)
-    return lambda: torch.mm(left, right), 0
+    return lambda: torch.mm(left, right)
 
 
-def _prepare_step(settings: Settings, batch_size: int) -> tuple[Step, int]:
+def _prepare_step(settings: Settings, batch_size: int) -> Step:
     """A training step through the Booster; with one rank no plugin, with more data parallelism."""
     import torch
 
@@ -137,8 +137,7 @@ def _prepare_step(settings: Settings, batch_size: int) -> tuple[Step, int]:
     from colossal.booster.plugin import TorchDDPPlugin
     from colossal.cluster import current_mesh
 
-    mesh = current_mesh()
-    booster = Booster(plugin=TorchDDPPlugin() if mesh.world_size > 1 else None)
+    booster = Booster(plugin=TorchDDPPlugin() if current_mesh().world_size > 1 else None)
     net = _mlp(settings)
     sgd = torch.optim.SGD(net.parameters(), lr=1e-6)
     model, optimizer, criterion, _, _ = booster.boost(net, sgd, torch.nn.MSELoss())
@@ -151,11 +150,10 @@ def _prepare_step(settings: Settings, batch_size: int) -> tuple[Step, int]:
         optimizer.step()
         optimizer.zero_grad()
 
-    gradients = sum(parameter.nbytes for parameter in net.parameters())
-    return step, 2 * gradients * (mesh.world_size - 1) // mesh.world_size  # torch's own all-reduce
+    return step
 
 
-def _prepare_tensor_step(settings: Settings, batch_size: int, axes: dict[str, Any]) -> tuple[Step, int]:
+def _prepare_tensor_step(settings: Settings, batch_size: int, axes: dict[str, Any]) -> Step:
     """A training step of the same network, of colossal's layers, on a mesh of its own."""
     import torch
 
@@ -173,7 +171,7 @@ def _prepare_tensor_step(settings: Settings, batch_size: int, axes: dict[str, An
         sgd.step()
         sgd.zero_grad()
 
-    return step, 0
+    return step
 
 
 def _mlp(settings: Settings, linear: "type[torch.nn.Module] | None" = None) -> "torch.nn.Module":

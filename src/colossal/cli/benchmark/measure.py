@@ -76,10 +76,10 @@ def _measure(settings: Settings, case: Case) -> Result:
     accelerator.empty_cache()
     accelerator.reset_peak_memory_stats()
     with comm.CommCounter() as counter:
-        step, uncounted = case.prepare(settings, case.batch_per_rank)
+        step = case.prepare(settings, case.batch_per_rank)
         ahead = sum(counter.bytes.values())
         step()
-        sent = sum(counter.bytes.values()) - ahead + uncounted
+        sent = sum(counter.bytes.values()) - ahead
     for _ in range(settings.warmup_steps):
         step()
     own = statistics.median(_seconds(step) for _ in range(settings.profile_steps))
