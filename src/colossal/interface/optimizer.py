@@ -116,7 +116,7 @@ class OptimizerWrapper:
 
     @property
     def has_whole_grads(self) -> bool:
-        """Whether torch's functions can take the gradients, which then are in the parameters, in full or as DTensors."""
+        """Whether torch's functions can take the gradients, which are in the parameters then, full or as DTensors."""
         sharded = any(placement_of(each).is_sharded and local_of(each) is each for each in self.parameters)
         return self.masters is None and self._peers is None and not sharded
 
