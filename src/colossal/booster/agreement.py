@@ -13,7 +13,6 @@ from colossal.booster.plugin.base import Plugin
 from colossal.cluster import Axis, ParallelMesh
 from colossal.comm import gather_objects, same_over
 from colossal.errors import ConfigError
-from colossal.lazy import LazyTensor
 from colossal.tensor import parameter_names, placement_of
 
 _SHOWN = 3
@@ -34,7 +33,7 @@ def check_agreement(
         axes: The axes along which ranks have to agree.
 
     Raises:
-        ConfigError: They differ in a name, shape, dtype or `requires_grad` of the model, in what is built lazily, in
+        ConfigError: They differ in a name, shape, dtype or `requires_grad` of the model, in
             the optimizer's class, hyperparameters or groups, in the plugin or its options, or in the precision; on all
             ranks alike.
 
@@ -69,8 +68,7 @@ def _describe(parts: Parts, plugin: Plugin, precision: MixedPrecision | None) ->
     yield "the precision", _text(precision)
     for name, parameter in parts.model.named_parameters():
         trains = "trains" if parameter.requires_grad else "frozen"
-        built = " built lazily" * isinstance(parameter, LazyTensor)
-        yield f"parameter {name}", f"{list(placement_of(parameter).shape)} {parameter.dtype} {trains}{built}"
+        yield f"parameter {name}", f"{list(placement_of(parameter).shape)} {parameter.dtype} {trains}"
     for name, buffer in parts.model.named_buffers():
         yield f"buffer {name}", f"{list(buffer.shape)} {buffer.dtype}"
     if parts.optimizer is not None:

@@ -102,12 +102,14 @@ class Sharding:
         names = {parameter: name for name, parameter in model.named_parameters()}
         state = {} if optimizer is None else state_by_name(optimizer, names)
         start = {**dict(model.named_parameters()), **persistent_buffers(model), **state}
+        lazy = {name: int(isinstance(tensor, LazyTensor)) for name, tensor in start.items()}
         with_values = {name: tensor for name, tensor in start.items() if not isinstance(tensor, LazyTensor)}
         if self._options.broadcast_first:
+            check_equal_digests(lazy, self._mesh)
             others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]
             Channel("dp", self._mesh).broadcast(dict.fromkeys([*with_values.values(), *others]))
         else:
-            check_equal_digests({name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
+            check_equal_digests(lazy | {name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
 
     def _cut(self, modules: list[nn.Module], kept_whole: set[nn.Parameter], optimizer: Optimizer | None) -> None:
         """Hand the modules to FSDP2, inner ones first.
