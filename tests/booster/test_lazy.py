@@ -131,7 +131,7 @@ def test_other_values_on_another_rank_are_an_error() -> None:
 def boost_one_lazily() -> None:
     with LazyInitContext() if dist.get_rank() else nullcontext():
         model = nn.Linear(3, 4)
-    with pytest.raises(ConfigError, match="alike on all ranks"):
+    with pytest.raises(ConfigError, match="All ranks start from the same values"):
         Booster(device="cpu", plugin=TorchFSDPPlugin()).boost(model)
 
 

@@ -33,7 +33,7 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
         shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
         raise ConfigError(
             f"All ranks start from the same values, of which each keeps a part. Found {len(different)} tensors that "
-            f"differ: {shown}. Build and seed them alike on all ranks, or pass sync_module_states=True to start from those of rank 0."
+            f"differ: {shown}. Seed all ranks alike, or pass sync_module_states=True to start from those of rank 0."
         )
 
 
