@@ -26,10 +26,12 @@ from colossal.booster.plugin.single import SingleProcessPlugin
 from colossal.checkpoint_io import CheckpointIO
 from colossal.cluster import Axis, ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import ModelWrapper, NonFiniteCheck, OptimizerWrapper, TokenWeighting
+from colossal.interface import ModelWrapper, NonFiniteCheck, OptimizerWrapper
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
+
+    from colossal.interface.token_weighting import TokenWeighting
 
 
 @final
@@ -264,7 +266,7 @@ class Booster(CheckpointVerbs):
 
     def weight_by_tokens(
         self, labels: torch.Tensor | Sequence[torch.Tensor], *, causal: bool, ignore_index: int = -100
-    ) -> TokenWeighting:
+    ) -> "TokenWeighting":
         """Make what weights mean losses so that all labels until the next optimizer step count the same.
 
         Call it on all ranks before the first backward pass of the step, and the result on every loss.
@@ -299,6 +301,8 @@ class Booster(CheckpointVerbs):
             >>> weight.num_labels
             3
         """
+        from colossal.interface.token_weighting import TokenWeighting
+
         mesh, _ = self.plugin.agreeing_ranks()
         _, num_replicas = self.plugin.data_parallel_place()
         mesh = mesh if num_replicas > 1 else None

@@ -6,7 +6,6 @@ from colossal.interface.model import ModelWrapper, innermost
 from colossal.interface.nonfinite import NonFiniteCheck
 from colossal.interface.optimizer import OptimizerWrapper
 from colossal.interface.outline import ModelOutline, OptimizerOutline, Peers, outline_of
-from colossal.interface.token_weighting import TokenWeighting
 
 __all__ = [
     "AdapterNames",
@@ -16,7 +15,6 @@ __all__ = [
     "OptimizerOutline",
     "OptimizerWrapper",
     "Peers",
-    "TokenWeighting",
     "active_adapter",
     "base_model_of",
     "check_optimizer",
