@@ -128,15 +128,17 @@ def test_other_values_on_another_rank_are_an_error() -> None:
     run_processes(seeded, 2, boost_other_values)
 
 
-def boost_one_lazily() -> None:
+def boost_one_lazily(sync_module_states: bool) -> None:
     with LazyInitContext() if dist.get_rank() else nullcontext():
         model = nn.Linear(3, 4)
-    with pytest.raises(ConfigError, match="All ranks start from the same values"):
-        Booster(device="cpu", plugin=TorchFSDPPlugin()).boost(model)
+    plugin = TorchFSDPPlugin(sync_module_states=sync_module_states)
+    with pytest.raises(ConfigError, match=f"which built {2 * dist.get_rank()} of 2 so"):
+        Booster(device="cpu", plugin=plugin).boost(model)
 
 
-def test_one_rank_that_builds_at_once_is_an_error() -> None:
-    run_processes(seeded, 2, boost_one_lazily)
+@pytest.mark.parametrize("sync_module_states", [False, True])
+def test_one_rank_that_builds_at_once_is_an_error(sync_module_states) -> None:
+    run_processes(seeded, 2, boost_one_lazily, sync_module_states)
 
 
 def bytes_in(name: str) -> int:

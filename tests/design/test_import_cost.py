@@ -29,7 +29,7 @@ OPTIONAL = (
 
 def run(program: str, path: Path) -> str:
     """The output of a program in a fresh interpreter that finds modules in ``path`` first."""
-    environment = {**os.environ, "PYTHONPATH": str(path)}
+    environment = {**os.environ, "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": ""}  # compiling is no import
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False, timeout=120
     )

@@ -33,9 +33,8 @@ def check_agreement(
         axes: The axes along which ranks have to agree.
 
     Raises:
-        ConfigError: They differ in a name, shape, dtype or `requires_grad` of the model, in
-            the optimizer's class, hyperparameters or groups, in the plugin or its options, or in the precision; on all
-            ranks alike.
+        ConfigError: They differ in a name, shape, dtype or `requires_grad` of the model, in the optimizer's class,
+            hyperparameters or groups, in the plugin or its options, or in the precision; on all ranks alike.
 
     Communication: all_reduce, the axes, 16 bytes; if something differs, all_gather_object, all ranks.
     """

@@ -13,10 +13,10 @@ from colossal.cluster.launch import (
     launch_from_slurm,
     launch_from_torch,
 )
+from colossal.cluster.link_cost import LINK_OPS, AxisCost, Link, LinkCost, LinkOp, LinkOrigin
 from colossal.cluster.mesh import ParallelMesh, ambient_mesh, current_mesh
 
 if TYPE_CHECKING:
-    from colossal.cluster.link_cost import LINK_OPS, AxisCost, Link, LinkCost, LinkOp, LinkOrigin
     from colossal.cluster.link_timing import measure_link_cost
 
 __all__ = [
@@ -44,15 +44,7 @@ __all__ = [
 ]
 
 
-_HOMES = {  # which few programs need
-    "LINK_OPS": "colossal.cluster.link_cost",
-    "AxisCost": "colossal.cluster.link_cost",
-    "Link": "colossal.cluster.link_cost",
-    "LinkCost": "colossal.cluster.link_cost",
-    "LinkOp": "colossal.cluster.link_cost",
-    "LinkOrigin": "colossal.cluster.link_cost",
-    "measure_link_cost": "colossal.cluster.link_timing",
-}
+_HOMES = {"measure_link_cost": "colossal.cluster.link_timing"}  # which few programs need
 
 
 def __getattr__(name: str) -> object:

@@ -20,6 +20,7 @@ from colossal.booster.plugin.replicas import (
     BuffersOfFirstRank,
     ScalarGradients,
     check_equal_digests,
+    check_equally_lazy,
     digest_of,
     persistent_buffers,
 )
@@ -58,7 +59,7 @@ class Sharding:
             UnsupportedError: The model or the optimizer can not be sharded.
 
         Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
-        count; otherwise all_reduce, dp, 16 bytes.
+        count; all_reduce, dp, 16 bytes, and 16 more otherwise.
         """
         check_model(model)
         ignored = find_ignored(model, self._options.ignored_modules)
@@ -102,14 +103,13 @@ class Sharding:
         names = {parameter: name for name, parameter in model.named_parameters()}
         state = {} if optimizer is None else state_by_name(optimizer, names)
         start = {**dict(model.named_parameters()), **persistent_buffers(model), **state}
-        lazy = {name: int(isinstance(tensor, LazyTensor)) for name, tensor in start.items()}
+        check_equally_lazy({name: isinstance(tensor, LazyTensor) for name, tensor in start.items()}, self._mesh)
         with_values = {name: tensor for name, tensor in start.items() if not isinstance(tensor, LazyTensor)}
         if self._options.broadcast_first:
-            check_equal_digests(lazy, self._mesh)
             others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]
             Channel("dp", self._mesh).broadcast(dict.fromkeys([*with_values.values(), *others]))
         else:
-            check_equal_digests(lazy | {name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
+            check_equal_digests({name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
 
     def _cut(self, modules: list[nn.Module], kept_whole: set[nn.Parameter], optimizer: Optimizer | None) -> None:
         """Hand the modules to FSDP2, inner ones first.

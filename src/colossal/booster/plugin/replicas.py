@@ -14,6 +14,26 @@ from colossal.errors import ConfigError
 _NAMES_SHOWN = 3
 
 
+def check_equally_lazy(lazy: Mapping[str, bool], mesh: ParallelMesh) -> None:
+    """Make sure that the ranks of the dp axis built the same tensors lazily, whose values they draw together.
+
+    Args:
+        lazy: Whether a tensor was built lazily, by its name.
+        mesh: The mesh in force.
+
+    Raises:
+        ConfigError: They differ; on all ranks alike.
+
+    Communication: all_reduce, dp, 16 bytes.
+    """
+    device, groups = mesh.accelerator.get_current_device(), [mesh.group("dp")]
+    if not all(same_over([_digest(repr(lazy).encode())], groups, device)):
+        raise ConfigError(
+            f"All ranks build the same tensors lazily. Found that another rank differs from rank {mesh.global_rank}, "
+            f"which built {sum(lazy.values())} of {len(lazy)} so. Enter LazyInitContext alike on all ranks."
+        )
+
+
 def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
     """Make sure that the ranks of the dp axis start from the same values, of which each is going to keep a part.
 

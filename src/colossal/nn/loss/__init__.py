@@ -1,4 +1,4 @@
-"""Losses of logits that lie on the tp axis, and of tokens that are divided unevenly among micro-batches and ranks."""
+"""Losses of logits that lie on the tp axis."""
 
 from colossal.nn.loss.cross_entropy import CrossEntropyLoss, VocabParallelCrossEntropyLoss
 
