@@ -21,7 +21,7 @@ from colossal.booster.plugin import (
 )
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError
-from colossal.interface.token_weighting import TokenWeighting
+from colossal.interface import TokenWeighting
 from colossal.tensor import copy_placement, whole_of
 from colossal.testing import run_processes, run_threads
 

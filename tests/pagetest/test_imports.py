@@ -141,7 +141,7 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     assert "lib" not in sys.modules
 
 
-BOOST = """, colossal.booster.agreement, colossal.booster.batch, colossal.booster.same_batch
+BOOST = """, colossal.booster.agreement, colossal.booster.batch, colossal.booster.lora.optimizer, colossal.booster.same_batch
 import colossal.checkpoint_io.adapter_files, colossal.checkpoint_io.model_save, colossal.checkpoint_io.transport
 import colossal.interface.full_state, colossal.interface.token_weighting"""
 LAZY = ", colossal.lazy, colossal.lazy.part, colossal.lazy.shards"

@@ -18,20 +18,19 @@ from colossal.accelerator import get_accelerator
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
 from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin, check_precision
-from colossal.booster.lora import Lora
-from colossal.booster.lora.optimizer import leave_frozen_out
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
 from colossal.checkpoint_io import CheckpointIO
 from colossal.cluster import Axis, ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import ModelWrapper, NonFiniteCheck, OptimizerWrapper
+from colossal.interface import ModelWrapper, NonFiniteCheck, OptimizerWrapper, is_peft_model
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
-    from colossal.interface.token_weighting import TokenWeighting
+    from colossal.booster.lora import Lora
+    from colossal.interface import TokenWeighting
 
 
 @final
@@ -139,7 +138,10 @@ class Booster(CheckpointVerbs):
         `configure`. None without a plugin, but for tensor-parallel ranks.
         """
         parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
-        leave_frozen_out(parts)
+        if is_peft_model(model):
+            from colossal.booster.lora.optimizer import leave_frozen_out
+
+            leave_frozen_out(parts)
         check_parts(parts)
         mesh, axes = self.plugin.agreeing_ranks()
         if mesh is not None:
@@ -301,7 +303,7 @@ class Booster(CheckpointVerbs):
             >>> weight.num_labels
             3
         """
-        from colossal.interface.token_weighting import TokenWeighting
+        from colossal.interface import TokenWeighting
 
         mesh, _ = self.plugin.agreeing_ranks()
         _, num_replicas = self.plugin.data_parallel_place()
@@ -364,7 +366,7 @@ class Booster(CheckpointVerbs):
         return "no plugin" if isinstance(self.plugin, SingleProcessPlugin) else type(self.plugin).__name__
 
     @property
-    def _lora(self) -> Lora:
+    def _lora(self) -> "Lora":
         lora = self.plugin.get_lora()
         if lora is None:
             raise UnsupportedError(

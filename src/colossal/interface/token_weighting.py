@@ -38,7 +38,7 @@ class TokenWeighting:
     Example:
         >>> import torch
         >>> from torch.nn.functional import cross_entropy
-        >>> from colossal.interface.token_weighting import TokenWeighting
+        >>> from colossal.interface import TokenWeighting
         >>> logits = torch.eye(3)[None].repeat(2, 2, 1)  # (samples, tokens, classes)
         >>> labels = torch.tensor([[0, 1, 2, 1, 1, 2], [0, -100, -100, -100, -100, -100]])
         >>> weight = TokenWeighting(labels, causal=False)

@@ -3,7 +3,7 @@
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,13 +12,15 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from colossal.booster.boosted import Boosted, Parts
-from colossal.booster.lora import Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.sampler import EpochSampler
 from colossal.checkpoint_io import CheckpointIO
 from colossal.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
+
+if TYPE_CHECKING:
+    from colossal.booster.lora import Lora
 
 
 class Plugin(ABC):
@@ -88,7 +90,7 @@ class Plugin(ABC):
         """
         return ambient_mesh(), AXES
 
-    def get_lora(self) -> Lora | None:
+    def get_lora(self) -> "Lora | None":
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:

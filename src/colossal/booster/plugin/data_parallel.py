@@ -1,9 +1,13 @@
 """What the plugins have in common under which each rank of the dp axis sees its own part of the data."""
 
-from colossal.booster.lora import BitsAndBytes, Lora
+from typing import TYPE_CHECKING
+
 from colossal.booster.plugin.base import Plugin
 from colossal.checkpoint_io import CheckpointIO, OneForAll
 from colossal.cluster import AXES, Axis, ParallelMesh, current_mesh
+
+if TYPE_CHECKING:
+    from colossal.booster.lora import Lora
 
 
 class DataParallelPlugin(Plugin):
@@ -17,7 +21,7 @@ class DataParallelPlugin(Plugin):
         """
         return CheckpointIO(OneForAll())
 
-    def get_lora(self) -> Lora | None:
+    def get_lora(self) -> "Lora | None":
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
@@ -26,6 +30,8 @@ class DataParallelPlugin(Plugin):
         Raises:
             ConfigError: There is no world yet.
         """
+        from colossal.booster.lora import BitsAndBytes, Lora
+
         return Lora(OneForAll(), axes=("dp",), quantizer=BitsAndBytes())
 
     def agreeing_ranks(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from colossal.booster.boosted import Boosted, Capabilities, Parts, reduce_in_each_pass
-from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
@@ -16,6 +15,9 @@ from colossal.booster.plugin.replicas import BuffersOfFirstRank
 from colossal.checkpoint_io import OneForAll
 from colossal.cluster import AXES, Axis, ParallelMesh, ambient_mesh, current_mesh
 from colossal.interface.keywords import Keywords, keywords_of
+
+if TYPE_CHECKING:
+    from colossal.booster.lora import Lora
 
 
 @final
@@ -216,7 +218,7 @@ class GeminiPlugin(DataParallelPlugin):
         mesh = self.mesh
         return mesh.rank("dp"), mesh.size("dp")
 
-    def get_lora(self) -> Lora:
+    def get_lora(self) -> "Lora":
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
@@ -225,6 +227,8 @@ class GeminiPlugin(DataParallelPlugin):
         Raises:
             MeshError: There is no world yet, or `tp_size` does not divide it.
         """
+        from colossal.booster.lora import BitsAndBytes, Lora
+
         return Lora(OneForAll(), ("tp", "dp"), BitsAndBytes() if self.tp_size == 1 else None, self.mesh)
 
     def configure(

@@ -7,7 +7,6 @@ from typing import Any, Self, final
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal.booster.lora.adapters import adapter_tree
 from colossal.booster.plugin.hybrid_stages import parameters_of
 from colossal.cluster import ParallelMesh
 from colossal.interface import ModelOutline, OptimizerOutline, is_peft_model
@@ -53,8 +52,12 @@ class Whole:
         names = parameter_names(model)
         groups = [] if optimizer is None else optimizer.param_groups
         held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
-        adapted: Any = model
-        adapters = ModelOutline.of(adapter_tree(adapted)) if is_peft_model(model) else None
+        adapters = None
+        if is_peft_model(model):
+            from colossal.booster.lora.adapters import adapter_tree
+
+            adapted: Any = model
+            adapters = ModelOutline.of(adapter_tree(adapted))
         return cls(names, ModelOutline.of(model), held, adapters)
 
     def outline_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> ModelOutline:

@@ -11,7 +11,6 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from colossal.booster.boosted import Boosted, Parts
-from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
 from colossal.booster.plugin.device import check_device
@@ -23,6 +22,7 @@ from colossal.shardformer import GradientCheckpointConfig, PipelineGradientCheck
 from colossal.tensor import ParallelPlan
 
 if TYPE_CHECKING:
+    from colossal.booster.lora import Lora
     from colossal.booster.plugin.hybrid_build import Assembly
 
 
@@ -275,7 +275,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         """
         return self.mesh.rank("dp"), self.mesh.size("dp")
 
-    def get_lora(self) -> Lora:
+    def get_lora(self) -> "Lora":
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
@@ -284,6 +284,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         Raises:
             MeshError: There is no world yet, or the sizes do not fit it.
         """
+        from colossal.booster.lora import BitsAndBytes, Lora
+
         is_whole = self.tp_size == self.pp_size == 1
         return Lora(OneForAll(), ("tp", "sp", "dp", "pp"), BitsAndBytes() if is_whole else None, self.mesh)
 

@@ -1,15 +1,17 @@
 """No parallelism: what a `Booster` without a plugin does."""
 
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 
 from colossal.booster.boosted import Boosted, Parts
-from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import Plugin, place
 from colossal.checkpoint_io import Alone, CheckpointIO, GeneralCheckpointIO
 from colossal.cluster import Axis, ParallelMesh, ambient_mesh
+
+if TYPE_CHECKING:
+    from colossal.booster.lora import Lora
 
 
 @final
@@ -46,8 +48,10 @@ class SingleProcessPlugin(Plugin):
         """Return a checkpoint IO whose calling process writes."""
         return GeneralCheckpointIO()
 
-    def get_lora(self) -> Lora:
+    def get_lora(self) -> "Lora":
         """Return a LoRA whose calling process draws and writes for itself."""
+        from colossal.booster.lora import BitsAndBytes, Lora
+
         return Lora(Alone(), quantizer=BitsAndBytes())
 
     def data_parallel_place(self) -> tuple[int, int]:

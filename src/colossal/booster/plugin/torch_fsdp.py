@@ -10,7 +10,6 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from colossal.booster.boosted import Boosted, Capabilities, Parts
-from colossal.booster.lora import Lora
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import place
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
@@ -23,6 +22,8 @@ from colossal.cluster import current_mesh
 
 if TYPE_CHECKING:
     from torch.distributed import fsdp
+
+    from colossal.booster.lora import Lora
 
 
 @final
@@ -148,7 +149,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
             boosted.optimizer.when_discarding(sharding.discard)
         return replace(boosted, capabilities=Capabilities(no_sync=sharding.no_sync))
 
-    def get_lora(self) -> Lora:
+    def get_lora(self) -> "Lora":
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
@@ -157,4 +158,6 @@ class TorchFSDPPlugin(DataParallelPlugin):
         Raises:
             ConfigError: There is no world yet.
         """
+        from colossal.booster.lora import Lora
+
         return Lora(OneForAll(), axes=("dp",))
