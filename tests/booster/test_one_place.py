@@ -87,22 +87,39 @@ def test_every_plugin_takes_the_precision_of_the_booster(name: str, precision: s
         assert is_scaled is (precision == "fp16")
 
 
-@pytest.mark.parametrize(
-    "plugin",
-    [
-        lambda: LowLevelZeroPlugin(precision="bf16"),
-        lambda: GeminiPlugin(precision="bf16"),
-        lambda: HybridParallelPlugin(1, 1, precision="bf16"),
-    ],
-)
-def test_two_precisions_contradict_each_other(plugin: Callable[[], Plugin]) -> None:
+WITH_A_PRECISION: dict[str, Callable[..., Plugin]] = {
+    "ZeRO": LowLevelZeroPlugin,
+    "Gemini": GeminiPlugin,
+    "Hybrid": lambda **options: HybridParallelPlugin(1, 1, **options),
+}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])  # fp16 is what these plugins choose if nobody does
+@pytest.mark.parametrize("name", WITH_A_PRECISION)
+def test_two_precisions_contradict_each_other(name: str, precision: str) -> None:
     def program() -> None:
+        plugin = WITH_A_PRECISION[name](precision=precision)
         with pytest.raises(
-            ConfigError, match=r"Found Booster\(mixed_precision='fp32'\) and .*Plugin\(precision='bf16'"
+            ConfigError, match=rf"Found Booster\(mixed_precision='fp32'\) and .*Plugin\(precision='{precision}'"
         ):
-            Booster(device="cpu", mixed_precision="fp32", plugin=plugin()).boost(net())
+            Booster(device="cpu", mixed_precision="fp32", plugin=plugin).boost(net())
 
     run_threads(program, 2)
+
+
+@pytest.mark.parametrize("name", ["ZeRO", "Gemini"])
+def test_without_masters_the_precision_of_the_booster_counts(name: str) -> None:
+    def program() -> torch.dtype:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plugin = WITH_A_PRECISION[name](master_weights=False)
+        _, optimizer, *_ = Booster(device="cpu", mixed_precision="bf16", plugin=plugin).boost(model, optimizer)
+        with pytest.raises(UnsupportedError, match="master_weights=False with precision='fp16'"):
+            Booster(device="cpu", plugin=plugin).boost(net())
+        assert optimizer is not None
+        return optimizer.parameters[0].dtype
+
+    assert run_threads(program, 2) == [torch.bfloat16] * 2
 
 
 def test_a_precision_that_a_plugin_does_not_have_is_refused() -> None:

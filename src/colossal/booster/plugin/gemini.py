@@ -56,7 +56,8 @@ class GeminiPlugin(DataParallelPlugin):
         offload_param_frac: Static: the share of the parameters that is in host memory between its uses.
         warmup_non_model_data_ratio: Auto: the share of the budget that the first pass keeps free.
         steady_cuda_cap_ratio: Auto: the share of a GPU's memory that is the budget, if `device_budget` is not given.
-        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has.
+        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the Booster,
+            or ``"fp16"`` if it has none either.
         master_weights: Update float32 masters; otherwise bf16 parameters themselves, whose small updates get lost.
         pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
             page-lock.
@@ -143,7 +144,7 @@ class GeminiPlugin(DataParallelPlugin):
     offload_param_frac: float = 0.0
     warmup_non_model_data_ratio: float = 0.8
     steady_cuda_cap_ratio: float = 0.9
-    precision: str = "fp16"
+    precision: str | None = None
     master_weights: bool = True
     pin_memory: bool = False
     force_outputs_fp32: bool = False
@@ -242,7 +243,7 @@ class GeminiPlugin(DataParallelPlugin):
         Args:
             parts: As the user built them; the model's parameters move into chunks.
             device: Where the model computes.
-            precision: Instead of the plugin's own, if that is its default.
+            precision: That of the Booster, if the plugin has none of its own.
 
         Returns:
             The parts, the optimizer updating shards.

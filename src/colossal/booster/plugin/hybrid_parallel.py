@@ -50,7 +50,8 @@ class HybridParallelPlugin(DataParallelPlugin):
             data-parallel ranks do: they average gradients, and ZeRO shares states among them as well. In the modes
             split_gather and ring the ranks of tp share sequences: then it has no effect, and the log says so unless it
             is the same as tp_size.
-        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has.
+        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the Booster,
+            or ``"fp16"`` if it has none either.
         zero_stage: What data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients too; 2 without a
             pipeline only.
         enable_all_optimization: The three options below, as far as the model can honour them; the log says which.
@@ -138,7 +139,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         tp_size: int,
         pp_size: int,
         sp_size: int | None = None,
-        precision: str = "fp16",
+        precision: str | None = None,
         zero_stage: int = 0,
         enable_all_optimization: bool = False,
         enable_fused_normalization: bool = False,
@@ -300,7 +301,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         Args:
             parts: As the user built them, the same on all ranks; the model is cut and divided in place.
             device: Where the model goes.
-            precision: Instead of the plugin's own, if that is its default.
+            precision: That of the Booster, if the plugin has none of its own.
 
         Returns:
             The parts: of the model, what this rank has.
@@ -332,7 +333,7 @@ class HybridParallelPlugin(DataParallelPlugin):
             model: The whole model.
             optimizer: Of its parameters; None to run forward passes only.
             device: Where the model goes; ``meta`` to plan a step.
-            precision: Instead of the plugin's own, if that is its default.
+            precision: That of the Booster, if the plugin has none of its own.
 
         Returns:
             The assembly.

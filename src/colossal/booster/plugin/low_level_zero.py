@@ -44,7 +44,8 @@ class LowLevelZeroPlugin(DataParallelPlugin):
 
     Args:
         stage: 1 shares optimizer states; 2 shares gradients too, which are reduced in each backward pass.
-        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has.
+        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the Booster,
+            or ``"fp16"`` if it has none either.
         initial_scale: First loss scale in fp16; greater than 0.
         min_scale: The scale does not fall below it.
         growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
@@ -98,7 +99,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     has_own_precision = True
 
     stage: int = 1
-    precision: str = "fp16"
+    precision: str | None = None
     initial_scale: float = 2.0**16
     min_scale: float = 1.0
     growth_factor: float = 2.0
@@ -140,7 +141,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         Args:
             parts: As the user built them; the model's parameters become views of common buffers.
             device: Where the model goes.
-            precision: Instead of the plugin's own, if that is its default.
+            precision: That of the Booster, if the plugin has none of its own.
 
         Returns:
             The parts, the optimizer updating shards.

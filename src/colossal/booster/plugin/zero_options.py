@@ -23,7 +23,8 @@ class ZeroOptions:
 
     Args:
         plugin: Whose options these are.
-        precision: What the model is cast to: one of fp16, bf16, and fp32 for the dtype that it has.
+        precision: What the model is cast to: one of fp16, bf16, and fp32 for the dtype that it has; None for what
+            `in_precision` finds.
         clipping: How gradients are clipped.
         zero: How gradients travel, and where states are.
         extra_dp_size: Number of blocks of ranks that hold the same shards.
@@ -36,7 +37,7 @@ class ZeroOptions:
     """
 
     plugin: str
-    precision: str
+    precision: str | None
     clipping: Clipping
     zero: ZeroConfig
     extra_dp_size: int = 1
@@ -44,7 +45,7 @@ class ZeroOptions:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        if self.precision not in _DTYPES:
+        if self.precision is not None and self.precision not in _DTYPES:
             raise ConfigError(
                 f"{self.plugin} takes the precision {', '.join(map(repr, _DTYPES))}. Found precision="
                 f"{self.precision!r}. Pass one of them."
@@ -63,7 +64,7 @@ class ZeroOptions:
     @property
     def dtype(self) -> torch.dtype | None:
         """What the model is cast to; None leaves it as it is."""
-        return _DTYPES[self.precision]
+        return _DTYPES[self.precision or _DEFAULT]
 
     @property
     def max_norm(self) -> float:
@@ -90,7 +91,7 @@ class ZeroOptions:
         return Partition(*mesh.blocks("dp", size // self.extra_dp_size))
 
     def in_precision(self, chosen: MixedPrecision | None) -> Self:
-        """Take the precision of the Booster, if it has one, in the place of the plugin's.
+        """Take the precision of the Booster, or of the plugin, or fp16.
 
         Args:
             chosen: The precision of the Booster.
@@ -100,13 +101,12 @@ class ZeroOptions:
 
         Raises:
             ConfigError: Both were chosen, and they differ.
+            UnsupportedError: The precision does not work with another option.
         """
-        if chosen is None or chosen.name == self.precision:
-            return self
-        if self.precision != _DEFAULT:
+        if chosen is not None and self.precision not in (None, chosen.name):
             raise ConfigError(
                 "One of the Booster and the plugin chooses the precision. Found "
                 f"Booster(mixed_precision={chosen.name!r}) and {self.plugin}(precision={self.precision!r}). Leave out "
                 "one of them."
             )
-        return replace(self, precision=chosen.name)
+        return replace(self, precision=(self.precision or _DEFAULT) if chosen is None else chosen.name)
