@@ -141,9 +141,9 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     assert "lib" not in sys.modules
 
 
-BOOST = """, colossal.booster.agreement, colossal.booster.batch, colossal.booster.lora.optimizer, colossal.booster.same_batch
-import colossal.checkpoint_io.adapter_files, colossal.checkpoint_io.model_save, colossal.checkpoint_io.transport
-import colossal.interface.full_state, colossal.interface.token_weighting"""
+BOOST = """, colossal.booster.agreement, colossal.booster.batch, colossal.booster.same_batch
+import colossal.booster.lora.optimizer, colossal.checkpoint_io.adapter_files, colossal.checkpoint_io.model_save
+import colossal.checkpoint_io.transport, colossal.interface.full_state, colossal.interface.token_weighting"""
 LAZY = ", colossal.lazy, colossal.lazy.part, colossal.lazy.shards"
 OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
 TENSOR_PARALLEL = ", colossal.booster.plugin.gemini_sharding, colossal.lazy.agreement, colossal.shardformer"

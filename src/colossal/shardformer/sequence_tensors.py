@@ -23,6 +23,7 @@ from colossal.shardformer.heads import with_values
 from colossal.shardformer.sequence_mode import SequenceSharing
 from colossal.shardformer.sequence_ring import RingInput, multiply_on_ring
 from colossal.shardformer.shared_input import SharedInput
+from colossal.shardformer.styles import ExpertTokens
 from colossal.tensor import ParallelPlan, find_modules
 
 _STATES = "hidden_states"
@@ -76,9 +77,9 @@ def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMe
     for _, product in products:
         if isinstance(product, Row):
             product.multiply_by(partial(multiply_on_ring if is_ring else _multiply_and_scatter, mesh))
-    if hasattr(parent, "shares_tokens"):  # experts, whose weights are parameters of their own
-        other: Any = parent
-        other.shares_tokens = True
+    tokens = getattr(parent, "tokens", None)
+    if isinstance(tokens, ExpertTokens):  # experts, whose weights are parameters of their own
+        tokens.share()
 
 
 def _multiply_and_scatter(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -154,6 +154,39 @@ def _shared(module: nn.Module, division: Division) -> nn.Module:
     return module
 
 
+@final
+class ExpertTokens:
+    """What enters and leaves divided experts: all tokens, or under sequence parallelism those of each rank.
+
+    Args:
+        mesh: The mesh, on whose tp axis the experts are divided.
+    """
+
+    def __init__(self, mesh: ParallelMesh) -> None:
+        self._mesh, self._are_shared = mesh, False
+
+    def share(self) -> None:
+        """Gather tokens, of which each rank has some, before the experts, and divide them again behind."""
+        self._are_shared = True
+
+    def enter(self, _experts: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The forward pre-hook of the experts."""
+        hidden, chosen, weights = args
+        mesh = self._mesh
+        if not self._are_shared:
+            return comm.replicate(hidden, "tp", mesh), chosen, comm.replicate(weights, "tp", mesh)
+        hidden, weights = (comm.gather(each, "tp", 0, mesh, partial_grad=True) for each in (hidden, weights))
+        return hidden, comm.gather(chosen, "tp", 0, mesh), weights
+
+    def leave(self, _experts: nn.Module, _args: Any, output: Any) -> Any:
+        """The forward hook of the experts."""
+        return (
+            comm.reduce_scatter(output, "tp", 0, self._mesh)
+            if self._are_shared
+            else comm.reduce(output, "tp", self._mesh)
+        )
+
+
 def _experts(module: nn.Module, division: Division) -> nn.Module:
     mesh, experts = division.mesh, module
     up, down = experts.get_parameter("gate_up_proj"), experts.get_parameter("down_proj")
@@ -165,20 +198,9 @@ def _experts(module: nn.Module, division: Division) -> nn.Module:
     for name, whole in (("gate_up_proj", up), ("down_proj", down)):
         setattr(experts, name, part_for(whole, layouts[name], mesh))
     other: Any = experts
-    other.layouts, other.shares_tokens = layouts, False
-
-    def enter(_experts: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden, chosen, weights = args
-        if not other.shares_tokens:
-            return comm.replicate(hidden, "tp", mesh), chosen, comm.replicate(weights, "tp", mesh)
-        hidden, weights = (comm.gather(each, "tp", 0, mesh, partial_grad=True) for each in (hidden, weights))
-        return hidden, comm.gather(chosen, "tp", 0, mesh), weights
-
-    def leave(_experts: nn.Module, _args: Any, output: Any) -> Any:
-        return comm.reduce_scatter(output, "tp", 0, mesh) if other.shares_tokens else comm.reduce(output, "tp", mesh)
-
-    experts.register_forward_pre_hook(enter)
-    experts.register_forward_hook(leave)
+    other.layouts, other.tokens = layouts, ExpertTokens(mesh)
+    experts.register_forward_pre_hook(other.tokens.enter)
+    experts.register_forward_hook(other.tokens.leave)
     return experts
 
 

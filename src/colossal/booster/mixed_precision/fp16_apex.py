@@ -130,11 +130,10 @@ class FP16ApexMixedPrecision(MixedPrecision):
             return ModelWrapper(self._amp.initialize(model, **options)), None, criterion
         names = [optimizer.param_names.get(parameter) for parameter in optimizer.parameters]
         model, optim = self._amp.initialize(model, optimizer.unwrap(), **options)
-        wrapper = OptimizerWrapper(optim, ApexScaler(self._amp))
         # apex puts masters where their parameters were.
-        pairs = zip(wrapper.parameters, names, strict=True)
-        wrapper.param_names = {parameter: name for parameter, name in pairs if name is not None}
-        return ModelWrapper(model), wrapper, criterion
+        masters = [parameter for group in optim.param_groups for parameter in group["params"]]
+        named = {master: name for master, name in zip(masters, names, strict=True) if name is not None}
+        return ModelWrapper(model), OptimizerWrapper(optim, ApexScaler(self._amp), param_names=named), criterion
 
 
 def _import_apex() -> Any:

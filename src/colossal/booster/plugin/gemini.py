@@ -56,8 +56,8 @@ class GeminiPlugin(DataParallelPlugin):
         offload_param_frac: Static: the share of the parameters that is in host memory between its uses.
         warmup_non_model_data_ratio: Auto: the share of the budget that the first pass keeps free.
         steady_cuda_cap_ratio: Auto: the share of a GPU's memory that is the budget, if `device_budget` is not given.
-        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the Booster,
-            or ``"fp16"`` if it has none either.
+        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the
+            Booster, or ``"fp16"`` if it has none either.
         master_weights: Update float32 masters; otherwise bf16 parameters themselves, whose small updates get lost.
         pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
             page-lock.

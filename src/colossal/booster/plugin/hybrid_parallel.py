@@ -50,8 +50,8 @@ class HybridParallelPlugin(DataParallelPlugin):
             data-parallel ranks do: they average gradients, and ZeRO shares states among them as well. In the modes
             split_gather and ring the ranks of tp share sequences: then it has no effect, and the log says so unless it
             is the same as tp_size.
-        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the Booster,
-            or ``"fp16"`` if it has none either.
+        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the
+            Booster, or ``"fp16"`` if it has none either.
         zero_stage: What data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients too; 2 without a
             pipeline only.
         enable_all_optimization: The three options below, as far as the model can honour them; the log says which.

@@ -44,8 +44,8 @@ class LowLevelZeroPlugin(DataParallelPlugin):
 
     Args:
         stage: 1 shares optimizer states; 2 shares gradients too, which are reduced in each backward pass.
-        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the Booster,
-            or ``"fp16"`` if it has none either.
+        precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the
+            Booster, or ``"fp16"`` if it has none either.
         initial_scale: First loss scale in fp16; greater than 0.
         min_scale: The scale does not fall below it.
         growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
