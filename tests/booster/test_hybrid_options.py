@@ -153,6 +153,22 @@ def test_a_model_in_stages_is_not_called() -> None:
     run_threads(call_in_stages, 2)
 
 
+class Residual(nn.Sequential):
+    """A sequence by its class, but not by its forward method."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x + super().forward(x)
+
+
+def test_a_sequence_with_a_forward_method_of_its_own_is_not_cut_as_one() -> None:
+    def cut() -> None:
+        booster = Booster(plugin=HybridParallelPlugin(1, 2, num_microbatches=2, precision="fp32"))
+        with pytest.raises(PlanError, match=r"Found Residual, .*Pass a ParallelPlan"):
+            booster.boost(Residual(nn.Linear(2, 2), nn.Linear(2, 2)))
+
+    run_threads(cut, 2)
+
+
 # ------------------------------------------------------------------------------------------ what it can besides
 
 

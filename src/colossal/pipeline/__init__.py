@@ -20,7 +20,7 @@ from colossal.pipeline.schedule import (
     simulate,
     zero_bubble_v,
 )
-from colossal.pipeline.sequence import ExecutionSequence
+from colossal.pipeline.sequence import ExecutionSequence, is_sequence
 from colossal.pipeline.shared_grads import share_tied_values
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stage import Carry, Stage, arguments_of
@@ -55,6 +55,7 @@ __all__ = [
     "count_layers",
     "forward_only",
     "interleaved",
+    "is_sequence",
     "join",
     "layer_parameters",
     "layer_seconds",

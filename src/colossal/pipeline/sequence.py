@@ -1,7 +1,7 @@
 """Models that are a sequence: modules that run one after the other, and functions between them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeGuard, final
 
 from torch import nn
 
@@ -95,6 +95,26 @@ class ExecutionSequence(nn.Module):
             kept: Which of them.
         """
         self._units = tuple(self._units[index] for index in kept)
+
+
+def is_sequence(model: nn.Module) -> TypeGuard[nn.Sequential | ExecutionSequence]:
+    """Tell whether a model runs its modules one after the other, so that it can be cut between any two of them.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        False also for a subclass of `torch.nn.Sequential` with a forward method of its own, which may do anything.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.pipeline import is_sequence
+        >>> is_sequence(nn.Sequential(nn.Linear(2, 2))), is_sequence(nn.ModuleList([nn.Linear(2, 2)]))
+        (True, False)
+    """
+    if isinstance(model, nn.Sequential):
+        return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
+    return isinstance(model, ExecutionSequence)
 
 
 def names_of_units(model: nn.Sequential | ExecutionSequence) -> tuple[str, ...]:

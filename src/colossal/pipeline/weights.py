@@ -14,7 +14,7 @@ from colossal.accelerator import get_accelerator
 from colossal.errors import ConfigError, PlanError
 from colossal.pipeline.cut import configs_with_cache, layers_of
 from colossal.pipeline.microbatch import map_tensors, tensors_in
-from colossal.pipeline.sequence import ExecutionSequence, names_of_units
+from colossal.pipeline.sequence import is_sequence, names_of_units
 from colossal.tensor import Stages
 
 
@@ -135,7 +135,7 @@ def _median(layer: nn.Module, args: Any, kwargs: Any, num_runs: int) -> float:
 
 
 def _layers_of(model: nn.Module, stages: Stages | None) -> Sequence[nn.Module]:
-    if isinstance(model, (nn.Sequential, ExecutionSequence)):
+    if is_sequence(model):
         return [model.get_submodule(name) for name in names_of_units(model)]
     if stages is None:
         raise PlanError(

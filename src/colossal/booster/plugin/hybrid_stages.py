@@ -14,10 +14,10 @@ from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.pipeline import (
     Carry,
-    ExecutionSequence,
     Stage,
     copy_structure,
     count_layers,
+    is_sequence,
     partition_by_counts,
     partition_uniform,
 )
@@ -33,8 +33,6 @@ from colossal.tensor import (
     placement_of,
     set_placement,
 )
-
-_SEQUENCES = (nn.Sequential, ExecutionSequence)
 
 
 def choose_plan(
@@ -70,7 +68,7 @@ def choose_plan(
 
 
 def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) -> bool:
-    is_cut = mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES)
+    is_cut = mesh.size("pp") > 1 and not is_sequence(model)
     is_sharded = any(placement_of(parameter).is_divided for parameter in model.parameters())  # as layers of colossal.nn
     checkpoints = options.sharding.gradient_checkpoint_config is not None
     return (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_cut or checkpoints
@@ -157,7 +155,7 @@ def carries_into(
         The hidden states for each stage of this rank; None for the first stage of all.
     """
     own = options.placement.stages_of(mesh.rank("pp"))
-    if plan is None and mesh.size("pp") > 1 and not isinstance(model, _SEQUENCES):
+    if plan is None and mesh.size("pp") > 1 and not is_sequence(model):
         plan = plan_of(model)
     carries: list[Carry | None] = [None]
     with torch.no_grad():
@@ -217,7 +215,7 @@ def _cut(model: nn.Module, index: int, plan: ParallelPlan | None, options: Hybri
     number = options.placement.num_stages
     if number == 1:
         return Stage(model, 0, 1)
-    if isinstance(model, _SEQUENCES):
+    if is_sequence(model):
         return Stage.of_sequential(model, _partition(len(model), options), index)
     if plan is None or plan.stages is None:
         raise UnsupportedError(
