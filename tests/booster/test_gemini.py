@@ -472,7 +472,6 @@ def test_no_rank_holds_more_than_its_part_and_one_parameter() -> None:
         ({"norm_type": 0.0}, ConfigError, "norm_type=0.0"),
         ({"extra_dp_size": 0}, ConfigError, "extra_dp_size=0"),
         ({"growth_factor": 1.0}, ConfigError, "growth_factor"),
-        ({"precision": "fp16", "master_weights": False}, UnsupportedError, "master_weights=False"),
         ({"placement_policy": "gpu"}, ConfigError, "Found 'gpu'.*Pass 'static'"),
         ({"tp_size": 0}, ConfigError, "Found tp_size=0. Pass 1 or more"),
         ({"gpu_margin_mem_ratio": 0.5}, UnsupportedError, "gpu_margin_mem_ratio=0.5.*offload_optim_frac"),

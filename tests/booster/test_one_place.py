@@ -18,6 +18,7 @@ from colossal.booster.plugin import (
     TorchFSDPPlugin,
 )
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.nn.optimizer import HybridAdam
 from colossal.testing import run_processes, run_threads
 
 PLUGINS: dict[str, Callable[[], Plugin | None]] = {
@@ -107,19 +108,62 @@ def test_two_precisions_contradict_each_other(name: str, precision: str) -> None
     run_threads(program, 2)
 
 
-@pytest.mark.parametrize("name", ["ZeRO", "Gemini"])
-def test_without_masters_the_precision_of_the_booster_counts(name: str) -> None:
-    def program() -> torch.dtype:
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        plugin = WITH_A_PRECISION[name](master_weights=False)
-        _, optimizer, *_ = Booster(device="cpu", mixed_precision="bf16", plugin=plugin).boost(model, optimizer)
-        with pytest.raises(UnsupportedError, match="master_weights=False with precision='fp16'"):
-            Booster(device="cpu", plugin=plugin).boost(net())
-        assert optimizer is not None
-        return optimizer.parameters[0].dtype
+WITHOUT_MASTERS: dict[str, Callable[..., Plugin]] = {
+    "ZeRO-1": lambda **options: LowLevelZeroPlugin(master_weights=False, **options),
+    "ZeRO-2": lambda **options: LowLevelZeroPlugin(stage=2, master_weights=False, **options),
+    "Gemini": lambda **options: GeminiPlugin(master_weights=False, **options),
+}
 
-    assert run_threads(program, 2) == [torch.bfloat16] * 2
+
+def train_in_half(name: str | None, precision: str, optimizer_class: Any) -> list[float]:
+    """Losses of a model in half precision whose parameters are updated as they are."""
+    model, losses = net(), []
+    optimizer: Any = optimizer_class(model.parameters(), lr=0.05)
+    if name is None:
+        booster, model = None, model.to(DTYPES[precision])
+    else:
+        booster = Booster(device="cpu", mixed_precision=precision, plugin=WITHOUT_MASTERS[name]())
+        model, optimizer, *_ = booster.boost(model, optimizer)
+    x = torch.linspace(-1, 1, 32).sin().view(8, 4)
+    for _ in range(5):
+        loss = (model(x if booster else x.to(DTYPES[precision])).float() - x[:, :2]).square().mean()
+        losses.append(float(loss.detach()))
+        booster.backward(loss, optimizer) if booster else loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert all(parameter.dtype == DTYPES[precision] for parameter in (optimizer.parameters if booster else []))
+    return losses
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, HybridAdam])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("name", WITHOUT_MASTERS)
+def test_parameters_in_half_precision_are_updated_as_they_are(name, precision, optimizer_class) -> None:
+    expected = train_in_half(None, precision, optimizer_class)
+    assert expected[-1] < expected[0]
+    digits = 2.0**-11 if precision == "fp16" else 2.0**-8
+    for losses in run_threads(train_in_half, 2, name, precision, optimizer_class):
+        # Each of the steps rounds gradient and parameter once more or less than one process does.
+        assert losses == pytest.approx(expected, rel=2 * len(losses) * digits)
+
+
+@pytest.mark.parametrize("name", WITHOUT_MASTERS)
+def test_a_step_without_masters_says_what_gets_lost_and_skips_overflows(name: str, caplog) -> None:
+    def program() -> tuple[float, bool]:
+        model = net()
+        plugin = WITHOUT_MASTERS[name](precision="fp16", initial_scale=2.0**16, hysteresis=1)
+        booster = Booster(device="cpu", plugin=plugin)
+        model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        assert optimizer is not None
+        before = {key: value.clone() for key, value in model.state_dict(only_rank_0=False).items()}
+        booster.backward(model(torch.ones(2, 4)).float().sum() * 1e4, optimizer)
+        optimizer.step()
+        after = model.state_dict(only_rank_0=False)
+        return optimizer.scaler.scale_value, all(torch.equal(after[key], before[key]) for key in before)
+
+    with caplog.at_level("WARNING"):
+        assert run_threads(program, 2) == [(2.0**15, True)] * 2
+    assert "gradients below 6e-8 and small updates get lost" in caplog.text
 
 
 def test_a_precision_that_a_plugin_does_not_have_is_refused() -> None:

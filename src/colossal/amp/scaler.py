@@ -92,6 +92,8 @@ class DynamicScaler(LossScaler):
         config: The rule by which the scale moves.
         device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
         verbose: Log when the scale grows, on rank 0; steps that are skipped are logged in any case.
+        divides_float16: Divide gradients in float16 too, where those that the scale has saved get lost, and say so in
+            the log; otherwise they are refused.
 
     Example:
         >>> import torch
@@ -112,8 +114,17 @@ class DynamicScaler(LossScaler):
         config: ScalerConfig,
         device_type: str,
         verbose: bool = False,
+        divides_float16: bool = False,
     ) -> None:
         self._rule = config
+        self._divides_float16 = divides_float16
+        if divides_float16:
+            get_dist_logger().warning(
+                "float16 parameters are updated without float32 masters: gradients below 6e-8 and small updates get "
+                "lost, and an optimizer whose state is float16 too, such as torch.optim.Adam, may divide by zero. "
+                "colossal.nn.optimizer.HybridAdam keeps its state in float32.",
+                ranks=[0],
+            )
         self._device_type = device_type
         self._verbose = verbose
         self._scale = _float32(config.init_scale)
@@ -159,7 +170,8 @@ class DynamicScaler(LossScaler):
             peers: Groups of ranks that have other parameters of the model; they too skip the step if one overflows.
 
         Raises:
-            ConfigError: A gradient is in float16, where dividing would lose what the scale has saved.
+            ConfigError: A gradient is in float16, where dividing would lose what the scale has saved; unless that was
+                asked for.
 
         Communication: all_reduce, the axes that shard or replicate a parameter and `peers`, 4 bytes each.
         """
@@ -177,7 +189,7 @@ class DynamicScaler(LossScaler):
         """Divide the local parts of the gradients, and return 1 if one of them was infinite or NaN, else 0."""
         found = torch.zeros((), device=self._device_type)
         by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
-        for grad in _local_grads(parameters):
+        for grad in _local_grads(parameters, takes_float16=self._divides_float16):
             by_device[grad.device].append(grad)
         for device, grads in by_device.items():
             here = torch.zeros((), device=device)
@@ -312,12 +324,12 @@ class DynamicScaler(LossScaler):
         self._good_steps, self._overflows = counters
 
 
-def _local_grads(parameters: list[torch.nn.Parameter]) -> Iterator[torch.Tensor]:
+def _local_grads(parameters: list[torch.nn.Parameter], *, takes_float16: bool) -> Iterator[torch.Tensor]:
     """Yield what this rank holds of each gradient; of a sparse one its values."""
     for parameter in parameters:
         if parameter.grad is None:
             continue
-        if parameter.grad.dtype == torch.float16:
+        if parameter.grad.dtype == torch.float16 and not takes_float16:
             raise ConfigError(
                 "Gradients are divided by the loss scale in float32. Found gradients in float16, of parameters in "
                 "float16. Leave the model in float32, or pass mixed_precision='fp16_naive', which keeps float32 "

@@ -141,12 +141,15 @@ def _over_buckets(
 ) -> OptimizerWrapper:
     config = Keywords("zero_optim_wrapper", given).read(ZeroConfig, stage=_stage_of(model))
     half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
+    scaler = None
+    if half:
+        scaler = DynamicScaler(rule, half[0].device.type, verbose, divides_float16=not config.master_weights)
     return shard_optimizer(
         model,
         optimizer,
         Partition(current_mesh().group("dp")),
         config,
-        scaler=DynamicScaler(rule, half[0].device.type, verbose=verbose) if half else None,
+        scaler=scaler,
         **keywords_of(clipping),
     )
 

@@ -58,7 +58,8 @@ class GeminiPlugin(DataParallelPlugin):
         steady_cuda_cap_ratio: Auto: the share of a GPU's memory that is the budget, if `device_budget` is not given.
         precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the
             Booster, or ``"fp16"`` if it has none either.
-        master_weights: Update float32 masters; otherwise bf16 parameters themselves, whose small updates get lost.
+        master_weights: Update float32 masters; otherwise parameters themselves, whose small updates get lost, and in
+            fp16 small gradients as well.
         pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
             page-lock.
         force_outputs_fp32: Cast floating-point outputs to float32, also if nothing else is cast.

@@ -62,7 +62,8 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             for its own. Nothing but a block's own forward pass may use its parameters then.
         cpu_offload: Keep masters and optimizer states in host memory, and update them there; with
             `colossal.nn.optimizer.HybridAdam` by a fast kernel. On a CPU they are there already.
-        master_weights: Update float32 masters; otherwise bf16 parameters themselves, whose small updates get lost.
+        master_weights: Update float32 masters; otherwise parameters themselves, whose small updates get lost, and in
+            fp16 small gradients as well.
         verbose: Log each change of the loss scale on rank 0.
         cast_inputs: Cast floating-point inputs of the model to its dtype, and its outputs to float32.
         fp8_communication: Communicate in 8 bits; not built yet.
@@ -173,13 +174,17 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     def _shard(
         self, model: nn.Module, optimizer: Optimizer, options: ZeroOptions, device: torch.device, mesh: ParallelMesh
     ) -> OptimizerWrapper:
-        scaled = options.dtype == torch.float16
+        scaler = None
+        if options.dtype == torch.float16:
+            scaler = DynamicScaler(
+                self._scaler, device.type, options.verbose, divides_float16=not options.zero.master_weights
+            )
         return shard_optimizer(
             model,
             optimizer,
             options.partition(mesh),
             options.zero,
-            scaler=DynamicScaler(self._scaler, device.type, verbose=options.verbose) if scaled else None,
+            scaler=scaler,
             **keywords_of(options.clipping),
             units=find_units(model, None, set()) if options.zero.overlap_allgather else (),
         )

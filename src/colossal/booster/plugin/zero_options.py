@@ -55,11 +55,6 @@ class ZeroOptions:
                 f"There is at least one replica of the shards. Found extra_dp_size={self.extra_dp_size}. Pass 1 or "
                 "more."
             )
-        if self.precision == "fp16" and not self.zero.master_weights:
-            raise UnsupportedError(
-                "In fp16 gradients are scaled, and only float32 masters can hold them unscaled. Found "
-                "master_weights=False with precision='fp16'. Leave it True, or pass precision='bf16'."
-            )
 
     @property
     def dtype(self) -> torch.dtype | None:

@@ -129,7 +129,8 @@ class GeminiOptimizer(OptimizerWrapper):
             hysteresis=hysteresis,
         )
         if module.dtype == torch.float16:
-            scaler = DynamicScaler(rule, module.chunks.memory.device.type, verbose=verbose)
+            device_type = module.chunks.memory.device.type
+            scaler = DynamicScaler(rule, device_type, verbose, divides_float16=not module.master_weights)
         names = {parameter: name for name, parameter in innermost(module).named_parameters()}
         shards = shards_over_chunks(optim, module.chunks, module.gradients)
         super().__init__(optim, scaler, names, shards, clipping.max_norm, clipping.norm_type)
