@@ -8,7 +8,7 @@ import torch
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.cluster import ParallelMesh
 from colossal.comm import Partition
-from colossal.errors import ConfigError, MeshError, UnsupportedError
+from colossal.errors import ConfigError, MeshError
 from colossal.interface.clipping import Clipping
 from colossal.zero import ZeroConfig
 
@@ -33,7 +33,6 @@ class ZeroOptions:
 
     Raises:
         ConfigError: A value is outside its range.
-        UnsupportedError: Two values do not work together.
     """
 
     plugin: str
@@ -96,7 +95,6 @@ class ZeroOptions:
 
         Raises:
             ConfigError: Both were chosen, and they differ.
-            UnsupportedError: The precision does not work with another option.
         """
         if chosen is not None and self.precision not in (None, chosen.name):
             raise ConfigError(
