@@ -25,6 +25,7 @@ class Smoke(NamedTuple):
 
 
 SMOKE = {
+    "adam_step": Smoke("--width 256 --rounds 2 --threads 1"),
     "booster_overhead": Smoke("--pairs 2 --steps 1", ranks=2),
     "checkpoint_speed": Smoke("--rounds 1 --tensors 4 --folder build"),
     "cpu_adam": Smoke("--numel 100000 --rounds 1 --threads 1"),

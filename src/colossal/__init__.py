@@ -4,6 +4,7 @@ The public names below are loaded when they are first used, so that ``import col
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from colossal._registration import register
@@ -43,7 +44,7 @@ __all__ = [
     "launch_from_torch",
 ]
 
-
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch, before its first tensor: large ones lie in huge pages then
 register()
 
 

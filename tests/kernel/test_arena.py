@@ -5,11 +5,14 @@ import io
 import mmap
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import colossal
 from colossal.kernel import arena, huge_zeros
 
 MIB = 1 << 20
@@ -86,7 +89,7 @@ def advice_of(tensor: torch.Tensor) -> list[str]:
 def test_the_kernel_is_advised_to_use_huge_pages() -> None:
     (tensor,) = huge_zeros([(MIB,)])
     assert "hg" in advice_of(tensor)
-    assert "hg" not in advice_of(torch.zeros(MIB))
+    assert "hg" not in advice_of(torch.frombuffer(mmap.mmap(-1, 4 * MIB), dtype=torch.float32))
 
 
 def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch) -> None:
@@ -97,3 +100,30 @@ def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch) -> None:
     monkeypatch.setattr(arena.mmap, "mmap", Pages)
     (tensor,) = huge_zeros([(1000,)])
     assert tensor.add_(1).sum() == 1000
+
+
+IN_HUGE_PAGES = """
+import os, re, sys
+import torch
+import colossal
+tensor = torch.ones(4 << 20)
+at, found = tensor.data_ptr(), None
+for line in open("/proc/self/smaps"):
+    if span := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+        found = int(span[1], 16) <= at + (1 << 21) < int(span[2], 16)
+    elif line.startswith("VmFlags:") and found:
+        print("hg" in line.split(), os.environ["THP_MEM_ALLOC_ENABLE"])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc of Linux")
+@pytest.mark.parametrize("chosen", [None, "0"])
+def test_importing_the_library_asks_torch_for_huge_pages_unless_the_user_chose(chosen: str | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    environment |= {"PYTHONPATH": str(Path(colossal.__file__).parents[1])}
+    if chosen is not None:
+        environment["THP_MEM_ALLOC_ENABLE"] = chosen
+    done = subprocess.run(
+        [sys.executable, "-c", IN_HUGE_PAGES], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == (["True", "1"] if chosen is None else ["False", "0"])
