@@ -1,4 +1,4 @@
-"""A training step of one large layer on the CPU: HybridAdam through the Booster, beside torch's fused AdamW and DeepSpeed.
+"""A step of training a large layer on the CPU: HybridAdam by the Booster, beside fused AdamW of torch and DeepSpeed.
 
 Each contender has a process of its own, as its user would start it: ours imports colossal, which asks torch for huge
 pages before the first tensor, and the others do not. In every round each takes one step, in an order that rotates; the
