@@ -11,6 +11,7 @@ from torch import distributed as dist
 from colossal.cluster import Axis
 from colossal.comm.channel import gather_into, needs_scratch, scatter_sums
 from colossal.comm.counter import CommCounter, Op, active_counters
+from colossal.comm.eight_bits import all_reduce_packed, packed_nbytes, scatter_packed_sums
 from colossal.comm.over import all_reduce_over
 
 
@@ -53,6 +54,7 @@ class Partition:
         replicas: The ranks that own the same segment in other such groups; None if there is one group only.
         axis: The axis of the mesh that all of them are on, under which calls are counted.
         counters: What counts the calls; by default the counters that are open now.
+        in_eight_bits: Let the terms of sums travel in 8 bits, with scales.
 
     Example:
         >>> import torch
@@ -75,6 +77,7 @@ class Partition:
     replicas: dist.ProcessGroup | None = None
     axis: Axis = "dp"
     counters: tuple[CommCounter, ...] = field(default_factory=active_counters)
+    in_eight_bits: bool = False
 
     @property
     def size(self) -> int:
@@ -127,6 +130,8 @@ class Partition:
         Returns:
             Elements of the same dtype.
         """
+        if self.in_eight_bits and self.size > 1:
+            return -(-2 * self.size * packed_nbytes(buffer.numel() // self.size) // buffer.itemsize)
         return buffer.numel() // self.size * (self.size - 1) if needs_scratch(self.group) else 0
 
     def start_reduce_scatter(
@@ -142,14 +147,19 @@ class Partition:
         Returns:
             What to wait for.
 
-        Communication: reduce_scatter, dp, the buffer's bytes; with replicas all_reduce besides, of the segment.
+        Communication: reduce_scatter, dp, the buffer's bytes, or one for each of its elements; with replicas all_reduce
+        besides, of the segment.
         """
         if self.size == 1:
             if own.data_ptr() != buffer.data_ptr():
                 own.copy_(buffer)
             return Pending(then=lambda: self._sum_replicas(own))
-        self._count("reduce_scatter", 1, buffer, self.size)
-        works, finish = scatter_sums(own, buffer, self.group, scratch)
+        if self.in_eight_bits:
+            works, finish, num_bytes = scatter_packed_sums(own, buffer, self.group, scratch)
+        else:
+            works, finish = scatter_sums(own, buffer, self.group, scratch)
+            num_bytes = buffer.nbytes
+        self._count("reduce_scatter", num_bytes, self.size)
 
         def then() -> None:
             finish()
@@ -170,7 +180,7 @@ class Partition:
         """
         if self.size == 1:
             return Pending()
-        self._count("all_gather", 1, buffer, self.size)
+        self._count("all_gather", buffer.nbytes, self.size)
         return Pending(gather_into(buffer, self.segment(buffer), self.group))
 
     def total(self, values: torch.Tensor, op: Literal["sum", "max"] = "sum") -> torch.Tensor:
@@ -190,9 +200,13 @@ class Partition:
 
     def _sum_replicas(self, own: torch.Tensor) -> None:
         if self.replicas is not None and self.num_replicas > 1:
-            dist.all_reduce(own, group=self.replicas)
-            self._count("all_reduce", 2, own, self.num_replicas)
+            if self.in_eight_bits:
+                own.copy_(all_reduce_packed(own, self.replicas))
+            else:
+                dist.all_reduce(own, group=self.replicas)
+            num_bytes = packed_nbytes(own.numel()) if self.in_eight_bits else own.nbytes
+            self._count("all_reduce", 2 * num_bytes, self.num_replicas)
 
-    def _count(self, op: Op, share: int, whole: torch.Tensor, size: int) -> None:
+    def _count(self, op: Op, num_bytes: int, size: int) -> None:
         for counter in {*self.counters, *active_counters()}:
-            counter.add(op, self.axis, share * whole.nbytes * (size - 1) // size)
+            counter.add(op, self.axis, num_bytes * (size - 1) // size)

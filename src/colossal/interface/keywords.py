@@ -80,18 +80,6 @@ FIELDS: Mapping[str, Field] = {
 
 _STATIC = "placement_policy='static' with an offload_optim_frac below 1"
 REFUSED: Mapping[str, Refused] = {
-    "fp8_communication": Refused(
-        (False,),
-        "Ranks exchange elements of 16 bits or more",
-        {
-            "TorchDDPPlugin": "a model in 16 bits, as with Booster(mixed_precision='fp16_naive')",
-            "TorchFSDPPlugin": "mixed_precision=MixedPrecisionPolicy(param_dtype=torch.bfloat16), to send 16 bits",
-            "LowLevelZeroPlugin": "communication_dtype=torch.bfloat16",
-            "HybridParallelPlugin": "communication_dtype=torch.bfloat16 with zero_stage=1",
-            "GeminiPlugin": "precision='bf16'",
-            "GeminiDDP": "mixed_precision=torch.bfloat16",
-        },
-    ),
     "use_fp8": Refused(
         (False,),
         "Matrix products are in 16 bits or more here",

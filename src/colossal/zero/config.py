@@ -24,6 +24,7 @@ class ZeroConfig:
         overlap_allgather: Let the next forward pass begin while updated parameters still arrive.
         cpu_offload: Keep masters and optimizer states in the memory of the host.
         master_weights: Update float32 copies of parameters in half precision.
+        fp8_communication: Let gradients travel in 8 bits, with a scale for each block of them; sums are in float32.
 
     Raises:
         ConfigError: A value is outside its range.
@@ -41,6 +42,7 @@ class ZeroConfig:
     overlap_allgather: bool = False
     cpu_offload: bool = False
     master_weights: bool = True
+    fp8_communication: bool = False
 
     def __post_init__(self) -> None:
         if self.stage not in (1, 2):
@@ -58,6 +60,11 @@ class ZeroConfig:
                 "Gradients are summed in a floating-point dtype. Found "
                 f"communication_dtype={self.communication_dtype}. Pass one of {', '.join(map(str, _FLOATS))}, or None "
                 "for that of the gradients."
+            )
+        if self.fp8_communication and self.communication_dtype is not None:
+            raise ConfigError(
+                "Gradients travel in one dtype. Found communication_dtype="
+                f"{self.communication_dtype} and fp8_communication=True. Leave one of them out."
             )
 
     @property

@@ -10,14 +10,35 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from colossal.comm import CommCounter, active_counters
+from colossal.comm.eight_bits import all_reduce_packed, packed_nbytes
 
 
-def count_reductions(model: DistributedDataParallel, group: dist.ProcessGroup) -> DistributedDataParallel:
+def average_packed(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients over a group, in 8 bits: a communication hook of `DistributedDataParallel`.
+
+    Args:
+        group: The ranks.
+        bucket: The gradients of one of them.
+
+    Returns:
+        Holds the mean already.
+
+    Communication: as `colossal.comm.eight_bits.all_reduce_packed`.
+    """
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(all_reduce_packed(bucket.buffer() / dist.get_world_size(group), group))
+    return done
+
+
+def count_reductions(
+    model: DistributedDataParallel, group: dist.ProcessGroup, *, in_eight_bits: bool = False
+) -> DistributedDataParallel:
     """Let counters that are open in a forward pass count what its backward pass reduces, which torch does in C++.
 
     Args:
         model: The model; it costs nothing where no counter is open.
         group: The ranks of the dp axis.
+        in_eight_bits: Whether gradients travel in 8 bits.
 
     Returns:
         The model.
@@ -36,16 +57,17 @@ def count_reductions(model: DistributedDataParallel, group: dist.ProcessGroup) -
         >>> run_threads(program, 2)  # of 3 float32 numbers
         [12, 12]
     """
-    _Reductions(model, dist.get_world_size(group))
+    _Reductions(model, dist.get_world_size(group), in_eight_bits)
     return model
 
 
-def reduced_bytes(parameters: Iterable[torch.Tensor], size: int) -> int:
+def reduced_bytes(parameters: Iterable[torch.Tensor], size: int, *, in_eight_bits: bool = False) -> int:
     """Tell how much a rank sends in a backward pass.
 
     Args:
         parameters: Those of the model.
         size: Number of replicas.
+        in_eight_bits: Whether gradients travel in 8 bits.
 
     Returns:
         Bytes.
@@ -56,16 +78,20 @@ def reduced_bytes(parameters: Iterable[torch.Tensor], size: int) -> int:
         >>> reduced_bytes(torch.nn.Linear(2, 1).parameters(), size=4)
         18
     """
-    return 2 * sum(each.nbytes for each in parameters if each.requires_grad) * (size - 1) // size
+    trained = [each for each in parameters if each.requires_grad]
+    num_bytes = sum(each.nbytes for each in trained)
+    if in_eight_bits:
+        num_bytes = packed_nbytes(sum(each.numel() for each in trained))
+    return 2 * num_bytes * (size - 1) // size
 
 
 @final
 class _Reductions:
     """Watches the forward passes of a model."""
 
-    def __init__(self, model: DistributedDataParallel, size: int) -> None:
+    def __init__(self, model: DistributedDataParallel, size: int, in_eight_bits: bool) -> None:
         self._parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
-        self._size, self._handle = size, None
+        self._size, self._in_eight_bits, self._handle = size, in_eight_bits, None
         model.register_forward_pre_hook(self._before)
 
     def _before(self, model: torch.nn.Module, _args: object) -> None:
@@ -79,7 +105,8 @@ class _Reductions:
 
     def _count(self, counters: tuple[CommCounter, ...]) -> None:
         for counter in counters:
-            counter.add("all_reduce", "dp", reduced_bytes(self._parameters, self._size))
+            num_bytes = reduced_bytes(self._parameters, self._size, in_eight_bits=self._in_eight_bits)
+            counter.add("all_reduce", "dp", num_bytes)
         assert self._handle is not None
         self._handle.remove()
         self._handle = None

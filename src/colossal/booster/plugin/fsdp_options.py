@@ -44,6 +44,7 @@ class ShardingOptions:
     casts: Casts | None
     ignored_modules: tuple[nn.Module, ...]
     broadcast_first: bool
+    fp8_communication: bool
 
     def mesh_for(self, mesh: ParallelMesh) -> DeviceMesh:
         """Find the ranks that share the parameters.
@@ -118,6 +119,7 @@ def read_options(
     mixed_precision: Any,
     ignored_modules: Iterable[nn.Module] | None,
     sync_module_states: bool,
+    fp8_communication: bool,
 ) -> ShardingOptions:
     """Translate what `fully_shard` has a word for.
 
@@ -135,10 +137,11 @@ def read_options(
         None if mixed_precision is None else _casts_of(mixed_precision),
         tuple(ignored_modules or ()),
         sync_module_states,
+        fp8_communication,
     )
 
 
-def refuse_meaningless(backward_prefetch: Any, param_init_fn: Any, fp8_communication: bool) -> None:
+def refuse_meaningless(backward_prefetch: Any, param_init_fn: Any) -> None:
     """Refuse options that nothing would honour.
 
     Raises:
@@ -156,7 +159,7 @@ def refuse_meaningless(backward_prefetch: Any, param_init_fn: Any, fp8_communica
             f"backward_prefetch is a member of torch.distributed.fsdp.BackwardPrefetch. Found {backward_prefetch!r}. "
             "Pass BACKWARD_PRE or leave it out."
         )
-    refuse_unsupported("TorchFSDPPlugin", {"param_init_fn": param_init_fn, "fp8_communication": fp8_communication})
+    refuse_unsupported("TorchFSDPPlugin", {"param_init_fn": param_init_fn})
 
 
 def _check_group(group: Any) -> None:

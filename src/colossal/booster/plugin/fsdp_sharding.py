@@ -1,11 +1,12 @@
 """A model whose parameters FSDP2 has cut, in place, and an optimizer that updates the parts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from colossal.booster.plugin.fsdp_model import check_model, find_ignored, unit_dtypes
@@ -27,6 +28,8 @@ from colossal.booster.plugin.replicas import (
 from colossal.booster.plugin.units import find_units
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
+from colossal.comm.counter import count
+from colossal.comm.eight_bits import scatter_packed_sums
 from colossal.errors import ConfigError
 
 
@@ -138,6 +141,10 @@ class Sharding:
                 offload_policy=CPUOffloadPolicy() if self._options.offload else OffloadPolicy(),
                 ignored_params=kept_whole,
             )
+            if self._options.fp8_communication:
+                cut: Any = module
+                cut.set_custom_reduce_scatter(_ReduceInEightBits())
+                cut.set_force_sum_reduction_for_comms(True)
             if optimizer is not None:
                 parts = dict(module.named_parameters(remove_duplicate=False))
                 swap_parameters(optimizer, {parameter: parts[name] for name, parameter in whole.items()})
@@ -191,3 +198,26 @@ class Sharding:
                 gathered = getattr(held, "_unsharded_param", None)
                 if gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None):
                     yield held
+
+
+@final
+class _ReduceInEightBits:
+    """What FSDP2 calls to sum gradients up, see `torch.distributed.fsdp.FSDPModule.set_custom_reduce_scatter`."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return room for what is summed up."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        **_asked: object,
+    ) -> None:
+        """Sum up: FSDP2 was told to ask for nothing else, and divides by itself."""
+        works, finish, num_bytes = scatter_packed_sums(output_tensor, input_tensor, group)
+        for work in works:
+            work.wait()
+        finish()
+        count("reduce_scatter", "dp", num_bytes * (group.size() - 1) // group.size())

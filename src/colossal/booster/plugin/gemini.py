@@ -93,7 +93,8 @@ class GeminiPlugin(DataParallelPlugin):
         enable_async_reduce: Reduce gradients while the backward pass goes on.
         use_fp8: Matrix products in 8 bits; not built yet.
         verbose: Log the chunk configuration, and each change of the loss scale, on rank 0.
-        fp8_communication: Communicate in 8 bits; not built yet.
+        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters travel in their own dtype.
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
             policy for what autograd saves; on a CPU too, beside whose memory that of the host then is another tier.
         scatter_after_inference: Release all chunks after a forward pass without gradients.
@@ -281,6 +282,7 @@ class GeminiPlugin(DataParallelPlugin):
                 extra_dp_group=partition.replicas,
                 master_weights=self.master_weights,
                 enable_async_reduce=self.enable_async_reduce,
+                fp8_communication=self.fp8_communication,
                 **keywords_of(options.chunks),
             )
         optimizer = None

@@ -11,14 +11,12 @@ from typing import final
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from colossal.amp import DynamicScaler, LossScaler, MasterWeights, NoScaler, ScalerConfig
 from colossal.amp.half import cast_model, castable_parameters, run_in
 from colossal.booster.batch import BatchExecutor
 from colossal.booster.boosted import Capabilities, reduce_in_each_pass
-from colossal.booster.plugin.ddp_traffic import count_reductions
 from colossal.booster.plugin.hybrid_checkpoint import Whole
 from colossal.booster.plugin.hybrid_options import HybridOptions
 from colossal.booster.plugin.hybrid_pipeline import HybridExecutor, PipelinedModel, Replicas
@@ -235,7 +233,7 @@ def _connect_pipeline(built: Assembly, shares: ZeroShards | None) -> tuple[Model
     model = PipelinedModel(stages, run, built.whole.outline_of_stages(stages, mesh), built.whole.adapters)
     if shares is not None:  # whose gradients are reduced when a step needs them, however many passes were before
         return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, shares.no_sync, lambda: None))
-    replicas = Replicas(stages, built.replicas, options.ddp.bucket_cap_mb)
+    replicas = Replicas(stages, built.replicas, options.ddp)
     executor = HybridExecutor(run, nullcontext, replicas.average)
     return ModelWrapper(model), Capabilities(no_sync=replicas.no_sync, executor=executor)
 
@@ -247,8 +245,7 @@ def _connect_model(built: Assembly, shares: ZeroShards | None) -> tuple[ModelWra
     if shares is not None:
         no_sync = shares.no_sync if options.zero.zero.keeps_gradients else reduce_in_each_pass
     elif built.replicas.size("dp") > 1 and trains:
-        group = built.replicas.group("dp")
-        ddp = count_reductions(DistributedDataParallel(model, process_group=group, **options.ddp.keywords()), group)
+        ddp = options.ddp.replicate(model, built.replicas.group("dp"))
         wrapper, no_sync = ModelWrapper(ddp), ddp.no_sync
     if options.dtype is not None:
         run_in(wrapper, options.dtype)

@@ -100,7 +100,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         dp_outside: Number the ranks of one replica one after the other, so that a pipeline stays within a host.
         overlap_p2p: Always True: messages of a pipeline travel while stages compute.
         overlap_allgather: With ZeRO and no pipeline: gather updated parameters while the next forward pass goes on.
-        fp8_communication: Not built yet.
+        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters travel in their own dtype.
         use_fp8: Not built yet.
         inner_ring_size: Of ring_attn: how many ranks pass keys round among themselves before these go on.
 

@@ -7,8 +7,11 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from colossal.booster.plugin.torch_ddp import DDPConfig
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel
+from colossal.comm.counter import count
+from colossal.comm.eight_bits import all_reduce_packed, packed_nbytes
 from colossal.errors import UnsupportedError
 from colossal.interface import ModelOutline, OptimizerWrapper
 from colossal.pipeline import PipelineExecutor, Stage, Timeline
@@ -100,14 +103,14 @@ class Replicas:
     Args:
         stages: The stages of this rank.
         mesh: The mesh.
-        bucket_mb: How many MB (2**20 bytes) of gradients travel together.
+        config: How many MB (2**20 bytes) of gradients travel together, and in how many bits.
     """
 
-    def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, bucket_mb: float) -> None:
+    def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, config: DDPConfig) -> None:
         self._parameters = list(
             dict.fromkeys(each for stage in stages for each in stage.parameters() if each.requires_grad)
         )
-        self._mesh, self._bucket_bytes, self._enabled = mesh, bucket_mb * 2**20, True
+        self._mesh, self._config, self._enabled = mesh, config, True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -133,9 +136,15 @@ class Replicas:
         for parameter in chosen:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets(chosen, self._bucket_bytes):
+        for bucket in _buckets(chosen, self._config.bucket_cap_mb * 2**20):
             grads = [parameter.grad for parameter in bucket if parameter.grad is not None]
-            total = channel.all_reduce(torch.cat([grad.reshape(-1) for grad in grads])).div_(channel.size)
+            joined = torch.cat([grad.reshape(-1) for grad in grads])
+            if self._config.fp8_communication:
+                total = all_reduce_packed(joined, channel.group)
+                count("all_reduce", "dp", 2 * packed_nbytes(len(joined)) * (channel.size - 1) // channel.size)
+            else:
+                total = channel.all_reduce(joined)
+            total.div_(channel.size)
             for grad, mean in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
                 grad.copy_(mean.view_as(grad))
 

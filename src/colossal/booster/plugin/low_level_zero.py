@@ -66,7 +66,8 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             fp16 small gradients as well.
         verbose: Log each change of the loss scale on rank 0.
         cast_inputs: Cast floating-point inputs of the model to its dtype, and its outputs to float32.
-        fp8_communication: Communicate in 8 bits; not built yet.
+        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters travel in their own dtype.
         use_fp8: Matrix products in 8 bits; not built yet.
         extra_dp_size: Number of replicas of the shards: each block of neighbours on the dp axis shares the states among
             its ranks, and there are so many blocks.

@@ -270,9 +270,11 @@ def _update(optimizer: OptimizerWrapper, built: Assembly) -> None:
     else:
         size = built.replicas.size("dp")
         if built.options.pp_size > 1:
-            Replicas(built.stages, built.replicas, built.options.ddp.bucket_cap_mb).average()
+            Replicas(built.stages, built.replicas, built.options.ddp).average()
         elif size > 1:
-            count("all_reduce", "dp", reduced_bytes(built.together.parameters(), size))
+            in_eight_bits = built.options.ddp.fp8_communication
+            num_bytes = reduced_bytes(built.together.parameters(), size, in_eight_bits=in_eight_bits)
+            count("all_reduce", "dp", num_bytes)
         if masters is not None:
             masters.pull_grads()
     optimizer.optim.step()

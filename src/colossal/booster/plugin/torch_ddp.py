@@ -5,19 +5,20 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
 import torch
+from torch import nn
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from colossal.booster.boosted import Boosted, Capabilities, Parts
 from colossal.booster.mixed_precision import MixedPrecision
 from colossal.booster.plugin.base import place
 from colossal.booster.plugin.data_parallel import DataParallelPlugin
-from colossal.booster.plugin.ddp_traffic import count_reductions
+from colossal.booster.plugin.ddp_traffic import average_packed, count_reductions
 from colossal.booster.plugin.device import check_device
 from colossal.cluster import current_mesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
 from colossal.interface import ModelWrapper
-from colossal.interface.keywords import refuse_unsupported
 
 # torch 2.13 renamed this keyword, and warns about the old name.
 _RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
@@ -37,6 +38,7 @@ class DDPConfig:
     check_reduction: bool = False
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
+    fp8_communication: bool = False
 
     def __post_init__(self) -> None:
         if not self.bucket_cap_mb > 0:
@@ -49,8 +51,24 @@ class DDPConfig:
         """Return what differs from the defaults, in the words of the torch that is installed."""
         known = inspect.signature(DistributedDataParallel).parameters
         renamed = {old: new for old, new in _RENAMED.items() if new in known}
-        changed = [field for field in fields(self) if getattr(self, field.name) != field.default]
+        theirs = [field for field in fields(self) if field.name != "fp8_communication"]
+        changed = [field for field in theirs if getattr(self, field.name) != field.default]
         return {renamed.get(field.name, field.name): getattr(self, field.name) for field in changed}
+
+    def replicate(self, model: nn.Module, group: ProcessGroup) -> DistributedDataParallel:
+        """Let ranks average the gradients of a model.
+
+        Args:
+            model: The same on all ranks.
+            group: The ranks.
+
+        Returns:
+            The model, in what reduces its gradients; open counters count that.
+        """
+        ddp = DistributedDataParallel(model, process_group=group, **self.keywords())
+        if self.fp8_communication:
+            ddp.register_comm_hook(group, average_packed)
+        return count_reductions(ddp, group, in_eight_bits=self.fp8_communication)
 
 
 @final
@@ -67,11 +85,10 @@ class TorchDDPPlugin(DataParallelPlugin):
         check_reduction: Passed on to torch, which has deprecated it.
         gradient_as_bucket_view: Let gradients share memory with the buckets: saves one copy of them.
         static_graph: The graph is the same in every step, which allows further savings.
-        fp8_communication: Reduce gradients in 8 bits; not built yet.
+        fp8_communication: Let gradients travel in 8 bits, with a scale for each block of them; sums are in float32.
 
     Raises:
         ConfigError: `bucket_cap_mb` is not greater than 0.
-        UnsupportedError: `fp8_communication` is set.
 
     Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020,
     https://arxiv.org/abs/2006.15704.
@@ -104,7 +121,6 @@ class TorchDDPPlugin(DataParallelPlugin):
         static_graph: bool = False,
         fp8_communication: bool = False,
     ) -> None:
-        refuse_unsupported("TorchDDPPlugin", {"fp8_communication": fp8_communication})
         self._ddp = DDPConfig(
             broadcast_buffers,
             bucket_cap_mb,
@@ -112,6 +128,7 @@ class TorchDDPPlugin(DataParallelPlugin):
             check_reduction,
             gradient_as_bucket_view,
             static_graph,
+            fp8_communication,
         )
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
@@ -139,9 +156,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         boosted = place(parts, device, precision)
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted
-        group = mesh.group("dp")
-        ddp = DistributedDataParallel(boosted.model, process_group=group, **self._ddp.keywords())
-        count_reductions(ddp, group)
+        ddp = self._ddp.replicate(boosted.model, mesh.group("dp"))
         in_model = set(boosted.model.parameters())
         masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
         Channel("dp", mesh).broadcast(masters)

@@ -63,7 +63,8 @@ class TorchFSDPPlugin(DataParallelPlugin):
         param_init_fn: Refused: build the model inside of `colossal.lazy.LazyInitContext` instead.
         sync_module_states: Start from the parameters, buffers and optimizer state of rank 0; otherwise all ranks must
             have equal ones, which is checked.
-        fp8_communication: Communicate in 8 bits; not built yet.
+        fp8_communication: Let the gradients that are summed up for the shards travel in 8 bits, with a scale for each
+            block of them; sums are in float32, and parameters travel in their own dtype.
 
     Raises:
         ConfigError: A value is of the wrong kind, or contradicts another.
@@ -106,7 +107,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         sync_module_states: bool = False,
         fp8_communication: bool = False,
     ) -> None:
-        refuse_meaningless(backward_prefetch, param_init_fn, fp8_communication)
+        refuse_meaningless(backward_prefetch, param_init_fn)
         self._options = read_options(
             process_group,
             sharding_strategy,
@@ -115,6 +116,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
             mixed_precision,
             ignored_modules,
             sync_module_states,
+            fp8_communication,
         )
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:

@@ -74,15 +74,15 @@ class ZeroOptions:
         Raises:
             MeshError: The replicas do not divide the dp axis.
         """
-        size = mesh.size("dp")
+        size, in_eight_bits = mesh.size("dp"), self.zero.fp8_communication
         if self.extra_dp_size == 1:
-            return Partition(mesh.group("dp"))
+            return Partition(mesh.group("dp"), in_eight_bits=in_eight_bits)
         if size % self.extra_dp_size:
             raise MeshError(
                 f"extra_dp_size divides the ranks of the dp axis. Found {self.extra_dp_size} for {size} ranks. Pass a "
                 "divisor of their number, or leave it out."
             )
-        return Partition(*mesh.blocks("dp", size // self.extra_dp_size))
+        return Partition(*mesh.blocks("dp", size // self.extra_dp_size), in_eight_bits=in_eight_bits)
 
     def in_precision(self, chosen: MixedPrecision | None) -> Self:
         """Take the precision of the Booster, or of the plugin, or fp16.

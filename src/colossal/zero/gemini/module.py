@@ -64,7 +64,7 @@ class GeminiDDP(ModelWrapper):
         extra_dp_group: Ranks that hold the same shards.
         verbose: Log the chunk configuration on rank 0.
         enable_async_reduce: Let the backward pass go on while gradients are reduced.
-        fp8_communication: Communicate in 8 bits; not built yet.
+        fp8_communication: Let gradients travel in 8 bits, with a scale for each block of them; sums are in float32.
         use_fp8: Matrix products in 8 bits; not built yet.
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
             policy for what autograd saves; on a CPU too, beside whose memory that of the host then is another tier.
@@ -148,8 +148,12 @@ class GeminiDDP(ModelWrapper):
         keywords, mesh = Keywords.of(self), current_mesh()
         device = mesh.accelerator.get_current_device()
         check_devices(device, self.device, self.chunk_init_device)
-        self.partition = Partition(self.zero_group or mesh.group("dp"), self.extra_dp_group)
         self.gradients = keywords.read(ZeroConfig, stage=2)
+        self.partition = Partition(
+            self.zero_group or mesh.group("dp"),
+            self.extra_dp_group,
+            in_eight_bits=self.gradients.fp8_communication,
+        )
         self.dtype = self.mixed_precision
         self.chunks = build_chunks(
             module,
