@@ -153,7 +153,6 @@ REFUSED = {
     ),
     "unknown prefetch": ({"backward_prefetch": "LATER"}, ConfigError, "Found 'LATER'"),
     "parameters from a function": ({"param_init_fn": print}, UnsupportedError, "sync_module_states=True"),
-    "8 bits": ({"fp8_communication": True}, UnsupportedError, "param_dtype=torch.bfloat16"),
     "offload by a word": ({"cpu_offload": "yes"}, ConfigError, "Found 'yes'"),
     "precision by a word": ({"mixed_precision": "bf16"}, ConfigError, r"write Booster\(mixed_precision='bf16'\)"),
     "buffers in another dtype": (

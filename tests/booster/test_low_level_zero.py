@@ -190,7 +190,6 @@ def test_ranks_with_different_models_are_told() -> None:
         ({"extra_dp_size": 0}, ConfigError, "extra_dp_size=0"),
         ({"reduce_bucket_size_in_m": 0}, ConfigError, "at least one element"),
         ({"growth_factor": 1.0}, ConfigError, "growth_factor"),
-        ({"fp8_communication": True}, UnsupportedError, "communication_dtype"),
         ({"use_fp8": True}, UnsupportedError, "mixed_precision='fp8'"),
     ],
 )

@@ -57,7 +57,6 @@ def test_every_keyword_is_a_field_of_a_concern_or_refused(front: Any) -> None:
 
 
 OTHER_VALUES: dict[str, Any] = {
-    "fp8_communication": True,
     "use_fp8": True,
     "gpu_margin_mem_ratio": 0.5,
     "param_init_fn": print,
