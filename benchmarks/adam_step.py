@@ -14,9 +14,10 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-SAMPLES, NUMBERS = 8, {"lr": 1e-3, "weight_decay": 0.01}
+SAMPLES, LR, WEIGHT_DECAY = 8, 1e-3, 0.01
 OURS, PEERS = "HybridAdam by the Booster", ("torch fused", "DeepSpeed")
 
 
@@ -36,26 +37,29 @@ def contend(name: str, width: int, threads: int) -> None:
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = torch.nn.Linear(width, width, bias=False)
+    model: Any = torch.nn.Linear(width, width, bias=False)
+    optimizer: Any = None
+    backward: Callable[[torch.Tensor], object] = torch.Tensor.backward
     if name == OURS:
         from colossal.booster import Booster
         from colossal.nn.optimizer import HybridAdam
 
-        booster = Booster(device="cpu")
-        model, optimizer, *_ = booster.boost(model, HybridAdam(model.parameters(), **NUMBERS))
+        optimizer = HybridAdam(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
+        model, optimizer, *_ = Booster(device="cpu").boost(model, optimizer)
+        backward = optimizer.backward
     elif name == "DeepSpeed":
         from deepspeed.ops.adam import DeepSpeedCPUAdam  # type: ignore[import-not-found]
 
-        optimizer = DeepSpeedCPUAdam(model.parameters(), **NUMBERS)
+        optimizer = DeepSpeedCPUAdam(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True, **NUMBERS)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
     inputs = torch.linspace(-1, 1, SAMPLES * width).sin().view(SAMPLES, width)
     print("ready", flush=True)
     for _ in sys.stdin:
         begun = time.perf_counter()
         optimizer.zero_grad()
         loss = (model(inputs) - 1).square().mean()
-        booster.backward(loss, optimizer) if name == OURS else loss.backward()
+        backward(loss)
         computed = time.perf_counter()
         optimizer.step()
         ended = time.perf_counter()

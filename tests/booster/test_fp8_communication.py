@@ -162,6 +162,7 @@ def test_tensor_parallel_ranks_reduce_over_dp_alone() -> None:
             model = nn.Sequential(Linear1D_Col(WIDTH, WIDTH))
             booster = Booster(device="cpu", plugin=TorchDDPPlugin(fp8_communication=True))
             model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+            assert optimizer is not None
             with CommCounter() as counter:
                 booster.backward(model(batch_of(0)).square().mean(), optimizer)
         return counter.bytes["all_reduce", "dp"]

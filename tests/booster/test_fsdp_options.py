@@ -452,7 +452,7 @@ def test_gradients_travel_in_the_dtype_that_is_asked_for(kind, reduce_dtype) -> 
 
 
 def test_offloaded_parameters_take_the_precision_of_the_plugin() -> None:
-    options = read_options(None, None, True, None, None, None, False)
+    options = read_options(None, None, True, None, None, None, False, False)
     with pytest.raises(
         UnsupportedError, match=r"mixed_precision='bf16'\. Pass TorchFSDPPlugin\(cpu_offload=True, mixed"
     ):

@@ -156,7 +156,7 @@ def test_a_model_in_stages_is_not_called() -> None:
 class Residual(nn.Sequential):
     """A sequence by its class, but not by its forward method."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + super().forward(x)
 
 

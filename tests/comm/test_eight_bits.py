@@ -43,7 +43,9 @@ def test_a_block_of_zeros_is_zero_and_one_with_an_infinity_is_nan() -> None:
 
 
 def total_of_all(numel: int) -> tuple[torch.Tensor, torch.Tensor]:
-    total = all_reduce_packed(numbers(dist.get_rank(), numel), dist.group.WORLD)
+    group = dist.group.WORLD
+    assert group is not None
+    total = all_reduce_packed(numbers(dist.get_rank(), numel), group)
     gathered = [torch.empty_like(total) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, total)
     return total, torch.stack(gathered)
@@ -65,8 +67,8 @@ def test_all_ranks_get_the_same_sum(run, size: int) -> None:
 
 def sum_segments(replicas: int, gives_scratch: bool) -> tuple[torch.Tensor, int]:
     mesh = ParallelMesh(dp=4)
-    groups = (mesh.group("dp"),) if replicas == 1 else mesh.blocks("dp", 4 // replicas)
-    partition = Partition(*groups, in_eight_bits=True)
+    group, others = (mesh.group("dp"), None) if replicas == 1 else mesh.blocks("dp", 4 // replicas)
+    partition = Partition(group, others, in_eight_bits=True)
     buffer = numbers(dist.get_rank(), 4 * BLOCK)
     own, scratch = partition.segment(buffer), torch.empty(partition.scratch_numel(buffer)) if gives_scratch else None
     with CommCounter() as counter:

@@ -34,4 +34,4 @@ def test_a_benchmark_that_fails_is_told_with_what_it_said(tmp_path, monkeypatch,
 def test_a_name_of_nothing_is_refused() -> None:
     done = subprocess.run([sys.executable, PROGRAM, "zeros"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "Found zeros. Choose from booster_overhead" in done.stderr
+    assert "Found zeros. Choose from adam_step, booster_overhead" in done.stderr
