@@ -2,7 +2,7 @@
 """Any model trains in chunks as in one process: nothing is assumed of how it uses its parameters."""
 
 import copy
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
