@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -117,8 +118,16 @@ def test_there_is_something_to_be_left_behind(running, cluster) -> None:
     assert running.poll() is None
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """What starts these tests may ignore hang-ups, as nohup does, and whoever is started by them inherits that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_everything_everywhere(number, code, running, cluster) -> None:
+def test_a_signal_ends_everything_everywhere(number, code, hangup, running, cluster) -> None:
     running.send_signal(number)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == code
