@@ -126,8 +126,9 @@ def hangup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_everything_everywhere(number, code, hangup, running, cluster) -> None:
+def test_a_signal_ends_everything_everywhere(number, code, running, cluster) -> None:
     running.send_signal(number)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == code
