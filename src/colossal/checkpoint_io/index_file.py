@@ -179,7 +179,7 @@ class CheckpointIndexFile:
 
     @property
     def adapter_files(self) -> list[Path]:
-        """Where the adapters of a model may be: in the first of these files that exists; empty without any."""
+        """Files in the first of which that exists are the adapters of a model; empty without any."""
         return [self.root_path / place for place in self.metadata.get("adapters", [])]
 
 

@@ -2,7 +2,7 @@
 
 from colossal.pipeline.cut import copy_structure, count_layers
 from colossal.pipeline.executor import PipelineExecutor
-from colossal.pipeline.lane import messages_between
+from colossal.pipeline.lane import Message, messages_between
 from colossal.pipeline.microbatch import Microbatching, join, map_tensors, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
 from colossal.pipeline.placement import PipelineStyle, StagePlacement
@@ -37,6 +37,7 @@ __all__ = [
     "Carry",
     "Costs",
     "ExecutionSequence",
+    "Message",
     "Microbatching",
     "Orders",
     "Pass",

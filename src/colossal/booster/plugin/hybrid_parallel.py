@@ -23,7 +23,6 @@ from colossal.tensor import ParallelPlan
 
 if TYPE_CHECKING:
     from colossal.booster.lora import Lora
-    from colossal.booster.plugin.hybrid_build import Assembly
 
 
 @final
@@ -219,7 +218,7 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     @property
     def pg_mesh(self) -> ParallelMesh:
-        """The mesh: another name of `mesh`."""
+        """Another name of `mesh`."""
         return self.mesh
 
     @property
@@ -234,7 +233,7 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     @property
     def sp_group(self) -> ProcessGroup:
-        """The process group of the ranks that share sequences: in split_gather and ring, those that share tensors."""
+        """The process group of the ranks that share sequences; in split_gather and ring these share tensors as well."""
         sharing = self.shard_config.sharing_on(self.mesh)
         return self.mesh.group("sp" if sharing is None else sharing.cut.axis)
 
@@ -327,7 +326,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         optimizer: Optimizer | None,
         device: torch.device,
         precision: MixedPrecision | None = None,
-    ) -> "Assembly":
+    ) -> Any:
         """Gather what the pass of `build` begins with.
 
         Args:
@@ -337,7 +336,7 @@ class HybridParallelPlugin(DataParallelPlugin):
             precision: That of the Booster, if the plugin has none of its own.
 
         Returns:
-            The assembly.
+            The assembly of `colossal.booster.plugin.hybrid_build`, which is no part of the documented API.
 
         Raises:
             MeshError: There is no world yet, or the sizes do not fit it.

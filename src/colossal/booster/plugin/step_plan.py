@@ -139,7 +139,7 @@ def plan_step(
         >>> plan.num_microbatches, plan.num_under_way, plan.gradient_bytes // plan.num_parameters
         (8, 2, 2)
     """
-    begin = plugin.begin(model, optimizer, _META)
+    begin: Assembly = plugin.begin(model, optimizer, _META)
     _check(begin)
     whole = map_tensors(batch, lambda tensor: tensor.to(_META))
     microbatching = begin.options.microbatching
