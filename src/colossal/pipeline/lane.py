@@ -70,13 +70,13 @@ class Description(NamedTuple):
 class Message(NamedTuple):
     """Hidden states, or their gradients, of one micro-batch between two neighbouring stages.
 
-    Args:
+    Attributes:
         is_grad: Whether it goes back.
         stage: The earlier of the two stages.
         microbatch: The micro-batch.
 
     Example:
-        >>> from colossal.pipeline.lane import Message
+        >>> from colossal.pipeline import Message
         >>> Message(False, stage=0, microbatch=1).stage
         0
     """
