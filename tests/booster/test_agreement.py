@@ -136,3 +136,16 @@ def test_groups_are_compared_by_their_parameters() -> None:
     for found in run_threads(boost_other_on_the_last_rank, 2, usual, other):
         assert "the parameters of the optimizer's group 0 (1: 0.weight [" in found
         assert "on rank 0, 2: 0.weight, 0.bias [" in found
+
+
+@pytest.mark.parametrize("axis", ["dp", "tp"])
+def test_ranks_agree_along_every_axis(axis) -> None:
+    def program() -> str:
+        with ParallelMesh(tp=2) as mesh:
+            model = model_of()
+            booster = Booster(device="cpu", plugin=TorchDDPPlugin())
+            with pytest.raises(ConfigError, match="lr of the optimizer's group 0") as found:
+                booster.boost(model, sgd(model.parameters(), lr=0.1 * (1 + mesh.rank(axis))))
+        return str(found.value)
+
+    assert len(set(run_threads(program, 4))) == 1

@@ -169,6 +169,13 @@ def test_a_nonfinite_number_on_one_rank_is_an_error_on_all(way: str, where: str)
         assert "on rank 1: the gradient of 0." in first or "on rank 1: the gradient of 2." in first
 
 
+def test_a_loss_counts_whose_gradients_are_finite() -> None:
+    booster, model, optimizer = boosted(None, refuse_nonfinite=True)
+    booster.backward(model(torch.ones(3, 4)).sum() + float("inf"), optimizer)
+    with pytest.raises(NonFiniteError, match=r"Found in step 0 on rank 0: the loss\. Nothing was updated"):
+        optimizer.step()
+
+
 def test_without_the_option_nothing_is_refused() -> None:
     def program() -> None:
         booster, model, optimizer = boosted(TorchDDPPlugin())
