@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from colossal import nn as parallel
 from colossal.booster import Booster
 from colossal.booster.plugin import (
     GeminiPlugin,
@@ -18,7 +19,7 @@ from colossal.booster.plugin import (
 )
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
-from colossal.errors import ConfigError
+from colossal.errors import ConfigError, UnsupportedError
 from colossal.testing import run_processes, run_threads
 
 PLUGINS: dict[str, Callable[..., Plugin]] = {
@@ -28,8 +29,10 @@ PLUGINS: dict[str, Callable[..., Plugin]] = {
     "ZeRO-2": lambda **options: LowLevelZeroPlugin(2, precision="fp32", **options),
     "ZeRO with replicas": lambda **options: LowLevelZeroPlugin(precision="fp32", extra_dp_size=2, **options),
     "Gemini": lambda **options: GeminiPlugin(precision="fp32", **options),
-    "Hybrid": lambda **options: HybridParallelPlugin(1, 1, precision="fp32", **options),
-    "Hybrid with ZeRO-1": lambda **options: HybridParallelPlugin(1, 1, precision="fp32", zero_stage=1, **options),
+    "Hybrid": lambda tp_size=1, **options: HybridParallelPlugin(tp_size, 1, precision="fp32", **options),
+    "Hybrid with ZeRO-1": lambda tp_size=1, **options: HybridParallelPlugin(
+        tp_size, 1, precision="fp32", zero_stage=1, **options
+    ),
     "stages": lambda **options: HybridParallelPlugin(1, 2, precision="fp32", num_microbatches=2, **options),
     "stages with ZeRO-1": lambda **options: HybridParallelPlugin(
         1, 2, precision="fp32", num_microbatches=2, zero_stage=1, **options
@@ -83,16 +86,17 @@ def stages() -> list[dict[str, Any]]:
     return run_processes(of_stages, 4)
 
 
-def magnitudes(num_ranks: int) -> dict[str, torch.Tensor]:
+def gradients(rank: int) -> dict[str, torch.Tensor]:
+    """Those of one process on the batch of a rank."""
+    model = net()
+    loss_of(model(batch_of(rank)), batch_of(rank)).backward()
+    return {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
+
+
+def magnitudes(num_ranks: int, first: int = 0) -> dict[str, torch.Tensor]:
     """The mean of the magnitudes of the ranks' gradients."""
-    total: dict[str, torch.Tensor] = {}
-    for rank in range(num_ranks):
-        model = net()
-        loss_of(model(batch_of(rank)), batch_of(rank)).backward()
-        for key, parameter in model.named_parameters():
-            assert parameter.grad is not None
-            total[key] = total.get(key, torch.zeros(())) + parameter.grad.abs() / num_ranks
-    return total
+    found = [gradients(rank) for rank in range(first, first + num_ranks)]
+    return {key: torch.stack([each[key].abs() for each in found]).mean(0) for key in found[0]}
 
 
 @pytest.mark.parametrize("name", PLUGINS)
@@ -156,10 +160,8 @@ def test_two_dtypes_for_gradients_contradict_each_other(plugin: Callable[..., Pl
 
 def test_tensor_parallel_ranks_reduce_over_dp_alone() -> None:
     def program() -> int:
-        from colossal.nn import Linear1D_Col
-
         with ParallelMesh(tp=2):
-            model = nn.Sequential(Linear1D_Col(WIDTH, WIDTH))
+            model = nn.Sequential(parallel.Linear1D_Col(WIDTH, WIDTH))
             booster = Booster(device="cpu", plugin=TorchDDPPlugin(fp8_communication=True))
             model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
             assert optimizer is not None
@@ -169,3 +171,58 @@ def test_tensor_parallel_ranks_reduce_over_dp_alone() -> None:
 
     numel = WIDTH * WIDTH // 2 + WIDTH // 2
     assert run_threads(program, 4) == [numel + 4 * -(-numel // 1024)] * 4
+
+
+ON_TP = ("DDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1")
+
+
+def refused_on_tp(name: str) -> None:
+    """Biases of all ranks stand beside shards, whose magnitudes decide how they are rounded."""
+    with ParallelMesh(tp=2):
+        model = nn.Sequential(parallel.Linear(WIDTH, WIDTH), nn.Tanh(), parallel.Linear(WIDTH, WIDTH))
+        plugin = PLUGINS[name](fp8_communication=True, **({"tp_size": 2} if name.startswith("Hybrid") else {}))
+        with pytest.raises(UnsupportedError, match="Found fp8_communication=True with shards beside replicated"):
+            Booster(device="cpu", plugin=plugin).boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+@pytest.mark.parametrize("name", ON_TP)
+def test_replicated_parameters_beside_shards_are_refused(name: str) -> None:
+    run_threads(refused_on_tp, 4, name)
+
+
+def refused_in_tied_stages() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    model[2].weight = model[0].weight
+    plugin = PLUGINS["stages"](fp8_communication=True)
+    with pytest.raises(UnsupportedError, match="tied parameters of several pipeline stages"):
+        Booster(device="cpu", plugin=plugin).boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_tied_stages_are_refused() -> None:
+    run_threads(refused_in_tied_stages, 4)
+
+
+def accumulated(name: str, fp8: bool) -> dict[str, torch.Tensor]:
+    """Parameters after two backward passes and a step."""
+    model = net()
+    booster = Booster(device="cpu", plugin=PLUGINS[name](fp8_communication=fp8))
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    assert optimizer is not None
+    place, _ = booster.plugin.data_parallel_place()
+    with booster.no_sync(model, optimizer):
+        booster.backward(loss_of(model(batch_of(place + 2)), batch_of(place + 2)), optimizer)
+    booster.backward(loss_of(model(batch_of(place)), batch_of(place)), optimizer)
+    optimizer.step()
+    return model.state_dict(only_rank_0=False)
+
+
+@pytest.mark.parametrize("name", ["DDP", "FSDP", "ZeRO-1", "ZeRO-2", "Gemini", "Hybrid", "Hybrid with ZeRO-1"])
+def test_accumulated_gradients_are_off_by_their_rounding_alone(name: str) -> None:
+    (expected, *_), found = run_threads(accumulated, 2, name, False), run_threads(accumulated, 2, name, True)
+    first, second = magnitudes(2), magnitudes(2, first=2)
+    allowed = {key: 0.13 * (first[key] + second[key]) for key in first}  # two roundings to 1/16
+    largest = max(float(each.max()) for each in allowed.values())
+    for key, value in expected.items():
+        assert ((found[0][key] - value).abs() <= allowed[key] + 1e-4 * largest).all(), key
+        assert not torch.equal(found[0][key], value)
+        assert torch.equal(found[0][key], found[1][key])

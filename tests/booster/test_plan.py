@@ -21,7 +21,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tp2-pp2": ("llama", {"tp_size": 2, "pp_size": 2, "num_microbatches": 2}),
     "tp2-pp2-tied": ("llama-tied", {"tp_size": 2, "pp_size": 2, "num_microbatches": 4}),
     "tp2-dp2": ("llama", {"tp_size": 2, "pp_size": 1}),
-    "tp2-dp2-8-bits": ("llama", {"tp_size": 2, "pp_size": 1, "fp8_communication": True}),
+    "dp4-8-bits": ("llama", {"tp_size": 1, "pp_size": 1, "fp8_communication": True}),
     "dp4-zero1-8-bits": ("llama", {"tp_size": 1, "pp_size": 1, "zero_stage": 1, "fp8_communication": True}),
     "pp2-dp2-8-bits": ("llama", {"tp_size": 1, "pp_size": 2, "num_microbatches": 2, "fp8_communication": True}),
     "pp4-tied-interleaved": ("gpt2", {"tp_size": 1, "pp_size": 2, "num_microbatches": 4, "pp_style": "interleaved",

@@ -11,6 +11,7 @@ from colossal.amp import LossScaler
 from colossal.comm import Partition
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import OptimizerOutline, OptimizerWrapper, Peers, check_optimizer
+from colossal.interface.rounding import check_equal_rounding
 from colossal.zero.config import ZeroConfig
 from colossal.zero.overlap import wait_before_use
 from colossal.zero.shards import ZeroShards
@@ -71,6 +72,8 @@ def shard_optimizer(
     """
     check_optimizer(optimizer, shards=True)
     _check_model(model, optimizer, needs_values=dist.get_backend(partition.group) != "fake")
+    if config.fp8_communication:
+        check_equal_rounding(model.parameters())
     names = param_names or {parameter: name for name, parameter in model.named_parameters()}
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:

@@ -33,6 +33,7 @@ from colossal.booster.plugin.starting_values import share_values
 from colossal.booster.plugin.units import find_units
 from colossal.cluster import ParallelMesh
 from colossal.interface import ModelWrapper, OptimizerWrapper, Peers, check_optimizer
+from colossal.interface.rounding import check_equal_rounding
 from colossal.pipeline import PipelineExecutor, Stage, share_tied_values
 from colossal.tensor import ParallelPlan
 from colossal.zero import ZeroShards, shard_optimizer
@@ -183,6 +184,9 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
     optimizer, options, mesh, zero = assembly.optimizer, assembly.options, assembly.mesh, assembly.options.zero
     if optimizer is None:
         return assembly
+    if options.ddp.fp8_communication:
+        tied = any(stage.shared for stage in assembly.stages)
+        check_equal_rounding(assembly.trained.parameters(), has_tied_stages=tied)
     scaled = options.dtype == torch.float16
     scaler: LossScaler = DynamicScaler(assembly.loss_scale, assembly.device.type) if scaled else NoScaler()
     names, outline = assembly.whole.names_of(assembly.stages), assembly.whole.outline_of_optimizer(mesh)

@@ -19,6 +19,7 @@ from colossal.cluster import current_mesh
 from colossal.comm import Channel
 from colossal.errors import ConfigError
 from colossal.interface import ModelWrapper
+from colossal.interface.rounding import check_equal_rounding
 
 # torch 2.13 renamed this keyword, and warns about the old name.
 _RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
@@ -67,6 +68,7 @@ class DDPConfig:
         """
         ddp = DistributedDataParallel(model, process_group=group, **self.keywords())
         if self.fp8_communication:
+            check_equal_rounding(model.parameters())
             ddp.register_comm_hook(group, average_packed)
         return count_reductions(ddp, group, in_eight_bits=self.fp8_communication)
 

@@ -16,6 +16,7 @@ from colossal.errors import UnsupportedError
 from colossal.interface import ModelWrapper, innermost
 from colossal.interface.full_state import full_state
 from colossal.interface.keywords import Keywords
+from colossal.interface.rounding import check_equal_rounding
 from colossal.tensor import parts_of, resting_part
 from colossal.zero.config import ZeroConfig
 from colossal.zero.gemini.build import DeviceLike, build_chunks, check_devices
@@ -149,6 +150,8 @@ class GeminiDDP(ModelWrapper):
         device = mesh.accelerator.get_current_device()
         check_devices(device, self.device, self.chunk_init_device)
         self.gradients = keywords.read(ZeroConfig, stage=2)
+        if self.gradients.fp8_communication:
+            check_equal_rounding(module.parameters())
         self.partition = Partition(
             self.zero_group or mesh.group("dp"),
             self.extra_dp_group,
