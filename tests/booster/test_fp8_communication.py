@@ -199,7 +199,7 @@ def refused_in_tied_stages() -> None:
 
 
 def test_tied_stages_are_refused() -> None:
-    run_threads(refused_in_tied_stages, 4)
+    run_processes(refused_in_tied_stages, 2)
 
 
 def accumulated(name: str, fp8: bool) -> dict[str, torch.Tensor]:

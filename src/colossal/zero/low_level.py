@@ -71,9 +71,7 @@ def shard_optimizer(
         [[[0.0, 0.0]], [[0.0, 0.0]]]
     """
     check_optimizer(optimizer, shards=True)
-    _check_model(model, optimizer, needs_values=dist.get_backend(partition.group) != "fake")
-    if config.fp8_communication:
-        check_equal_rounding(model.parameters())
+    _check_model(model, optimizer, config, needs_values=dist.get_backend(partition.group) != "fake")
     names = param_names or {parameter: name for name, parameter in model.named_parameters()}
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:
@@ -81,7 +79,9 @@ def shard_optimizer(
     return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers, outline)
 
 
-def _check_model(model: nn.Module, optimizer: Optimizer, needs_values: bool) -> None:
+def _check_model(model: nn.Module, optimizer: Optimizer, config: ZeroConfig, needs_values: bool) -> None:
+    if config.fp8_communication:
+        check_equal_rounding(model.parameters())
     names = {parameter: name for name, parameter in model.named_parameters()}
     for parameter in (each for group in optimizer.param_groups for each in group["params"]):
         name = names.get(parameter, "a parameter of the optimizer")
