@@ -17,7 +17,7 @@ import colossal.cli.check.rank as program
 steps = dict(program.STEPS)
 before = steps[{step!r}]
 def broken(folder):
-    if os.environ["RANK"] == "1":
+    if os.environ["RANK"] in {ranks!r}:
         {body}
     before(folder)
 steps[{step!r}] = broken
@@ -28,11 +28,11 @@ sys.exit(program.main())
 
 @pytest.fixture
 def broken(tmp_path, monkeypatch) -> Callable[..., dict[str, Row]]:
-    """The rows of a self test in whose step rank 1 first runs a line."""
+    """The rows of a self test in whose step rank 1, or others, first run a line."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
 
-    def run(step: str, body: str, timeout_seconds: float = 120) -> dict[str, Row]:
-        (tmp_path / "broken_rank.py").write_text(BROKEN.format(step=step, body=body), encoding="utf-8")
+    def run(step: str, body: str, timeout_seconds: float = 120, ranks: str = "1") -> dict[str, Row]:
+        (tmp_path / "broken_rank.py").write_text(BROKEN.format(step=step, body=body, ranks=ranks), encoding="utf-8")
         return {row.name: row for row in SelfTest("cpu", 2, timeout_seconds, "broken_rank").rows()}
 
     return run
@@ -87,6 +87,13 @@ def test_a_rank_that_dies_after_the_last_step_is_a_problem(broken) -> None:
     rows = broken("checkpoint", "import atexit; atexit.register(os._exit, 7)")
     assert [rows[name].status for name in STEPS] == ["ok"] * 4
     assert rows["end"].status == "problem"
+    assert "rank 1 ended with code 7" in rows["end"].found
+
+
+def test_a_rank_that_waits_for_a_dead_one_is_not_the_problem(broken) -> None:
+    ends = "import atexit; atexit.register(*((time.sleep, 600), (os._exit, 7))[int(os.environ['RANK'])])"
+    rows = broken("checkpoint", ends, ranks="01")
+    assert [rows[name].status for name in STEPS] == ["ok"] * 4
     assert "rank 1 ended with code 7" in rows["end"].found
 
 

@@ -34,6 +34,8 @@ print(f"rank {rank} of {size}")
 <!-- doc-test-command: COMMAND -->
 """
 IN_A_SCRIPT = "'__file__' in globals()"
+BEFORE_THE_KERNEL_WAS_UP = 1
+"""The line of a page that is named where its time was over before the first cell: a machine under load."""
 ONE = WORLD.replace("COMMAND", "torchrun --standalone --nproc_per_node=1 lesson.py")
 TWO = WORLD.replace("COMMAND", "torchrun --standalone --nproc_per_node=2 lesson.py")
 
@@ -284,9 +286,12 @@ def test_a_failure_of_several_ranks_is_named_by_the_line_of_the_page(pages) -> N
 def test_a_notebook_that_takes_too_long_is_ended_with_all_its_processes(pages) -> None:
     pages.write("lesson", f"# T\n\n```python\nx = 1\n```\n\n```python\nwhile not ({IN_A_SCRIPT}):\n    pass\n```\n\n"
                 "<!-- doc-test-command: python lesson.py -->\n")  # fmt: skip
-    english, _ = pages.make("lesson", 6.0, execute=True)
+    for limit_seconds in (6.0, 24.0, 96.0):
+        english, _ = pages.make("lesson", limit_seconds, execute=True)
+        if english.failure.line != BEFORE_THE_KERNEL_WAS_UP:
+            break
     assert english.failure.line == 8
-    assert "the notebook took longer than 6 s" in english.failure.message
+    assert f"the notebook took longer than {limit_seconds:.0f} s" in english.failure.message
     assert not kernels()
 
 

@@ -57,8 +57,7 @@ class SelfTest:
             yield row
         stopped = [one for one in outcomes if one.code != 0]
         if stopped and not failed:
-            found = f"rank {stopped[0].rank} {_how(stopped[0], self.timeout_seconds)}"
-            yield Row(self.title, "end", "problem", found, advice=_ADVICE["training step"])
+            yield Row(self.title, "end", "problem", self._first(stopped), advice=_ADVICE["training step"])
 
     def _row(self, name: str, outcomes: Sequence[Outcome]) -> Row:
         ends = [_end(name, outcome) for outcome in outcomes]
@@ -74,8 +73,12 @@ class SelfTest:
         if errors and not killed:
             _, rank, error = min(errors)
             return f"rank {rank}: {error}"
-        silent = killed or [one for one, end in zip(outcomes, ends, strict=True) if end is None]
-        return f"rank {silent[0].rank} {_how(silent[0], self.timeout_seconds)}"
+        return self._first(killed or [one for one, end in zip(outcomes, ends, strict=True) if end is None])
+
+    def _first(self, stopped: Sequence[Outcome]) -> str:
+        """How a rank ended, and not how another one waited for it until it was ended too."""
+        first = min(stopped, key=lambda one: (one.code is None, one.rank))
+        return f"rank {first.rank} {_how(first, self.timeout_seconds)}"
 
     def _skipped(self, name: str) -> Row:
         return Row(self.title, name, "skipped", "not reached")
