@@ -206,6 +206,15 @@ def stress(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """On 1 to 8 GPUs, with the packages that `python` has: kernels, equality, speed beside peers, tutorials.
+
+    It goes on where it was; ``-- --minutes 9`` ends early, ``-- speed`` runs a part, ``-- --device cpu`` tries it out.
+    """
+    session.run("python", "tests/gpu/run.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def exhaustive(session: nox.Session) -> None:
     """Every case of the tests that otherwise take some, which the commit chooses: see ``tests/helpers/chosen.py``."""
     programs = prepare(session, TESTS, "tests")
