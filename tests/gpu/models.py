@@ -60,14 +60,17 @@ def build(shape: Shape) -> Any:
     return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False))
 
 
-def batches(shape: Shape, device: torch.device) -> Iterator[torch.Tensor]:
-    """Pairs of bytes of the standard library as tokens, (batch, length), other ones on each rank, without an end."""
+def batches(shape: Shape, device: torch.device, are_shared: bool = False) -> Iterator[torch.Tensor]:
+    """Pairs of bytes of the standard library as tokens, (batch, length), without an end.
+
+    Each rank has others, unless all of them compute one model together.
+    """
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     source = b"".join(file.read_bytes() for file in files)
     pairs = torch.frombuffer(bytearray(source[: len(source) // 2 * 2]), dtype=torch.uint8).view(-1, 2).long()
     stream = (256 * pairs[:, 0] + pairs[:, 1]) % shape.vocabulary
     own = shape.batch * shape.length
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size = (0, 1) if are_shared else (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     parts = stream[: len(stream) // (own * size) * own * size].view(-1, size, shape.batch, shape.length)[:, rank]
     while True:
         yield from parts.to(device)

@@ -175,7 +175,7 @@ def speed(setting: Setting) -> Iterator[Case]:
             for turn in range(2 if setting.is_toy else TURNS):
                 for name in present[turn % len(present) :] + present[: turn % len(present)]:
                     turns[name].append(worlds[name].ask(120))
-        return {name: summary(each, first[name], setting) for name, each in turns.items()} | {
+        return {name: summary(name, each, first[name], setting) for name, each in turns.items()} | {
             name: {"left out": f"{training.PACKAGES[name.split()[0]]} is not installed"}
             for name in names
             if name not in present
@@ -186,11 +186,12 @@ def speed(setting: Setting) -> Iterator[Case]:
             yield Case("speed", name, 520, partial(run, names))
 
 
-def summary(turns: list[list[dict[str, float]]], first_loss: float, setting: Setting) -> dict[str, float]:
+def summary(name: str, turns: list[list[dict[str, float]]], first_loss: float, setting: Setting) -> dict[str, float]:
     """Of a contender: median seconds of a step, tokens of all ranks per second, the highest memory."""
     shape = models.TOY if setting.is_toy else models.FULL
     seconds = statistics.median(max(rank["seconds"] for rank in turn) for turn in turns)
-    tokens = shape.batch * shape.length * setting.count
+    batches = 1 if name in training.ONE_MODEL else setting.count
+    tokens = shape.batch * shape.length * batches
     return {
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,

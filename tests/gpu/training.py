@@ -205,11 +205,14 @@ CONTENDERS: dict[str, Callable[[Shape], Step]] = {
 }
 IS_OURS = tuple(name for name in CONTENDERS if "Plugin" in name)
 
+ONE_MODEL = ("DTensor tp", "HybridParallelPlugin, tp")
+"""Whose ranks compute one model together, on one batch."""
+
 RACES: dict[str, tuple[str, ...]] = {
     "replicas": ("torch, no communication", "torch DDP", "TorchDDPPlugin"),
     "sharded states": ("DeepSpeed ZeRO-1", "DeepSpeed ZeRO-2", "torch FSDP2, not resharded", *IS_OURS[2:4], IS_OURS[5]),
     "sharded parameters": ("DeepSpeed ZeRO-3", "torch FSDP2", "TorchFSDPPlugin", "GeminiPlugin"),
-    "tensor parallelism": ("DTensor tp", "HybridParallelPlugin, tp"),
+    "tensor parallelism": ONE_MODEL,
 }
 """Who runs beside whom; the memory of a device must hold them all."""
 PACKAGES = {"DeepSpeed": "deepspeed"}
@@ -226,7 +229,7 @@ def race(contender: str, is_toy: bool, num_steps: int) -> Iterator[dict[str, flo
     step = CONTENDERS[contender](shape)
     accelerator = get_accelerator()
     device, loss = accelerator.get_current_device(), torch.zeros(())
-    data = batches(shape, device)
+    data = batches(shape, device, are_shared=contender in ONE_MODEL)
     while True:
         accelerator.synchronize()
         dist.barrier()
