@@ -17,7 +17,7 @@ from colossal.accelerator import get_accelerator
 from colossal.booster import Booster
 from colossal.booster import plugin as plugins
 
-MODEL, STEPS, MAX_NORM, BATCH = "llama-tied", 3, 0.05, 8
+MODEL, LAYERS, STEPS, MAX_NORM, BATCH = "llama-tied", 4, 3, 0.05, 8
 ADAM: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
 Parameters = dict[str, torch.Tensor]
 
@@ -135,8 +135,8 @@ def exact(name: str, folder: str) -> Iterator[dict[str, float]]:
     """Yield ``worst``: the largest difference, in units of what rounding in float64 can reach; equal below 1."""
     _, kind, options = EXACT[name]
     colossal.launch_from_torch(verbose=False)
-    expected, wanted = alone(build(MODEL))
-    found, norms = boosted(build(MODEL), kind, options, None, Path(folder, "model.bin"))
+    expected, wanted = alone(build(MODEL, num_layers=LAYERS))
+    found, norms = boosted(build(MODEL, num_layers=LAYERS), kind, options, None, Path(folder, "model.bin"))
     worst = max(exactly_apart(found[key], value) for key, value in expected.items())
     yield {
         "worst": max(
@@ -149,8 +149,8 @@ def rounded(name: str, folder: str) -> Iterator[dict[str, float]]:
     """Yield ``worst``: the largest difference in units of what rounding to a half explains; as good below 1."""
     precision, kind, options = ROUNDED[name]
     colossal.launch_from_torch(verbose=False)
-    exactly, _ = alone(build(MODEL))
-    expected, _ = alone(build(MODEL).float(), precision)
-    found, _ = boosted(build(MODEL).float(), kind, options, precision, Path(folder, "model.bin"))
+    exactly, _ = alone(build(MODEL, num_layers=LAYERS))
+    expected, _ = alone(build(MODEL, num_layers=LAYERS).float(), precision)
+    found, _ = boosted(build(MODEL, num_layers=LAYERS).float(), kind, options, precision, Path(folder, "model.bin"))
     half = torch.bfloat16 if precision == "bf16" else torch.float16
     yield {"worst": max(rounding_apart(found[key], expected[key], exactly[key], half) for key in exactly)}
