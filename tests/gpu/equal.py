@@ -128,7 +128,7 @@ def boosted(
         optimizer.zero_grad()
     booster.save_model(wrapped, file)
     dist.barrier()
-    return torch.load(file), norms
+    return torch.load(file, map_location="cpu"), norms
 
 
 def exact(name: str, folder: str) -> Iterator[dict[str, float]]:

@@ -61,7 +61,8 @@ def trace(name: str, is_toy: bool) -> Iterator[dict[str, float]]:
         accelerator.synchronize()
     spans: dict[str, list[Span]] = {"computation": []}
     for event in profiler.events() or ():
-        if event.device_type != torch.autograd.DeviceType.CPU:
+        is_named_range = getattr(event, "is_user_annotation", False)  # such as that of a whole optimizer's step
+        if event.device_type != torch.autograd.DeviceType.CPU and not is_named_range:
             of_kind = next((kind for kind in KINDS if kind in event.name), "computation")
             spans.setdefault(of_kind, []).append((event.time_range.start, event.time_range.end))
     whole = {kind: joined(each) for kind, each in spans.items()}
