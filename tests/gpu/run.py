@@ -114,7 +114,7 @@ def kernels(setting: Setting) -> Iterator[Case]:
     """The tests that need a GPU: kernels against references, precisions, devices of the launcher."""
 
     def run(file: Path) -> dict[str, Any]:
-        if importlib.util.find_spec("pytest") is None:
+        if not has("pytest"):
             raise MissingError("needs pytest")
         report = setting.folder / "report.xml"
         words = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(file)]
@@ -142,7 +142,7 @@ def equality(setting: Setting) -> Iterator[Case]:
     def run(target: str, name: str, size: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
             answers = setting.once(target, 240, size, name=name, folder=folder)
-        worst = max(answer["worst"] for answer in answers)
+        worst = equal.worst_of(answer["worst"] for answer in answers)
         if not worst <= 1:
             raise RuntimeError(f"differs from one process {worst:.3g} times as much as rounding explains")
         return {"worst": worst}

@@ -83,14 +83,21 @@ def test_a_rank_that_fails_is_named(tmp_path) -> None:
 
 
 def test_a_rank_that_is_late_is_ended(tmp_path) -> None:
-    with World("time:sleep", {"secs": 60}, tmp_path, 1, "cpu") as world, pytest.raises(WorldError, match="after 0 s"):
-        world.ask(0.1)
+    with (
+        World("subprocess:run", {"args": ["sleep", "60"]}, tmp_path, 1, "cpu") as world,
+        pytest.raises(WorldError, match="not done after 1 s"),
+    ):
+        world.ask(1.0)
 
 
 @pytest.mark.parametrize("name", ["Gemini, from the host", "Hybrid, tp2"])
 def test_plugins_equal_plain_torch(name, tmp_path) -> None:
     ranks = once("equal:exact", {"name": name, "folder": str(tmp_path)}, tmp_path, 2, "cpu", 200)
     assert all(rank["worst"] <= 1 for rank in ranks)
+
+
+def test_a_difference_that_is_no_number_is_a_difference() -> None:
+    assert not run.equal.worst_of([0.5, float("nan"), 0.1]) <= 1
 
 
 def test_half_precision_is_bounded_by_rounding(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,30 +18,41 @@ ADAM: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_
 Step = Callable[[torch.Tensor], torch.Tensor]
 
 
-def ours(make_plugin: Callable[[], Any], shape: Shape, is_lazy: bool = False) -> Step:
-    """A step through the Booster."""
-    from contextlib import nullcontext
+def step_of(
+    model: Any,
+    optimizer: Any,
+    backward: Callable[[torch.Tensor], object] = torch.Tensor.backward,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Step:
+    """Forward inside a context, backward, update."""
 
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with context():
+            loss = model(input_ids=batch, labels=batch).loss
+        backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def ours(
+    make_plugin: Callable[[], Any], shape: Shape, is_lazy: bool = False, make_model: Callable[[Shape], Any] = build
+) -> Step:
+    """A step through the Booster."""
     from colossal.booster import Booster
     from colossal.lazy import LazyInitContext
     from colossal.nn.optimizer import HybridAdam
 
     colossal.launch_from_torch(verbose=False)
     with LazyInitContext() if is_lazy else nullcontext():
-        model = build(shape)
+        model = make_model(shape)
     plugin = make_plugin()
     booster = Booster(plugin=plugin, mixed_precision=None if hasattr(plugin, "precision") else "bf16")
     boosted, optimizer, *_ = booster.boost(model, HybridAdam(model.parameters(), **ADAM))
     assert optimizer is not None
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = boosted(input_ids=batch, labels=batch).loss
-        booster.backward(loss, optimizer)
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return step_of(boosted, optimizer, lambda loss: booster.backward(loss, optimizer))
 
 
 def plugin_of(name: str, **options: Any) -> Callable[[], Any]:
@@ -60,16 +72,7 @@ def joined() -> torch.device:
 
 def usual(model: Any, optimizer: torch.optim.Optimizer, device: torch.device) -> Step:
     """A step as torch's users write it, with autocast."""
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16):
-            loss = model(input_ids=batch, labels=batch).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return step_of(model, optimizer, context=partial(torch.autocast, device.type, torch.bfloat16))
 
 
 def torch_alone(shape: Shape) -> Step:
@@ -99,16 +102,7 @@ def torch_fsdp2(shape: Shape, reshard: bool) -> Step:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for part in [*model.transformer.h, model]:
         fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAM)
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(input_ids=batch, labels=batch).loss
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return step_of(model, torch.optim.AdamW(model.parameters(), fused=True, **ADAM))
 
 
 def torch_tensor_parallel(shape: Shape) -> Step:
@@ -129,25 +123,9 @@ def torch_tensor_parallel(shape: Shape) -> Step:
 
 def our_tensor_parallel(shape: Shape) -> Step:
     """HybridParallelPlugin on the same model."""
-    from colossal.booster import Booster
-    from colossal.booster.plugin import HybridParallelPlugin
-    from colossal.nn.optimizer import HybridAdam
-
-    colossal.launch_from_torch(verbose=False)
-    model = build_llama(shape)
     size = int(os.environ["WORLD_SIZE"])
-    booster = Booster(plugin=HybridParallelPlugin(tp_size=size, pp_size=1, precision="bf16"))
-    boosted, optimizer, *_ = booster.boost(model, HybridAdam(model.parameters(), **ADAM))
-    assert optimizer is not None
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = boosted(input_ids=batch, labels=batch).loss
-        booster.backward(loss, optimizer)
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    make_plugin = plugin_of("HybridParallelPlugin", tp_size=size, pp_size=1, precision="bf16")
+    return ours(make_plugin, shape, make_model=build_llama)
 
 
 def build_llama(shape: Shape) -> Any:
@@ -203,14 +181,19 @@ CONTENDERS: dict[str, Callable[[Shape], Step]] = {
     ),
     "HybridParallelPlugin, tp": our_tensor_parallel,
 }
-IS_OURS = tuple(name for name in CONTENDERS if "Plugin" in name)
-
 ONE_MODEL = ("DTensor tp", "HybridParallelPlugin, tp")
 """Whose ranks compute one model together, on one batch."""
 
 RACES: dict[str, tuple[str, ...]] = {
     "replicas": ("torch, no communication", "torch DDP", "TorchDDPPlugin"),
-    "sharded states": ("DeepSpeed ZeRO-1", "DeepSpeed ZeRO-2", "torch FSDP2, not resharded", *IS_OURS[2:4], IS_OURS[5]),
+    "sharded states": (
+        "DeepSpeed ZeRO-1",
+        "DeepSpeed ZeRO-2",
+        "torch FSDP2, not resharded",
+        "LowLevelZeroPlugin, stage 1",
+        "LowLevelZeroPlugin, stage 2",
+        "HybridParallelPlugin",
+    ),
     "sharded parameters": ("DeepSpeed ZeRO-3", "torch FSDP2", "TorchFSDPPlugin", "GeminiPlugin"),
     "tensor parallelism": ONE_MODEL,
 }
