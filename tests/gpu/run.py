@@ -129,7 +129,10 @@ def kernels(setting: Setting) -> Iterator[Case]:
         if counts["failures"] or counts["errors"]:
             failed = [one.get("name") for one in suite.iter("testcase") if one.find("failure") is not None]
             raise RuntimeError(f"failed: {', '.join(filter(None, failed)) or done.stdout.strip()[-300:]}")
-        return {"passed": counts["tests"] - counts["skipped"], "skipped": counts["skipped"]}
+        passed = counts["tests"] - counts["skipped"]
+        if not passed:
+            raise MissingError("all its tests were skipped")
+        return {"passed": passed, "skipped": counts["skipped"]}
 
     for file in sorted((ROOT / "tests").rglob("test_*.py")):
         if "mark.gpu" in file.read_text(encoding="utf-8") and "gpu" not in file.parent.name:
