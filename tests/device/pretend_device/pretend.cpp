@@ -28,7 +28,7 @@ Tensor with_storage(c10::Storage storage, const Tensor& like) {
 Tensor alias_of(const Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   c10::DataPtr pointer(const_cast<void*>(storage.data()), c10::Device(c10::DeviceType::CPU));
-  c10::Storage alias(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(pointer), c10::GetCPUAllocator(), true);
+  c10::Storage alias(c10::Storage::use_byte_size_t(), storage.nbytes(), std::move(pointer), c10::GetAllocator(c10::DeviceType::CPU), true);
   Tensor made = at::detail::make_tensor<c10::TensorImpl>(std::move(alias), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                          tensor.dtype());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
@@ -97,7 +97,7 @@ Tensor copy_from(const Tensor& from, const Tensor& to, bool non_blocking) {
   return to;
 }
 
-const Tensor& resize(const Tensor& tensor, c10::IntArrayRef size, std::optional<c10::MemoryFormat>) {
+const Tensor& resize_to(const Tensor& tensor, c10::IntArrayRef size, std::optional<c10::MemoryFormat>) {
   auto* impl = tensor.unsafeGetTensorImpl();
   if (tensor.sizes() == size) return tensor;
   size_t bytes = (c10::multiply_integers(size) + tensor.storage_offset()) * tensor.element_size();
@@ -107,7 +107,7 @@ const Tensor& resize(const Tensor& tensor, c10::IntArrayRef size, std::optional<
 }
 
 Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
-  resize(to, from.sizes(), {});
+  resize_to(to, from.sizes(), {});
   return copy_from(from, to, false);
 }
 
@@ -190,7 +190,7 @@ struct Call {
   void resize_results() {
     for (auto& pair : pairs) {
       if (pair.alias.sizes() == pair.device.sizes()) continue;
-      resize(pair.device, pair.alias.sizes(), {});
+      resize_to(pair.device, pair.alias.sizes(), {});
       pair.device.unsafeGetTensorImpl()->set_sizes_and_strides(pair.alias.sizes(), pair.alias.strides());
       Tensor target = alias_of(pair.device);
       if (pair.alias.storage().data() != pair.device.storage().data()) into(target, pair.alias);
@@ -290,20 +290,20 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
   return at::detail::empty_strided_generic(size, stride, &memory, kKeys, c10::dtype_or_default(dtype));
 }
 
-Tensor as_strided(const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<int64_t> offset) {
-  Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()), kKeys,
-                                                         self.dtype());
+Tensor strided(const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<int64_t> offset) {
+  Tensor made = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(self.storage()),
+                                                         self.key_set(), self.dtype());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, offset.value_or(self.storage_offset()));
   return made;
 }
 
 Tensor view(const Tensor& self, c10::IntArrayRef size) {
   Tensor seen_so = alias_of(self).view(size);
-  return as_strided(self, seen_so.sizes(), seen_so.strides(), self.storage_offset());
+  return strided(self, seen_so.sizes(), seen_so.strides(), self.storage_offset());
 }
 
 Tensor reshape_alias(const Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride) {
-  return as_strided(self, size, stride, self.storage_offset());
+  return strided(self, size, stride, self.storage_offset());
 }
 
 Tensor& set_storage(Tensor& self, c10::Storage storage, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
@@ -385,13 +385,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar);
-  m.impl("as_strided", as_strided);
+  m.impl("as_strided", strided);
   m.impl("view", view);
   m.impl("_reshape_alias", reshape_alias);
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("set_.source_Storage", set_whole_storage);
   m.impl("set_.source_Tensor", set_tensor);
-  m.impl("resize_", resize);
+  m.impl("resize_", resize_to);
   m.impl("record_stream", record_stream);
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
@@ -415,6 +415,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace pretend;
   m.def("init", [] { at::RegisterPrivateUse1HooksInterface(&hooks); });
+  m.def("default_generator", [] { return hooks.getDefaultGenerator(0); });
   m.def("host_alias", [](const at::Tensor& tensor) { return alias_of(tensor); });
   m.def("touch", [](const at::Tensor& tensor, bool writes, int64_t stream, const std::string& name) {
     std::lock_guard<std::recursive_mutex> lock(mutex);
