@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import final
 
 import torch
+from torch import distributed as dist
 
 from colossal.errors import ConfigError
 
 # [Note: the CPU is an accelerator]
-# A CPU process has one device, synchronises at once, and its memory is its resident set. Code that is written against
-# these verbs runs on either, which is what lets a laptop run every tutorial.
+# A CPU process has one device, synchronizes at once, and its memory is its resident set. Code that is written against
+# these verbs runs on either, which is what lets a laptop run every tutorial. No other module names a type of device
+# in order to compute on it: what torch calls the accelerator of this machine (a GPU of CUDA, ROCm or XPU, an NPU, or
+# whatever a package registers as one) goes the same way.
 
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+_CPU = "cpu"
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -27,7 +30,8 @@ class Accelerator:
     """One kind of device, and what a training program asks of it.
 
     Args:
-        name: ``"cpu"`` or ``"cuda"``.
+        name: ``"cpu"``, or the type of the accelerator that torch finds here, such as ``"cuda"``, ``"xpu"`` or
+            ``"npu"``.
 
     Raises:
         ConfigError: This machine or this build of torch has no such device.
@@ -41,26 +45,33 @@ class Accelerator:
     name: str
 
     def __post_init__(self) -> None:
-        if self.name not in _BACKENDS:
-            raise ConfigError(f"A device is one of {', '.join(_BACKENDS)}. Found {self.name!r}. Pass one of them.")
-        if self.name == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(
-                "The device 'cuda' needs a GPU and a CUDA build of torch. Found "
-                f"torch {torch.__version__} without a usable GPU. Use 'cpu', or install a CUDA build."
-            )
+        here = _found_accelerator()
+        if self.name in (_CPU, here):
+            return
+        kinds = f"{_CPU!r} or {here!r}" if here else f"{_CPU!r}"
+        build = "a CUDA build of torch and a driver" if self.name == "cuda" else f"a build of torch for {self.name!r}"
+        raise ConfigError(
+            f"The device must be one that torch finds here: {kinds}. Found {self.name!r} with torch "
+            f"{torch.__version__}. Use 'cpu', or install {build}."
+        )
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is the CPU, which computes at once, in the host's memory."""
+        return self.name == _CPU
 
     @property
     def communication_backend(self) -> str:
         """The backend of process groups on this device, as `torch.distributed` spells it."""
-        return _BACKENDS[self.name]
+        return dist.get_default_backend_for_device(self.name)
 
     def device_count(self) -> int:
         """Count the devices that this process sees.
 
         Returns:
-            The number of GPUs; 1 on a CPU.
+            The number of devices; 1 on a CPU.
         """
-        return torch.cuda.device_count() if self.name == "cuda" else 1
+        return 1 if self.is_cpu else torch.accelerator.device_count()
 
     def get_current_device(self) -> torch.device:
         """Tell where new tensors of this process belong.
@@ -68,43 +79,63 @@ class Accelerator:
         Returns:
             The device that `set_device` bound this process to; the first one if it was not called.
         """
-        return torch.device("cuda", torch.cuda.current_device()) if self.name == "cuda" else torch.device("cpu")
+        return torch.device(_CPU) if self.is_cpu else torch.device(self.name, torch.accelerator.current_device_index())
 
     def set_device(self, index: int) -> None:
         """Bind this process to a device.
 
         Args:
-            index: Index of the device on this host; a CPU takes any.
+            index: Local rank of this process: the index of its device on this host. A process that sees a single
+                device takes that one, as launchers that give each process its own show it no other. A CPU takes any.
 
         Raises:
             ConfigError: There is no such device.
         """
-        if self.name == "cpu":
+        if self.is_cpu:
             return
-        if not 0 <= index < self.device_count():
+        count = self.device_count()
+        if not 0 <= index < count and count != 1:
             raise ConfigError(
-                f"Each process of a host needs a GPU of its own. Found local rank {index} and "
-                f"{self.device_count()} GPUs. Start fewer processes on this host, or use the device 'cpu'."
+                f"Each process of a host needs a device of its own. Found local rank {index} and {count} devices of "
+                f"type {self.name!r}. Start fewer processes on this host, or use the device 'cpu'."
             )
-        torch.cuda.set_device(index)
+        torch.accelerator.set_device_index(0 if count == 1 else index)
+
+    def identity(self) -> str | None:
+        """Tell the current device from all others of this host.
+
+        Returns:
+            What only this device has, as its driver tells it; None on a CPU, and where a driver does not tell.
+        """
+        ask = None if self.is_cpu else getattr(torch.get_device_module(self.name), "get_device_properties", None)
+        uuid = None if ask is None else getattr(ask(torch.accelerator.current_device_index()), "uuid", None)
+        return None if uuid is None else str(uuid)
 
     def synchronize(self) -> None:
         """Wait until everything that was started on the device has finished."""
-        if self.name == "cuda":
-            torch.cuda.synchronize()
+        if not self.is_cpu:
+            torch.accelerator.synchronize()
+
+    def new_stream(self) -> torch.Stream | None:
+        """Make a queue of work beside the one that is in use.
+
+        Returns:
+            A stream, which is a context manager; None on a CPU, which does everything at once.
+        """
+        return None if self.is_cpu else torch.Stream(self.get_current_device())
 
     def empty_cache(self) -> None:
         """Give memory that torch holds in reserve back to the device."""
-        if self.name == "cuda":
-            torch.cuda.empty_cache()
+        if not self.is_cpu:
+            torch.accelerator.empty_cache()
 
     def memory_allocated(self) -> int:
         """Measure the memory in use.
 
         Returns:
-            Bytes: those of the tensors on a GPU, the resident set of the process on a CPU.
+            Bytes: those of the tensors on an accelerator, the resident set of the process on a CPU.
         """
-        return torch.cuda.memory_allocated() if self.name == "cuda" else _resident_bytes()["VmRSS"]
+        return _resident_bytes()["VmRSS"] if self.is_cpu else torch.accelerator.memory_allocated()
 
     def max_memory_allocated(self) -> int:
         """Measure the most memory in use since the last `reset_peak_memory_stats`.
@@ -112,14 +143,25 @@ class Accelerator:
         Returns:
             Bytes, counted as by `memory_allocated`.
         """
-        if self.name == "cuda":
-            return torch.cuda.max_memory_allocated()
+        if not self.is_cpu:
+            return torch.accelerator.max_memory_allocated()
         return max(_resident_bytes().values())  # the kernel brings the high-water mark up to date only now and then
+
+    def available_memory(self) -> int | None:
+        """Measure how much more memory tensors of this process could take on the device.
+
+        Returns:
+            Bytes: what the device has free, and what torch holds in reserve; None on a CPU.
+        """
+        if self.is_cpu:
+            return None
+        free, _ = torch.accelerator.get_memory_info()
+        return free + torch.accelerator.memory_reserved() - torch.accelerator.memory_allocated()
 
     def reset_peak_memory_stats(self) -> None:
         """Begin a new peak; a CPU process whose system does not allow it keeps the old one."""
-        if self.name == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+        if not self.is_cpu:
+            torch.accelerator.reset_peak_memory_stats()
         else:
             with suppress(OSError):
                 _CLEAR_REFS.write_text("5", encoding="ascii")
@@ -132,6 +174,23 @@ class Accelerator:
         """
         torch.manual_seed(seed)
 
+    def get_rng_state(self) -> torch.Tensor | None:
+        """Read the state of the device's own generator.
+
+        Returns:
+            Bytes, in host memory; None on a CPU, whose generator is torch's.
+        """
+        return None if self.is_cpu else torch.get_device_module(self.name).get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        """Let the device's own generator go on from a state.
+
+        Args:
+            state: What `get_rng_state` returned. A CPU takes none.
+        """
+        if not self.is_cpu:
+            torch.get_device_module(self.name).set_rng_state(state)
+
 
 @cache
 def _accelerator(name: str) -> Accelerator:
@@ -142,8 +201,8 @@ def get_accelerator(name: str | None = None) -> Accelerator:
     """Return the accelerator of this process.
 
     Args:
-        name: ``"cpu"`` or ``"cuda"``. By default the environment variable ``COLOSSAL_DEVICE``, else a GPU if there is
-            one, else the CPU.
+        name: ``"cpu"``, or the type of an accelerator such as ``"cuda"``. By default the environment variable
+            ``COLOSSAL_DEVICE``, else the accelerator that torch finds, if there is one, else the CPU.
 
     Returns:
         The accelerator; the same object for the same device.
@@ -159,8 +218,7 @@ def get_accelerator(name: str | None = None) -> Accelerator:
         >>> cpu is get_accelerator("cpu")
         True
     """
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    return _accelerator(name or os.environ.get("COLOSSAL_DEVICE") or default)
+    return _accelerator(name or os.environ.get("COLOSSAL_DEVICE") or _found_accelerator() or _CPU)
 
 
 def get_current_device() -> torch.device:
@@ -177,6 +235,11 @@ def get_current_device() -> torch.device:
         True
     """
     return get_accelerator().get_current_device()
+
+
+def _found_accelerator() -> str | None:
+    """Return the type of the accelerator of this machine, if it can be used."""
+    return torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else None
 
 
 def _resident_bytes() -> dict[str, int]:

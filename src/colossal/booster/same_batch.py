@@ -30,7 +30,7 @@ class SameBatch:
         # On a grid the program splits the inputs among the ranks of tp, before the model gets them.
         axes: Sequence[Axis] = _AXES if mesh.tp_mode == "1d" else ("sp", "pp")
         self._groups = [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
-        self._device, self._most, self._num_seen = mesh.accelerator.get_current_device(), most, 0
+        self._most, self._num_seen = most, 0
 
     def watch(self, model: ModelWrapper) -> None:
         """Look at what the model is called with.
@@ -76,7 +76,7 @@ class SameBatch:
             return
         number, self._num_seen = self._num_seen, self._num_seen + 1
         digest = _digest(inputs)
-        if all(same_over([digest], self._groups, self._device)):
+        if all(same_over([digest], self._groups)):
             return
         found = gather_objects((dist.get_rank(), digest), self._groups)
         others = [rank for rank, each in sorted(found) if each != min(found)[1]]

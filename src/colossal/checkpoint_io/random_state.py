@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from colossal.accelerator import get_accelerator
+
 
 def random_state() -> dict[str, Any]:
-    """Collect the states of the generators of Python, NumPy, torch and, where there is one, of the GPU.
+    """Collect the states of the generators of Python, NumPy, torch and, where there is one, of the accelerator.
 
     Returns:
         Plain data and tensors.
@@ -23,7 +25,9 @@ def random_state() -> dict[str, Any]:
         },
         "torch": torch.get_rng_state(),
     }
-    return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
+    accelerator = get_accelerator()
+    of_device = accelerator.get_rng_state()
+    return state | ({} if of_device is None else {accelerator.name: of_device})
 
 
 def restore_random_state(states: list[dict[str, Any]], place: int) -> None:
@@ -42,8 +46,9 @@ def restore_random_state(states: list[dict[str, Any]], place: int) -> None:
     key = numpy["state"]["key"].numpy().astype(np.uint32)
     np.random.set_state({**numpy, "state": {**numpy["state"], "key": key}})  # noqa: NPY002
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    accelerator = get_accelerator()
+    if accelerator.name in state:
+        accelerator.set_rng_state(state[accelerator.name])
     if place >= len(states):
         _branch_off(place)
 

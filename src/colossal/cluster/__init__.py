@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from colossal.cluster.axes import AXES, Axis
 from colossal.cluster.coordinator import DistCoordinator
 from colossal.cluster.grid import TENSOR_PARALLEL_MODES, TensorParallelMode, grid_of
+from colossal.cluster.backends import group_for, host_group
 from colossal.cluster.launch import (
     get_default_parser,
     launch,
@@ -36,6 +37,8 @@ __all__ = [
     "current_mesh",
     "get_default_parser",
     "grid_of",
+    "group_for",
+    "host_group",
     "launch",
     "launch_from_openmpi",
     "launch_from_slurm",

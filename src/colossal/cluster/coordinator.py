@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar, final
 import torch
 from torch import distributed as dist
 
+from colossal.cluster.backends import host_group
 from colossal.cluster.mesh import ParallelMesh, current_mesh, leave_ambient
 from colossal.errors import LaunchError
 
@@ -40,7 +41,6 @@ class DistCoordinator:
     def __init__(self, mesh: ParallelMesh | None = None) -> None:
         mesh = mesh or current_mesh()
         self._rank, self._world_size, self._local_rank = mesh.global_rank, mesh.world_size, mesh.local_rank
-        self._device = mesh.accelerator.get_current_device()
 
     @property
     def rank(self) -> int:
@@ -171,7 +171,7 @@ class DistCoordinator:
 
         Communication: barrier, the group, no payload.
         """
-        dist.barrier(process_group)
+        dist.barrier(host_group(process_group))
 
     def destroy(self, process_group: dist.ProcessGroup | None = None) -> None:
         """Dissolve the group.
@@ -184,6 +184,6 @@ class DistCoordinator:
         dist.destroy_process_group(process_group)
 
     def _count_failures(self, failed: bool, process_group: dist.ProcessGroup | None) -> int:
-        count = torch.tensor(int(failed), dtype=torch.int32, device=self._device)
-        dist.all_reduce(count, group=process_group)
+        count = torch.tensor(int(failed), dtype=torch.int32, device="cpu")
+        dist.all_reduce(count, group=host_group(process_group))
         return int(count.item())

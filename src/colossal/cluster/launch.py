@@ -18,6 +18,7 @@ from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_a
 from colossal.cluster.refuse_config import refuse_config
 from colossal.cluster.rendezvous import (
     World,
+    check_devices,
     connecting,
     find_local_rank,
     form_world,
@@ -51,8 +52,9 @@ def launch(
         host: Name or address of the host of rank 0; IPv6 addresses without brackets.
         port: A free port on that host, the same for all processes.
         backend: Communication backend, such as ``"gloo"`` or ``"nccl"``. By default that of the environment variable
-            ``COLOSSAL_BACKEND``; else NCCL on GPUs, and on CPUs shared memory (``"shm"``) if all processes are on one
-            host, else gloo. On CPUs, ``"nccl"`` stands for that default too; rank 0 logs a warning.
+            ``COLOSSAL_BACKEND``; else that of the accelerator, such as NCCL, and on CPUs shared memory (``"shm"``)
+            if all processes are on one host, else gloo. ``"nccl"`` stands for that default too; on CPUs rank 0 logs
+            a warning.
         local_rank: This process's number among those of its host; found out from the host names by default.
         seed: Seed of Python's, NumPy's and torch's generators, the same on all ranks, so that models start equal.
         verbose: Let rank 0 log the world that was formed.
@@ -63,12 +65,12 @@ def launch(
         The ambient mesh, with all processes on its dp axis.
 
     Raises:
-        LaunchError: The numbers contradict each other, the port is taken, a peer did not come in time, or was started
-            with another ``world_size``. Rank 0 waits for no peer if its own is 1; the others then learn of it.
+        LaunchError: The numbers contradict each other, the port is taken, two processes have the same device, a peer
+            did not come in time, or was started with another ``world_size``. Rank 0 waits for no peer if its own is 1; the others then learn of it.
         ConfigError: This machine lacks the backend or the device, or a config is passed, which is not supported.
 
     Communication: every process contacts the store of rank 0, then opens connections to its peers, or its memory to
-    them; on CPUs nobody returns before all are connected.
+    them; nobody returns before all are connected.
 
     Example:
         >>> import socket
@@ -256,8 +258,8 @@ def _join(
     seconds, link_cost = _check_timeout(timeout_seconds), link_cost_of_environment()
     accelerator = get_accelerator()
     asked = backend or os.environ.get("COLOSSAL_BACKEND")
-    wanted = None if _is_of_gpus(asked, accelerator) else asked
-    chosen = _check_backend(wanted or accelerator.communication_backend, accelerator)
+    wanted = None if _is_default(asked, accelerator) else asked
+    _check_backend(wanted or accelerator.communication_backend, accelerator)
     if member is None:
         world = World(dist.HashStore(), 0, 1, seconds)
     else:
@@ -265,16 +267,18 @@ def _join(
     with connecting(world):
         local_rank = _find_local_rank(member, world)
         accelerator.set_device(local_rank)
-        chosen, remark = form_world(world, chosen if wanted or accelerator.name != "cpu" else None)
+        if wanted is None:
+            check_devices(world, accelerator)
+        chosen, remark = form_world(world, wanted)
         _seed_everything(seed, accelerator)
         mesh = ParallelMesh(
             local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost
         )
-        wait_for_all(chosen, world)
+        wait_for_all(world)
     leave_ambient(mesh)
     atexit.unregister(leave)
     atexit.register(leave)
-    if asked != wanted:
+    if asked != wanted and accelerator.is_cpu:
         get_dist_logger().warning(
             f"The backend {asked!r} moves tensors of GPUs. Found the device 'cpu', and uses {chosen!r}.", ranks=[0]
         )
@@ -311,24 +315,24 @@ def _check_timeout(seconds: float | None) -> float:
     return number
 
 
-def _is_of_gpus(backend: str | None, accelerator: Accelerator) -> bool:
-    """Tell whether a backend is the documented default, passed on by a program that now runs on a CPU."""
-    return backend is not None and backend.lower() == "nccl" and accelerator.name == "cpu"
+def _is_default(backend: str | None, accelerator: Accelerator) -> bool:
+    """Tell whether a backend is the documented default, that of GPUs, or the accelerator's own."""
+    own = () if accelerator.is_cpu else (accelerator.communication_backend,)
+    return backend is not None and backend.lower() in ("nccl", *own)
 
 
-def _check_backend(backend: str, accelerator: Accelerator) -> str:
+def _check_backend(backend: str, accelerator: Accelerator) -> None:
     for name in (part.split(":")[-1] for part in backend.lower().split(",")):
         if not dist.is_backend_available(name):
             raise ConfigError(
                 f"The backend must be built into torch. Found {name!r}, which this torch lacks. "
                 f"Leave backend out to use {accelerator.communication_backend!r}."
             )
-    if "shm" in backend.lower() and (backend.lower() != "shm" or accelerator.name != "cpu"):
+    if "shm" in backend.lower() and (backend.lower() != "shm" or not accelerator.is_cpu):
         raise ConfigError(
             f"The backend 'shm' moves tensors in host memory, and stands alone. Found {backend!r} for the device "
             f"{accelerator.name!r}. Use {accelerator.communication_backend!r}, or put 'gloo' in its place."
         )
-    return backend
 
 
 def _read_environment(names: tuple[str, ...], command: str) -> Mapping[str, str]:

@@ -12,6 +12,7 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster.axes import AXES, Axis
+from colossal.cluster.backends import host_group
 from colossal.cluster.link_cost import LINK_OPS, AxisCost, LinkCost, LinkOp, LinkOrigin
 from colossal.cluster.link_fit import Timings, fit_axis, typical
 from colossal.cluster.mesh import ParallelMesh, current_mesh
@@ -72,7 +73,7 @@ def measure_link_cost(
         axis: _measure_axis(mesh, axis, ops, sizes, seconds) for axis in AXES if mesh.size(axis) > 1
     }
     found = [LinkCost(axes, _origin(mesh))]
-    dist.broadcast_object_list(found, src=0, device=mesh.accelerator.get_current_device())
+    dist.broadcast_object_list(found, src=0, group=host_group())
     return found[0]
 
 
@@ -89,7 +90,7 @@ class _Probe:
     def warm_up(self, seconds: float) -> int:
         """Return how many samples to take in a pass: the same on all ranks."""
         first = [self._round() for _ in range(_WARM_UP)]
-        slowest = _slowest(self.mesh, first[-1])
+        slowest = _slowest(first[-1])
         return min(_MOST, max(_LEAST, round(seconds / (_PASSES * slowest * self.size))))
 
     def sample(self, count: int) -> None:
@@ -97,7 +98,7 @@ class _Probe:
 
     def result(self) -> tuple[int, float]:
         """Return the bytes, and the seconds of one call on the slowest rank."""
-        return 4 * self.length, _slowest(self.mesh, typical(self.samples))
+        return 4 * self.length, _slowest(typical(self.samples))
 
     def _round(self) -> float:
         self.mesh.accelerator.synchronize()
@@ -144,16 +145,16 @@ def _calls(mesh: ParallelMesh, axis: Axis, length: int) -> Mapping[LinkOp, Calla
     }
 
 
-def _slowest(mesh: ParallelMesh, seconds: float) -> float:
+def _slowest(seconds: float) -> float:
     """The largest of the ranks' numbers, the same on all ranks of the world."""
-    number = torch.tensor(seconds, dtype=torch.float64, device=mesh.accelerator.get_current_device())
-    dist.all_reduce(number, dist.ReduceOp.MAX)
+    number = torch.tensor(seconds, dtype=torch.float64, device="cpu")
+    dist.all_reduce(number, dist.ReduceOp.MAX, host_group())
     return float(number.item())
 
 
 def _origin(mesh: ParallelMesh) -> LinkOrigin:
     names: list[str] = [""] * mesh.world_size
-    dist.all_gather_object(names, socket.gethostname())
+    dist.all_gather_object(names, socket.gethostname(), host_group())
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     hosts = tuple(sorted(set(names)))
     return LinkOrigin(hosts, dist.get_backend(), mesh.accelerator.name, mesh.world_size, torch.__version__, now)

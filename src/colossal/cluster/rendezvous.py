@@ -12,7 +12,9 @@ from datetime import timedelta
 import torch
 from torch import distributed as dist
 
+from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.attempt import FAREWELL_SECONDS, enter_attempt
+from colossal.cluster.backends import group_for
 from colossal.cluster.deadline import call_within
 from colossal.cluster.member import Member
 from colossal.errors import ConfigError, LaunchError, MeshError, UnsupportedError
@@ -112,7 +114,8 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
 
     Args:
         world: The processes.
-        backend: What carries their data; None for the best on CPUs: shared memory, or gloo where there is none.
+        backend: What carries their data; None for that of the device, which is the best on CPUs: shared memory, or
+            gloo where there is none.
 
     Returns:
         The backend, and a remark about what keeps it from being the faster one.
@@ -121,9 +124,11 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
         LaunchError: A process did not connect in time.
         UnsupportedError: The backend cannot join these processes; on all of them.
     """
-    if backend is not None:
-        _open_connections(world, backend)
-        return backend, ""
+    accelerator = get_accelerator()
+    if backend is not None or not accelerator.is_cpu:
+        chosen = backend or accelerator.communication_backend
+        _open_connections(world, chosen)
+        return chosen, ""
     try:
         _open_connections(world, "shm")
     except UnsupportedError as error:  # the same on all ranks
@@ -132,21 +137,56 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
     return "shm", ""
 
 
+def check_devices(world: World, accelerator: Accelerator) -> None:
+    """Refuse two ranks on one device: neither backend nor memory could serve both.
+
+    Raises:
+        LaunchError: Two of them have the same device of the same host; on all ranks alike.
+    """
+    devices = dist.PrefixStore("colossal/device", world.store)
+    devices.set(str(world.rank), f"{socket.gethostname()} {accelerator.identity() or f'rank {world.rank}'}")
+    found = [devices.get(str(rank)).decode() for rank in range(world.size)]
+    for rank, device in enumerate(found):
+        if (first := found.index(device)) != rank:
+            raise LaunchError(
+                f"Each process needs a device of its own. Found ranks {first} and {rank} on one: {device}. Start fewer "
+                "processes on this host, let the launcher show each its own device, or use COLOSSAL_DEVICE=cpu."
+            )
+
+
 def _open_connections(world: World, backend: str) -> None:
     timeout = timedelta(seconds=world.seconds)
     with connecting(world):
         dist.init_process_group(backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 
-def wait_for_all(backend: str, world: World) -> None:
+def wait_for_all(world: World) -> None:
     """Wait until all processes are connected: one with little to do could end, and be missed by the slower ones.
+
+    A backend of an accelerator opens its connections when it is first used, and its waits do not raise: what is missing
+    would show in a later step, and end the process.
 
     Raises:
         LaunchError: A process was not connected in time.
     """
-    if backend != "nccl":  # which opens its connections when they are first used
-        with connecting(world):
-            dist.all_reduce(torch.zeros(()))
+
+    def sum_ones() -> None:
+        accelerator.set_device(local_device)
+        one = torch.ones((), device=accelerator.get_current_device())
+        dist.all_reduce(one, group=group_for(one, dist.group.WORLD))
+        if one.item() != world.size:
+            raise RuntimeError(f"the sum of {world.size} ones is {one.item():g}")
+
+    accelerator = get_accelerator()
+    local_device = accelerator.get_current_device().index or 0  # which a thread does not inherit
+    with connecting(world):
+        if accelerator.is_cpu:
+            sum_ones()
+            return
+        try:
+            call_within(world.seconds + _SLACK_SECONDS, sum_ones)
+        except TimeoutError as error:
+            raise RuntimeError("the accelerators did not answer each other.") from error
 
 
 @contextmanager

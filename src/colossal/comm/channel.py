@@ -8,7 +8,7 @@ from typing import Literal, final
 import torch
 from torch import distributed as dist
 
-from colossal.cluster import Axis, ParallelMesh, current_mesh
+from colossal.cluster import Axis, ParallelMesh, current_mesh, group_for
 from colossal.comm.counter import CommCounter, Op, active_counters
 from colossal.comm.pairwise import gather_pairwise, sum_pairwise
 from colossal.errors import ShapeError
@@ -24,8 +24,8 @@ _SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_al
 
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
-_IN_PLACE = ("nccl", "shm", "fake")
-"""Backends whose reduce-scatter may write its result over this rank's part of the input."""
+_NOT_IN_PLACE = ("threaded", "mpi", "ucc")
+"""Backends whose reduce-scatter may not write its result over this rank's part of the input."""
 
 _PACK_BYTES = 2**24
 
@@ -93,7 +93,7 @@ class Channel:
         if self.size == 1:
             return tensor
         total = tensor.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, _REDUCE_OPS[op], self.group)
+        dist.all_reduce(total, _REDUCE_OPS[op], self._group_for(total))
         self._count("all_reduce", total)
         return total
 
@@ -116,7 +116,7 @@ class Channel:
         if self.size == 1:
             return tensor
         whole = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
-        for work in gather_into(whole, tensor.contiguous(), self.group):
+        for work in gather_into(whole, tensor.contiguous(), self._group_for(tensor)):
             work.wait()
         self._count("all_gather", whole)
         return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim)
@@ -141,7 +141,7 @@ class Channel:
             return tensor
         parts = tensor.contiguous() if dim == 0 else torch.cat(tensor.chunk(self.size, dim))
         part = parts.new_empty(parts.shape[0] // self.size, *parts.shape[1:])
-        works, finish = scatter_sums(part, parts, self.group)
+        works, finish = scatter_sums(part, parts, self._group_for(part))
         for work in works:
             work.wait()
         finish()
@@ -169,7 +169,7 @@ class Channel:
             return tensor
         outgoing = torch.stack(tensor.chunk(self.size, split_dim))
         incoming = torch.empty_like(outgoing)
-        dist.all_to_all_single(incoming, outgoing, group=self.group)
+        dist.all_to_all_single(incoming, outgoing, group=self._group_for(outgoing))
         self._count("all_to_all", outgoing)
         return torch.cat(incoming.unbind(), join_dim)
 
@@ -185,8 +185,8 @@ class Channel:
             return
         for pack in _packs(tensors):
             parts = [tensor.detach() for tensor in pack]
-            joined = torch.cat([part.reshape(-1) for part in parts]).to(self.mesh.accelerator.get_current_device())
-            dist.broadcast(joined, src=self.mesh.ranks(self.axis)[0], group=self.group)
+            joined = torch.cat([part.reshape(-1) for part in parts])
+            dist.broadcast(joined, src=self.mesh.ranks(self.axis)[0], group=self._group_for(joined))
             self._count("broadcast", joined)
             for part, values in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
                 part.copy_(values.view(part.shape))
@@ -206,7 +206,7 @@ class Channel:
         if self.size == 1 or not tensor.numel():
             return None
         self._count("broadcast", tensor)
-        return dist.broadcast(tensor, self.mesh.ranks(self.axis)[source], self.group, async_op=True)
+        return dist.broadcast(tensor, self.mesh.ranks(self.axis)[source], self._group_for(tensor), async_op=True)
 
     def start_reduce(self, tensor: torch.Tensor, target: int) -> dist.Work | None:
         """Begin to sum over the axis, for one rank, in place; the others' tensors are used up.
@@ -223,7 +223,7 @@ class Channel:
         if self.size == 1 or not tensor.numel():
             return None
         self._count("reduce", tensor)
-        return dist.reduce(tensor, self.mesh.ranks(self.axis)[target], group=self.group, async_op=True)
+        return dist.reduce(tensor, self.mesh.ranks(self.axis)[target], group=self._group_for(tensor), async_op=True)
 
     def split(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """Keep this rank's part along a dimension.
@@ -256,8 +256,11 @@ class Channel:
         """
         if self.size == 1 or dist.get_backend(self.group) == "fake":
             return [length] * self.size
-        own = torch.tensor([length], device=self.mesh.accelerator.get_current_device())
+        own = torch.tensor([length], device="cpu")
         return self.all_gather(own, 0).tolist()
+
+    def _group_for(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        return group_for(tensor, self.group)
 
     def _check_divides(self, tensor: torch.Tensor, dim: int) -> int:
         dim = _check_dim(tensor, dim)
@@ -310,7 +313,7 @@ def scatter_sums(
     if backend == "gloo":
         return sum_pairwise(part, parts, group, scratch)
     is_inside = part.untyped_storage().data_ptr() == parts.untyped_storage().data_ptr()
-    out = torch.empty_like(part) if is_inside and backend not in _IN_PLACE else part
+    out = torch.empty_like(part) if is_inside and backend in _NOT_IN_PLACE else part
     work = _reduce_scatter_single(out, parts, group=group, async_op=True)
     return _some(work), (lambda: None) if out is part else lambda: part.copy_(out)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import distributed as dist
 
-from colossal.cluster import AXES, Axis, current_mesh
+from colossal.cluster import AXES, Axis, current_mesh, group_for, host_group
 from colossal.comm.counter import active_counters, uncounted
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
@@ -35,18 +35,17 @@ def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None
     values = [value]
     for group in (dist.group.WORLD,) if groups is None else groups:
         gathered: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(gathered, values, group=group)
+        dist.all_gather_object(gathered, values, group=host_group(group))
         values = [each for rank in gathered for each in rank]
     return values
 
 
-def same_over(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup], device: torch.device) -> list[bool]:
+def same_over(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup]) -> list[bool]:
     """Tell which numbers are the same on all ranks, such as digests of what all of them should have.
 
     Args:
         numbers: Signed, of 64 bits at most; as many on all ranks.
         groups: The process groups of the axes that the ranks span.
-        device: Where they communicate.
 
     Returns:
         One value for each number, the same on all ranks.
@@ -54,14 +53,13 @@ def same_over(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup], devic
     Communication: all_reduce, the groups, 16 bytes for each number; not counted, as it is no part of training.
 
     Example:
-        >>> import torch
         >>> from torch import distributed as dist
         >>> from colossal.comm import same_over
         >>> from colossal.testing import run_threads
-        >>> run_threads(lambda: same_over([7, dist.get_rank()], [dist.group.WORLD], torch.device("cpu")), 2)
+        >>> run_threads(lambda: same_over([7, dist.get_rank()], [dist.group.WORLD]), 2)
         [[True, False], [True, False]]
     """
-    own = torch.tensor(numbers, dtype=torch.int64, device=device)
+    own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     with uncounted():
         largest, smallest = all_reduce_over(torch.stack([own, ~own]), groups, "max")
     return [bool(each) for each in largest == ~smallest]
@@ -78,7 +76,7 @@ def all_reduce_over(
     Over the groups of two axes of a mesh, this is the total over all ranks that the axes span.
 
     Args:
-        tensor: Any shape, the same on all ranks; on the device of the groups.
+        tensor: Any shape, the same on all ranks; in host memory, or on the accelerator.
         groups: The process groups; a group of one rank is left out.
         op: Add the tensors up, or take the largest of each element.
         axis: The axis of the mesh under which calls are counted, for groups that are parts of one; by default that
@@ -105,7 +103,7 @@ def all_reduce_over(
         size = dist.get_world_size(group)
         if size > 1:
             tensor = tensor.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(tensor, op=_OPS[op], group=group)
+            dist.all_reduce(tensor, op=_OPS[op], group=group_for(tensor, group))
             for counter in active_counters():
                 for each in (axis,) if axis else _axes_of(group):
                     counter.add("all_reduce", each, 2 * tensor.nbytes * (size - 1) // size)

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import distributed as dist
 
-from colossal.cluster import ParallelMesh
+from colossal.cluster import ParallelMesh, host_group
 from colossal.comm import Channel
 from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper
@@ -153,7 +153,7 @@ class PipelineExecutor:
         finally:
             own, self._recorded = self._recorded, None
         passes: list[Any] = [None] * self._mesh.size("pp")
-        dist.all_gather_object(passes, own, group=self._mesh.group("pp"))
+        dist.all_gather_object(passes, own, group=host_group(self._mesh.group("pp")))
         found.append(Timeline(tuple(each for rank in passes for each in rank)))
 
     def _run(self, step: Step, order: Sequence[Any]) -> None:
@@ -179,8 +179,8 @@ class PipelineExecutor:
             signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
         except (StopIteration, ConfigError) as error:
             problem = error
-        device = self._mesh.accelerator.get_current_device()
-        found = Channel("pp", self._mesh).all_gather(torch.tensor([signature], device=device), dim=0).tolist()
+        own = torch.tensor([signature], device="cpu")
+        found = Channel("pp", self._mesh).all_gather(own, dim=0).tolist()
         if problem is not None:
             raise problem
         if len(set(found)) > 1:

@@ -248,7 +248,7 @@ def make_links(mesh: ParallelMesh) -> dict[int, Link]:
         By the rank on the pp axis.
     """
     down = up = mesh.group("pp")
-    if mesh.size("pp") > 1 and dist.get_backend(down) == "nccl":
+    if mesh.size("pp") > 1 and not mesh.accelerator.is_cpu:
         up, _ = mesh.blocks("pp", mesh.size("pp"))
     own, device = mesh.rank("pp"), mesh.accelerator.get_current_device()
     return {

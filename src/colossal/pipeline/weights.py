@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal.accelerator import get_accelerator
+from colossal.cluster import host_group
 from colossal.errors import ConfigError, PlanError
 from colossal.pipeline.cut import configs_with_cache, layers_of
 from colossal.pipeline.microbatch import map_tensors, tensors_in
@@ -74,8 +75,7 @@ def layer_seconds(model: nn.Module, inputs: Any, stages: Stages | None = None, n
         raise ConfigError(f"Layers are measured once at least. Found num_runs={num_runs}. Pass 5, or leave it out.")
     seconds = torch.tensor(_measure(model, inputs, stages, num_runs), dtype=torch.float64)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        seconds = seconds.to(get_accelerator().get_current_device())
-        dist.broadcast(seconds, 0)
+        dist.broadcast(seconds, 0, host_group())
     return seconds.tolist()
 
 

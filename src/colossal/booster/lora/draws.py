@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from colossal.accelerator import get_accelerator
 from colossal.cluster import Axis, ParallelMesh, current_mesh
 from colossal.comm import Channel
 
@@ -22,25 +23,23 @@ def draws_of_the_first_rank(
 
     Args:
         axes: The axes; none changes nothing.
-        device: Where the ranks exchange the state of the generator, whose own generator is treated alike.
+        device: The device whose own generator is treated alike.
         mesh: The mesh; the ambient one by default.
     """
     if not axes:
         yield
         return
-    generators = [torch.random.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    own = [generator.get_state() for generator in generators]
-    shared = [state.to(device, copy=True) for state in own]
+    accelerator = get_accelerator(device.type)
+    states = {torch.set_rng_state: torch.get_rng_state(), accelerator.set_rng_state: accelerator.get_rng_state()}
+    own = {restore: state for restore, state in states.items() if state is not None}
+    first = [state.clone() for state in own.values()]
     for axis in axes:
-        Channel(axis, mesh or current_mesh()).broadcast(shared)
-    first = [state.cpu() for state in shared]
-    for generator, state in zip(generators, first, strict=True):
-        generator.set_state(state)
+        Channel(axis, mesh or current_mesh()).broadcast(first)
+    for restore, state in zip(own, first, strict=True):
+        restore(state)
     try:
         yield
     finally:
-        for generator, mine, theirs in zip(generators, own, first, strict=True):
+        for (restore, mine), theirs in zip(own.items(), first, strict=True):
             if not torch.equal(mine, theirs):
-                generator.set_state(mine)
+                restore(mine)

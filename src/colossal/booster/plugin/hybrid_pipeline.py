@@ -129,8 +129,8 @@ class Replicas:
         if not self._enabled or self._mesh.size("dp") == 1:
             return
         channel = Channel("dp", self._mesh)
-        device = self._mesh.accelerator.get_current_device()
-        own = torch.tensor([each.grad is not None for each in self._parameters], dtype=torch.int32, device=device)
+        is_used = [each.grad is not None for each in self._parameters]
+        own = torch.tensor(is_used, dtype=torch.int32, device="cpu")
         used = channel.all_reduce(own, "max").tolist()
         chosen = [each for each, is_used in zip(self._parameters, used, strict=True) if is_used]
         for parameter in chosen:

@@ -26,8 +26,8 @@ def check_equally_lazy(lazy: Mapping[str, bool], mesh: ParallelMesh) -> None:
 
     Communication: all_reduce, dp, 16 bytes.
     """
-    device, groups = mesh.accelerator.get_current_device(), [mesh.group("dp")]
-    if not all(same_over([_digest(repr(lazy).encode())], groups, device)):
+    groups = [mesh.group("dp")]
+    if not all(same_over([_digest(repr(lazy).encode())], groups)):
         raise ConfigError(
             f"All ranks build the same tensors lazily. Found that another rank differs from rank {mesh.global_rank}, "
             f"which built {sum(lazy.values())} of {len(lazy)} so. Enter LazyInitContext alike on all ranks."
@@ -46,9 +46,9 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
 
     Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
     """
-    device, groups = mesh.accelerator.get_current_device(), [mesh.group("dp")]
-    if not all(same_over([_digest(repr(list(digests.values())).encode())], groups, device)):
-        equal = same_over(list(digests.values()), groups, device)
+    groups = [mesh.group("dp")]
+    if not all(same_over([_digest(repr(list(digests.values())).encode())], groups)):
+        equal = same_over(list(digests.values()), groups)
         different = [name for name, same in zip(digests, equal, strict=True) if not same]
         shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
         raise ConfigError(

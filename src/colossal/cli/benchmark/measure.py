@@ -84,7 +84,7 @@ def _measure(settings: Settings, case: Case) -> Result:
         step()
     own = statistics.median(_seconds(step) for _ in range(settings.profile_steps))
     facts = torch.tensor([[own, accelerator.max_memory_allocated(), sent]], dtype=torch.float64)
-    everyones = comm.gather(facts.to(accelerator.get_current_device()), "dp", dim=0)
+    everyones = comm.gather(facts, "dp", dim=0)
     seconds, memory, most_sent = everyones.max(dim=0).values.tolist()
     return Result(
         case.name,

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import torch
 
+from colossal.accelerator import get_accelerator
 from colossal.errors import ConfigError
 from colossal.zero.gemini.placement import AutoPlacement, PlacementPolicy, StaticPlacement
 
@@ -123,6 +124,7 @@ class GeminiConfig:
         Returns:
             Bytes; None for no limit.
         """
-        if self.device_budget is not None or self.placement_policy == "static" or device.type == "cpu":
+        available = None if self.placement_policy == "static" else get_accelerator(device.type).available_memory()
+        if self.device_budget is not None or available is None:
             return self.device_budget
-        return int(torch.cuda.get_device_properties(device).total_memory * self.steady_cuda_cap_ratio)
+        return int(available * self.steady_cuda_cap_ratio)

@@ -193,7 +193,7 @@ def same_draws(mesh: ParallelMesh | None) -> Iterator[None]:
     Args:
         mesh: The mesh; None where one rank has everything.
 
-    Communication: broadcast, tp, the state of the random numbers: 5 KB, and 16 bytes on a GPU.
+    Communication: broadcast, tp, the state of the random numbers: 5 KB, and as much as the generator of an accelerator has.
     """
     if mesh is not None:
         from colossal.lazy.generator import ONE_AT_A_TIME
@@ -203,8 +203,8 @@ def same_draws(mesh: ParallelMesh | None) -> Iterator[None]:
         Channel("tp", mesh).broadcast([state])
         with ONE_AT_A_TIME:
             torch.set_rng_state(state)
-        if mesh.accelerator.name == "cuda":
-            own = torch.cuda.get_rng_state()
-            Channel("tp", mesh).broadcast([own])
-            torch.cuda.set_rng_state(own)
+        of_device = mesh.accelerator.get_rng_state()
+        if of_device is not None:
+            Channel("tp", mesh).broadcast([of_device])
+            mesh.accelerator.set_rng_state(of_device)
     yield

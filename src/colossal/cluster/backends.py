@@ -1,0 +1,62 @@
+# pyright: reportUnknownMemberType=false
+"""Which group moves what: tensors of the accelerator go by its own backend, those of the host by another."""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed as dist
+
+from colossal.errors import UnsupportedError
+
+# [Note: what is agreed on the host]
+# Ranks agree on small facts many times in a step: which parameters were used, whether batches are alike. In the memory
+# of an accelerator such a fact costs two waits of the host for everything that it has asked for. So a group on an
+# accelerator has a twin, whose ranks are the same and whose backend is the host's, for facts that begin and end there.
+
+_OF_HOST = ("gloo", "shm", "fake", "threaded", "mpi", "undefined")
+_TWINS: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def group_for(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Find the group that moves a tensor.
+
+    Args:
+        tensor: In host memory, or on the accelerator.
+        group: The group of the ranks.
+
+    Returns:
+        The group itself, or its twin for host memory.
+
+    Communication: as in `host_group`, if the tensor is in host memory.
+    """
+    return host_group(group) if tensor.is_cpu else group
+
+
+def host_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
+    """Find the group whose ranks are the same, and which moves tensors in host memory.
+
+    Args:
+        group: The group; the world by default.
+
+    Returns:
+        The group itself where it does, else its twin.
+
+    Communication: all ranks of the group open connections when it is asked for a twin first; they must call together.
+    """
+    found = group or dist.group.WORLD
+    assert found is not None
+    if dist.get_backend(found).partition(",")[0].removeprefix("cpu:") in _OF_HOST:
+        return found
+    if found not in _TWINS:
+        _TWINS[found] = _make_twin(dist.get_process_group_ranks(found))
+    return _TWINS[found]
+
+
+def _make_twin(ranks: list[int]) -> dist.ProcessGroup:
+    try:
+        twin = dist.new_group(ranks, backend="shm", use_local_synchronization=True)
+    except UnsupportedError:  # on all of them
+        twin = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    assert isinstance(twin, dist.ProcessGroup)
+    return twin
