@@ -257,7 +257,7 @@ def _join(
         )
     seconds, link_cost = _check_timeout(timeout_seconds), link_cost_of_environment()
     accelerator = get_accelerator()
-    asked = backend or os.environ.get("COLOSSAL_BACKEND")
+    asked = backend or os.environ.get("COLOSSAL_BACKEND") or None
     wanted = None if _is_default(asked, accelerator) else asked
     _check_backend(wanted or accelerator.communication_backend, accelerator)
     if member is None:
