@@ -3,7 +3,8 @@
 It takes the packages that it finds, installs nothing, and leaves out peers that are missing, by name. The parts come in
 the order of what they tell. What is done is kept in ``build/gpu.json`` until the code changes, and not done again, so
 ``--minutes 9`` may be called until all is there (exit status 3 means that something is left). Results of a GPU become
-the table of `docs/verified/gpu.md`. ``--device cpu`` tries the program out at toy size, and writes no table.
+the table of `docs/verified/gpu.md`. ``--device cpu`` or ``--device pretend`` tries the program out at toy size, and
+writes no table.
 """
 
 import argparse
@@ -38,6 +39,8 @@ from table import write_table  # noqa: E402
 from worlds import World, WorldError, once  # noqa: E402
 
 UNFINISHED = 3
+TOYS = ("cpu", "pretend")
+"""Devices on which the program is tried out."""
 TURNS, STEPS = 8, 4
 """Of a race: how often each contender is timed, and how many steps each time."""
 _CODE = ("src", "csrc", "tests/gpu", "tests/helpers")
@@ -49,7 +52,7 @@ class Setting:
     """Where it runs.
 
     Attributes:
-        device: ``"cuda"`` or ``"cpu"``.
+        device: ``"cuda"``, ``"cpu"`` or ``"pretend"``.
         count: Number of devices.
         is_toy: Whether sizes are those that only show that the program runs.
         folder: For files that go away.
@@ -346,7 +349,7 @@ def main(words: list[str]) -> int:
     """Run what is left, and return 0 if all of it is done and well, 1 if something failed, 3 if time was up."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--device", choices=("cuda", *TOYS), default="cuda")
     parser.add_argument("--count", type=int, help="number of devices; all by default, one on a CPU")
     parser.add_argument("--minutes", type=float, default=45.0, help="begin nothing that may take longer than this")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "gpu.json")
@@ -358,7 +361,7 @@ def main(words: list[str]) -> int:
 
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("this machine has no GPU that torch can use; --device cpu tries the program out at toy size")
-    is_toy = options.device == "cpu"
+    is_toy = options.device in TOYS
     count = options.count or (1 if is_toy else torch.cuda.device_count())
     book = Book(options.results, machine_of(options.device, count, is_toy))
     until, is_unfinished, failed = time.monotonic() + 60 * options.minutes, False, 0

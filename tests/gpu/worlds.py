@@ -21,6 +21,8 @@ from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 _PATHS = (ROOT / "src", ROOT / "tests" / "gpu", ROOT / "tests" / "helpers")
+_EXTRA = {"pretend": [str(ROOT / "tests" / "device")]}
+"""Where the packages of a device lie that torch does not have."""
 _LAST_LINES = 4
 
 
@@ -44,7 +46,7 @@ class World:
         arguments: Its keyword arguments; what JSON can hold.
         folder: Where the ranks write what they print.
         size: Number of ranks.
-        device: ``"cuda"``, or ``"cpu"`` to try the program out.
+        device: ``"cuda"``, or ``"cpu"`` or ``"pretend"`` to try the program out.
     """
 
     def __init__(self, target: str, arguments: Mapping[str, Any], folder: Path, size: int, device: str) -> None:
@@ -52,7 +54,7 @@ class World:
             port = server.getsockname()[1]
         paths = os.pathsep.join([*map(str, _PATHS), *filter(None, [os.environ.get("PYTHONPATH")])])
         shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        shared |= {"PYTHONPATH": paths, "COLOSSAL_DEVICE": device, "OMP_NUM_THREADS": 4 if device == "cuda" else 1}
+        shared |= {"PYTHONPATH": os.pathsep.join([paths, *_EXTRA.get(device, ())]), "COLOSSAL_DEVICE": device, "OMP_NUM_THREADS": 4 if device == "cuda" else 1}
         self.target = target
         self._logs = [folder / f"{target.replace(':', '-')}-{port}-{rank}.log" for rank in range(size)]
         self._ranks: list[subprocess.Popen[bytes]] = []

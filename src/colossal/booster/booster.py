@@ -38,7 +38,7 @@ class Booster(CheckpointVerbs):
     """Turns the parts of a single-process training program into those of a parallel one.
 
     Args:
-        device: ``"cpu"`` or ``"cuda"``; by default the device of this process.
+        device: ``"cpu"``, or an accelerator such as ``"cuda"``; by default the device of this process.
         mixed_precision: What runs in fewer bits: ``"fp16"``, ``"bf16"`` or ``"fp32"`` under any plugin; under some
             ``"fp16_naive"``, ``"fp8"``, ``"fp16_apex"`` or an object. By default nothing, or what the plugin says.
         plugin: The recipe of parallelism; by default this process trains alone.
@@ -94,7 +94,8 @@ class Booster(CheckpointVerbs):
             mixed_precision_factory(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
         )
         self._accelerator = get_accelerator(device)
-        self._check_supported("device", self._accelerator.name, self.plugin.supported_devices)
+        if self.plugin.supported_devices:
+            self._check_supported("device", self._accelerator.name, self.plugin.supported_devices)
         if self.mixed_precision is not None:
             self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
             check_precision(mixed_precision, self.plugin)

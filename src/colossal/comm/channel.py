@@ -185,8 +185,9 @@ class Channel:
             return
         for pack in _packs(tensors):
             parts = [tensor.detach() for tensor in pack]
-            joined = torch.cat([part.reshape(-1) for part in parts])
-            dist.broadcast(joined, src=self.mesh.ranks(self.axis)[0], group=self._group_for(joined))
+            joined = torch.cat([part.reshape(-1) for part in parts]).to(self.mesh.accelerator.get_current_device())
+            sent = joined.view(torch.uint8)  # NCCL lacks dtypes
+            dist.broadcast(sent, src=self.mesh.ranks(self.axis)[0], group=self._group_for(sent))
             self._count("broadcast", joined)
             for part, values in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
                 part.copy_(values.view(part.shape))

@@ -21,6 +21,7 @@ from colossal.tensor.region import Region
 from colossal.tensor.relayout import relayout
 from colossal.tensor.shard import shard, unshard
 from colossal.tensor.step import Step, difference, one_step
+from colossal.tensor.values import move_module, set_data
 
 __all__ = [
     "BoxLayout",
@@ -43,6 +44,7 @@ __all__ = [
     "local_of",
     "mark_resting",
     "meeting_device",
+    "move_module",
     "one_step",
     "parameter_names",
     "parts_of",
@@ -51,6 +53,7 @@ __all__ = [
     "plan_relayout",
     "relayout",
     "resting_part",
+    "set_data",
     "set_placement",
     "shard",
     "unshard",

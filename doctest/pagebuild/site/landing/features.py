@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pagebuild.site.landing.plugins import CHOICES, WORKS, Choice
+from pagebuild.site.landing.plugins import CHOICES, DEVICES, WORKS, Choice
 from pagebuild.site.landing.texts import text
 from pagebuild.site.landing.trial import NO, YES, Bench, attempt, has_own_precision, world_of_one
 from pagetest.model.tree import LANGUAGES
@@ -161,7 +161,7 @@ def _maker(choice: Choice) -> Callable[[], Any] | None:
 
 def _state(feature: Feature, choice: Choice, bench: Bench) -> str:
     if feature.group == DEVICE:
-        return YES if feature.key in bench.booster.plugin.supported_devices else NO
+        return YES if feature.key in (bench.booster.plugin.supported_devices or DEVICES) else NO
     plugin = choice.plugin
     if feature.group == "precision" and plugin is not None and has_own_precision(plugin):
         return attempt(lambda: Bench(partial(choice.make, precision=feature.key), bench.folder).step())

@@ -13,6 +13,8 @@ from pagetest.finding import Finding
 
 HOME = "colossal.booster.plugin"
 WORKS, PLANNED = "works", "planned"
+DEVICES = ("cpu", "cuda")
+"""What a plugin is shown with that takes any device."""
 
 QUESTIONS = {
     "workers": ("one", "many"),
@@ -75,7 +77,7 @@ class Choice:
             "state": self.state,
             "object": f"{HOME}.{self.name}" if self.plugin else None,
             "page": self.page if self.state == WORKS else None,
-            "devices": list(getattr(found, "supported_devices", ())),
+            "devices": list(getattr(found, "supported_devices", ()) or DEVICES),
             "precisions": list(getattr(found, "supported_precisions", ())),
             "text": text("plugins", self.key),
             "when": {"workers": list(self.workers), "fits": list(self.fits), "goal": list(self.goal)},

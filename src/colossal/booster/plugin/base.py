@@ -18,6 +18,7 @@ from colossal.checkpoint_io import CheckpointIO
 from colossal.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.tensor import move_module
 
 if TYPE_CHECKING:
     from colossal.booster.lora import Lora
@@ -27,7 +28,7 @@ class Plugin(ABC):
     """A recipe of parallelism: picks the parts that `Booster.boost` puts around a model.
 
     Attributes:
-        supported_devices: Device types that the recipe runs on.
+        supported_devices: Device types that the recipe runs on; empty for all of them.
         supported_precisions: Names of the mixed precisions that it combines with.
         supported_axes: Axes of the mesh that may have several ranks.
         has_own_precision: Whether the recipe casts by itself: then the Booster says which precision, and no more of it.
@@ -42,7 +43,7 @@ class Plugin(ABC):
         [[1, 3], [5]]
     """
 
-    supported_devices: ClassVar[tuple[str, ...]]
+    supported_devices: ClassVar[tuple[str, ...]] = ()
     supported_precisions: ClassVar[tuple[str, ...]]
     supported_axes: ClassVar[tuple[Axis, ...]] = ("dp",)
     has_own_precision: ClassVar[bool] = False
@@ -163,15 +164,17 @@ def place(
         parts: As the user built them.
         device: Where the model goes.
         precision: What runs in half precision; nothing by default.
-        shard: Replaces the parameters of the model, and those in the optimizer, by this rank's shards, in place; and
-            gives values to what was built lazily, which otherwise is done before.
+        shard: Replaces the parameters of the model, and those in the optimizer, by this rank's shards on the device, in
+            place; and gives values to what was built lazily. Otherwise all of the model is moved, once it was cast.
     """
     from colossal.lazy import materialize
 
-    model = (materialize(parts.model) if shard is None else parts.model).to(device)
+    model = parts.model if shard is not None else materialize(parts.model)
     if precision is not None:
         precision.convert(model)
-    if shard is not None:
+    if shard is None:
+        move_module(model, device)
+    else:
         shard(model, parts.optimizer)
     names = {parameter: name for name, parameter in model.named_parameters()}
     optimizer = None if parts.optimizer is None else OptimizerWrapper(parts.optimizer, param_names=names)

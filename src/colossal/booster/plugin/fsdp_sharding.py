@@ -31,6 +31,7 @@ from colossal.comm import Channel
 from colossal.comm.counter import count
 from colossal.comm.eight_bits import scatter_packed_sums
 from colossal.errors import ConfigError
+from colossal.tensor import move_module
 
 
 @final
@@ -54,7 +55,7 @@ class Sharding:
         """Cut the parameters of a model, and those in its optimizer, in place.
 
         Args:
-            model: On its device.
+            model: On the host, or on its device.
             optimizer: Of the model's parameters.
 
         Raises:
@@ -117,8 +118,8 @@ class Sharding:
     def _cut(self, modules: list[nn.Module], kept_whole: set[nn.Parameter], optimizer: Optimizer | None) -> None:
         """Hand the modules to FSDP2, inner ones first.
 
-        [Note: one unit at a time] Nothing here holds the whole parameters of a unit after it was cut, so that of a
-        model that was built lazily no rank ever has more than its parts and one whole unit.
+        [Note: one unit at a time] Nothing here holds the whole parameters of a unit after it was cut, so that no device
+        ever has more than its parts and one whole unit; nor has the host, of a model that was built lazily.
         """
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
         from torch.distributed.tensor import DTensor
@@ -159,7 +160,7 @@ class Sharding:
         buffers = dict(module.named_buffers()) if self._options.broadcast_first else persistent_buffers(module)
         tensors = {**dict(module.named_parameters()), **buffers}
         lazy = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, LazyTensor)}
-        materialize(module)
+        move_module(materialize(module), self._mesh.accelerator.get_current_device())
         if self._options.broadcast_first:
             Channel("dp", self._mesh).broadcast(lazy.values())
             return {}

@@ -131,7 +131,6 @@ class GeminiPlugin(DataParallelPlugin):
         Parameter of (3, 4) in torch.bfloat16 on cpu, whose values lie in a chunk [(torch.float32, torch.Size([6]))]
     """
 
-    supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True

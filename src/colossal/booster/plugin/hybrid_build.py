@@ -35,7 +35,7 @@ from colossal.cluster import ParallelMesh
 from colossal.interface import ModelWrapper, OptimizerWrapper, Peers, check_optimizer
 from colossal.interface.rounding import check_equal_rounding
 from colossal.pipeline import PipelineExecutor, Stage, share_tied_values
-from colossal.tensor import ParallelPlan
+from colossal.tensor import ParallelPlan, move_module
 from colossal.zero import ZeroShards, shard_optimizer
 
 
@@ -152,7 +152,7 @@ def materialize_shards(assembly: Assembly) -> Assembly:
     """Give values to shards of what was built lazily, and say where the rest of each parameter is."""
     from colossal.lazy import materialize
 
-    materialize(assembly.together).to(assembly.device)
+    move_module(materialize(assembly.together), assembly.device)
     place(assembly.stages, assembly.mesh)
     if not assembly.is_planned:
         share_tied_values(assembly.stages, assembly.options.placement, assembly.mesh)

@@ -129,7 +129,6 @@ class HybridParallelPlugin(DataParallelPlugin):
         torch.Size([24, 48]) 2
     """
 
-    supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "pp", "sp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True

@@ -19,6 +19,7 @@ from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.comm import Channel
 from colossal.interface import ModelWrapper, OptimizerWrapper
+from colossal.tensor import move_module
 from colossal.interface.clipping import Clipping
 from colossal.interface.keywords import Keywords, keywords_of
 from colossal.zero import ZeroConfig, ZeroShards, shard_optimizer
@@ -95,7 +96,6 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         torch.bfloat16 [(torch.float32, torch.Size([6]))]
     """
 
-    supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True
@@ -159,11 +159,12 @@ class LowLevelZeroPlugin(DataParallelPlugin):
 
         mesh = current_mesh()
         check_device(device, mesh)
-        model = materialize(parts.model).to(device)
+        model = materialize(parts.model)
         options = self._options.in_precision(precision)
-        Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
         if options.dtype is not None:
             cast_model(model, options.dtype)
+        move_module(model, device)
+        Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
         optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, options, device, mesh)
         BuffersOfFirstRank(model, mesh)
         wrapper = ModelWrapper(model)

@@ -109,7 +109,6 @@ class TorchDDPPlugin(DataParallelPlugin):
         DistributedDataParallel torch.Size([3, 1])
     """
 
-    supported_devices = ("cpu", "cuda")
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
 

@@ -90,7 +90,6 @@ class TorchFSDPPlugin(DataParallelPlugin):
         torch.Size([4, 2]) torch.Size([2, 2])
     """
 
-    supported_devices = ("cpu", "cuda")
     supported_axes = ("dp",)
     supported_precisions = ("fp16", "bf16", "fp8", "fp32")
 

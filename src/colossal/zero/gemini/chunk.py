@@ -8,7 +8,7 @@ from torch import nn
 
 from colossal.comm import Partition, Pending
 from colossal.kernel import FileMemory
-from colossal.tensor import copy_placement, mark_resting, placement_of
+from colossal.tensor import copy_placement, mark_resting, placement_of, set_data
 from colossal.zero.config import ZeroConfig
 from colossal.zero.flat_parameters import FlatParameters
 from colossal.zero.gemini.memory import DeviceMemory, GradientBuffers, num_references
@@ -157,7 +157,7 @@ class Chunk(FlatParameters):
             self.master[begin:end].copy_(self.rest[begin:end])
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
             whole = self.whole
-            parameter.data = self._nan.expand(parameter.shape) if whole is None else self._place(whole, index)
+            set_data(parameter, self._nan.expand(parameter.shape) if whole is None else self._place(whole, index))
         self.states[index] = TensorState.HOLD if self.is_fixed else TensorState.FREE
         self._versions = self._changes()
         self._let_go()

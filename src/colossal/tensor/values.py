@@ -1,0 +1,49 @@
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+"""Other values for tensors that stay the objects that they are, on whatever device the values lie."""
+
+import torch
+from torch import nn
+
+from colossal.tensor.convert import is_dtensor
+
+# [Note: the same objects]
+# Optimizers, hooks and placements know a parameter by its identity. torch lets `.data` go from the CPU to CUDA and XPU,
+# but to no device that a package registers: there `Module.to` makes new parameters, and an optimizer that was built
+# before updates the old ones, silently.
+
+
+def set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Let a tensor have other values, of any shape, dtype and device.
+
+    Args:
+        tensor: Not part of a graph; nothing but the caller is in the middle of using it.
+        values: What it is from now on; their memory is shared.
+    """
+    if torch._has_compatible_shallow_copy_type(tensor, values):  # noqa: SLF001 (as Module.to asks)
+        tensor.data = values
+        return
+    made = values.detach().requires_grad_(tensor.requires_grad)
+    torch._C._swap_tensor_impl(tensor, made)  # noqa: SLF001 (swap_tensors would take attributes along)
+
+
+def move_module(module: nn.Module, device: torch.device) -> nn.Module:
+    """Bring parameters, their gradients, and buffers to a device, as the objects that they are; but no parts of others.
+
+    Args:
+        module: The module; nothing in it is lazy any more.
+        device: Where it goes.
+
+    Returns:
+        The module.
+    """
+    for parameter in module.parameters():
+        if parameter.device != device and not is_dtensor(parameter):
+            grad, parameter.grad = parameter.grad, None
+            with torch.no_grad():
+                set_data(parameter, parameter.detach().to(device))
+            parameter.grad = None if grad is None else grad.to(device)
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.device != device:
+                part._buffers[name] = buffer.to(device)  # noqa: SLF001 (as Module.to does)
+    return module
