@@ -23,7 +23,9 @@ def set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor.data = values
         return
     made = values.detach().requires_grad_(tensor.requires_grad)
-    torch._C._swap_tensor_impl(tensor, made)  # noqa: SLF001 (swap_tensors would take attributes along)
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001 (no public name)
+    torch._C._swap_tensor_impl(tensor, made)  # noqa: SLF001 (swap_tensors would take attributes along, and no hooks)
+    tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks  # noqa: SLF001
 
 
 def move_module(module: nn.Module, device: torch.device) -> nn.Module:

@@ -102,17 +102,29 @@ inline void access(Block& block, size_t begin, size_t end, bool writes, int64_t 
   all.push_back({begin, end, stream, time, writes, name});
 }
 
+// Memory that was freed while another stream may have used it, and the stream that gets it next.
+inline std::list<std::pair<int64_t, Access>> freed;
+
+// A stream takes memory: what was freed before may be what it gets.
+inline void check_freed(int64_t stream) {
+  for (auto it = freed.begin(); it != freed.end();) {
+    const auto& [owner, old] = *it;
+    if (owner != stream) { ++it; continue; }
+    bool is_over = old.time <= std::max(seen(clocks[stream], old.stream), seen(host, old.stream));
+    std::string name = old.name;
+    int64_t user = old.stream;
+    it = freed.erase(it);
+    TORCH_CHECK(is_over, "A wait is missing: stream ", stream, " takes memory that was freed while ", name,
+                " on stream ", user, " may use it. Keep the tensor until a wait, or record_stream.");
+  }
+}
+
 inline void release(void* context) {
   std::lock_guard<std::recursive_mutex> lock(mutex);
   auto* block = static_cast<Block*>(context);
-  // What is freed can be written to by its own stream at once, unless other streams are said to use it.
-  for (const Access& old : block->accesses) {
-    if (old.stream == block->stream || block->recorded.count(old.stream)) continue;
-    if (old.time <= std::max(seen(clocks[block->stream], old.stream), seen(host, old.stream))) continue;
-    TORCH_WARN("A wait is missing: memory of stream ", block->stream, " is freed while ", old.name, " on stream ",
-               old.stream, " may use it. Keep the tensor until a wait, or record_stream.");
-    ++waits["freed too early"];
-  }
+  // What is freed is lent again to its own stream, which has to wait for other streams first that still use it.
+  for (const Access& old : block->accesses)
+    if (old.stream != block->stream && !block->recorded.count(old.stream)) freed.push_back({block->stream, old});
   for (auto it = under_way.begin(); it != under_way.end();)
     it = !it->to_host && it->block == block ? under_way.erase(it) : std::next(it);
   count(-(int64_t)block->bytes);
@@ -123,6 +135,7 @@ inline void release(void* context) {
 struct Memory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     std::lock_guard<std::recursive_mutex> lock(mutex);
+    check_freed(current);
     auto& used = stats.all.allocated_bytes[0];
     if (used.current + (int64_t)bytes > stats.total) {
       C10_THROW_ERROR(OutOfMemoryError, c10::str("The pretend device is out of memory. Tried to allocate ", bytes,
