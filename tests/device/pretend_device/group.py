@@ -77,15 +77,16 @@ class PretendGroup(_ProcessGroup):
         done = torch.Event(pretend_device.NAME)
         done.record(self._stream)
         work = getattr(self._inner, name)(*map(_on_host, args), **kwargs)
-        return PretendWork(work, done, args[0] if _NAMES[name] else [])
+        return PretendWork(work, done, args, args[0] if _NAMES[name] else [])
 
 
 class PretendWork(_Work):
     """A collective under way: a wait for it is one of the current stream."""
 
-    def __init__(self, inner: Any, done: torch.Event, result: Any) -> None:
+    def __init__(self, inner: Any, done: torch.Event, used: Sequence[Any], result: Any) -> None:
         super().__init__()
         self._inner, self._done, self._result = inner, done, result
+        self._used = used  # as NCCL's, it keeps what it reads until it is over
 
     def wait(self, *args: Any) -> bool:
         over = self._inner.wait(*args)
