@@ -18,7 +18,7 @@ from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import RECORDS, BrokenRecordError, Records
 from pagetest.results.report import facts_of, lines_of
 from pagetest.results.result import NONE, SAME, Result
-from pagetest.run.device import CPU, CUDA, Device
+from pagetest.run.device import DEVICES, Device
 from pagetest.run.runner import Runner
 from pagetest.slots import Slots, default_slots
 from pagetest.suite import Suite
@@ -147,7 +147,7 @@ class PageItem(pytest.Item):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options of pages."""
     group = parser.getgroup("pages", "tutorials")
-    group.addoption("--pages-device", choices=[CPU, CUDA], default="", help="the device of all pages")
+    group.addoption("--pages-device", choices=DEVICES, default="", help="the device of all pages")
     group.addoption("--pages-timeout", type=float, default=LIMIT_SECONDS, metavar="SECONDS", help="limit per page")
     group.addoption("--pages-slots", type=int, default=0, metavar="N", help="ranks that may run at a time")
 

@@ -3,11 +3,16 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
-CPU, CUDA = "cpu", "cuda"
+CPU, CUDA, PRETEND = "cpu", "cuda", "pretend"
+DEVICES = (CPU, CUDA, PRETEND)
 VARIABLE = "COLOSSAL_DEVICE"
+
+_PRETEND = Path(__file__).resolve().parents[3] / "tests" / "device"
 
 _QUESTION = "import torch; print('yes' if torch.cuda.is_available() else f'torch {torch.__version__}')"
 
@@ -17,15 +22,24 @@ class Device:
     """Where pages run.
 
     Attributes:
-        asked: `cpu` or `cuda`; empty to leave it to the pages, which take the best that there is.
+        asked: One of `DEVICES`; empty to leave it to the pages, which take the best that there is.
     """
 
     asked: str = ""
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variable by which the library learns what was asked for."""
-        return {VARIABLE: self.asked} if self.asked else {}
+    def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Adds what lets the library know what was asked for, and torch the device that it does not have.
+
+        Args:
+            environment: That of a page.
+        """
+        if not self.asked:
+            return dict(environment)
+        added = {VARIABLE: self.asked}
+        if self.asked == PRETEND:
+            paths = [environment.get("PYTHONPATH", ""), str(_PRETEND)]
+            added["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        return {**environment, **added}
 
     @property
     def fault(self) -> str:

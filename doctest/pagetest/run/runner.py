@@ -87,7 +87,7 @@ class Runner:
         compiled = {"code": marked.code, "marks": marked.names, "last": marked.last, "protected": protected}
         (reports / f"code.{sys.implementation.cache_tag}").write_bytes(marshal.dumps(compiled))
         evidence = Evidence(reports, file)
-        environment = page_environment(os.environ, self.root, file, reports) | self.device.environment
+        environment = self.device.added_to(page_environment(os.environ, self.root, file, reports))
         log = file.parent / "log.txt"
         printed.prepare(log)
         session = Session(

@@ -180,7 +180,8 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor:
     """
     if is_dtensor(tensor):
         sharded: Any = tensor.detach()
-        return sharded.full_tensor()
+        whole = sharded.to(sharded.device_mesh.device_type).full_tensor()  # FSDP2 may keep parts on the host
+        return whole.to(tensor.device)
     placement = placement_of(tensor)
     if not placement.is_sharded:
         return tensor

@@ -136,7 +136,8 @@ class Probe:
         """Writes which marks were reached so far, and the device in use."""
         torch = sys.modules.get("torch")
         cuda = bool(torch and hasattr(torch, "cuda") and torch.cuda.is_initialized())
-        self.record("finished", ran=sorted(self.ran), device="cuda" if cuda else "cpu")
+        device = "cuda" if cuda else "pretend" if hasattr(torch, "pretend") else "cpu"
+        self.record("finished", ran=sorted(self.ran), device=device)
         if self.rank == 0:
             self._list_modules()
 
