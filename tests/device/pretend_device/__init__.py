@@ -19,7 +19,7 @@ import sysconfig
 import tempfile
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ def _module() -> types.ModuleType:
         "_lazy_init": lambda: None,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
+        "device": lambda _: nullcontext(),
         "set_device": torch.accelerator.set_device_index,
         "synchronize": torch.accelerator.synchronize,
         "Stream": lambda *_, **__: torch.Stream(NAME),
