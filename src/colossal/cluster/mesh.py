@@ -5,7 +5,7 @@ import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar, Token
+from contextvars import Token
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.axes import AXES, Axis, MeshAxis
 from colossal.cluster.grid import TensorParallelMode, grid_of
+from colossal.cluster.inherited import Inherited
 from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, LinkCost, link_cost_of_environment
 from colossal.errors import MeshError
 
@@ -25,7 +26,7 @@ DEFAULT_TIMEOUT_SECONDS = 600.0
 
 _T = TypeVar("_T")
 
-_AMBIENT: ContextVar["ParallelMesh | None"] = ContextVar("colossal_mesh", default=None)
+_AMBIENT: Inherited["ParallelMesh | None"] = Inherited("colossal_mesh", None)
 
 
 @final
@@ -111,7 +112,7 @@ class ParallelMesh:
         self.accelerator = get_accelerator(device)
         self.link_cost = _find_link_cost(link_cost, outer and outer.link_cost, self.accelerator)
         self._take_places(_arrange(self.shape, dp_outside))
-        self._tokens: list[Token[ParallelMesh | None]] = []
+        self._tokens: list[tuple[Token[ParallelMesh | None], ParallelMesh | None]] = []
 
     def _take_places(self, ranks: torch.Tensor) -> None:
         """Find this process among all of them, of shape (pp, dp, sp, tp), and form the groups that it is in."""

@@ -3,15 +3,16 @@
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import Token
 from types import TracebackType
 from typing import Literal, Self, final
 
 from colossal.cluster import Axis
+from colossal.cluster.inherited import Inherited
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send"]
 
-_ACTIVE: ContextVar[tuple["CommCounter", ...]] = ContextVar("colossal_comm_counters", default=())
+_ACTIVE: Inherited[tuple["CommCounter", ...]] = Inherited("colossal_comm_counters", ())
 
 
 @final
@@ -44,7 +45,7 @@ class CommCounter:
     def __init__(self) -> None:
         self.calls: Counter[tuple[Op, Axis]] = Counter()
         self.bytes: Counter[tuple[Op, Axis]] = Counter()
-        self._tokens: list[Token[tuple[CommCounter, ...]]] = []
+        self._tokens: list[tuple[Token[tuple[CommCounter, ...]], tuple[CommCounter, ...]]] = []
 
     def __enter__(self) -> Self:
         self._tokens.append(_ACTIVE.set((*_ACTIVE.get(), self)))

@@ -20,7 +20,9 @@ from torch.testing._internal.distributed.multi_threaded_pg import (
     _uninstall_threaded_pg,
 )
 
+from colossal.accelerator import get_accelerator
 from colossal.cluster.mesh import leave_ambient
+from colossal.comm.counter import uncounted
 from colossal.testing.processes import WorldError
 
 
@@ -43,12 +45,20 @@ def fake_world(size: int, rank: int = 0) -> Iterator[None]:
         ...     print(dist.get_rank(), dist.get_world_size())
         3 512
     """
+    _serve_accelerator("fake")
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
         yield
     finally:
         leave_ambient(None)
         dist.destroy_process_group()
+
+
+def _serve_accelerator(backend: str) -> None:
+    """Let a backend of tests take tensors of this machine's accelerator: torch names some, and no other."""
+    served = dist.Backend.backend_capability[backend]
+    if (name := get_accelerator().name) not in served:
+        served.append(name)
 
 
 def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: Any) -> list[Any]:
@@ -80,6 +90,7 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
     store = dist.HashStore()
+    _serve_accelerator("threaded")
     world = _install_threaded_pg()
     if not hasattr(world, "comms"):  # torch 2.11 asks for them when a group is destroyed, and has none here
         world.comms = []  # pyright: ignore[reportAttributeAccessIssue]
@@ -87,9 +98,11 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
     _set_thread_isolation_mode(True)
 
     def be_rank(rank: int) -> None:
+        leave_ambient(None)  # of its own, not that of the main thread
         dist.init_process_group("threaded", rank=rank, world_size=size, store=store)
         try:
-            results[rank] = function(*args, **kwargs)
+            with uncounted():
+                results[rank] = function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 (reported by the caller's thread)
             errors.append((rank, error))
             ProcessLocalGroup.exception_handle(error)

@@ -73,6 +73,7 @@ class PretendGroup(_ProcessGroup):
         for index, argument in enumerate(args):
             for tensor in _tensors_of(argument):
                 _check(tensor)
+                tensor.record_stream(self._stream)  # NCCL keeps what it uses until it is over
                 pretend_device.native().touch(tensor, index in _NAMES[name], self._stream.stream_id, f"c10d::{name}")
         done = torch.Event(pretend_device.NAME)
         done.record(self._stream)
@@ -97,7 +98,11 @@ class PretendWork(_Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        return self._inner.is_completed()
+        is_over = self._inner.is_completed()
+        if is_over:
+            while not self._done.query():  # from now on the host knows
+                pass
+        return is_over
 
     def result(self) -> Any:
         return self._result

@@ -366,6 +366,57 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, cons
   return {call.device(a), call.device(b), call.device(c)};
 }
 
+// Attention goes where the CPU's goes: to its flash kernel, unless that lacks something.
+}  // namespace
+
+int64_t choose_attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double drop,
+                         bool causal, std::optional<double> scale, bool gqa) {
+  Call call;
+  std::optional<Tensor> own_mask;
+  if (mask && mask->defined()) own_mask = call.host(*mask);
+  int64_t choice = at::_fused_sdp_choice(call.host(q), call.host(k), call.host(v), own_mask, drop, causal, scale, gqa);
+  return choice == (int64_t)sdp::SDPBackend::flash_attention ? (int64_t)sdp::SDPBackend::overrideable : choice;
+}
+
+namespace {
+
+using Attention = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
+
+Attention attention(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& bias, double drop,
+                    bool causal, bool, std::optional<double> scale) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  uint64_t time = tick(current);
+  Call call;
+  for (const Tensor& each : {q, k, v, bias.value_or(Tensor())}) {
+    check_place(each, "aten::scaled_dot_product_attention");
+    if (is_ours(each)) use(each, false, current, time, "aten::scaled_dot_product_attention");
+  }
+  std::optional<Tensor> mask;
+  if (bias && bias->defined()) mask = call.host(*bias);
+  at::AutoDispatchBelowADInplaceOrView below;
+  auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(call.host(q), call.host(k), call.host(v), drop, causal,
+                                                                    mask, scale);
+  Tensor none = at::empty({0}, at::TensorOptions().dtype(at::kLong));
+  Tensor seed = call.device(none), offset = call.device(none.clone()), rest = call.device(none.clone());
+  return {call.device(out), call.device(lse), Tensor(), Tensor(), q.sym_size(2), k.sym_size(2), seed, offset, rest};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, std::array<bool, 4>,
+    const Tensor& out, const Tensor& lse, const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, double drop, bool causal,
+    const Tensor&, const Tensor&, std::optional<double> scale) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  uint64_t time = tick(current);
+  Call call;
+  for (const Tensor& each : {grad, q, k, v, out, lse}) use(each, false, current, time, "aten::attention_backward");
+  std::optional<Tensor> mask;
+  if (bias.defined()) mask = call.host(bias);
+  at::AutoDispatchBelowADInplaceOrView below;
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      call.host(grad), call.host(q), call.host(k), call.host(v), call.host(out), call.host(lse), drop, causal, mask, scale);
+  return {call.device(dq), call.device(dk), call.device(dv), Tensor()};
+}
+
 }  // namespace
 
 void perform(const Copy& copy) {
@@ -393,6 +444,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("resize_", resize_to);
   m.impl("record_stream", record_stream);
+  m.impl("_fused_sdp_choice", choose_attention);
+  m.impl("_scaled_dot_product_fused_attention_overrideable", attention);
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
 }
@@ -411,6 +465,10 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 }  // namespace pretend
+
+namespace at::native {
+REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &pretend::choose_attention)
+}
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace pretend;
