@@ -22,7 +22,12 @@ def make_parser(root: Path) -> argparse.ArgumentParser:
     _add_choices(parser)
     parser.add_argument("--jobs", type=_count, metavar="N", help="pages at a time (2 for many pages, 1 for named ones)")
     parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="limit per page (120)")
-    parser.add_argument("--device", choices=DEVICES, default="", help="the device of all pages (the best there is); `pretend` refuses what a GPU refuses")
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default="",
+        help="the device of all pages (the best there is); `pretend` refuses what a GPU refuses",
+    )
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("-v", "--verbose", action="store_true", help="show what all processes of the pages print")
     shown.add_argument("-q", "--quiet", action="store_true", help="of one page in a terminal, show its lines alone too")

@@ -239,7 +239,8 @@ def get_current_device() -> torch.device:
 
 def _found_accelerator() -> str | None:
     """Return the type of the accelerator of this machine, if it can be used."""
-    return torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else None
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
 
 
 def _resident_bytes() -> dict[str, int]:

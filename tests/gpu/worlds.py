@@ -54,7 +54,11 @@ class World:
             port = server.getsockname()[1]
         paths = os.pathsep.join([*map(str, _PATHS), *filter(None, [os.environ.get("PYTHONPATH")])])
         shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        shared |= {"PYTHONPATH": os.pathsep.join([paths, *_EXTRA.get(device, ())]), "COLOSSAL_DEVICE": device, "OMP_NUM_THREADS": 4 if device == "cuda" else 1}
+        shared |= {
+            "PYTHONPATH": os.pathsep.join([paths, *_EXTRA.get(device, ())]),
+            "COLOSSAL_DEVICE": device,
+            "OMP_NUM_THREADS": 4 if device == "cuda" else 1,
+        }
         self.target = target
         self._logs = [folder / f"{target.replace(':', '-')}-{port}-{rank}.log" for rank in range(size)]
         self._ranks: list[subprocess.Popen[bytes]] = []

@@ -93,9 +93,8 @@ class Booster(CheckpointVerbs):
         self.mixed_precision = (
             mixed_precision_factory(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
         )
-        self._accelerator = get_accelerator(device)
-        if self.plugin.supported_devices:
-            self._check_supported("device", self._accelerator.name, self.plugin.supported_devices)
+        self._accelerator, devices = get_accelerator(device), self.plugin.supported_devices
+        self._check_supported("device", self._accelerator.name, devices or (self._accelerator.name,))
         if self.mixed_precision is not None:
             self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
             check_precision(mixed_precision, self.plugin)

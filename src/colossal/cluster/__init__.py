@@ -4,9 +4,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 from colossal.cluster.axes import AXES, Axis
+from colossal.cluster.backends import group_for, host_group
 from colossal.cluster.coordinator import DistCoordinator
 from colossal.cluster.grid import TENSOR_PARALLEL_MODES, TensorParallelMode, grid_of
-from colossal.cluster.backends import group_for, host_group
 from colossal.cluster.launch import (
     get_default_parser,
     launch,

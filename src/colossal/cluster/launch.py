@@ -66,7 +66,8 @@ def launch(
 
     Raises:
         LaunchError: The numbers contradict each other, the port is taken, two processes have the same device, a peer
-            did not come in time, or was started with another ``world_size``. Rank 0 waits for no peer if its own is 1; the others then learn of it.
+            did not come in time, or was started with another ``world_size``. Rank 0 waits for no peer if its own is 1;
+            the others then learn of it.
         ConfigError: This machine lacks the backend or the device, or a config is passed, which is not supported.
 
     Communication: every process contacts the store of rank 0, then opens connections to its peers, or its memory to

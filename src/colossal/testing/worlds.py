@@ -54,6 +54,16 @@ def fake_world(size: int, rank: int = 0) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def _prepare_threads() -> None:
+    """Let torch keep a world for each thread."""
+    _serve_accelerator("threaded")
+    world = _install_threaded_pg()
+    if not hasattr(world, "comms"):  # torch 2.11 asks for them when a group is destroyed, and has none here
+        world.comms = []  # pyright: ignore[reportAttributeAccessIssue]
+    ProcessLocalGroup.reduce = _reduce  # pyright: ignore[reportAttributeAccessIssue] (torch's has none)
+    _set_thread_isolation_mode(True)
+
+
 def _serve_accelerator(backend: str) -> None:
     """Let a backend of tests take tensors of this machine's accelerator: torch names some, and no other."""
     served = dist.Backend.backend_capability[backend]
@@ -90,12 +100,7 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
     store = dist.HashStore()
-    _serve_accelerator("threaded")
-    world = _install_threaded_pg()
-    if not hasattr(world, "comms"):  # torch 2.11 asks for them when a group is destroyed, and has none here
-        world.comms = []  # pyright: ignore[reportAttributeAccessIssue]
-    ProcessLocalGroup.reduce = _reduce  # pyright: ignore[reportAttributeAccessIssue] (torch's has none)
-    _set_thread_isolation_mode(True)
+    _prepare_threads()
 
     def be_rank(rank: int) -> None:
         leave_ambient(None)  # of its own, not that of the main thread

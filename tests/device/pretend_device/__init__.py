@@ -1,11 +1,12 @@
 """A pretend accelerator for tests: real values in host memory, on a device that is not the CPU.
 
-It refuses what a GPU refuses: tensors of two devices in one operator, host tensors in a collective, the CPU's generator,
-a copy into pageable memory that does not block. It has streams and events. What nothing puts in order is an error, and
-what is copied to the host is not there before the host has waited for it. It counts how often the host waits.
+It refuses what a GPU refuses: tensors of two devices in one operator, host tensors in a collective, the generator of
+the CPU, a copy into pageable memory that does not block. It has streams and events. What nothing puts in order is an
+error, and what is copied to the host is not there before the host has waited for it. It counts how often the host
+waits.
 
-torch loads it as it loads any accelerator of another project: by the entry point ``torch.backends``, if the folder above
-is on ``PYTHONPATH`` and ``COLOSSAL_DEVICE`` is ``pretend``. It knows nothing of speed, of kernels, and of NCCL.
+torch loads it as it loads any accelerator of another project: by the entry point ``torch.backends``, if the folder
+above is on ``PYTHONPATH`` and ``COLOSSAL_DEVICE`` is ``pretend``. It knows nothing of speed, of kernels, and of NCCL.
 """
 
 import fcntl
@@ -40,10 +41,10 @@ def register() -> None:
         return
     native = _load()
     torch.utils.rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, _module())  # noqa: SLF001 (the documented way)
+    torch._register_device_module(NAME, _module())
     native.init()
     torch.utils.generate_methods_for_privateuse1_backend()
-    # `Module.to` keeps parameters the objects that they are on CUDA, and tied ones tied; elsewhere only if it is asked to.
+    # `Module.to` keeps parameters the objects that they are on CUDA, and tied ones tied; elsewhere if it is asked to.
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.distributed.Backend.register_backend(NAME, _create_group, extended_api=True, devices=[NAME])
 
@@ -140,7 +141,8 @@ def _device_number() -> int:
 def _load() -> Any:
     path = _built()
     spec = importlib.util.spec_from_file_location("pretend_native", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["pretend_native"] = module
     spec.loader.exec_module(module)

@@ -8,9 +8,10 @@ each collective runs on a stream of the group, after what was asked for before i
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import pretend_device
 import torch
 from torch import distributed as dist
+
+import pretend_device
 
 _NAMES = {  # of a method: which of its arguments are written to
     "allreduce": (0,), "allreduce_coalesced": (0,), "reduce": (0,), "broadcast": (0,), "reduce_scatter": (0,),

@@ -21,7 +21,7 @@ from pagebuild.site.landing.data import landing, proof_of, tutorials
 from pagebuild.site.landing.example import example
 from pagebuild.site.landing.features import FEATURES, feature_matrix
 from pagebuild.site.landing.models import METHODS, inputs_of, model_matrix, tiny_model
-from pagebuild.site.landing.plugins import CHOICES, QUESTIONS, Choice, check_choices, offered_plugins
+from pagebuild.site.landing.plugins import CHOICES, DEVICES, QUESTIONS, Choice, check_choices, offered_plugins
 from pagebuild.site.landing.trial import attempt
 from pagetest.model.reader import parse_page
 

@@ -19,9 +19,9 @@ from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.comm import Channel
 from colossal.interface import ModelWrapper, OptimizerWrapper
-from colossal.tensor import move_module
 from colossal.interface.clipping import Clipping
 from colossal.interface.keywords import Keywords, keywords_of
+from colossal.tensor import move_module
 from colossal.zero import ZeroConfig, ZeroShards, shard_optimizer
 
 

@@ -193,7 +193,7 @@ def same_draws(mesh: ParallelMesh | None) -> Iterator[None]:
     Args:
         mesh: The mesh; None where one rank has everything.
 
-    Communication: broadcast, tp, the state of the random numbers: 5 KB, and as much as the generator of an accelerator has.
+    Communication: broadcast, tp, the state of the random numbers: 5 KB, and that of an accelerator's generator.
     """
     if mesh is not None:
         from colossal.lazy.generator import ONE_AT_A_TIME
