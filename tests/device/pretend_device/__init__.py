@@ -177,3 +177,6 @@ def _build(target: Path) -> None:
         if done.returncode:
             raise RuntimeError(f"The pretend device must compile. Found:\n{done.stderr[:4000]}")
         made.rename(target)
+
+
+register()

@@ -1,0 +1,65 @@
+"""The pretend accelerator catches faults of device handling, and every plugin trains on it as one process does."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NUM_PLUGINS = 18
+"""Kinds of plugin that the program for GPUs compares with one process."""
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+SEEN_BY = {
+    "a_host_tensor_in_a_loss": "on the same device",
+    "a_host_tensor_in_a_collective": "passed to a collective",
+    "a_batch_that_was_not_moved": "aten::addmm",
+    "a_read_of_what_a_side_stream_still_copies": "A wait is missing",
+    "a_read_on_the_host_before_the_copy_is_over": "the host reads 0.0 in place of 2.0",
+    "a_copy_into_pageable_memory_that_is_not_to_block": "needs page-locked memory",
+    "a_tensor_made_on_the_default_device": "on the same device",
+    "a_hard_wired_cuda": "CUDA",
+    "a_generator_of_the_host": "device type for generator",
+    "a_wait_of_the_host_in_a_loop": "item makes it wait",
+    "a_stale_event": "A wait is missing",
+    "a_result_of_a_collective_that_was_not_waited_for": "c10d::allreduce",
+    "memory_that_is_freed_while_a_side_stream_reads_it": "takes memory that was freed",
+    "a_side_stream_that_does_not_wait_for_the_first": "A wait is missing",
+}
+pytestmark = pytest.mark.skipif(
+    not shutil.which(os.environ.get("CXX") or "g++"), reason="the device is built by a C++ compiler, and there is none"
+)
+
+
+def run(program: str, *words: str, ranks: int = 0) -> str:
+    paths = [HERE, ROOT / "src", ROOT / "tests" / "gpu", ROOT / "tests" / "helpers"]
+    own = {"COLOSSAL_DEVICE": "pretend", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks else []
+    command = [sys.executable, *launcher, str(HERE / program), *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | own, timeout=300, check=False)
+    assert not done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, str]:
+    return json.loads(run("faults.py").splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", SEEN_BY)
+def test_a_planted_fault_is_seen(found, name) -> None:
+    assert SEEN_BY[name] in found[name]
+
+
+def test_no_planted_fault_is_left_out(found) -> None:
+    assert found.keys() == SEEN_BY.keys()
+
+
+@pytest.mark.parametrize("half", ["0", "1"])
+def test_every_plugin_trains_on_two_ranks_as_one_process_does(half, tmp_path) -> None:
+    apart = json.loads(run("plugins.py", str(tmp_path), half, ranks=2).splitlines()[-1])
+    assert len(apart) == NUM_PLUGINS // 2
+    assert max(apart.values()) <= 1, apart
