@@ -64,7 +64,7 @@ def test_arguments_that_cannot_be_honoured_are_refused(arguments, error, message
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="without a usable GPU"):
+    with pytest.raises(ConfigError, match="Found 'cuda' with torch"):
         Booster(device="cuda")
 
 
