@@ -29,6 +29,15 @@ def group_for(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.ProcessGro
         The group itself, or its twin for host memory.
 
     Communication: as in `host_group`, if the tensor is in host memory.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh, group_for
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4):
+        ...     mesh = ParallelMesh(tp=2)
+        ...     print(group_for(torch.ones(2), mesh.group("tp")) is mesh.group("tp"))
+        True
     """
     return host_group(group) if tensor.is_cpu else group
 
@@ -43,6 +52,12 @@ def host_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
         The group itself where it does, else its twin.
 
     Communication: all ranks of the group open connections when it is asked for a twin first; they must call together.
+
+    Example:
+        >>> from colossal.cluster import host_group
+        >>> from colossal.testing import run_threads
+        >>> run_threads(lambda: host_group().size(), 2)
+        [2, 2]
     """
     found = group or dist.group.WORLD
     assert found is not None

@@ -19,6 +19,14 @@ def set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
     Args:
         tensor: Not part of a graph; nothing but the caller is in the middle of using it.
         values: What it is from now on; their memory is shared.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import set_data
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> set_data(weight, torch.ones(3))
+        >>> weight.tolist()
+        [1.0, 1.0, 1.0]
     """
     inside: Any = torch
     if inside._has_compatible_shallow_copy_type(tensor, values):  # noqa: SLF001 (as Module.to asks)
@@ -40,6 +48,14 @@ def move_module(module: nn.Module, device: torch.device) -> nn.Module:
 
     Returns:
         The module.
+
+    Example:
+        >>> import torch
+        >>> from colossal.tensor import move_module
+        >>> layer = torch.nn.Linear(2, 3)
+        >>> weight = layer.weight
+        >>> move_module(layer, torch.device("cpu")).weight is weight
+        True
     """
     for parameter in module.parameters():
         if parameter.device != device and not is_dtensor(parameter):
