@@ -116,14 +116,6 @@ class Accelerator:
         if not self.is_cpu:
             torch.accelerator.synchronize()
 
-    def new_stream(self) -> torch.Stream | None:
-        """Make a queue of work beside the one that is in use.
-
-        Returns:
-            A stream, which is a context manager; None on a CPU, which does everything at once.
-        """
-        return None if self.is_cpu else torch.Stream(self.get_current_device())
-
     def empty_cache(self) -> None:
         """Give memory that torch holds in reserve back to the device."""
         if not self.is_cpu:

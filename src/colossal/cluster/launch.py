@@ -268,7 +268,7 @@ def _join(
     with connecting(world):
         local_rank = _find_local_rank(member, world)
         accelerator.set_device(local_rank)
-        if wanted is None:
+        if wanted is None and not accelerator.is_cpu:
             check_devices(world, accelerator)
         chosen, remark = form_world(world, wanted)
         _seed_everything(seed, accelerator)

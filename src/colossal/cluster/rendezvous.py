@@ -14,7 +14,6 @@ from torch import distributed as dist
 
 from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.attempt import FAREWELL_SECONDS, enter_attempt
-from colossal.cluster.backends import host_group
 from colossal.cluster.deadline import call_within
 from colossal.cluster.member import Member
 from colossal.errors import ConfigError, LaunchError, MeshError, UnsupportedError
@@ -173,7 +172,7 @@ def wait_for_all(world: World) -> None:
     def sum_ones() -> None:
         accelerator.set_device(local_device)
         one = torch.ones((), device=accelerator.get_current_device())
-        dist.all_reduce(one, group=host_group() if accelerator.is_cpu else None)
+        dist.all_reduce(one)
         if one.item() != world.size:
             raise RuntimeError(f"the sum of {world.size} ones is {one.item():g}")
 

@@ -24,8 +24,8 @@ _SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_al
 
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
-_NOT_IN_PLACE = ("threaded", "mpi", "ucc")
-"""Backends whose reduce-scatter may not write its result over this rank's part of the input."""
+_IN_PLACE = ("nccl", "shm", "fake")
+"""Backends whose reduce-scatter may write its result over this rank's part of the input."""
 
 _PACK_BYTES = 2**24
 
@@ -314,7 +314,7 @@ def scatter_sums(
     if backend == "gloo":
         return sum_pairwise(part, parts, group, scratch)
     is_inside = part.untyped_storage().data_ptr() == parts.untyped_storage().data_ptr()
-    out = torch.empty_like(part) if is_inside and backend in _NOT_IN_PLACE else part
+    out = torch.empty_like(part) if is_inside and backend not in _IN_PLACE else part
     work = _reduce_scatter_single(out, parts, group=group, async_op=True)
     return _some(work), (lambda: None) if out is part else lambda: part.copy_(out)
 
