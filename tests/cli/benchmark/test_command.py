@@ -113,7 +113,7 @@ def test_the_offered_axes_and_operations_are_those_of_the_library() -> None:
     [
         (["--ranks", "0"], "0 is not in the range"),
         (["--dtype", "int8"], "'int8' is not one of"),
-        (["--device", "cuda"], "Found torch"),
+        (["--device", "cuda"], "Found 'cuda' with torch"),
         (["--tp", "2"], "--tp has a meaning only with --collectives"),
         (["--op", "p2p"], "--op has a meaning only with --collectives"),
         (["--collectives", "--batch-size", "2"], "--batch_size has a meaning only without --collectives"),

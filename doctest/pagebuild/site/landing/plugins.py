@@ -77,7 +77,7 @@ class Choice:
             "state": self.state,
             "object": f"{HOME}.{self.name}" if self.plugin else None,
             "page": self.page if self.state == WORKS else None,
-            "devices": list(getattr(found, "supported_devices", ()) or DEVICES),
+            "devices": [] if self.state == PLANNED else list(getattr(found, "supported_devices", ()) or DEVICES),
             "precisions": list(getattr(found, "supported_precisions", ())),
             "text": text("plugins", self.key),
             "when": {"workers": list(self.workers), "fits": list(self.fits), "goal": list(self.goal)},
