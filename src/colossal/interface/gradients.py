@@ -54,12 +54,14 @@ def total_norm(parameters: Iterable[torch.Tensor], norm_type: float, peers: Peer
     placed = [parameter for parameter in everything if placement_of(parameter).shard_groups]
     device = meeting_device(placed[0]) if peers is None else peers.device
     norms = [_local_norm(same, norm_type).to(device) for same in by_groups.values()]
-    terms = torch.stack(norms or [torch.zeros((), dtype=torch.float64, device=device)])
-    terms = terms if is_largest else terms**norm_type
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+    terms = [norm if is_largest else norm**norm_type for norm in norms] or [zero]
     for group in groups:
         chosen = [number for number, each in enumerate(by_groups) if group in each]
-        terms[chosen] = all_reduce_over(terms[chosen], [group], op)
-    total = terms.max() if is_largest else terms.sum()
+        reduced = all_reduce_over(torch.stack([terms[number] for number in chosen]), [group], op)
+        for number, term in zip(chosen, reduced.unbind(), strict=True):
+            terms[number] = term
+    total = torch.stack(terms).max() if is_largest else torch.stack(terms).sum()
     if peers is not None:
         total = all_reduce_over(total, peers.groups, op)
     norm = total if is_largest else total ** (1 / norm_type)

@@ -241,16 +241,13 @@ class OptimizerWrapper:
         return result
 
     def _clip_and_divide(self) -> dict[str, float]:
-        """Clip to the norm of the constructor, or leave this and unscaling to an optimizer that can do it in its pass.
-
-        Returns:
-            What the optimizer is told.
-        """
+        """Clip to the norm of the constructor, or tell an optimizer to clip and unscale in its own pass."""
         is_scaled = not isinstance(self.scaler, NoScaler)
         divides = hasattr(self.optim, "write_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
         self._check_scaled()
-        if divides and (self._max_norm > 0 or is_scaled):  # as those of colossal.nn.optimizer
-            norm = self._measure(self._norm_type)
+        reads = is_scaled or (self._max_norm > 0 and all(grad.is_cpu for grad in self._grads))
+        if divides and reads:  # as those of colossal.nn.optimizer; unscaled gradients on an accelerator need no wait
+            norm = self._measure(self._norm_type).cpu()
             scale_ = self.scaler.judge(norm)
             if scale_ is not None:
                 limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0

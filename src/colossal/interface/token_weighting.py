@@ -61,8 +61,9 @@ class TokenWeighting:
         self._num_samples, self._num_ranks = sizes[0], 1 if mesh is None else mesh.size("dp")
         counts = torch.stack([self._count(batch) for batch in batches])
         totals = torch.stack([counts.sum(), torch.tensor(int(len(set(sizes)) > 1), device=counts.device)])
+        totals = totals.cpu()  # where they are needed; labels that have not moved yet need not be waited for
         if mesh is not None:
-            totals = Channel("dp", mesh).all_reduce(totals.to(mesh.accelerator.get_current_device()))
+            totals = Channel("dp", mesh).all_reduce(totals)
         self.num_labels, num_uneven = map(int, totals.tolist())
         if num_uneven:
             raise ConfigError(

@@ -136,7 +136,7 @@ class PipelineExecutor:
             self._shared.exchange(optimizer.backward_by_grad)
         for link in self._links.values():
             link.drain()
-        return {"loss": self._tell_loss(step.loss) if return_loss else None, "outputs": step.join_outputs()}
+        return {"loss": self._tell_loss(step.loss, known) if return_loss else None, "outputs": step.join_outputs()}
 
     @contextmanager
     def record(self) -> Iterator[list[Timeline]]:
@@ -203,9 +203,10 @@ class PipelineExecutor:
             for rank, link in self._links.items()
         }
 
-    def _tell_loss(self, loss: torch.Tensor | None) -> torch.Tensor:
-        """Let all ranks know the loss, in the dtype that it has on the last stage."""
-        source = self._placement.rank_of(self._placement.num_stages - 1)
+    def _tell_loss(self, loss: torch.Tensor | None, known: dict[int, tuple[Description, ...]]) -> torch.Tensor:
+        """Let all ranks know the loss, in the dtype that it had on the last stage when such a batch came first."""
+        last = self._placement.num_stages - 1
+        source = self._placement.rank_of(last)
         if self._mesh.size("pp") == 1:
             assert loss is not None
             return loss
@@ -213,4 +214,6 @@ class PipelineExecutor:
         if loss is not None:
             parcel[0], parcel[1] = loss, _LOSS_DTYPES.index(loss.dtype)
         wait(Channel("pp", self._mesh).start_broadcast(parcel, source))
-        return parcel[0].to(_LOSS_DTYPES[int(parcel[1])])
+        if last not in known:  # reading makes the host wait for the device
+            known[last] = (Description((), _LOSS_DTYPES[int(parcel[1])], False),)
+        return parcel[0].to(known[last][0].dtype)

@@ -230,7 +230,7 @@ class ZeroShards(Masters):
     def _take_largest(self, values: list[int]) -> list[int]:
         if self._partition.world_size == 1 or not values:
             return values
-        own = torch.tensor(values, dtype=torch.int32, device=self.buckets[0].device)
+        own = torch.tensor(values, dtype=torch.int32, device="cpu")
         return self._partition.total(own, "max").tolist()
 
 

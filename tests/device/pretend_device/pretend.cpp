@@ -119,6 +119,13 @@ c10::Scalar local_scalar(const Tensor& tensor) {
   return alias_of(tensor).item();
 }
 
+// Looks without the host's having to wait, as a check in a kernel does.
+void assert_later(const Tensor& tensor, c10::string_view message) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  use(tensor, false, current, tick(current), "_assert_async");
+  TORCH_CHECK(alias_of(tensor).item().toBool(), "device-side assert: ", std::string(message));
+}
+
 // ---- every other operator -------------------------------------------------------------------------------------------
 struct Known {
   bool takes_host_indices, is_random, waits;
@@ -444,6 +451,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("resize_", resize_to);
   m.impl("record_stream", record_stream);
+  m.impl("_assert_async.msg", assert_later);
   m.impl("_fused_sdp_choice", choose_attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable", attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);

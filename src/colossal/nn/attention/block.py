@@ -4,21 +4,25 @@ Softmax over all keys is a weighted mean of softmaxes over some: the weights are
 logarithms each block returns.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import pad
 
-# What scaled_dot_product_attention runs; only these return the logarithms of the sums.
-_KERNELS: Mapping[str, Callable[..., Any]] = {
-    "cpu": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,  # noqa: SLF001 (no public name)
-    "cpu_backward": torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward,  # noqa: SLF001 (no public name)
-    "cuda": torch.ops.aten._scaled_dot_product_flash_attention,  # noqa: SLF001 (no public name)
-    "cuda_backward": torch.ops.aten._scaled_dot_product_flash_attention_backward,  # noqa: SLF001 (no public name)
-}
-_FLASH_DTYPES = (torch.float16, torch.bfloat16)
-_FLASH_MULTIPLE = 8
+# [Note: kernels that also return the logarithms]
+# torch chooses among these for scaled_dot_product_attention, by the device, its capability, the dtype and the sizes.
+# Its public function keeps the logarithms to itself, so that they are called here by their own names. What cuDNN can
+# compute, flash attention can as well. Where torch chooses none of them, the scores are computed as a matrix.
+_ATEN: Any = torch.ops.aten
+_FLASH, _EFFICIENT, _OF_DEVICE = (
+    SDPBackend.FLASH_ATTENTION.value,
+    SDPBackend.EFFICIENT_ATTENTION.value,
+    SDPBackend.OVERRIDEABLE.value,
+)
+_CHOICES = {_FLASH: _FLASH, SDPBackend.CUDNN_ATTENTION.value: _FLASH, _EFFICIENT: _EFFICIENT, _OF_DEVICE: _OF_DEVICE}
+_EFFICIENT_ROWS = 32  # the logarithms of memory-efficient attention are padded to a multiple of it
 
 
 @final
@@ -78,11 +82,10 @@ def attend(
     Returns:
         The output, and the logarithm of each query's sum of exponentials; minus infinity for one that sees no key.
     """
-    if mask is None and query.device.type == "cpu":
-        return _KERNELS["cpu"](query, key, value, 0.0, is_causal, scale=scale)
-    if mask is None and _is_for_flash(query):
-        found = _KERNELS["cuda"](query, key, value, 0.0, is_causal, scale=scale)
-        return found[0], found[1]
+    if mask is None and query.is_cpu:
+        return _ATEN._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, scale=scale)  # noqa: SLF001 (see the note)
+    if mask is None and (kernel := _choose(query, key, value, is_causal)):
+        return _run(kernel, query, key, value, scale, is_causal)
     scores = _scores(query, key, scale, is_causal, mask)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.masked_fill(lse.isneginf(), 0).unsqueeze(-1)).exp()
@@ -116,13 +119,11 @@ def attend_backward(
     Returns:
         The gradients of query, key and value; that of the query is a summand.
     """
-    arguments: tuple[Any, ...] = grad, query, key, value, out, lse
-    if mask is None and query.device.type == "cpu":
-        return _KERNELS["cpu_backward"](*arguments, 0.0, is_causal, scale=scale)
-    if mask is None and _is_for_flash(query):
-        unused = torch.zeros((), dtype=torch.int64)  # the state of random numbers, of which none are drawn
-        ends = (None, None, query.shape[2], key.shape[2], 0.0, is_causal, unused, unused)
-        return _KERNELS["cuda_backward"](*arguments, *ends, scale=scale)
+    if mask is None and query.is_cpu:
+        backward = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001 (see the note)
+        return backward(grad, query, key, value, out, lse, 0.0, is_causal, scale=scale)
+    if mask is None and (kernel := _choose(query, key, value, is_causal)):
+        return _run_backward(kernel, grad, query, key, value, out, lse, scale, is_causal)
     scores = _scores(query, key, scale, is_causal, mask)
     weights = (scores - lse.masked_fill(lse.isneginf(), 0).unsqueeze(-1)).exp()
     grad, out = grad.to(weights.dtype), out.to(weights.dtype)
@@ -132,8 +133,48 @@ def attend_backward(
     return first, second, third
 
 
-def _is_for_flash(query: torch.Tensor) -> bool:
-    return query.device.type == "cuda" and query.dtype in _FLASH_DTYPES and query.shape[-1] % _FLASH_MULTIPLE == 0
+def _choose(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> int | None:
+    return _CHOICES.get(torch._fused_sdp_choice(query, key, value, None, 0.0, is_causal))  # noqa: SLF001 (see the note)
+
+
+def _run(
+    kernel: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if kernel == _FLASH:
+        found = _ATEN._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)  # noqa: SLF001 (see the note)
+    elif kernel == _EFFICIENT:
+        forward = _ATEN._scaled_dot_product_efficient_attention  # noqa: SLF001 (see the note)
+        found = forward(query, key, value, None, True, 0.0, is_causal, scale=scale)
+    else:
+        forward = _ATEN._scaled_dot_product_fused_attention_overrideable  # noqa: SLF001 (see the note)
+        found = forward(query, key, value, None, 0.0, is_causal, scale=scale)
+    return found[0], found[1][:, :, : query.shape[2]]
+
+
+def _run_backward(
+    kernel: int,
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float,
+    is_causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    unused = torch.zeros((), dtype=torch.int64)  # the state of random numbers, of which none are drawn
+    own, lengths = (grad, query, key, value), (None, None, query.shape[2], key.shape[2])
+    if kernel == _FLASH:
+        backward = _ATEN._scaled_dot_product_flash_attention_backward  # noqa: SLF001 (see the note)
+        return backward(*own, out, lse, *lengths, 0.0, is_causal, unused, unused, scale=scale)
+    wanted = (True, True, True, False)
+    if kernel == _EFFICIENT:
+        backward = _ATEN._scaled_dot_product_efficient_attention_backward  # noqa: SLF001 (see the note)
+        padded = pad(lse, (0, -lse.shape[2] % _EFFICIENT_ROWS), value=torch.inf)
+        return backward(*own, None, out, padded, unused, unused, 0.0, wanted, is_causal, scale=scale)[:3]
+    backward = _ATEN._scaled_dot_product_fused_attention_overrideable_backward  # noqa: SLF001 (see the note)
+    found = backward(*own, None, wanted, out, lse, *lengths, 0.0, is_causal, unused, unused, scale=scale)
+    return found[0], found[1], found[2]
 
 
 def _scores(

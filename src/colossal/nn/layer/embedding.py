@@ -169,6 +169,7 @@ class VocabParallelEmbedding(_Table):
     """
 
     _row_of: torch.Tensor | None = None
+    _padding_row: int | None = None
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Look tokens up.
@@ -207,12 +208,14 @@ class VocabParallelEmbedding(_Table):
     def _look_up(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """The embeddings of the tokens whose rows are here, and zeros for the others."""
         if self._row_of is None or self._row_of.device != tokens.device:
-            self._row_of = self._find_rows().to(tokens.device)
+            row_of = self._find_rows()
+            self._padding_row = None if self.padding_idx is None else int(row_of[self.padding_idx])
+            self._row_of = row_of.to(tokens.device)
         at = self._row_of.index_select(0, tokens.flatten()).view(tokens.shape)
         if not len(rows):
             return rows.new_zeros(*tokens.shape, rows.shape[1]) + rows.sum()
-        padding = None if self.padding_idx is None else int(self._row_of[self.padding_idx])
-        found = functional.embedding(at.clamp(min=0), rows, None if padding == _ELSEWHERE else padding)
+        padding = None if self._padding_row == _ELSEWHERE else self._padding_row
+        found = functional.embedding(at.clamp(min=0), rows, padding)
         return found.masked_fill((at == _ELSEWHERE).unsqueeze(-1), 0.0)
 
     def _find_rows(self) -> torch.Tensor:

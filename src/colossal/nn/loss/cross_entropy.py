@@ -60,11 +60,13 @@ class _TokenLoss(torch.nn.Module):
         return totals[0] / totals[1] if self.reduction == "mean" else totals[0]
 
     def _refuse(self, num_wrong: torch.Tensor, number: int) -> None:
-        if not num_wrong.is_meta and num_wrong.item():
-            raise IndexError(
-                f"Targets are classes, from 0 to {number - 1}, or {self.ignore_index} for those that do not "
-                f"count. Found {int(num_wrong)} others. Check the labels."
-            )
+        rule = f"Targets are classes, from 0 to {number - 1}, or {self.ignore_index} for those that do not count."
+        if num_wrong.is_meta:
+            return
+        if _asserts_later(num_wrong.device):
+            torch._assert_async(num_wrong == 0, f"{rule} Found others. Check the labels.")  # noqa: SLF001 (no public name)
+        elif num_wrong.item():
+            raise IndexError(f"{rule} Found {int(num_wrong)} others. Check the labels.")
 
 
 @final
@@ -117,7 +119,8 @@ class CrossEntropyLoss(_TokenLoss):
 
         Raises:
             ShapeError: The targets do not fit the logits.
-            IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced.
+            IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced. An
+                accelerator that can stop by itself, as CUDA can, is not waited for: its next operation that is raises.
         """
         check_targets(logits, targets)
         flat = _exact(logits).flatten(0, -2)
@@ -189,7 +192,8 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
 
         Raises:
             ShapeError: The targets do not fit the logits, or those have not this rank's classes.
-            IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced.
+            IndexError: A target is no class; on all ranks, whichever has it, but for a loss that is not reduced. An
+                accelerator that can stop by itself, as CUDA can, is not waited for: its next operation that is raises.
         """
         check_targets(logits, targets)
         classes = self._find_classes(logits.shape[-1])
@@ -272,3 +276,10 @@ def check_targets(logits: torch.Tensor, targets: torch.Tensor) -> None:
             f"There is a target for each token: logits are (tokens, ..., classes), targets (tokens, ...). Found "
             f"{tuple(logits.shape)} and {tuple(targets.shape)}. Cut both, with colossal.nn.split_input."
         )
+
+
+def _asserts_later(device: torch.device) -> bool:
+    """Whether a device can look for itself and stop, so that the host need not wait in each forward pass."""
+    known: Any = torch._C  # noqa: SLF001 (no public name)
+    key = known._dispatch_key_for_device(device.type)  # noqa: SLF001
+    return device.type != "cpu" and known._dispatch_has_kernel_for_dispatch_key("aten::_assert_async.msg", key)  # noqa: SLF001

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import inf
 from typing import Any, final
 
 import torch
@@ -247,10 +247,9 @@ class FusedLAMB(LambBase):
         squares: list[torch.Tensor] = []
         if min(limits, default=inf) < inf:
             run_joined((part.placement, _collect(part, squares)) for part in parts)
-        norm = sqrt(sum(float(square) for square in squares))
-        for part, limit in zip(parts, limits, strict=True):
-            if norm > limit:
-                part.grad = part.grad * (limit / norm)
+            norm = torch.stack([square.double() for square in squares]).sum().sqrt()
+            for part, limit in zip(parts, limits, strict=True):
+                part.grad = part.grad * (limit / norm).clamp(max=1.0)
         super()._update_parts(parts)
 
     def _rules(self, group: dict[str, Any]) -> _Rules:

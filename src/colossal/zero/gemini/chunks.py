@@ -244,7 +244,7 @@ class ChunkManager:
         return self._largest_of(peaks) if peaks else peaks
 
     def _largest_of(self, values: list[int], dtype: torch.dtype = torch.int64) -> list[int]:
-        return self.partition.total(torch.tensor(values, dtype=dtype, device=self.memory.device), "max").tolist()
+        return self.partition.total(torch.tensor(values, dtype=dtype, device="cpu"), "max").tolist()
 
     def _use(self, chunk: Chunk, is_traced: bool) -> None:
         before = self.trace.period
