@@ -1,6 +1,6 @@
 """Parameters that lie behind each other in one buffer on every rank, and travel together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -8,6 +8,7 @@ from torch import nn
 
 from colossal.comm import Partition, Pending
 from colossal.zero.config import ZeroConfig
+from colossal.zero.copies import host_buffer
 from colossal.zero.flat_parameters import FlatParameters
 from colossal.zero.pool import BufferPool, zeros
 
@@ -60,6 +61,7 @@ class Bucket(FlatParameters):
             pool.expect(self.numel)
         scratch.expect(partition.scratch_numel(self.working))
         self._move_in()
+        self._host_grad: torch.Tensor | None = None
         self.master = self._make_master()
         self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
         self._versions = self._changes()
@@ -87,9 +89,18 @@ class Bucket(FlatParameters):
             What to wait for.
         """
         if self.has_copy and not (is_written and self.targets):
-            self._partition.segment(self.working).copy_(self.master)
+            if not self._is_uploaded:
+                self._copy_up(self._partition.segment(self.working))
+            self._is_uploaded = False
+            self._upload.order()
         self._versions = self._changes()
         return self._partition.start_all_gather(self.working)
+
+    @torch.no_grad()
+    def start_upload(self) -> None:
+        """Begin to copy the new values of the shards to the device, if they are on the host; `start_gather` goes on."""
+        if self.has_copy and self.master.device != self.device:
+            self._copy_up(self._partition.segment(self.working))
 
     @torch.no_grad()
     def refresh(self, only_written: bool = True) -> None:
@@ -101,6 +112,7 @@ class Bucket(FlatParameters):
         versions = self._changes()
         if self.has_copy:
             own = self._partition.segment(self.working)
+            self._upload.wait()
             for index, (begin, end) in enumerate(self._here()):
                 if not only_written or versions[index] != self._versions[index]:
                     here, master = own[begin:end], self.master[begin:end]
@@ -117,11 +129,17 @@ class Bucket(FlatParameters):
     def _make_master(self) -> torch.Tensor:
         own = self._partition.segment(self.working)
         wide = torch.float32 if self._config.master_weights and own.dtype in _HALF else own.dtype
-        device = torch.device("cpu") if self._config.cpu_offload else own.device
-        if wide == own.dtype and device == own.device:
-            return own
-        master = zeros(own.numel(), wide, device)
-        return master.copy_(own)
+        if self._config.cpu_offload and not own.is_cpu:
+            self._host_grad = host_buffer(own.numel(), wide, own.device)
+            return host_buffer(own.numel(), wide, own.device).copy_(own)
+        return own if wide == own.dtype else zeros(own.numel(), wide, own.device).copy_(own)
+
+    def _add(self, summed: torch.Tensor) -> Iterator[int]:
+        """Add the sum of one backward pass to those of others, where the optimizer is."""
+        if self._host_grad is None:
+            yield from super()._add(summed)
+        else:
+            self._add_on_host(summed, self._host_grad)
 
     def _changes(self) -> list[int]:
         return [parameter._version for parameter in self.parameters]  # noqa: SLF001 (it has no public name)

@@ -9,6 +9,7 @@ from torch import nn
 from colossal.comm import Partition, Pending
 from colossal.tensor import FlatLayout, copy_placement, placement_of, set_placement
 from colossal.zero.config import ZeroConfig
+from colossal.zero.copies import Arrival, CopyStreams
 from colossal.zero.pool import Pool
 
 _ALIGNMENT = 16
@@ -78,6 +79,9 @@ class FlatParameters(ABC):
         self._reduction: tuple[Pending, torch.Tensor] | None = None
         self._spare: torch.Tensor | None = None
         self._scratch: torch.Tensor | None = None
+        self._streams = CopyStreams(self.device)
+        self._download = self._upload = Arrival()
+        self._is_uploaded = False
 
     @property
     def keeps_gradients(self) -> bool:
@@ -104,6 +108,10 @@ class FlatParameters(ABC):
         Returns:
             What to wait for.
         """
+
+    def start_upload(self) -> None:
+        """Begin to copy the new values of the shards to the device, if they are on the host; `start_gather` goes on."""
+        return
 
     @abstractmethod
     def refresh(self, only_written: bool = True) -> None:
@@ -240,6 +248,7 @@ class FlatParameters(ABC):
             Each shard with its gradient, in the dtype and on the device of the shard.
         """
         assert self.own_grad is not None
+        self._download.wait()
         self.own_grad = self.own_grad.to(self.master.device, self.master.dtype)
         for shard, (begin, end) in zip(self.shards, self._here(), strict=True):
             yield shard, copy_placement(self.own_grad[begin:end], shard)
@@ -292,6 +301,7 @@ class FlatParameters(ABC):
             self._buffer = self._pool.take(self.numel, dtype, self.device)
         elif self.own_grad is not None and self._shares_buffer:
             self.own_grad = self.own_grad.clone()  # the sum of an earlier backward pass makes room for this one
+        self._download.order()
         return self._buffer
 
     @property
@@ -300,6 +310,19 @@ class FlatParameters(ABC):
         if self.own_grad is None or self._buffer is None:
             return False
         return self.own_grad.data_ptr() == self._partition.segment(self._buffer).data_ptr()
+
+    def _add_on_host(self, summed: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Bring the sum of one backward pass to the host, while others are summed up."""
+        if self.own_grad is None:
+            self._download = self._streams.start(summed, buffer)
+            self.own_grad = buffer
+        else:
+            self._download.wait()
+            self.own_grad.add_(summed.to(self.own_grad))
+
+    def _copy_up(self, rest: torch.Tensor) -> None:
+        """Begin to copy what the optimizer has updated to the device."""
+        self._upload, self._is_uploaded = self._streams.start(self.master, rest), True
 
     def _reduces_in(self, grad: torch.Tensor | None) -> bool:
         dtype = self._config.communication_dtype or self.dtype

@@ -172,14 +172,17 @@ class Chunk(FlatParameters):
         Communication: all_gather, dp, the parameters' bytes.
         """
         whole = self._memory.take(self.numel, self.dtype, "parameters")
-        self._partition.segment(whole).copy_(self.rest)
+        arrival = self._streams.start(self.rest, self._partition.segment(whole))
         if self.home.parameters is not Tier.DEVICE:
             self._traffic.count("upload", self.rest.nbytes)
         self._let_go()
         if self._partition.size > 1:
             self._traffic.count("gather", whole.nbytes)
         self.whole = whole
-        self._fetch = self._partition.start_all_gather(whole)
+        with self._streams.beside(to_host=False):  # behind its own segment, while the device computes
+            arrival.order()
+            gathering = self._partition.start_all_gather(whole)
+        self._fetch = Pending(then=lambda: (arrival.order(), gathering.wait()))
         return self._fetch
 
     def attach(self) -> None:
@@ -299,12 +302,21 @@ class Chunk(FlatParameters):
         """
         if self.has_copy:
             if not (is_written and self.targets):
-                self.rest.copy_(self.master)
+                if not self._is_uploaded:
+                    self._copy_up(self.rest)
+                self._is_uploaded = False
+                self._upload.order()
             if self.home.parameters is Tier.DEVICE and self.home.optimizer is not Tier.DEVICE:
                 self._traffic.count("upload", self.rest.nbytes)
         self._versions = self._changes()
         self._let_go()
         return self._renew()
+
+    @torch.no_grad()
+    def start_upload(self) -> None:
+        """Begin to copy the new values of the shards to the device, if they are on the host; `start_gather` goes on."""
+        if self.has_copy and self.master.device != self.rest.device:
+            self._copy_up(self.rest)
 
     @torch.no_grad()
     def refresh(self, only_written: bool = True) -> None:
@@ -317,6 +329,7 @@ class Chunk(FlatParameters):
         if only_written and versions == self._versions:
             return
         if self.has_copy:
+            self._upload.wait()
             for index, (begin, end) in enumerate(self._here()):
                 if not only_written or versions[index] != self._versions[index]:
                     here, master = self.rest[begin:end], self.master[begin:end]
@@ -376,12 +389,14 @@ class Chunk(FlatParameters):
         self._traffic.count("reduce", self.numel * summed.dtype.itemsize)
         if self.home.optimizer is not Tier.DEVICE:
             self._traffic.count("download", summed.nbytes)
-        if self.own_grad is not None:
-            self.own_grad.add_(summed.to(self.own_grad))
-        elif self.home.optimizer is not Tier.DEVICE:
+        if self.home.optimizer is not Tier.DEVICE:
             if self._host_grad is None:
                 self._host_grad = self._memory.beside(summed.numel(), self.master.dtype)
-            self.own_grad = self._host_grad.copy_(summed)
+            self._add_on_host(summed, self._host_grad)
+            self._memory.give_back(summed, "gradients", self._download)
+            return
+        if self.own_grad is not None:
+            self.own_grad.add_(summed.to(self.own_grad))
         elif summed.dtype == self.master.dtype:
             self.own_grad = summed
             return

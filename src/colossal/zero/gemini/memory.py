@@ -6,6 +6,7 @@ from typing import Any, Literal, final
 import torch
 
 from colossal.errors import ConfigError
+from colossal.zero.copies import Arrival
 from colossal.zero.pool import zeros
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations"]
@@ -66,6 +67,7 @@ class DeviceMemory:
         self._usual = self._most_used = 0
         self._free: list[torch.UntypedStorage] = []
         self._lingering: list[torch.Tensor] = []
+        self._read_by: dict[int, Arrival] = {}
 
     @property
     def total(self) -> int:
@@ -128,6 +130,7 @@ class DeviceMemory:
         else:
             self._free = [free for free in self._free if free is not found]
         self.add(kind, found.nbytes())
+        self._read_by.pop(found.data_ptr(), Arrival()).order()
         buffer: Any = torch.empty(0, dtype=dtype, device=self.device)
         return buffer.set_(found, 0, (numel,))
 
@@ -158,13 +161,16 @@ class DeviceMemory:
             num_bytes = self._usual
         return zeros(num_bytes, torch.uint8, self.device).untyped_storage()
 
-    def give_back(self, buffer: torch.Tensor, kind: Kind) -> None:
+    def give_back(self, buffer: torch.Tensor, kind: Kind, read_by: Arrival | None = None) -> None:
         """Take a buffer back.
 
         Args:
             buffer: What `take` lent.
             kind: What it held.
+            read_by: A copy out of it that is under way; what it is lent for next begins after that.
         """
+        if read_by is not None:
+            self._read_by[buffer.untyped_storage().data_ptr()] = read_by
         self.used[kind] -= buffer.untyped_storage().nbytes()
         self._lingering.append(buffer)
         self._sweep()
