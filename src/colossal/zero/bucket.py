@@ -60,6 +60,7 @@ class Bucket(FlatParameters):
         if not config.keeps_gradients:
             pool.expect(self.numel)
         scratch.expect(partition.scratch_numel(self.working))
+        self.rest = partition.segment(self.working)
         self._move_in()
         self._host_grad: torch.Tensor | None = None
         self.master = self._make_master()
@@ -69,15 +70,14 @@ class Bucket(FlatParameters):
     @property
     def has_copy(self) -> bool:
         """Whether the optimizer updates a copy of the segment instead of the segment itself."""
-        return self.master.data_ptr() != self._partition.segment(self.working).data_ptr()
+        return self.master.data_ptr() != self.rest.data_ptr()
 
     @property
     def targets(self) -> dict[nn.Parameter, torch.Tensor]:
         """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
-        own = self._partition.segment(self.working)
-        if not self.has_copy or own.device != self.master.device:
+        if not self.has_copy or self.rest.device != self.master.device:
             return {}
-        return {shard: own[begin:end] for shard, (begin, end) in zip(self.shards, self._here(), strict=True)}
+        return {shard: self.rest[begin:end] for shard, (begin, end) in zip(self.shards, self._here(), strict=True)}
 
     def start_gather(self, *, is_written: bool = False) -> Pending:
         """Bring the new values of all segments to this rank.
@@ -88,19 +88,9 @@ class Bucket(FlatParameters):
         Returns:
             What to wait for.
         """
-        if self.has_copy and not (is_written and self.targets):
-            if not self._is_uploaded:
-                self._copy_up(self._partition.segment(self.working))
-            self._is_uploaded = False
-            self._upload.order()
+        self._update_rest(is_written)
         self._versions = self._changes()
         return self._partition.start_all_gather(self.working)
-
-    @torch.no_grad()
-    def start_upload(self) -> None:
-        """Begin to copy the new values of the shards to the device, if they are on the host; `start_gather` goes on."""
-        if self.has_copy and self.master.device != self.device:
-            self._copy_up(self._partition.segment(self.working))
 
     @torch.no_grad()
     def refresh(self, only_written: bool = True) -> None:
@@ -110,14 +100,7 @@ class Bucket(FlatParameters):
             only_written: Look only at parameters that torch has seen change.
         """
         versions = self._changes()
-        if self.has_copy:
-            own = self._partition.segment(self.working)
-            self._upload.wait()
-            for index, (begin, end) in enumerate(self._here()):
-                if not only_written or versions[index] != self._versions[index]:
-                    here, master = own[begin:end], self.master[begin:end]
-                    kept = master.to(here.dtype) == here.to(master.device)
-                    master.copy_(torch.where(kept, master, here.to(master)))
+        self._update_master(versions if only_written else None)
         self._versions = versions
 
     def _move_in(self) -> None:
@@ -127,7 +110,7 @@ class Bucket(FlatParameters):
             parameter.data = place
 
     def _make_master(self) -> torch.Tensor:
-        own = self._partition.segment(self.working)
+        own = self.rest
         wide = torch.float32 if self._config.master_weights and own.dtype in _HALF else own.dtype
         if self._config.cpu_offload and not own.is_cpu:
             self._host_grad = host_buffer(own.numel(), wide, own.device)

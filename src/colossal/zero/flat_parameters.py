@@ -41,6 +41,7 @@ class FlatParameters(ABC):
         device: Where they are computed.
         own_grad: The average gradient of this rank's segment; None before the first reduction.
         used: For each parameter whether a gradient came since they were last thrown away.
+        rest: This rank's segment of the parameters.
         master: What the optimizer updates: this rank's segment, or a float32 copy of it.
         shards: What is here of each parameter; a range of `master`, maybe an empty one.
 
@@ -50,7 +51,9 @@ class FlatParameters(ABC):
         True
     """
 
+    rest: torch.Tensor
     master: torch.Tensor
+    _versions: list[int]
     shards: list[nn.Parameter]
 
     def __init__(
@@ -109,9 +112,11 @@ class FlatParameters(ABC):
             What to wait for.
         """
 
+    @torch.no_grad()
     def start_upload(self) -> None:
-        """Begin to copy the new values of the shards to the device, if they are on the host; `start_gather` goes on."""
-        return
+        """Begin to copy the new values of the shards to `rest`, if they are elsewhere; `start_gather` goes on."""
+        if self.has_copy:
+            self._upload, self._is_uploaded = self._streams.start(self.master, self.rest), True
 
     @abstractmethod
     def refresh(self, only_written: bool = True) -> None:
@@ -320,9 +325,23 @@ class FlatParameters(ABC):
             self._download.wait()
             self.own_grad.add_(summed.to(self.own_grad))
 
-    def _copy_up(self, rest: torch.Tensor) -> None:
-        """Begin to copy what the optimizer has updated to the device."""
-        self._upload, self._is_uploaded = self._streams.start(self.master, rest), True
+    def _update_rest(self, is_written: bool) -> None:
+        """Bring the new values of the shards to `rest`, unless the optimizer has written them there itself."""
+        if self.has_copy and not (is_written and self.targets):
+            if not self._is_uploaded:
+                self.start_upload()
+            self._is_uploaded = False
+            self._upload.order()
+
+    def _update_master(self, versions: list[int] | None) -> None:
+        """Take over what somebody wrote into `rest`: of all parameters, or of those whose version has changed."""
+        if self.has_copy:
+            self._upload.wait()
+            for index, (begin, end) in enumerate(self._here()):
+                if versions is None or versions[index] != self._versions[index]:
+                    here, master = self.rest[begin:end], self.master[begin:end]
+                    kept = master.to(here.dtype) == here.to(master.device)
+                    master.copy_(torch.where(kept, master, here.to(master)))
 
     def _reduces_in(self, grad: torch.Tensor | None) -> bool:
         dtype = self._config.communication_dtype or self.dtype

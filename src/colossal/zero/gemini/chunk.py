@@ -10,6 +10,7 @@ from colossal.comm import Partition, Pending
 from colossal.kernel import FileMemory
 from colossal.tensor import copy_placement, mark_resting, placement_of, set_data
 from colossal.zero.config import ZeroConfig
+from colossal.zero.copies import Arrival
 from colossal.zero.flat_parameters import FlatParameters
 from colossal.zero.gemini.memory import DeviceMemory, GradientBuffers, num_references
 from colossal.zero.gemini.state import TensorState
@@ -91,6 +92,7 @@ class Chunk(FlatParameters):
         self._spilled: torch.Tensor | None = None
         self._recomputed: set[int] = set()
         self._fetch: Pending | None = None
+        self._arrival = Arrival()
         self._host_grad: torch.Tensor | None = None
         self._versions = self._changes()
 
@@ -172,7 +174,7 @@ class Chunk(FlatParameters):
         Communication: all_gather, dp, the parameters' bytes.
         """
         whole = self._memory.take(self.numel, self.dtype, "parameters")
-        arrival = self._streams.start(self.rest, self._partition.segment(whole))
+        arrival = self._arrival = self._streams.start(self.rest, self._partition.segment(whole))
         if self.home.parameters is not Tier.DEVICE:
             self._traffic.count("upload", self.rest.nbytes)
         self._let_go()
@@ -300,23 +302,12 @@ class Chunk(FlatParameters):
         Returns:
             What to wait for.
         """
-        if self.has_copy:
-            if not (is_written and self.targets):
-                if not self._is_uploaded:
-                    self._copy_up(self.rest)
-                self._is_uploaded = False
-                self._upload.order()
-            if self.home.parameters is Tier.DEVICE and self.home.optimizer is not Tier.DEVICE:
-                self._traffic.count("upload", self.rest.nbytes)
+        self._update_rest(is_written)
+        if self.has_copy and self.home.parameters is Tier.DEVICE and self.home.optimizer is not Tier.DEVICE:
+            self._traffic.count("upload", self.rest.nbytes)
         self._versions = self._changes()
         self._let_go()
         return self._renew()
-
-    @torch.no_grad()
-    def start_upload(self) -> None:
-        """Begin to copy the new values of the shards to the device, if they are on the host; `start_gather` goes on."""
-        if self.has_copy and self.master.device != self.rest.device:
-            self._copy_up(self.rest)
 
     @torch.no_grad()
     def refresh(self, only_written: bool = True) -> None:
@@ -325,16 +316,12 @@ class Chunk(FlatParameters):
         Args:
             only_written: Look only at parameters that torch has seen change.
         """
+        if self.is_coming:
+            self._arrival.wait()  # of what was to be used and was not, before an optimizer writes to `rest`
         versions = self._changes()
         if only_written and versions == self._versions:
             return
-        if self.has_copy:
-            self._upload.wait()
-            for index, (begin, end) in enumerate(self._here()):
-                if not only_written or versions[index] != self._versions[index]:
-                    here, master = self.rest[begin:end], self.master[begin:end]
-                    kept = master.to(here.dtype) == here.to(master.device)
-                    master.copy_(torch.where(kept, master, here.to(master)))
+        self._update_master(versions if only_written else None)
         self._versions = self._changes()
         self._renew().wait()
 

@@ -221,7 +221,7 @@ class DeviceMemory:
         usual = self._most_used + self._most_used // _SLACK
         most = max(usual, self.total + num_bytes) if self.budget is None else self.budget
         while self._free and self.total + num_bytes + sum(free.nbytes() for free in self._free) > most:
-            self._free.pop(0)
+            self._read_by.pop(self._free.pop(0).data_ptr(), None)
 
     def _sweep(self) -> None:
         """Keep those buffers for the next one that nobody looks at any more."""
