@@ -33,6 +33,7 @@ EXACT: dict[str, tuple[int, str, dict[str, Any]]] = {
     "ZeRO-1, overlapped": (1, ZERO, {"stage": 1, "overlap_allgather": True}),
     "Gemini": (1, GEMINI, {**CHUNKS, "placement_policy": "cuda"}),
     "Gemini, from the host": (1, GEMINI, {**CHUNKS, "placement_policy": "cpu"}),
+    "Gemini, page-locked": (1, GEMINI, {**CHUNKS, "placement_policy": "cpu", "pin_memory": True}),
     "Gemini, auto": (1, GEMINI, {**CHUNKS, "placement_policy": "auto"}),
     "Hybrid, replicas": (1, HYBRID, {"tp_size": 1, "pp_size": 1}),
     "Hybrid, ZeRO-1": (1, HYBRID, {"tp_size": 1, "pp_size": 1, "zero_stage": 1}),

@@ -336,9 +336,9 @@ class FlatParameters(ABC):
     def _update_master(self, versions: list[int] | None) -> None:
         """Take over what somebody wrote into `rest`: of all parameters, or of those whose version has changed."""
         if self.has_copy:
-            self._upload.wait()
             for index, (begin, end) in enumerate(self._here()):
                 if versions is None or versions[index] != self._versions[index]:
+                    self._upload.wait()
                     here, master = self.rest[begin:end], self.master[begin:end]
                     kept = master.to(here.dtype) == here.to(master.device)
                     master.copy_(torch.where(kept, master, here.to(master)))

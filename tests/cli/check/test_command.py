@@ -117,7 +117,9 @@ def test_a_device_that_is_not_there_is_a_problem(monkeypatch) -> None:
     monkeypatch.setenv("COLOSSAL_DEVICE", "abacus")
     (row,) = [row for row in devices.SECTION.rows() if row.name == "in use"]
     assert row.status == "problem"
-    assert row.found.startswith("COLOSSAL_DEVICE=abacus: The device must be one that torch finds here: 'cpu'. Found 'abacus'")
+    assert row.found.startswith(
+        "COLOSSAL_DEVICE=abacus: The device must be one that torch finds here: 'cpu'. Found 'abacus'"
+    )
 
 
 # ------------------------------------------------------------------------------------------ torch, CUDA, own code
