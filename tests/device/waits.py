@@ -21,6 +21,10 @@ CASES |= {name: (kind, options, own) for name, (own, kind, options) in equal.ROU
 STEPS_BEFORE = 3
 
 
+def loss_of(outputs: Any, _: Any) -> torch.Tensor:
+    return outputs.loss
+
+
 def waits_of(kind: str, options: dict[str, Any], precision: str) -> dict[str, int]:
     torch.manual_seed(0)
     model = build(equal.MODEL, num_layers=equal.LAYERS)
@@ -31,11 +35,11 @@ def waits_of(kind: str, options: dict[str, Any], precision: str) -> dict[str, in
         max_norm=equal.MAX_NORM,
     )
     optimizer: Any = torch.optim.AdamW(model.parameters(), **equal.ADAM)
-    boosted, optimizer, criterion, *_ = booster.boost(model, optimizer, lambda outputs, _: outputs.loss)
+    boosted, optimizer, *_ = booster.boost(model, optimizer)
     ids = equal.batch_of(0)["input_ids"].pin_memory()
 
     def step() -> None:
-        booster.execute_pipeline(iter([{"input_ids": ids, "labels": ids}]), boosted, criterion, optimizer)
+        booster.execute_pipeline(iter([{"input_ids": ids, "labels": ids}]), boosted, loss_of, optimizer)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -280,6 +280,8 @@ def check_targets(logits: torch.Tensor, targets: torch.Tensor) -> None:
 
 def _asserts_later(device: torch.device) -> bool:
     """Whether a device can look for itself and stop, so that the host need not wait in each forward pass."""
-    known: Any = torch._C  # noqa: SLF001 (no public name)
-    key = known._dispatch_key_for_device(device.type)  # noqa: SLF001
-    return device.type != "cpu" and known._dispatch_has_kernel_for_dispatch_key("aten::_assert_async.msg", key)  # noqa: SLF001
+    known: Any = torch._C  # noqa: SLF001 (no public name tells which operators a device has)
+    if device.type == "cpu":
+        return False
+    key = known._dispatch_key_for_device(device.type)  # noqa: SLF001 (as above)
+    return known._dispatch_has_kernel_for_dispatch_key("aten::_assert_async.msg", key)  # noqa: SLF001 (as above)
