@@ -29,7 +29,7 @@ class Arena:
         self.num_bytes = -(-max(num_bytes, 1) // _HUGE_PAGE) * _HUGE_PAGE
         self.pinned = pin
         if pin:
-            self.memory = torch.empty(self.num_bytes, dtype=torch.uint8, pin_memory=True)
+            self.memory = torch.empty(self.num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         else:
             (self.memory,) = huge_zeros([(self.num_bytes,)], torch.uint8)
 

@@ -103,8 +103,10 @@ def _reason_against(
 
     reason = ""
     for shapes in _SHAPES:
-        draws = torch.Generator().manual_seed(0)
-        values, *grads = ([torch.randn(shape, generator=draws) for shape in shapes] for _ in range(1 + _STEPS))
+        draws = torch.Generator("cpu").manual_seed(0)
+        values, *grads = (
+            [torch.randn(shape, generator=draws, device="cpu") for shape in shapes] for _ in range(1 + _STEPS)
+        )
         try:
             full = update(values, grads, _itself)
             ranks = zip(split(values), zip(*map(split, grads), strict=True), split(full), strict=True)

@@ -42,7 +42,7 @@ def huge_zeros(shapes: Iterable[Sequence[int]], dtype: torch.dtype = torch.float
         offsets.append(end)
         end += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
     if not end:
-        return [torch.zeros(shape, dtype=dtype) for shape in wanted]
+        return [torch.zeros(shape, dtype=dtype, device="cpu") for shape in wanted]
     pages = mmap.mmap(-1, end + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # zeros
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages: small ones then
@@ -54,5 +54,5 @@ def huge_zeros(shapes: Iterable[Sequence[int]], dtype: torch.dtype = torch.float
 def _cut(pages: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     numel = math.prod(shape)
     if not numel:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(pages, dtype=dtype, count=numel, offset=offset).view(shape)

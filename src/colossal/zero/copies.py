@@ -120,4 +120,4 @@ def host_buffer(numel: int, dtype: torch.dtype, device: torch.device) -> torch.T
 
     if device.type == "cpu":
         return zeros(numel, dtype, device)
-    return torch.zeros(numel, dtype=dtype, pin_memory=True)
+    return torch.zeros(numel, dtype=dtype, device="cpu", pin_memory=True)

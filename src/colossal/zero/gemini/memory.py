@@ -145,7 +145,7 @@ class DeviceMemory:
             A tensor of one dimension, of zeros.
         """
         if self._pins:
-            return torch.zeros(numel, dtype=dtype, pin_memory=True)
+            return torch.zeros(numel, dtype=dtype, device="cpu", pin_memory=True)
         return zeros(numel, dtype, torch.device("cpu"))
 
     def expect(self, num_bytes: int) -> None:
