@@ -1,5 +1,6 @@
 """Output blocks: what a page says that its Python blocks print on rank 0."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -101,9 +102,17 @@ def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[in
     return {line: part.decode(errors="replace") for line, part in parts.items()}
 
 
-def stale_outputs(page: Page, printed: Mapping[int, str]) -> list[Finding]:
-    """The output blocks that differ from what was printed, each at the first line that differs."""
-    return [finding for output in outputs_of(page) for finding in _stale(page, output, printed)]
+def stale_outputs(page: Page, printed: Mapping[int, str], device: str = "cpu") -> list[Finding]:
+    """The output blocks that differ from what was printed, each at the first line that differs.
+
+    Args:
+        page: The page.
+        printed: The text by the line of the block.
+        device: The type of device that the page ran on. Pages show what the CPU prints, so its name is read as `cpu`.
+    """
+    named = re.compile(rf"\b{re.escape(device)}:\d+\b|(?<='){re.escape(device)}(?=')")
+    as_on_cpu = {line: named.sub("cpu", text) for line, text in printed.items()}
+    return [finding for output in outputs_of(page) for finding in _stale(page, output, as_on_cpu)]
 
 
 def _stale(page: Page, output: Output, printed: Mapping[int, str]) -> Iterator[Finding]:

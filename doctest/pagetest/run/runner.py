@@ -108,7 +108,7 @@ class Runner:
             return replace(unrun(page, script, FAIL), failure=failure)
         by_block = {block.line: evidence.printed.get(block.line, "") for block in page.runnable}
         failure = judge(page, marked.marks, outcome, evidence, self.device)
-        stale = () if failure else tuple(stale_outputs(page, by_block))
+        stale = () if failure else tuple(stale_outputs(page, by_block, evidence.device.partition(" ")[0]))
         return Result(
             page.name,
             page.language,
