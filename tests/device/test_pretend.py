@@ -37,11 +37,6 @@ WAITS = {
     "Gemini, page-locked": PAGE_LOCKED,
     "Gemini, from the host": OFFLOADED,
     "Gemini, auto": OFFLOADED,
-    "Hybrid, tp2, sequences": {"item": 1},  # transformers looks for packed sequences once in each forward pass
-    "Hybrid, sp2, all_to_all": {"item": 1},
-    "Hybrid, sp2, ring_attn": {"item": 1},
-    "Hybrid, pp2": {"item": 2},
-    "Hybrid, pp2, zbv": {"item": 4},
     "DDP, fp16": {"item": 1},  # whether a gradient has overflowed
     "ZeRO-1, fp16": {"item": 1},
     "Gemini, fp16": {"item": 1},

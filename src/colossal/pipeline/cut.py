@@ -13,6 +13,7 @@ from colossal.pipeline.partition import stage_of_layer
 from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stand_in import HIDDEN, RESULT, Absent, After, Before, Entrance, Finished, Passage
 from colossal.tensor import Stages, base_of, parameter_names
+from colossal.tensor.key_value_cache import stop_caching
 
 
 class _List(NamedTuple):
@@ -82,27 +83,13 @@ def cut(model: nn.Module, stages: Stages, layers: Sequence[range], stage: int) -
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
     lists = _lists_of(base, stages)
     shared = _find_shared(model, prefix, lists, layers)
-    for config in configs_with_cache(model):
-        config.use_cache = False
+    stop_caching(model)
     passage = Passage(_names_at(kept.start, lists), _names_at(kept.stop, lists))
     names = [f"{prefix}{name}" for each in lists for name in _cut_list(base, each, kept, passage)]
     if stage < len(layers) - 1:
         later = {f"{prefix}{name}" for each in lists for name in each.table.first}
         _drop_rest(model, names, later)
     return passage, shared
-
-
-def configs_with_cache(model: nn.Module) -> list[Any]:
-    """Find the configurations that say whether keys and values are kept, which training has no use for.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The configurations; a model within another may have one of its own.
-    """
-    configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    return [config for config in configs.values() if hasattr(config, "use_cache")]
 
 
 def copy_structure(model: nn.Module) -> nn.Module:

@@ -13,10 +13,11 @@ from torch import nn
 from colossal.accelerator import get_accelerator
 from colossal.cluster import host_group
 from colossal.errors import ConfigError, PlanError
-from colossal.pipeline.cut import configs_with_cache, layers_of
+from colossal.pipeline.cut import layers_of
 from colossal.pipeline.microbatch import map_tensors, tensors_in
 from colossal.pipeline.sequence import is_sequence, names_of_units
 from colossal.tensor import Stages
+from colossal.tensor.key_value_cache import configs_with_cache
 
 
 def layer_parameters(model: nn.Module, stages: Stages | None = None) -> list[int]:

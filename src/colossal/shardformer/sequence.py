@@ -12,6 +12,7 @@ from colossal.shardformer.sequence_attention import share_attention
 from colossal.shardformer.sequence_mode import SequenceSharing
 from colossal.shardformer.sequence_tensors import share_products
 from colossal.tensor import ParallelPlan, base_of, find_modules
+from colossal.tensor.key_value_cache import stop_caching
 
 _STATES = "hidden_states"
 _POSITIONS = "position_embeddings"
@@ -54,7 +55,7 @@ def share_sequence(model: nn.Module, plan: ParallelPlan, sharing: SequenceSharin
         _check_heads(model, plan, sharing)
         share_attention(model, sharing)
     joins = sharing.is_over_tp or not keeps_divided or plan.stages.reshapes
-    _stop_caching(model)
+    stop_caching(model)
     for layer in here:
         layer.register_forward_pre_hook(_Enter(sharing, is_first=layer is layers[0]), with_kwargs=True)
     if here and here[-1] is layers[-1] and joins:
@@ -63,12 +64,6 @@ def share_sequence(model: nn.Module, plan: ParallelPlan, sharing: SequenceSharin
         for pattern, style in plan.beside.items():
             for _, head in find_modules(model, f"?{pattern}") if style == "head" else ():
                 head.register_forward_pre_hook(lambda _head, args: (sharing.cut.own(args[0]), *args[1:]))
-
-
-def _stop_caching(model: nn.Module) -> None:
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "use_cache"):
-        config.use_cache = False
 
 
 def _check_heads(model: nn.Module, plan: ParallelPlan, sharing: SequenceSharing) -> None:
