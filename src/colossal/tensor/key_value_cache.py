@@ -14,7 +14,7 @@ from torch import nn
 # Without such a cache, transformers looks in each forward pass whether positions begin anew within a row, and the host
 # has to wait for what an accelerator answers. If the caller passes no positions, the model counts them itself, and the
 # answer is known.
-_CALLS = threading.local()
+_CALLS: Any = threading.local()
 _POSITIONS = "position_ids"
 
 
