@@ -14,7 +14,7 @@ from torch import nn
 # Without such a cache, transformers looks in each forward pass whether positions begin anew within a row, and the host
 # has to wait for what an accelerator answers. If the caller passes no positions, the model counts them itself, and the
 # answer is known.
-_CALLS: Any = threading.local()
+_CALLS = threading.local()
 _POSITIONS = "position_ids"
 
 
@@ -64,7 +64,7 @@ def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if torch.compiler.is_compiling():  # there transformers does not look
         return
     if not hasattr(_CALLS, "counts"):
-        _CALLS.counts = []
+        _CALLS.counts = list[bool]()
     passed = signature(module.forward).bind_partial(*args, **kwargs).arguments
     _CALLS.counts.append(passed.get(_POSITIONS) is None)
 
