@@ -110,9 +110,10 @@ def stale_outputs(page: Page, printed: Mapping[int, str], device: str = "cpu") -
         printed: The text by the line of the block.
         device: The type of device that the page ran on. Pages show what the CPU prints, so its name is read as `cpu`.
     """
-    named = re.compile(rf"\b{re.escape(device)}:\d+\b|(?<='){re.escape(device)}(?=')")
-    as_on_cpu = {line: named.sub("cpu", text) for line, text in printed.items()}
-    return [finding for output in outputs_of(page) for finding in _stale(page, output, as_on_cpu)]
+    if device not in ("", "cpu"):
+        named = re.compile(rf"\b{re.escape(device)}:\d+\b|(?<='){re.escape(device)}(?=')")
+        printed = {line: named.sub("cpu", text) for line, text in printed.items()}
+    return [finding for output in outputs_of(page) for finding in _stale(page, output, printed)]
 
 
 def _stale(page: Page, output: Output, printed: Mapping[int, str]) -> Iterator[Finding]:
