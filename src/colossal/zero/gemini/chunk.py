@@ -380,7 +380,7 @@ class Chunk(FlatParameters):
             if self._host_grad is None:
                 self._host_grad = self._memory.beside(summed.numel(), self.master.dtype)
             self._add_on_host(summed, self._host_grad)
-            self._memory.give_back(summed, "gradients", self._download)
+            self._memory.give_back(summed, "gradients", self._download.order)
             return
         if self.own_grad is not None:
             self.own_grad.add_(summed.to(self.own_grad))

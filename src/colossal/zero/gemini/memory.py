@@ -1,12 +1,12 @@
 """The memory of one device, of which every byte that a chunk takes is accounted for."""
 
 import tempfile
+from collections.abc import Callable
 from typing import Any, Literal, final
 
 import torch
 
 from colossal.errors import ConfigError
-from colossal.zero.copies import Arrival
 from colossal.zero.pool import zeros
 
 Kind = Literal["parameters", "gradients", "optimizer", "activations"]
@@ -67,7 +67,7 @@ class DeviceMemory:
         self._usual = self._most_used = 0
         self._free: list[torch.UntypedStorage] = []
         self._lingering: list[torch.Tensor] = []
-        self._read_by: dict[int, Arrival] = {}
+        self._before_reuse: dict[int, Callable[[], None]] = {}
 
     @property
     def total(self) -> int:
@@ -130,7 +130,8 @@ class DeviceMemory:
         else:
             self._free = [free for free in self._free if free is not found]
         self.add(kind, found.nbytes())
-        self._read_by.pop(found.data_ptr(), Arrival()).order()
+        if (wait := self._before_reuse.pop(found.data_ptr(), None)) is not None:
+            wait()
         buffer: Any = torch.empty(0, dtype=dtype, device=self.device)
         return buffer.set_(found, 0, (numel,))
 
@@ -161,16 +162,16 @@ class DeviceMemory:
             num_bytes = self._usual
         return zeros(num_bytes, torch.uint8, self.device).untyped_storage()
 
-    def give_back(self, buffer: torch.Tensor, kind: Kind, read_by: Arrival | None = None) -> None:
+    def give_back(self, buffer: torch.Tensor, kind: Kind, before_reuse: Callable[[], None] | None = None) -> None:
         """Take a buffer back.
 
         Args:
             buffer: What `take` lent.
             kind: What it held.
-            read_by: A copy out of it that is under way; what it is lent for next begins after that.
+            before_reuse: Called before it is lent again; waits for a copy out of it that is under way.
         """
-        if read_by is not None:
-            self._read_by[buffer.untyped_storage().data_ptr()] = read_by
+        if before_reuse is not None:
+            self._before_reuse[buffer.untyped_storage().data_ptr()] = before_reuse
         self.used[kind] -= buffer.untyped_storage().nbytes()
         self._lingering.append(buffer)
         self._sweep()
@@ -221,7 +222,7 @@ class DeviceMemory:
         usual = self._most_used + self._most_used // _SLACK
         most = max(usual, self.total + num_bytes) if self.budget is None else self.budget
         while self._free and self.total + num_bytes + sum(free.nbytes() for free in self._free) > most:
-            self._read_by.pop(self._free.pop(0).data_ptr(), None)
+            self._before_reuse.pop(self._free.pop(0).data_ptr(), None)
 
     def _sweep(self) -> None:
         """Keep those buffers for the next one that nobody looks at any more."""
