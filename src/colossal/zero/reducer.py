@@ -1,5 +1,6 @@
 """When gradients are summed up: as their buckets fill, in one order on all ranks."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +12,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from colossal.errors import UnsupportedError
+from colossal.zero.config import ZeroConfig
 from colossal.zero.flat_parameters import FlatParameters
 
 
@@ -22,8 +24,12 @@ class Reducer:
     for the one before it, and those that are not full when the backward pass ends are reduced then, with zeros for what
     is missing. So a branch that only some ranks take changes nothing.
 
+    [Note: in flight] Each reduction takes room until it is over: with a budget the one before has to end first. Without
+    one, an accelerator is told to wait, and not the host, so that the backward pass stalls whenever it waits for a sum
+    that has just begun. There several are under way: all of them where whole gradients stay anyway, else two.
+
     Args:
-        overlap: Let the backward pass go on meanwhile.
+        config: What the user said.
         reserve: Makes room for so many bytes of gradients; by default there is always room.
 
     Attributes:
@@ -31,19 +37,20 @@ class Reducer:
         num_changes: How often gradients may have changed: the backward passes and reductions, the same on all ranks.
 
     Example:
+        >>> from colossal.zero import ZeroConfig
         >>> from colossal.zero.reducer import Reducer
-        >>> Reducer(overlap=True).enabled
+        >>> Reducer(ZeroConfig()).enabled
         True
     """
 
-    def __init__(self, overlap: bool, reserve: Callable[[int], None] | None = None) -> None:
+    def __init__(self, config: ZeroConfig, reserve: Callable[[int], None] | None = None) -> None:
         self.enabled = True
         self._reserve = reserve
         self.num_changes = 0
-        self._overlap = overlap
+        self._config = config
         self._places: dict[FlatParameters, int] = {}
         self._next = 0
-        self._under_way: FlatParameters | None = None
+        self._under_way: deque[FlatParameters] = deque()
         self._is_watched = False  # by `backward_pass`, which ends the pass by itself
         self._is_running = False
 
@@ -76,11 +83,14 @@ class Reducer:
         if not outer:
             self._end_pass()
 
-    def finish(self) -> None:
-        """Wait for the reduction that is under way."""
-        if self._under_way is not None:
-            bucket, self._under_way = self._under_way, None
-            self._run(bucket.finish_reduction())
+    def finish(self, most: int = 0) -> None:
+        """Wait for reductions that are under way, in the order in which they began.
+
+        Args:
+            most: How many may still be under way afterwards.
+        """
+        while len(self._under_way) > most:
+            self._run(self._under_way.popleft().finish_reduction())
 
     def forget(self) -> None:
         """Begin anew, as if no gradient had come since the last reduction."""
@@ -136,13 +146,18 @@ class Reducer:
             self._start(bucket)
 
     def _start(self, bucket: FlatParameters) -> None:
-        """Start a reduction when the one before has ended, as each needs room."""
-        self.finish()
+        """Start a reduction when few enough are under way, see [Note: in flight]."""
+        self.finish(self._most_beside(bucket))
         self._run(bucket.start_reduction())
         self.num_changes += 1
-        self._under_way = bucket
-        if not self._overlap:
+        self._under_way.append(bucket)
+        if not self._config.overlap_communication:
             self.finish()
+
+    def _most_beside(self, bucket: FlatParameters) -> int:
+        if bucket.device.type == "cpu" or self._reserve is not None:
+            return 0
+        return len(self._places) if bucket.keeps_gradients else 1
 
     def _run(self, work: Iterator[int]) -> None:
         """Do something that announces the bytes which it takes, and have room made for them."""

@@ -71,7 +71,7 @@ class ZeroShards(Masters):
         self._buffers_of, self._largest_of = chunks or self._make_buckets, agree or self._take_largest
         self._optimizer, self._partition, self._config = optimizer, partition, config
         self._pool, self._scratch = BufferPool(), BufferPool()
-        self._reducer = Reducer(config.overlap_communication, reserve)
+        self._reducer = Reducer(config, reserve)
         self._handles: list[RemovableHandle] = []
         self._num_pulled: int | None = None  # the changes that the gradients of the shards have seen
         self._used: list[list[bool]] = []

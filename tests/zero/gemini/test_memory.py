@@ -1,13 +1,15 @@
 """No byte above the budget: counted here from what is really alive, not from what the memory says of itself."""
 
+import gc
 import sys
 import weakref
 from collections.abc import Iterator
+from threading import get_ident
 from typing import Any
 
 import pytest
 import torch
-from chunked import BATCHES, Branches, Deep, loss_of, model_of, own_rows, wrap
+from chunked import BATCHES, Branches, Deep, assert_equal, loss_of, model_of, own_rows, train_alone, train_chunked, wrap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -16,7 +18,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from colossal.cluster import current_mesh
 from colossal.errors import ConfigError
 from colossal.testing import WorldError, run_threads
+from colossal.zero import pool
 from colossal.zero.gemini import Chunk, ChunkManager, DeviceMemory, SavedTensors
+from colossal.zero.gemini import memory as memory_module
 from colossal.zero.gemini.memory import GradientBuffers, num_references
 
 CPU = torch.device("cpu")
@@ -410,3 +414,65 @@ def test_a_rank_that_needs_more_room_spills_alone() -> None:
         assert losses == pytest.approx(expected, rel=1e-9)
         assert peak <= budget
     assert tight[0][2] > tight[1][2], "the rank with the long batches has brought chunks back from its host"
+
+
+class FullDevice:
+    """A device with less memory than Gemini was told of: `limit` bytes for each thread, which is a rank."""
+
+    def __init__(self) -> None:
+        self.limit = 1 << 62
+        self.num_refusals = self.peak = 0
+        self._made: list[tuple[StorageWeakRef, int, int]] = []
+
+    def zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Make a buffer; those of the host, which are of other dtypes, are not counted."""
+        if dtype == torch.uint8:
+            live = sum(size for ref, size, owner in self._made if owner == get_ident() and not ref.expired())
+            if live + numel > self.limit:
+                self.num_refusals += 1
+                raise torch.OutOfMemoryError("no room")
+            self.peak = max(self.peak, live + numel)
+        found = pool.zeros(numel, dtype, device)
+        if dtype == torch.uint8:
+            self._made.append((StorageWeakRef(found.untyped_storage()), numel, get_ident()))
+        return found
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FullDevice:
+    found = FullDevice()
+    monkeypatch.setattr(memory_module, "zeros", found.zeros)
+    return found
+
+
+def test_what_is_kept_goes_when_the_device_is_full(device: FullDevice) -> None:
+    memory = DeviceMemory(CPU)
+    kept = memory.take(50, torch.uint8, "parameters")
+    memory.give_back(memory.take(50, torch.uint8, "parameters"), "parameters")
+    device.limit = 104
+    assert memory.take(5, torch.uint8, "parameters").numel() == 5
+    assert device.num_refusals == 1
+    assert kept.numel() == 50
+
+
+def test_a_device_that_is_full_of_what_is_in_use_says_so(device: FullDevice) -> None:
+    memory = DeviceMemory(CPU)
+    device.limit = 100
+    kept = memory.take(60, torch.uint8, "parameters")
+    with pytest.raises(torch.OutOfMemoryError):
+        memory.take(90, torch.uint8, "parameters")
+    assert kept.numel() == 60
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_chunks_go_when_the_device_is_full(device: FullDevice, size: int) -> None:
+    model = model_of(lambda: Deep(8, 16))
+    expected = train_alone(model, make=sgd)
+    options: dict[str, Any] = {"make": sgd, "chunk_numel": 300, "placement_policy": "auto", "device_budget": 200_000}
+    run_threads(train_chunked, size, model, **options)
+    assert not device.num_refusals
+    gc.collect()
+    device.limit = int(0.8 * device.peak)
+    full = run_threads(train_chunked, size, model, **options)
+    assert device.num_refusals
+    assert_equal(full, expected)

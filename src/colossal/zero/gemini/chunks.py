@@ -81,6 +81,7 @@ class ChunkManager:
         self._depth = 0
         self._is_training = self._has_gone_back = False
         self._fingerprint = 0
+        memory.when_full(self._let_any_go)
         for chunk in chunks:
             if chunk.is_fixed:
                 self._know(chunk)
@@ -330,8 +331,11 @@ class ChunkManager:
 
     def _let_one_go(self, num_bytes: int, kind: Kind) -> None:
         """Let go of a chunk; refuse what room is made for if none can go."""
-        if not (self._evict() if self._is_alone else self._spill()):
+        if not self._let_any_go():
             raise self.memory.refuse(num_bytes, kind)
+
+    def _let_any_go(self) -> bool:
+        return self._evict() if self._is_alone else self._spill()
 
     def _evict(self) -> bool:
         """Let go of the chunk that is needed farthest in the future; tell whether there was one."""

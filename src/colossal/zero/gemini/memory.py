@@ -3,9 +3,11 @@
 import tempfile
 from collections.abc import Callable
 from typing import Any, Literal, final
+from weakref import WeakMethod
 
 import torch
 
+from colossal.accelerator import get_accelerator
 from colossal.errors import ConfigError
 from colossal.zero.pool import zeros
 
@@ -68,6 +70,7 @@ class DeviceMemory:
         self._free: list[torch.UntypedStorage] = []
         self._lingering: list[torch.Tensor] = []
         self._before_reuse: dict[int, Callable[[], None]] = {}
+        self._lets_go: WeakMethod[Callable[[], bool]] | None = None
 
     @property
     def total(self) -> int:
@@ -157,10 +160,34 @@ class DeviceMemory:
         """
         self._usual = num_bytes
 
+    def when_full(self, lets_go: Callable[[], bool]) -> None:
+        """Name who lets go of something when the device has less room than was thought, such as for other processes.
+
+        Args:
+            lets_go: A method, which is not kept alive; tells whether it found anything to let go of.
+        """
+        self._lets_go = WeakMethod(lets_go)
+
     def _allocate(self, num_bytes: int) -> torch.UntypedStorage:
         if self.budget is None and num_bytes <= self._usual < 2 * num_bytes:
             num_bytes = self._usual
-        return zeros(num_bytes, torch.uint8, self.device).untyped_storage()
+        while True:
+            try:
+                return zeros(num_bytes, torch.uint8, self.device).untyped_storage()
+            except torch.OutOfMemoryError:
+                if not self._make_room():
+                    raise
+
+    def _make_room(self) -> bool:
+        """Give back what is kept, else have somebody let go of something; tell whether that gave anything back."""
+        lets_go = None if self._lets_go is None else self._lets_go()
+        if not self._free and not (lets_go is not None and lets_go()):
+            return False
+        self._sweep()
+        self._free.clear()
+        self._before_reuse.clear()
+        get_accelerator(self.device.type).empty_cache()
+        return True
 
     def give_back(self, buffer: torch.Tensor, kind: Kind, before_reuse: Callable[[], None] | None = None) -> None:
         """Take a buffer back.

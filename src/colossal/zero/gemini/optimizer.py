@@ -60,7 +60,7 @@ def shards_over_chunks(optimizer: Optimizer, chunks: ChunkManager, config: ZeroC
         config,
         chunks=partial(_chunks_of, chunks),
         agree=chunks.agree,
-        reserve=partial(chunks.reserve, kind="gradients"),
+        reserve=None if chunks.memory.budget is None else partial(chunks.reserve, kind="gradients"),
     )
     _account_for_states(optimizer, chunks)
     return shards
