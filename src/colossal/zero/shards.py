@@ -76,6 +76,8 @@ class ZeroShards(Masters):
         self._num_pulled: int | None = None  # the changes that the gradients of the shards have seen
         self._used: list[list[bool]] = []
         self._gathers: dict[FlatParameters, Pending] = {}
+        self._away: dict[torch.Tensor, FlatParameters] = {}  # the buckets whose shards are not where it is computed
+        self._updated: set[torch.Tensor] = set()  # in this step
         self._has_stepped = False
         self._writer: Any = optimizer if hasattr(optimizer, "write_copies") else None  # those of colossal.nn.optimizer
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -209,7 +211,19 @@ class ZeroShards(Masters):
                     if shard in self.pairs
                 }
             )
+            self._away = {shard: bucket for bucket in self.buckets if _is_away(bucket) for shard in bucket.shards}
+            if self._away:
+                runs = [bucket.shards for bucket in self.buckets if _is_away(bucket)]
+                self._writer.report_updates(runs, self._upload)
         return added
+
+    def _upload(self, updated: Sequence[torch.Tensor]) -> None:
+        """Begin to copy the buckets of which these shards are the last to be updated."""
+        self._updated.update(updated)
+        for bucket in {self._away[shard] for shard in updated if shard in self._away}:
+            trained = (shard for shard in bucket.shards if shard in self.pairs and shard.grad is not None)
+            if self._updated.issuperset(trained):
+                bucket.start_upload()
 
     def _make_buckets(self, parameters: Sequence[nn.Parameter]) -> list[FlatParameters]:
         return [
@@ -219,6 +233,7 @@ class ZeroShards(Masters):
 
     def _after_step(self, *_step: Any) -> None:
         self._has_stepped = True
+        self._updated.clear()
 
     def _agree(self, waiting: list[bool]) -> tuple[list[list[bool]], list[bool]]:
         """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce."""
@@ -232,6 +247,10 @@ class ZeroShards(Masters):
             return values
         own = torch.tensor(values, dtype=torch.int32, device="cpu")
         return self._partition.total(own, "max").tolist()
+
+
+def _is_away(bucket: FlatParameters) -> bool:
+    return bucket.has_copy and not bucket.targets
 
 
 def _runs(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:

@@ -1,8 +1,6 @@
 """Adam in one pass over memory: each parameter by the kernel of the device that it is on."""
 
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, final
 
@@ -15,7 +13,7 @@ from colossal.kernel import AdamStep, AdamTensors, adam_step
 from colossal.nn.optimizer.adam_states import MEANS, AdamStates, Held
 from colossal.nn.optimizer.base import CheckedOptimizer, Closure, dtype_of_state, evaluate
 from colossal.nn.optimizer.checks import check_grads, refuse
-from colossal.nn.optimizer.offload import StatesOnDisk
+from colossal.nn.optimizer.offload import StatesOnDisk, disk_of
 from colossal.tensor import copy_placement, local_of
 
 _COPIES = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,6 +30,8 @@ class KernelAdam(CheckedOptimizer):
 
     _copies: Mapping[torch.Tensor, torch.Tensor] = MappingProxyType({})
     _disk: StatesOnDisk | None = None
+    _runs: Sequence[Sequence[torch.Tensor]] = ()
+    _report: Callable[[Sequence[torch.Tensor]], None] | None = None
 
     @property
     def num_offloaded_bytes(self) -> int:
@@ -98,6 +98,17 @@ class KernelAdam(CheckedOptimizer):
                 )
         self._copies = {**copies}
 
+    def report_updates(
+        self, runs: Sequence[Sequence[torch.Tensor]], report: Callable[[Sequence[torch.Tensor]], None]
+    ) -> None:
+        """Have each step update parameters run by run, and tell of each run while it goes on with the next.
+
+        Args:
+            runs: Parameters that are updated together; all others are before them. They replace those of before.
+            report: Gets parameters of one run, or of none, that have their new values; not those with state on a disk.
+        """
+        self._runs, self._report = runs, report
+
     @torch.no_grad()
     def step(self, closure: Closure = None, div_scale: float = -1) -> Any:
         """Update the parameters that have gradients.
@@ -132,9 +143,19 @@ class KernelAdam(CheckedOptimizer):
             for (number, _, is_double), some in together.items():
                 step = _step_of(group, number, grad_scale)
                 for batch in states.batches(some):
-                    tensors = [self._tensors(held) for held in batch]
-                    _exact_step(tensors, step) if is_double else adam_step(tensors, step)
-                    self._finish(batch, tensors)
+                    for run in self._divide(batch):
+                        tensors = [self._tensors(held) for held in run]
+                        _exact_step(tensors, step) if is_double else adam_step(tensors, step)
+                        self._finish(run, tensors)
+
+    def _divide(self, batch: list[Held]) -> Iterable[list[Held]]:
+        if self._report is None or any(held.part is not None for held in batch):
+            return (batch,)
+        place_of = {param: place for place, run in enumerate(self._runs) for param in run}
+        found: dict[int, list[Held]] = {}
+        for held in batch:
+            found.setdefault(place_of.get(held.param, -1), []).append(held)
+        return (found[place] for place in sorted(found))
 
     def _tensors(self, held: Held) -> AdamTensors:
         """What the kernel takes: parts that are here, without gaps."""
@@ -148,13 +169,15 @@ class KernelAdam(CheckedOptimizer):
         return AdamTensors(*(local_of(one).contiguous() for one in four), copy=copy)
 
     def _finish(self, batch: Sequence[Held], tensors: Sequence[AdamTensors]) -> None:
-        """Bring back what had gaps."""
+        """Bring back what had gaps, and tell of it."""
         for held, taken in zip(batch, tensors, strict=True):
             if held.part is not None:
                 continue  # an offloaded parameter has no gaps
             for own, used in zip(held[:3], (taken.param, taken.exp_avg, taken.exp_avg_sq), strict=True):
                 if not local_of(own).is_contiguous():
                     local_of(own).copy_(used)
+        if self._report is not None and all(held.part is None for held in batch):
+            self._report([held.param for held in batch])
 
 
 @final
@@ -207,7 +230,7 @@ class CPUAdam(KernelAdam):
         nvme_offload_fraction: float = 0.0,
         nvme_offload_dir: str | None = None,
     ) -> None:
-        self._disk = _disk_of(nvme_offload_fraction, nvme_offload_dir)
+        self._disk = disk_of(nvme_offload_fraction, nvme_offload_dir)
         super().__init__(model_params, _defaults(lr, bias_correction, betas, eps, weight_decay, adamw_mode))
 
 
@@ -263,7 +286,7 @@ class HybridAdam(KernelAdam):
         nvme_offload_dir: str | None = None,
         **defaults: Any,
     ) -> None:
-        self._disk = _disk_of(nvme_offload_fraction, nvme_offload_dir)
+        self._disk = disk_of(nvme_offload_fraction, nvme_offload_dir)
         own = _defaults(lr, bias_correction, betas, eps, weight_decay, adamw_mode)
         super().__init__(model_params, defaults | own)
 
@@ -342,22 +365,6 @@ def _defaults(
         "weight_decay": weight_decay,
         "adamw_mode": adamw_mode,
     }
-
-
-def _disk_of(fraction: float, folder: str | None) -> StatesOnDisk | None:
-    if not 0.0 <= fraction <= 1.0:
-        raise ConfigError(
-            f"nvme_offload_fraction is a share, from 0 to 1. Found {fraction!r}. Pass 1.0 to have all of the state on "
-            "disk."
-        )
-    if not fraction:
-        return None
-    directory = Path(folder or tempfile.gettempdir())
-    if not directory.is_dir():
-        raise ConfigError(
-            f"State on disk needs a folder that exists. Found nvme_offload_dir={folder!r}. Make it, on a fast disk."
-        )
-    return StatesOnDisk(directory, fraction)
 
 
 def _step_of(group: Mapping[str, Any], number: int, grad_scale: float) -> AdamStep:

@@ -1,5 +1,6 @@
 """The means of Adam on a disk: read while others are computed with, and written behind."""
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import NamedTuple, final
 
 import torch
 
-from colossal.errors import UnsupportedError
+from colossal.errors import ConfigError, UnsupportedError
 from colossal.kernel import StateStore
 from colossal.nn.optimizer.base import dtype_of_state
 from colossal.tensor import local_of
@@ -169,3 +170,31 @@ def _check(param: torch.Tensor) -> None:
             f"{local.dtype} on {local.device}{'' if local.is_contiguous() else ', not contiguous'}. Leave "
             "nvme_offload_fraction out, or update on the host, as LowLevelZeroPlugin(cpu_offload=True) does."
         )
+
+
+def disk_of(fraction: float, folder: str | None) -> StatesOnDisk | None:
+    """Find where a share of the means lies.
+
+    Args:
+        fraction: The share, from 0 to 1.
+        folder: Where their files are; that of temporary files by default.
+
+    Returns:
+        None for no share.
+
+    Raises:
+        ConfigError: The share is out of its range, or there is no such folder.
+    """
+    if not 0.0 <= fraction <= 1.0:
+        raise ConfigError(
+            f"nvme_offload_fraction is a share, from 0 to 1. Found {fraction!r}. Pass 1.0 to have all of the state on "
+            "disk."
+        )
+    if not fraction:
+        return None
+    directory = Path(folder or tempfile.gettempdir())
+    if not directory.is_dir():
+        raise ConfigError(
+            f"State on disk needs a folder that exists. Found nvme_offload_dir={folder!r}. Make it, on a fast disk."
+        )
+    return StatesOnDisk(directory, fraction)
