@@ -1,7 +1,9 @@
 """Every test leaves the process as it found it."""
 
+import importlib
 import multiprocessing
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -28,15 +30,18 @@ SETTLE_SECONDS = 3.0
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a run of all tests write how long they took, and which need not run again."""
+    parser.addoption("--device", default="cpu", help="what Booster and meshes take: cpu, or pretend (tests/device)")
     parser.addoption("--record", action="store_true", help="note that the tests of the documentation tools passed")
     parser.addoption("--store-durations", action="store_true", help="write tests/durations.json; needs -n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Test on the CPU, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
+    """Test on one device, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
     config.pluginmanager.register(Durations(config))
     config.pluginmanager.register(Unchanged(config))
-    os.environ["COLOSSAL_DEVICE"] = "cpu"
+    os.environ["COLOSSAL_DEVICE"] = config.getoption("--device")
+    if config.getoption("--device") == "pretend":
+        _pretend()
     settings.register_profile("load", deadline=None)  # how long an example takes is the machine's affair
     settings.load_profile("load")
     torch.set_num_threads(1)
@@ -46,6 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
     tqdm.tqdm.monitor_interval = 0  # no thread that watches progress bars and outlives the test that first shows one
     # A rank that imports these itself needs 0.3 s for pytest, and longer than for most of what it runs.
     PRELOADED.extend(["pytest", "sklearn.datasets", "transformers.models.llama.modeling_llama", "families"])
+
+
+def _pretend() -> None:
+    """Make the accelerator of ``tests/device`` known here, and to the processes that tests start."""
+    folder = str(Path(__file__).with_name("device"))
+    sys.path.insert(0, folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+    importlib.import_module("pretend_device").register()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -5,6 +5,7 @@ A cell is compared in its losses, every gradient, norms and parameters of three 
 the same to the bit. A cell that a plugin does not support is refused with a reason.
 """
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ from colossal.tensor import copy_placement, resting_part, shard, whole_of
 from colossal.testing import fake_world, run_processes, run_threads
 
 BATCH, WIDTH, CLASSES, STEPS = 8, 8, 6, 3
+DEVICE = os.environ.get("COLOSSAL_DEVICE", "cpu")
+"""What ``tests/device`` repeats some of the cells on is an accelerator."""
 
 # ---------------------------------------------------------------------------------------------------------- the axes
 
@@ -215,7 +218,7 @@ def batches_of(step: int, count: int, place: tuple[int, int]) -> Iterator[tuple[
 
 
 def boost(plugin: Any, way: Way, dtype: torch.dtype, mesh: ParallelMesh, precision: Any = None) -> tuple[Any, ...]:
-    booster, model = Booster(device="cpu", plugin=plugin, mixed_precision=precision), build(dtype, mesh)
+    booster, model = Booster(device=DEVICE, plugin=plugin, mixed_precision=precision), build(dtype, mesh)
     model, optimizer, criterion, *_ = booster.boost(model, way.optimizer(model.parameters()), nn.CrossEntropyLoss())
     return booster, model, optimizer, criterion
 
@@ -242,6 +245,7 @@ def train(mesh: ParallelMesh, plugin: str, way: Way) -> dict[str, Any]:
     in_step = way.in_step if plugin in CLIP_IN_STEP else None
     chosen = PLUGINS[plugin](mesh, precision="fp32", **(in_step or {}))
     booster, model, optimizer, criterion = boost(chosen, way, torch.float64, mesh)
+    assert next(model.parameters()).device.type == DEVICE or "Gemini" in plugin
     place = booster.plugin.data_parallel_place()
     losses, norms, seen = [], [], {}
     for step in range(STEPS):
@@ -410,7 +414,7 @@ def train_family(world: str | None, name: str, **more: Any) -> dict[str, Any]:
     with ParallelMesh(**sizes) as mesh:
         make = gemini if world in CHUNKED else hybrid
         plugin = None if world is None else make(mesh, precision="fp32", **options, **(clips or {}), **more)
-        booster = Booster(device="cpu", plugin=plugin)
+        booster = Booster(device=DEVICE, plugin=plugin)
         model: Any = build_family(FAMILY)
         model, optimizer, criterion, *_ = booster.boost(model, way.optimizer(model.parameters()), loss_of)
         place, losses, norms, seen = booster.plugin.data_parallel_place(), [], [], dict[str, torch.Tensor]()
@@ -534,7 +538,7 @@ REFUSED = [(world, plugin) for world, mesh in ALL.items() for plugin in PLUGINS 
 @pytest.mark.parametrize(("world", "plugin"), REFUSED)
 def test_every_other_cell_is_refused_with_a_reason(world: str, plugin: str) -> None:
     with fake_world(size_of(ALL[world])), ParallelMesh(**ALL[world]) as mesh:
-        booster = Booster(device="cpu", plugin=PLUGINS[plugin](mesh))
+        booster = Booster(device=DEVICE, plugin=PLUGINS[plugin](mesh))
         with pytest.raises(UnsupportedError, match=r"trains on a mesh with the axes .* Use HybridParallelPlugin\("):
             booster.boost(torch.nn.Linear(2, 2))
 
@@ -553,6 +557,6 @@ def test_no_more_cells_are_refused_than_these() -> None:
 def test_optimizers_that_need_full_parameters_are_refused(kind: Any, plugin: str) -> None:
     with fake_world(2), ParallelMesh(tp=2) as mesh:
         model = nn.Linear(WIDTH, WIDTH, bias=False)
-        booster = Booster(device="cpu", plugin=PLUGINS[plugin](mesh, precision="fp32"))
+        booster = Booster(device=DEVICE, plugin=PLUGINS[plugin](mesh, precision="fp32"))
         with pytest.raises(UnsupportedError, match=kind.__name__):
             booster.boost(model, kind(model.parameters(), lr=0.1))

@@ -29,9 +29,8 @@ SEEN_BY = {
     "memory_that_is_freed_while_a_side_stream_reads_it": "takes memory that was freed",
     "a_side_stream_that_does_not_wait_for_the_first": "A wait is missing",
 }
-OF_THE_NORM = {"a copy to the device that blocks": 1, "a copy to the host that blocks": 1}  # to other ranks and back
-OFFLOADED = {place: number + 1 for place, number in OF_THE_NORM.items()}  # and the only chunk, both ways
-PAGE_LOCKED = {**OF_THE_NORM, "Event.synchronize": 1}  # for the gradients of the only bucket or chunk
+OFFLOADED = {"a copy to the device that blocks": 1, "a copy to the host that blocks": 1}  # of the only chunk
+PAGE_LOCKED = {"Event.synchronize": 1}  # for the gradients of the only bucket or chunk
 WAITS = {
     "ZeRO-2, offloaded": PAGE_LOCKED,
     "Gemini, page-locked": PAGE_LOCKED,

@@ -51,8 +51,7 @@ def total_norm(parameters: Iterable[torch.Tensor], norm_type: float, peers: Peer
     is_largest = math.isinf(norm_type)
     op = "max" if is_largest else "sum"
     everything = [parameter for same in by_groups.values() for parameter in same]
-    placed = [parameter for parameter in everything if placement_of(parameter).shard_groups]
-    device = meeting_device(placed[0]) if peers is None else peers.device
+    device = _where_to_meet(everything) if peers is None else peers.device
     norms = [_local_norm(same, norm_type).to(device) for same in by_groups.values()]
     zero = torch.zeros((), dtype=torch.float64, device=device)
     terms = [norm if is_largest else norm**norm_type for norm in norms] or [zero]
@@ -89,6 +88,13 @@ def clamp(grads: Iterable[torch.Tensor], limit: float) -> None:
     for shards in _by_device(grads).values():
         torch._foreach_clamp_min_(shards, -limit)
         torch._foreach_clamp_max_(shards, limit)
+
+
+def _where_to_meet(parameters: Sequence[torch.Tensor]) -> torch.device:
+    """The device of the groups; the host if all gradients are there, as no device then has to be waited for."""
+    if all(parameter.is_cpu for parameter in parameters):
+        return torch.device("cpu")
+    return meeting_device(next(each for each in parameters if placement_of(each).shard_groups))
 
 
 def _local_norm(parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
