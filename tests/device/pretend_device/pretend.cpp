@@ -334,6 +334,12 @@ Tensor& set_whole_storage(Tensor& self, c10::Storage storage) {
   return set_storage(self, storage, 0, {(int64_t)(storage.nbytes() / self.element_size())}, {});
 }
 
+// `Module.to` keeps parameters the objects that they are, as CUDA's does and as an NPU's does by this operator.
+bool may_take_data_of(const Tensor& self, const Tensor& other) {
+  auto is_dense = [](const Tensor& t) { return t.layout() == at::kStrided && (t.is_cpu() || is_ours(t)); };
+  return self.key_set() == other.key_set() || (is_dense(self) && is_dense(other));
+}
+
 void record_stream(Tensor& self, c10::Stream stream) { memory.recordStream(self.storage().data_ptr(), stream); }
 
 Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, c10::IntArrayRef stride,
@@ -450,6 +456,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", set_whole_storage);
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("resize_", resize_to);
+  m.impl("_has_compatible_shallow_copy_type", may_take_data_of);
   m.impl("record_stream", record_stream);
   m.impl("_assert_async.msg", assert_later);
   m.impl("_fused_sdp_choice", choose_attention);
