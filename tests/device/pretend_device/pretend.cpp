@@ -4,6 +4,7 @@
 // all tensors on the device, generators of the device, and the use of memory in an order that streams and events make
 // sure of.
 #include <torch/extension.h>
+#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/native/DispatchStub.h>
@@ -379,6 +380,17 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, cons
   return {call.device(a), call.device(b), call.device(c)};
 }
 
+// As on a GPU, what is between is in float32; the CPU's kernel rounds the logarithm of the sum of 16-bit numbers first.
+Tensor log_softmax(const Tensor& self, int64_t dim, bool to_float) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  uint64_t time = tick(current);
+  Call call;
+  use(self, false, current, time, "aten::_log_softmax");
+  at::AutoDispatchBelowADInplaceOrView below;
+  Tensor found = at::_log_softmax(call.host(self).to(at::toOpMathType(self.scalar_type())), dim, false);
+  return call.device(to_float ? found : found.to(self.scalar_type()));
+}
+
 // Attention goes where the CPU's goes: to its flash kernel, unless that lacks something.
 }  // namespace
 
@@ -462,6 +474,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_fused_sdp_choice", choose_attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable", attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
+  m.impl("_log_softmax", log_softmax);
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
 }
