@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ def present_runs(root: Path, tree: Tree, folders: Sequence[Path]) -> FindRun:
         tree: The pages.
         folders: Where their runs are recorded, first there first.
     """
-    records, graph, facts = [Records(folder) for folder in folders], ImportGraph(root / "src"), run_facts(root)
-    return lambda page, device: Fitting(records, tree, graph, device, facts).find(page)
+    records, graph = [Records(folder) for folder in folders], ImportGraph(root / "src")
+    facts = cache(partial(run_facts, root))
+    return lambda page, device: Fitting(records, tree, graph, device, facts(device)).find(page)
 
 
 def released_runs(folder: Path) -> FindRun:
