@@ -18,6 +18,9 @@ from pagetest.results.records import RECORDS, Records
 DEVICES = ("cpu", "cuda")
 """What readers are told about, in this order."""
 
+PRETEND = "pretend"
+"""What the badge of a page tells about besides: it refuses what a GPU refuses, and is none."""
+
 _FENCE = re.compile(r"^ {0,3}(`{3,})", re.MULTILINE)
 
 FindRun = Callable[[Page, str], RecordedRun | None]
