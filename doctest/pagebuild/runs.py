@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from pagetest.results.records import RECORDS, Records
 
 DEVICES = ("cpu", "cuda")
 """What readers are told about, in this order."""
+
+PRETEND = "pretend"
+"""What the badge of a page tells about besides: it refuses what a GPU refuses, and is none."""
 
 _FENCE = re.compile(r"^ {0,3}(`{3,})", re.MULTILINE)
 
@@ -41,8 +45,9 @@ def present_runs(root: Path, tree: Tree, folders: Sequence[Path]) -> FindRun:
         tree: The pages.
         folders: Where their runs are recorded, first there first.
     """
-    records, graph, facts = [Records(folder) for folder in folders], ImportGraph(root / "src"), run_facts(root)
-    return lambda page, device: Fitting(records, tree, graph, device, facts).find(page)
+    records, graph = [Records(folder) for folder in folders], ImportGraph(root / "src")
+    facts = cache(partial(run_facts, root))
+    return lambda page, device: Fitting(records, tree, graph, device, facts(device)).find(page)
 
 
 def released_runs(folder: Path) -> FindRun:

@@ -22,7 +22,8 @@ from pagetest.results.records import RECORDS, Records
 from pagetest.results.report import extremes, lines_of, summary
 from pagetest.results.result import Result
 from pagetest.results.selection import Selection, is_wanted, select
-from pagetest.run.device import CUDA, Device
+from pagetest.run.device import CUDA, DEVICES, Device
+from pagetest.run.exempt import exempt_on
 from pagetest.run.live import is_terminal
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
@@ -87,8 +88,10 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     device = Device(options.device)
     if device.fault:
         raise UsageError(device.fault)
+    if not options.names:
+        names = _say_exempt(names, device)
     build = options.build.resolve()
-    published, facts = Records(suite.tree.source.with_name(RECORDS)), run_facts(root)
+    published, facts = Records(suite.tree.source.with_name(RECORDS)), run_facts(root, device.asked)
     kept = published if options.record else None
     recorder = Recorder(Records(build.with_name(RECORDS)), device, root, facts, kept)
     selection = Selection({}, frozenset())
@@ -100,7 +103,7 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
     if options.watch:
         Watch(suite, names, runner, _say).run()
     results: list[Result] = []
-    width = max(map(len, names))
+    width = max(map(len, names), default=0)
     with closing(_results(suite, selection.due(names), runner, options)) as found:
         for result in map(selection.checked, found):
             results.append(result)
@@ -117,6 +120,13 @@ def _run(suite: Suite, names: Sequence[str], options: Any, root: Path) -> int:
         _count(suite, published).update()
     _say(summary(results))
     return FAILED if any(result.is_failed for result in results) else OK
+
+
+def _say_exempt(names: Sequence[str], device: Device) -> list[str]:
+    """Says which pages are left out on the device, and why; returns the others."""
+    reasons = exempt_on(device)
+    _say(*(f"{name}   exempt on {device.asked}: {reasons[name]}" for name in names if name in reasons))
+    return [name for name in names if name not in reasons]
 
 
 def _results(suite: Suite, names: Sequence[str], runner: Runner, options: Any) -> Generator[Result]:
@@ -144,11 +154,13 @@ def _count(suite: Suite, published: Records) -> Count:
 
 def _stale_records(suite: Suite, names: Sequence[str], published: Records, root: Path) -> Iterator[str]:
     """Names the committed records that hold no more, which is no fault: the website shows them grey."""
-    graph, inputs, tree = ImportGraph(suite.code), common_inputs(root), suite.tree
+    graph, tree = ImportGraph(suite.code), suite.tree
+    inputs = {device: common_inputs(root, device) for device in DEVICES}
     records = [one for one in published.read() if one["page"] in names and one["lang"] in tree.languages(one["page"])]
     stale = dict[str, list[str]]()
     for record in records:
-        if change := changed_since(record, tree.page(record["page"], record["lang"]), graph, inputs):
+        page, common = tree.page(record["page"], record["lang"]), inputs.get(record["device"], "")
+        if change := changed_since(record, page, graph, common):
             stale.setdefault(change, []).append(record["page"])
     if stale:
         num_fresh = len(records) - sum(map(len, stale.values()))

@@ -19,6 +19,7 @@ from pagetest.results.records import RECORDS, BrokenRecordError, Records
 from pagetest.results.report import facts_of, lines_of
 from pagetest.results.result import NONE, SAME, Result
 from pagetest.run.device import DEVICES, Device
+from pagetest.run.exempt import exempt_on
 from pagetest.run.runner import Runner
 from pagetest.slots import Slots, default_slots
 from pagetest.suite import Suite
@@ -126,6 +127,8 @@ class PageItem(pytest.Item):
         Raises:
             PageError: It failed.
         """
+        if reason := exempt_on(self.book.recorder.device).get(self.page):
+            pytest.skip(reason)
         result = self.book.run(self.page, self.language)
         self.user_properties.append(("page", [result.status, facts_of(result)]))
         if result.status == NONE:
@@ -167,7 +170,7 @@ def pytest_configure(config: pytest.Config) -> None:
         Runner(root, root / BUILD, limit, device=device, gate=slots.taken),
         Path(given.get("pages_shared") or tempfile.mkdtemp(prefix="pages-")),
         given.get("pages_seconds") or _last_seconds(records),
-        Recorder(records, device, root, run_facts(root)),
+        Recorder(records, device, root, run_facts(root, device.asked)),
     )
     if getattr(config.option, "maxschedchunk", 0) is None:
         config.option.maxschedchunk = 1  # xdist would else give the long pages, which come first, all to one worker

@@ -355,6 +355,17 @@ def test_a_backend_that_cannot_work_is_refused() -> None:
         colossal.launch(0, 1, "127.0.0.1", free_port(), backend="pigeon")
 
 
+@pytest.mark.parametrize("backend", ["cuda:gloo", "cuda:gloo,xpu:gloo"])
+def test_a_backend_for_other_devices_is_refused(backend) -> None:
+    with pytest.raises(ConfigError) as caught:
+        colossal.launch(0, 1, "127.0.0.1", free_port(), backend=backend)
+    required, found, advice = str(caught.value).split(". ")
+    assert required == "The backend must move tensors of the device 'cpu'"
+    assert found.startswith(f"Found {backend!r}, which moves those of 'cuda'")
+    assert advice.startswith("Leave backend out")
+    assert not dist.is_initialized()
+
+
 def launch_with_nccl(name: str, port: int) -> tuple[object, list[str]]:
     """Return the backend in use, and what this rank was warned of."""
     warnings = list[str]()

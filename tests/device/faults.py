@@ -6,6 +6,7 @@ JSON.
 
 import json
 import sys
+import weakref
 from collections.abc import Callable
 
 import pretend_device
@@ -153,6 +154,22 @@ def in_order() -> object:
     return again.sum().item(), back.sum().item()
 
 
+def in_place() -> None:
+    """A move, and what is loaded after it, leave parameters the objects that they are, with what they carry."""
+    net = model().cpu()
+    weight, tied = net.weight, weakref.ref(net.weight)
+    vars(weight)["mark"] = 7
+    net.to(DEVICE).load_state_dict(torch.nn.Linear(4, 3).state_dict())
+    net(torch.ones(2, 4, device=DEVICE)).sum().backward()
+    assert net.weight is weight is tied()
+    assert vars(weight)["mark"] == 7
+    assert weight.grad is not None
+    assert weight.device.type == weight.grad.device.type == pretend_device.NAME
+    net.cpu()
+    assert net.weight is weight
+    assert weight.device.type == weight.grad.device.type == "cpu"
+
+
 def main() -> None:
     dist.init_process_group(pretend_device.NAME, store=dist.HashStore(), rank=0, world_size=1)
     found = {}
@@ -164,6 +181,7 @@ def main() -> None:
             found[name] = str(error).splitlines()[0]
         torch.accelerator.synchronize()
     in_order()
+    in_place()
     dist.destroy_process_group()
     sys.stdout.write(f"{json.dumps(found)}\n")
 

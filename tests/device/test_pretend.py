@@ -86,3 +86,10 @@ def test_the_host_waits_for_nothing_that_is_not_listed(half) -> None:
         name: waits for name, waits in WAITS.items() if name in found
     }
     assert len(found) >= NUM_PLUGINS // 2
+
+
+def test_a_backend_that_cannot_move_the_tensors_of_the_device_is_refused() -> None:
+    required, found, advice = run("launches.py").strip().split(". ")
+    assert required == "The backend must move tensors of the device 'pretend'"
+    assert found == "Found 'gloo', which moves those of 'cpu' and 'cuda'"
+    assert advice == "Leave backend out to use 'pretend', or stay on the CPU with COLOSSAL_DEVICE=cpu."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagebuild.runs import DEVICES, FindRun
+from pagebuild.runs import DEVICES, PRETEND, FindRun
 from pagebuild.site.edition import BrokenInputError
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
@@ -40,7 +40,7 @@ class Results:
         Args:
             page: The page.
         """
-        return [badge for device in DEVICES if page.runnable and (badge := self._badge(page, device))]
+        return [badge for device in (*DEVICES, PRETEND) if page.runnable and (badge := self._badge(page, device))]
 
     def _badge(self, page: Page, device: str) -> dict[str, Any] | None:
         last = self._last(page, device)

@@ -14,6 +14,9 @@ from pagetest.model.script import Script, make_script
 HARNESS = ("doctest/pagetest", "docs_test.py", "constraints.txt")
 """What every page is run with."""
 
+OF_DEVICE = {"pretend": "tests/device/pretend_device"}
+"""What pages on a device are run with besides: the project's own device."""
+
 _NATIVE = (".h", ".hpp", ".cpp", ".cu", ".cuh")
 
 
@@ -33,13 +36,15 @@ def fingerprint(page: Page, graph: ImportGraph) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def common_inputs(root: Path) -> str:
+def common_inputs(root: Path, device: str = "") -> str:
     """Stands for the files that every page depends on: the harness, the tested versions, the code in C++ and CUDA.
 
     Args:
         root: The project's root.
+        device: On which they run.
     """
-    parts = [text for path in _common_files(root) for text in (path.relative_to(root).as_posix(), _content_hash(path))]
+    files = [*_common_files(root), *_files_of(root, device)]
+    parts = [text for path in files for text in (path.relative_to(root).as_posix(), _content_hash(path))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -49,6 +54,11 @@ def _common_files(root: Path) -> Iterator[Path]:
         yield from (path for path in found if path.is_file())
     for part in ("csrc", "src"):
         yield from sorted(path for path in (root / part).rglob("*") if path.suffix in _NATIVE)
+
+
+def _files_of(root: Path, device: str) -> Iterator[Path]:
+    if folder := OF_DEVICE.get(device):
+        yield from sorted(path for path in (root / folder).glob("*") if path.suffix in {".py", *_NATIVE})
 
 
 def references_of(script: Script) -> References:

@@ -67,14 +67,19 @@ class Recorder:
         ]
 
 
-def run_facts(root: Path) -> dict[str, Any]:
-    """What the results of a run that begins now hold for: date, commit, processor, versions, common files."""
+def run_facts(root: Path, device: str = "") -> dict[str, Any]:
+    """What the results of a run that begins now hold for: date, commit, processor, versions, common files.
+
+    Args:
+        root: The project's root.
+        device: On which the pages run.
+    """
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(root),
         "processor": _processor(),
         "versions": versions(),
-        "inputs": common_inputs(root),
+        "inputs": common_inputs(root, device),
     }
 
 

@@ -68,7 +68,8 @@ def launch(
         LaunchError: The numbers contradict each other, the port is taken, two processes have the same device, a peer
             did not come in time, or was started with another ``world_size``. Rank 0 waits for no peer if its own is 1;
             the others then learn of it.
-        ConfigError: This machine lacks the backend or the device, or a config is passed, which is not supported.
+        ConfigError: This machine lacks the backend or the device, the backend does not move tensors of the device, or
+            a config is passed, which is not supported.
 
     Communication: every process contacts the store of rank 0, then opens connections to its peers, or its memory to
     them; nobody returns before all are connected.
@@ -334,6 +335,20 @@ def _check_backend(backend: str, accelerator: Accelerator) -> None:
             f"The backend 'shm' moves tensors in host memory, and stands alone. Found {backend!r} for the device "
             f"{accelerator.name!r}. Use {accelerator.communication_backend!r}, or put 'gloo' in its place."
         )
+    if accelerator.name not in (served := _served_devices(backend.lower())):
+        stay = "" if accelerator.is_cpu else ", or stay on the CPU with COLOSSAL_DEVICE=cpu"
+        raise ConfigError(
+            f"The backend must move tensors of the device {accelerator.name!r}. Found {backend!r}, which moves those "
+            f"of {' and '.join(map(repr, served))}. Leave backend out to use "
+            f"{accelerator.communication_backend!r}{stay}."
+        )
+
+
+def _served_devices(backend: str) -> list[str]:
+    """Return the types of device whose tensors a backend moves, as torch reads its name."""
+    if ":" in backend:
+        return [part.partition(":")[0] for part in backend.split(",")]
+    return dist.Backend.backend_capability[backend]
 
 
 def _read_environment(names: tuple[str, ...], command: str) -> Mapping[str, str]:

@@ -44,8 +44,6 @@ def register() -> None:
     torch._register_device_module(NAME, _module())
     native.init()
     torch.utils.generate_methods_for_privateuse1_backend()
-    # `Module.to` keeps parameters the objects that they are on CUDA, and tied ones tied; elsewhere if it is asked to.
-    torch.__future__.set_swap_module_params_on_conversion(True)
     torch.distributed.Backend.register_backend(NAME, _create_group, extended_api=True, devices=[NAME])
 
 

@@ -4,6 +4,7 @@
 // all tensors on the device, generators of the device, and the use of memory in an order that streams and events make
 // sure of.
 #include <torch/extension.h>
+#include <ATen/OpMathType.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/native/transformers/sdp_utils_cpp.h>
 #include <ATen/native/DispatchStub.h>
@@ -334,6 +335,12 @@ Tensor& set_whole_storage(Tensor& self, c10::Storage storage) {
   return set_storage(self, storage, 0, {(int64_t)(storage.nbytes() / self.element_size())}, {});
 }
 
+// `Module.to` keeps parameters the objects that they are, as CUDA's does and as an NPU's does by this operator.
+bool may_take_data_of(const Tensor& self, const Tensor& other) {
+  auto is_dense = [](const Tensor& t) { return t.layout() == at::kStrided && (t.is_cpu() || is_ours(t)); };
+  return self.key_set() == other.key_set() || (is_dense(self) && is_dense(other));
+}
+
 void record_stream(Tensor& self, c10::Stream stream) { memory.recordStream(self.storage().data_ptr(), stream); }
 
 Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, c10::IntArrayRef stride,
@@ -371,6 +378,17 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, cons
                                             at::IntArrayRef{channels}, stride, padding, dilation, transposed,
                                             output_padding, groups, mask);
   return {call.device(a), call.device(b), call.device(c)};
+}
+
+// As on a GPU, what is between is in float32; the CPU's kernel rounds the logarithm of the sum of 16-bit numbers first.
+Tensor log_softmax(const Tensor& self, int64_t dim, bool to_float) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  uint64_t time = tick(current);
+  Call call;
+  use(self, false, current, time, "aten::_log_softmax");
+  at::AutoDispatchBelowADInplaceOrView below;
+  Tensor found = at::_log_softmax(call.host(self).to(at::toOpMathType(self.scalar_type())), dim, false);
+  return call.device(to_float ? found : found.to(self.scalar_type()));
 }
 
 // Attention goes where the CPU's goes: to its flash kernel, unless that lacks something.
@@ -450,11 +468,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", set_whole_storage);
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("resize_", resize_to);
+  m.impl("_has_compatible_shallow_copy_type", may_take_data_of);
   m.impl("record_stream", record_stream);
   m.impl("_assert_async.msg", assert_later);
   m.impl("_fused_sdp_choice", choose_attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable", attention);
   m.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
+  m.impl("_log_softmax", log_softmax);
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pagebuild.runs import released_runs
+from pagebuild.runs import released_runs, shown_run
 from pagebuild.site.badges import read_results
 from pagebuild.site.edition import BrokenInputError
 
@@ -34,6 +34,11 @@ def test_devices_are_kept_apart(docs) -> None:
     on_gpu = docs.record(device="cuda", backend="nccl")
     assert states(docs, on_gpu) == {"cuda": "verified"}
     assert states(docs, docs.record(status="FAIL"), on_gpu) == {"cpu": "failed", "cuda": "verified"}
+
+
+def test_the_pretend_device_has_a_badge_of_its_own_and_shows_no_outputs(docs) -> None:
+    assert states(docs, docs.record(device="pretend", backend="pretend")) == {"pretend": "verified"}
+    assert shown_run(docs.page(), docs.insight().results.find) is None
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def _card(name: str, edition: Edition, insight: Insight) -> dict[str, Any]:
         "title": each(title),
         "description": each(first_sentence),
         "hasCode": any(page.runnable for page in pages.values()),
-        "badges": each(insight.results.badges),
+        "badges": each(lambda page: [one for one in insight.results.badges(page) if one["device"] in DEVICES]),
     }
 
 

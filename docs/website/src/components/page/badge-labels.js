@@ -2,6 +2,12 @@ import {translate} from '@docusaurus/Translate';
 
 /** @param {string} device */
 export function deviceLabel(device) {
+  if (device === 'pretend') {
+    return translate({
+      id: 'site.badge.pretend',
+      message: 'device discipline on a pretend accelerator, not a GPU',
+    });
+  }
   return device === 'cuda' ? 'GPU' : 'CPU';
 }
 

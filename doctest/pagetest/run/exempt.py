@@ -1,0 +1,24 @@
+"""The exempt pages: which of them a run of all pages leaves out on a device, and why."""
+
+from collections.abc import Mapping
+
+from pagetest.run.device import PRETEND, Device
+
+EXEMPT: Mapping[str, Mapping[str, str]] = {
+    PRETEND: {
+        "basics/command_line_tool": "it starts programs that stay on the CPU, and says so to the reader",
+        "contributing/documentation": "its pages say that they ran on a CPU, and no device is theirs",
+        "features/cpu_collectives": "it is about collectives in the memory of one host",
+        "features/fault_tolerance": "it loses ranks on the CPU of one machine, and says so to the reader",
+    }
+}
+"""By device and page; a page that is named runs all the same."""
+
+
+def exempt_on(device: Device) -> Mapping[str, str]:
+    """The pages that say nothing about a device, each with the reason.
+
+    Args:
+        device: The device that was asked for.
+    """
+    return EXEMPT.get(device.asked, {})

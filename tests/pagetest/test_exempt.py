@@ -1,0 +1,92 @@
+"""The pretend accelerator: pages run on it, and those that say nothing about a device are left out with a reason."""
+
+import os
+import shutil
+
+import pytest
+
+from pagetest import cli
+from pagetest.graph.fingerprint import OF_DEVICE, common_inputs
+from pagetest.model.tree import Tree
+from pagetest.run.device import DEVICES
+from pagetest.run.exempt import EXEMPT
+
+from .conftest import ROOT
+
+LEFT_OUT = "features/cpu_collectives"
+MOVED = """
+import torch
+import torch.distributed as dist
+
+import colossal
+from colossal.accelerator import get_current_device
+
+colossal.launch_from_torch(verbose=False)
+net = torch.nn.Linear(4, 1).to(get_current_device())
+net(torch.ones(2, 4, device=get_current_device())).sum().backward()
+dist.all_reduce(net.bias.grad)
+print(net.bias.grad.device.type, net.bias.grad.item())
+"""
+SHOWN = "```text output\npretend 4.0\n```"
+
+needs_compiler = pytest.mark.skipif(
+    not shutil.which(os.environ.get("CXX") or "g++"), reason="the device is built by a C++ compiler, and there is none"
+)
+
+
+def test_exempt_pages_exist_and_have_a_reason_each() -> None:
+    tree = Tree(ROOT / "docs" / "source")
+    assert EXEMPT.keys() <= set(DEVICES)
+    for pages in EXEMPT.values():
+        assert pages.keys() <= set(tree.names)
+        assert all(tree.page(name, "en").runnable for name in pages)
+        assert all(len(reason.split()) > 3 for reason in pages.values())
+
+
+@needs_compiler
+def test_a_page_runs_on_the_pretend_device_and_an_exempt_one_is_left_out(docs) -> None:
+    command = "torchrun --standalone --nproc_per_node=2 lesson.py"
+    page = docs.markdown("lesson", MOVED, command).replace("\n\n<!-- doc", f"\n\n{SHOWN}\n\n<!-- doc")
+    docs.write("lesson", page)
+    docs.add(LEFT_OUT, "raise ValueError('nobody runs me')")
+    done = docs.run("--all", "--device", "pretend", "--lang", "en")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{LEFT_OUT}   exempt on pretend: {EXEMPT['pretend'][LEFT_OUT]}" in done.stdout
+    assert "pretend pretend x2" in done.stdout
+    assert "outputs 1/1" in done.stdout
+    [record] = docs.records.read()
+    assert (record["device"], record["page"], record["status"]) == ("pretend", "lesson", "PASS")
+
+
+@needs_compiler
+def test_what_a_gpu_refuses_fails_the_page(docs) -> None:
+    docs.add("lesson", MOVED.replace("torch.ones(2, 4, device=get_current_device())", "torch.ones(2, 4)"))
+    done = docs.run("lesson", "--device", "pretend", "--lang", "en")
+    assert done.returncode == 1
+    assert "Expected all tensors to be on the same device" in done.stdout
+
+
+def test_an_exempt_page_runs_where_it_is_named_and_on_other_devices(docs) -> None:
+    docs.add(LEFT_OUT, "print('here')")
+    for words in (["--all", "--device", "cpu"], [LEFT_OUT, "--device", "cpu"]):
+        done = docs.run(*words, "--lang", "en")
+        assert done.returncode == 0, done.stdout
+        assert "exempt" not in done.stdout
+        assert "1 passed" in done.stdout
+
+
+def test_nothing_is_left_where_all_pages_are_exempt(docs, capsys) -> None:
+    docs.add(LEFT_OUT, "print('here')")
+    assert docs.main("--all", "--device", "pretend", "--lang", "en") == cli.OK
+    assert "0 passed, 0 failed" in capsys.readouterr().out
+
+
+def test_the_device_itself_is_part_of_its_records(tmp_path) -> None:
+    file = tmp_path / OF_DEVICE["pretend"] / "device.h"
+    file.parent.mkdir(parents=True)
+    file.write_text("one")
+    before = [common_inputs(tmp_path, device) for device in DEVICES]
+    file.write_text("other one")
+    after = [common_inputs(tmp_path, device) for device in DEVICES]
+    assert [device for device, one, other in zip(DEVICES, before, after, strict=True) if one != other] == ["pretend"]
+    assert (ROOT / OF_DEVICE["pretend"]).is_dir()
