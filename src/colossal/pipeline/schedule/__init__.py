@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from colossal.pipeline.placement import PipelineStyle
 from colossal.pipeline.schedule.action import Action, ActionKind, Costs, Orders
 from colossal.pipeline.schedule.greedy import forward_only, zero_bubble_v
+from colossal.pipeline.schedule.message import Message, PostOrder, messages_between
 from colossal.pipeline.schedule.one_f_one_b import interleaved, one_forward_one_backward
 from colossal.pipeline.schedule.simulate import Pass, bubble_of, simulate
 
@@ -13,11 +14,14 @@ __all__ = [
     "Action",
     "ActionKind",
     "Costs",
+    "Message",
     "Orders",
     "Pass",
+    "PostOrder",
     "bubble_of",
     "forward_only",
     "interleaved",
+    "messages_between",
     "one_forward_one_backward",
     "simulate",
     "zero_bubble_v",
