@@ -13,7 +13,8 @@ from torch import distributed as dist
 
 from colossal.comm import count
 from colossal.errors import ShapeError
-from colossal.pipeline.schedule import Message, PostOrder
+from colossal.pipeline.schedule import Message
+from colossal.pipeline.schedule.message import PostOrder
 
 _DTYPES = (
     torch.float32,
