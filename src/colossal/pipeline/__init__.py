@@ -2,7 +2,6 @@
 
 from colossal.pipeline.cut import copy_structure, count_layers
 from colossal.pipeline.executor import PipelineExecutor
-from colossal.pipeline.lane import Message, messages_between
 from colossal.pipeline.microbatch import Microbatching, join, map_tensors, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
 from colossal.pipeline.placement import PipelineStyle, StagePlacement
@@ -11,11 +10,14 @@ from colossal.pipeline.schedule import (
     Action,
     ActionKind,
     Costs,
+    Message,
     Orders,
     Pass,
     bubble_of,
+    check_schedule,
     forward_only,
     interleaved,
+    messages_between,
     one_forward_one_backward,
     simulate,
     zero_bubble_v,
@@ -52,6 +54,7 @@ __all__ = [
     "WeightGrads",
     "arguments_of",
     "bubble_of",
+    "check_schedule",
     "copy_structure",
     "count_layers",
     "forward_only",

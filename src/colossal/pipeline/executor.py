@@ -14,11 +14,12 @@ from colossal.cluster import ParallelMesh, host_group
 from colossal.comm import Channel
 from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline.lane import Description, Inbox, make_links, messages_between, wait
+from colossal.pipeline.lane import Description, Inbox, wait
+from colossal.pipeline.links import make_links, pairs_of
 from colossal.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
 from colossal.pipeline.placement import PipelineStyle, StagePlacement
-from colossal.pipeline.schedule import SCHEDULES, Orders, Pass, forward_only
-from colossal.pipeline.shared_grads import SharedGrads
+from colossal.pipeline.schedule import SCHEDULES, Orders, Pass, forward_only, messages_between
+from colossal.pipeline.shared_grads import SharedGrads, shared_of
 from colossal.pipeline.stage import Stage
 from colossal.pipeline.step import Step
 from colossal.pipeline.timeline import Timeline
@@ -76,7 +77,7 @@ class PipelineExecutor:
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self._placement, self._mesh, self._microbatching = placement, mesh, microbatching
-        self._links = make_links(mesh)
+        self._links = make_links(mesh, pairs_of(placement, shared_of(stages)))
         self._shared = SharedGrads(self.stages, placement, self._links, mesh.rank("pp"))
         self._caches = enable_metadata_cache
         self._known: dict[int, dict[int, tuple[Description, ...]]] = {}

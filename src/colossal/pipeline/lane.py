@@ -1,23 +1,20 @@
 """Messages from one rank of a pipeline to another, in the order in which the sender works.
 
-[Note: order of messages] Both sides know the schedule of every rank, so both know the order of all messages between two
-ranks. The receiver posts its receives in that order, some of them ahead. Messages to later ranks and to earlier ones
-have groups of their own where a backend carries out the messages between two ranks one after the other.
+See [Note: order of messages] in `colossal.pipeline.schedule.message`.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, final
 
 import torch
 from torch import distributed as dist
 
-from colossal.cluster import ParallelMesh
 from colossal.comm import count
 from colossal.errors import ShapeError
-from colossal.pipeline.placement import StagePlacement
-from colossal.pipeline.schedule import Orders
+from colossal.pipeline.schedule import Message
+from colossal.pipeline.schedule.message import PostOrder
 
 _DTYPES = (
     torch.float32,
@@ -31,8 +28,17 @@ _DTYPES = (
     torch.uint8,
     torch.bool,
 )
+_CARRIED = {
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+}  # by every backend; the bytes of anything else are sent
 _HEADER_LENGTH = 64
-_AHEAD = 2
 
 
 class Description(NamedTuple):
@@ -65,53 +71,6 @@ class Description(NamedTuple):
             Its description.
         """
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
-
-
-class Message(NamedTuple):
-    """Hidden states, or their gradients, of one micro-batch between two neighbouring stages.
-
-    Attributes:
-        is_grad: Whether it goes back.
-        stage: The earlier of the two stages.
-        microbatch: The micro-batch.
-
-    Example:
-        >>> from colossal.pipeline import Message
-        >>> Message(False, stage=0, microbatch=1).stage
-        0
-    """
-
-    is_grad: bool
-    stage: int
-    microbatch: int
-
-
-def messages_between(orders: Orders, placement: StagePlacement, source: int, target: int) -> Iterator[Message]:
-    """Go through the messages of a step from one rank to another, in the order of the sender.
-
-    See [Note: order of messages].
-
-    Args:
-        orders: What each rank of the pp axis does.
-        placement: Which rank has which stage.
-        source: The rank that sends.
-        target: The rank that receives.
-
-    Yields:
-        The messages.
-
-    Example:
-        >>> from colossal.pipeline import SCHEDULES, StagePlacement
-        >>> from colossal.pipeline.lane import messages_between
-        >>> place = StagePlacement(2)
-        >>> [message.microbatch for message in messages_between(SCHEDULES["1f1b"](place, 3), place, 0, 1)]
-        [0, 1, 2]
-    """
-    for kind, stage, microbatch in orders[source]:
-        if kind == "F" and stage < placement.num_stages - 1 and placement.rank_of(stage + 1) == target:
-            yield Message(False, stage, microbatch)
-        if kind in "BI" and stage > 0 and placement.rank_of(stage - 1) == target:
-            yield Message(True, stage - 1, microbatch)
 
 
 def pack(descriptions: Iterable[Description]) -> torch.Tensor:
@@ -200,7 +159,8 @@ class Link:
         """
         tensor = tensor.detach().contiguous()
         count("send", "pp", tensor.nbytes)
-        self._on_the_way.append((dist.isend(tensor, self.peer, self.sending, tag=self.num_sent), tensor))
+        work = dist.isend(_carried(tensor), self.peer, self.sending, tag=self.num_sent)
+        self._on_the_way.append((work, tensor))
         self.num_sent += 1
         while len(self._on_the_way) > 1 and _is_completed(self._on_the_way[0][0]):
             self._on_the_way.popleft()
@@ -209,12 +169,12 @@ class Link:
         """Post a receive.
 
         Args:
-            tensor: Gets what is received.
+            tensor: Gets what is received; contiguous.
 
         Returns:
             What to wait for.
         """
-        work = dist.irecv(tensor, self.peer, self.receiving, tag=self.num_received)
+        work = dist.irecv(_carried(tensor), self.peer, self.receiving, tag=self.num_received)
         self.num_received += 1
         return work
 
@@ -234,28 +194,13 @@ def wait(work: dist.Work | None) -> None:
         work.wait()
 
 
+def _carried(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, in a dtype that every backend carries."""
+    return tensor if tensor.dtype in _CARRIED else tensor.view(-1).view(torch.uint8)
+
+
 def _is_completed(work: dist.Work | None) -> bool:
     return work is None or work.is_completed()
-
-
-def make_links(mesh: ParallelMesh) -> dict[int, Link]:
-    """Make the links between this rank and all others of the pp axis.
-
-    Args:
-        mesh: The mesh.
-
-    Returns:
-        By the rank on the pp axis.
-    """
-    down = up = mesh.group("pp")
-    if mesh.size("pp") > 1 and not mesh.accelerator.is_cpu:
-        up, _ = mesh.blocks("pp", mesh.size("pp"))
-    own, device = mesh.rank("pp"), mesh.accelerator.get_current_device()
-    return {
-        rank: Link(peer, *((down, up) if rank > own else (up, down)), device)
-        for rank, peer in enumerate(mesh.ranks("pp"))
-        if rank != own
-    }
 
 
 @final
@@ -269,7 +214,7 @@ class Inbox:
     """
 
     def __init__(self, link: Link, order: Iterable[Message], known: dict[int, tuple[Description, ...]]) -> None:
-        self._link, self._order, self._known = link, deque(order), known
+        self._link, self._order, self._known = link, PostOrder(order), known
         self._posted: dict[Message, list[tuple[dist.Work | None, torch.Tensor]]] = {}
 
     def take(self, message: Message) -> list[torch.Tensor]:
@@ -281,17 +226,14 @@ class Inbox:
         Returns:
             Its tensors.
         """
-        while message not in self._posted:
-            self._post()
+        for each in self._order.take(message, self._known):
+            self._post(each)
         parts = self._posted.pop(message)
-        while self._order and len(self._posted) < _AHEAD and self._order[0].stage in self._known:
-            self._post()
         for work, _ in parts:
             wait(work)
         return [tensor for _, tensor in parts]
 
-    def _post(self) -> None:
-        message = self._order.popleft()
+    def _post(self, message: Message) -> None:
         if message.stage not in self._known:
             header = torch.empty(_HEADER_LENGTH, dtype=torch.int64, device=self._link.device)
             wait(self._link.post(header))

@@ -8,8 +8,10 @@ import torch
 from torch import nn
 
 from colossal.cluster import ParallelMesh
-from colossal.pipeline.lane import Link, make_links, wait
+from colossal.pipeline.lane import Link, wait
+from colossal.pipeline.links import make_links, pairs_of
 from colossal.pipeline.placement import StagePlacement
+from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stage import Stage
 
 
@@ -64,10 +66,11 @@ class SharedGrads:
     def _gather(self, part: torch.Tensor, ranks: tuple[int, ...]) -> list[torch.Tensor]:
         """Exchange the gradients of one parameter, in the order of the ranks."""
         others = [rank for rank in ranks if rank != self._own]
-        for rank in others:
+        parts = {rank: _empty_like(part) for rank in others}
+        works = [self._links[rank].post(each) for rank, each in parts.items()]
+        for rank in others:  # after the receives were posted, as a send may wait until the other rank has done that
             self._links[rank].send(part)
-        parts = {rank: torch.empty_like(part) for rank in others}
-        for work in [self._links[rank].post(each) for rank, each in parts.items()]:
+        for work in works:
             wait(work)
         parts[self._own] = part
         return [parts[rank] for rank in ranks]
@@ -100,21 +103,38 @@ def share_tied_values(stages: Iterable[Stage], placement: StagePlacement, mesh: 
         ...     print(stage.shared)
         ()
     """
-    links, own = make_links(mesh), mesh.rank("pp")
-    for parameter, (first, *others) in _find({stage.index: stage for stage in stages}, placement):
+    own, found = mesh.rank("pp"), {stage.index: stage for stage in stages}
+    links = make_links(mesh, pairs_of(placement, shared_of(found.values())))
+    for parameter, (first, *others) in _find(found, placement):
         if first == own:
             for other in others:
                 links[other].send(parameter)
                 links[other].drain()
         else:
-            wait(links[first].post(values := torch.empty_like(parameter)))
+            wait(links[first].post(values := _empty_like(parameter)))
             parameter.data.copy_(values)
 
 
+def shared_of(stages: Iterable[Stage]) -> list[SharedParameter]:
+    """Find what stages share, in an order that all ranks have in common.
+
+    Args:
+        stages: Stages of one rank.
+
+    Returns:
+        The parameters that several stages have, each once.
+    """
+    found = {(each.stages, each.names): each for stage in stages for each in stage.shared}
+    return [found[key] for key in sorted(found)]
+
+
 def _find(stages: Mapping[int, Stage], placement: StagePlacement) -> Iterator[_Held]:
-    for stage in stages.values():
-        for shared in stage.shared:
-            here = [index for index in shared.stages if index in stages]
-            ranks = tuple(sorted({placement.rank_of(index) for index in shared.stages}))
-            if len(ranks) > 1 and here[:1] == [stage.index]:
-                yield _Held(stage.module.get_parameter(shared.names[shared.stages.index(stage.index)]), ranks)
+    for shared in shared_of(stages.values()):
+        here = [index for index in shared.stages if index in stages]
+        ranks = shared.ranks(placement)
+        if len(ranks) > 1 and here:
+            yield _Held(stages[here[0]].module.get_parameter(shared.names[shared.stages.index(here[0])]), ranks)
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)

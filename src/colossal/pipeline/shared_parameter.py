@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
+from colossal.pipeline.placement import StagePlacement
+
 
 @final
 @dataclass(frozen=True)
@@ -21,3 +23,14 @@ class SharedParameter:
 
     names: tuple[str, ...]
     stages: tuple[int, ...]
+
+    def ranks(self, placement: StagePlacement) -> tuple[int, ...]:
+        """Find the ranks that have it.
+
+        Args:
+            placement: Which rank has which stage.
+
+        Returns:
+            The ranks of the pp axis, in ascending order.
+        """
+        return tuple(sorted({placement.rank_of(stage) for stage in self.stages}))

@@ -9,10 +9,10 @@ import torch
 
 from colossal.errors import ConfigError, ShapeError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline.lane import Description, Inbox, Link, Message, pack
+from colossal.pipeline.lane import Description, Inbox, Link, pack
 from colossal.pipeline.microbatch import join, map_tensors
 from colossal.pipeline.placement import StagePlacement
-from colossal.pipeline.schedule import Action
+from colossal.pipeline.schedule import Action, Message
 from colossal.pipeline.stage import Stage
 from colossal.pipeline.weight_grads import WeightGrads
 

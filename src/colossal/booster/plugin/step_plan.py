@@ -217,7 +217,7 @@ class _Traffic:
         for stage in built.stages:
             for shared in stage.shared:
                 here = [index for index in shared.stages if index in passes]
-                others = {place.rank_of(index) for index in shared.stages} - {own}
+                others = {*shared.ranks(place)} - {own}
                 if here[:1] == [stage.index]:
                     tied = stage.module.get_parameter(shared.names[shared.stages.index(here[0])])
                     self.add("pp", tied.nbytes * len(others), len(others))

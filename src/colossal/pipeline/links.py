@@ -1,0 +1,152 @@
+# pyright: reportUnknownMemberType=false
+"""Links between the ranks of a pipeline that send to each other, opened before the first step."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed as dist
+
+from colossal.accelerator import Accelerator
+from colossal.cluster import ParallelMesh
+from colossal.cluster.deadline import call_within
+from colossal.errors import CommunicationError
+from colossal.pipeline.lane import Link, wait
+from colossal.pipeline.placement import StagePlacement
+from colossal.pipeline.shared_parameter import SharedParameter
+
+# [Note: links are opened in one order]
+# A backend of an accelerator opens a connection of two ranks when one of them first sends, and holds the host until the
+# other one receives. In the middle of a step that is a wait that no schedule knows of. So each link is used once before
+# the first step, both ways. All ranks go through the pairs in ascending order: of the pairs that are not open yet, the
+# lowest is the next one of both its ranks, so that no circle of waits can arise.
+#
+# The messages of a step are not batched, and neither are these: NCCL carries a batch over the connection of the entire
+# group, so that a batch here would open another connection than the one that is used later.
+
+Pair = tuple[int, int]
+
+_SLACK_SECONDS = 0.5  # for what ends by itself, with a reason of its own
+
+
+@dataclass
+class _Lanes:
+    """What the pp axis of a mesh has on an accelerator: the group of messages to earlier ranks, and which are open."""
+
+    up: dist.ProcessGroup
+    opened: set[int] = field(default_factory=set)
+
+
+_LANES: WeakKeyDictionary[Any, _Lanes] = WeakKeyDictionary()
+
+
+def pairs_of(placement: StagePlacement, shared: Iterable[SharedParameter] = ()) -> list[Pair]:
+    """Find the ranks that send to each other in a step.
+
+    Args:
+        placement: Which rank has which stage.
+        shared: The parameters that several stages have.
+
+    Returns:
+        Pairs of ranks of the pp axis, each once, in ascending order: those with neighbouring stages, and those that
+        have a parameter in common.
+
+    Example:
+        >>> from colossal.pipeline import StagePlacement
+        >>> from colossal.pipeline.links import pairs_of
+        >>> pairs_of(StagePlacement(4, num_chunks=2)), pairs_of(StagePlacement(3, num_chunks=2, is_v=True))
+        ([(0, 1), (0, 3), (1, 2), (2, 3)], [(0, 1), (1, 2)])
+    """
+    found = list(pairwise(map(placement.rank_of, range(placement.num_stages))))
+    for parameter in shared:
+        found += combinations(parameter.ranks(placement), 2)
+    return sorted({(min(pair), max(pair)) for pair in found if pair[0] != pair[1]})
+
+
+def make_links(mesh: ParallelMesh, pairs: Iterable[Pair]) -> dict[int, Link]:
+    """Make the links between this rank and others of the pp axis, and open those that are not open yet.
+
+    Args:
+        mesh: The mesh.
+        pairs: Ranks of the pp axis that send to each other, the same on all ranks; see `pairs_of`.
+
+    Returns:
+        By the rank on the pp axis.
+
+    Raises:
+        CommunicationError: A rank does not come to open a link; the error names both.
+
+    Communication: on an accelerator, a group of the pp axis is formed when links are made first, and the ranks of each
+    pair send 8 bytes to each other when they make a link first.
+    """
+    own, device, ranks = mesh.rank("pp"), mesh.accelerator.get_current_device(), mesh.ranks("pp")
+    down = up = mesh.group("pp")
+    lanes = None
+    if mesh.size("pp") > 1 and not mesh.accelerator.is_cpu:
+        if down not in _LANES:
+            _LANES[down] = _Lanes(mesh.blocks("pp", mesh.size("pp"))[0])
+        lanes = _LANES[down]
+        up = lanes.up
+    others = [sum(pair) - own for pair in sorted(pairs) if own in pair]
+    links = {other: Link(ranks[other], *((down, up) if other > own else (up, down)), device) for other in others}
+    if lanes is not None:
+        new = [other for other in others if other not in lanes.opened]
+        open_links([links[other] for other in new], mesh.global_rank, mesh.accelerator, mesh.timeout_seconds)
+        lanes.opened.update(new)
+    return links
+
+
+def open_links(links: Sequence[Link], own: int, accelerator: Accelerator, seconds: float) -> None:
+    """Use each link once, both ways: see [Note: links are opened in one order].
+
+    Args:
+        links: The links of this rank, in the order of the pairs.
+        own: The global rank of this process.
+        accelerator: Its device.
+        seconds: How long to wait for the others.
+
+    Raises:
+        CommunicationError: A rank does not come, or is at another link.
+
+    Communication: send, pp, 8 bytes to each peer, and as much back.
+    """
+    if not links:
+        return
+    at = links[0].peer
+    index = accelerator.get_current_device().index or 0  # which a thread does not inherit
+
+    def use_all() -> None:
+        nonlocal at
+        accelerator.set_device(index)
+        for link in links:
+            at = link.peer
+            if (found := _greet(link, own)) != link.peer:
+                raise RuntimeError(f"it answers as rank {found}.")
+
+    try:
+        call_within(seconds + _SLACK_SECONDS, use_all)
+    except (RuntimeError, TimeoutError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it did not answer."
+        raise CommunicationError(
+            "Ranks of a pipeline that send to each other open a link before the first step, all of them in the same "
+            f"order. Found that ranks {min(own, at)} and {max(own, at)} could not within {seconds:g} s; "
+            f"what rank {own} saw of rank {at}: {reason} Look for the first error of rank {at}."
+        ) from error
+
+
+def _greet(link: Link, own: int) -> int:
+    """Tell the other rank who this is, first from the lower to the higher one, and read who it is."""
+    hello = torch.tensor([own], device=link.device)
+    answer = torch.full_like(hello, -1)
+    works: list[dist.Work | None] = []
+    for sender in sorted((own, link.peer)):
+        if sender == own:
+            works.append(dist.isend(hello, link.peer, link.sending))
+        else:
+            works.append(dist.irecv(answer, link.peer, link.receiving))
+    for work in works:
+        wait(work)
+    return int(answer.item())

@@ -1,0 +1,161 @@
+"""What ranks of a pipeline send to each other in a step, in which order, and when receives are posted."""
+
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
+from typing import NamedTuple, final
+
+from colossal.errors import ConfigError
+from colossal.pipeline.placement import StagePlacement
+from colossal.pipeline.schedule.action import Action, Orders
+
+# [Note: order of messages]
+# Both sides know the schedule of every rank, so both know the order of all messages between two ranks. The receiver
+# posts its receives in that order, some of them ahead. Messages to later ranks and to earlier ones have groups of their
+# own where a backend carries out the messages between two ranks one after the other.
+
+_AHEAD = 2
+
+
+class Message(NamedTuple):
+    """Hidden states, or their gradients, of one micro-batch between two neighbouring stages.
+
+    Attributes:
+        is_grad: Whether it goes back.
+        stage: The earlier of the two stages.
+        microbatch: The micro-batch.
+
+    Example:
+        >>> from colossal.pipeline import Message
+        >>> Message(False, stage=0, microbatch=1).stage
+        0
+    """
+
+    is_grad: bool
+    stage: int
+    microbatch: int
+
+
+class Transfer(NamedTuple):
+    """A message, and the other rank.
+
+    Attributes:
+        peer: The rank of the pp axis that sends it or receives it.
+        message: What is sent.
+    """
+
+    peer: int
+    message: Message
+
+
+def taken_by(action: Action, placement: StagePlacement) -> Transfer | None:
+    """Tell what a pass needs of another rank.
+
+    Args:
+        action: The pass.
+        placement: Which rank has which stage.
+
+    Returns:
+        The message and its sender; None if there is none.
+    """
+    kind, stage, microbatch = action
+    if kind == "F" and stage > 0:
+        return _between(stage, stage - 1, Message(False, stage - 1, microbatch), placement)
+    if kind in "BI" and stage < placement.num_stages - 1:
+        return _between(stage, stage + 1, Message(True, stage, microbatch), placement)
+    return None
+
+
+def given_by(action: Action, placement: StagePlacement) -> Transfer | None:
+    """Tell what a pass makes for another rank.
+
+    Args:
+        action: The pass.
+        placement: Which rank has which stage.
+
+    Returns:
+        The message and its receiver; None if there is none.
+    """
+    kind, stage, microbatch = action
+    if kind == "F" and stage < placement.num_stages - 1:
+        return _between(stage, stage + 1, Message(False, stage, microbatch), placement)
+    if kind in "BI" and stage > 0:
+        return _between(stage, stage - 1, Message(True, stage - 1, microbatch), placement)
+    return None
+
+
+def _between(stage: int, other: int, message: Message, placement: StagePlacement) -> Transfer | None:
+    peer = placement.rank_of(other)
+    return None if peer == placement.rank_of(stage) else Transfer(peer, message)
+
+
+def messages_between(orders: Orders, placement: StagePlacement, source: int, target: int) -> Iterator[Message]:
+    """Go through the messages of a step from one rank to another, in the order of the sender.
+
+    See [Note: order of messages].
+
+    Args:
+        orders: What each rank of the pp axis does.
+        placement: Which rank has which stage.
+        source: The rank that sends.
+        target: The rank that receives.
+
+    Yields:
+        The messages.
+
+    Example:
+        >>> from colossal.pipeline import SCHEDULES, StagePlacement, messages_between
+        >>> place = StagePlacement(2)
+        >>> [message.microbatch for message in messages_between(SCHEDULES["1f1b"](place, 3), place, 0, 1)]
+        [0, 1, 2]
+    """
+    for action in orders[source]:
+        given = given_by(action, placement)
+        if given is not None and given.peer == target:
+            yield given.message
+
+
+@final
+class PostOrder:
+    """Which receives of the messages of one rank are posted, and when.
+
+    Args:
+        order: The messages that it sends to this rank, in its order.
+
+    Example:
+        >>> from colossal.pipeline.schedule.message import Message, PostOrder
+        >>> order = [Message(False, 0, microbatch) for microbatch in range(4)]
+        >>> [message.microbatch for message in PostOrder(order).take(order[0], known={0})]
+        [0, 1, 2]
+    """
+
+    def __init__(self, order: Iterable[Message]) -> None:
+        self._order, self._posted = deque(order), set[Message]()
+
+    def take(self, message: Message, known: Container[int]) -> Iterator[Message]:
+        """Go through the receives that are posted before a rank waits for a message.
+
+        Args:
+            message: The message; it counts as received after that.
+            known: Stages whose messages have known shapes: only those are posted ahead.
+
+        Yields:
+            The messages whose receives are to be posted now.
+
+        Raises:
+            ConfigError: The message is not among those that are sent, or was taken before.
+        """
+        while message not in self._posted:
+            if not self._order:
+                raise ConfigError(
+                    f"A rank waits for messages that another one sends. Found that nobody sends {message}. Correct "
+                    "the order of the schedule."
+                )
+            yield self._next()
+        self._posted.remove(message)
+        while self._order and len(self._posted) < _AHEAD and self._order[0].stage in known:
+            yield self._next()
+
+    def _next(self) -> Message:
+        message = self._order.popleft()
+        self._posted.add(message)
+        return message

@@ -1,0 +1,160 @@
+"""What each rank of a pipeline sends and receives in a step, as data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, final
+
+from colossal.pipeline.placement import StagePlacement
+from colossal.pipeline.schedule.action import Action, Orders
+from colossal.pipeline.schedule.message import Message, PostOrder, given_by, messages_between, taken_by
+from colossal.pipeline.shared_parameter import SharedParameter
+
+
+class Header(NamedTuple):
+    """The shapes of what leaves a stage.
+
+    Attributes:
+        stage: The stage.
+    """
+
+    stage: int
+
+
+Parcel = Message | Header | SharedParameter
+"""What is sent: a message, its shapes ahead of the first one, or the gradient of a parameter that ranks share."""
+
+
+class Operation(NamedTuple):
+    """One thing that a rank does to a link.
+
+    Attributes:
+        kind: It sends, posts a receive, or waits for what it has posted.
+        peer: The rank of the pp axis at the other end.
+        parcel: What is sent or received.
+
+    Example:
+        >>> from colossal.pipeline import Message
+        >>> from colossal.pipeline.schedule.program import Operation
+        >>> print(Operation("send", 1, Message(False, stage=0, microbatch=2)))
+        sends the hidden states of micro-batch 2 after stage 0 to rank 1
+    """
+
+    kind: Literal["send", "post", "wait"]
+    peer: int
+    parcel: Parcel
+
+    def __str__(self) -> str:
+        verb, direction = {"send": ("sends", "to"), "post": ("receives", "from"), "wait": ("waits for", "from")}[
+            self.kind
+        ]
+        return f"{verb} {describe(self.parcel)} {direction} rank {self.peer}"
+
+
+def describe(parcel: Parcel) -> str:
+    """Name what is sent.
+
+    Args:
+        parcel: What is sent.
+
+    Returns:
+        A name for messages of errors.
+    """
+    if isinstance(parcel, Header):
+        return f"the shapes after stage {parcel.stage}"
+    if isinstance(parcel, SharedParameter):
+        return f"the gradient of {parcel.names[0]}"
+    what = "gradients" if parcel.is_grad else "hidden states"
+    return f"the {what} of micro-batch {parcel.microbatch} after stage {parcel.stage}"
+
+
+Programs = tuple[tuple[Operation, ...], ...]
+"""What each rank does to its links, in its order."""
+
+
+def programs_of(
+    orders: Orders, placement: StagePlacement, shared: Sequence[SharedParameter] = (), is_first: bool = False
+) -> Programs:
+    """Find what ranks do to their links in a step.
+
+    Args:
+        orders: What each rank does.
+        placement: Which rank has which stage.
+        shared: The parameters that several stages have, whose gradients are exchanged after the last backward pass.
+        is_first: Whether shapes are sent too, as in the first step with batches of a shape.
+
+    Returns:
+        The operations of each rank.
+
+    Raises:
+        ConfigError: A rank waits for a message that nobody sends.
+
+    Example:
+        >>> from colossal.pipeline import StagePlacement, one_forward_one_backward
+        >>> from colossal.pipeline.schedule.program import programs_of
+        >>> placement = StagePlacement(2)
+        >>> for operation in programs_of(one_forward_one_backward(placement, 1), placement)[0]:
+        ...     print(operation)
+        sends the hidden states of micro-batch 0 after stage 0 to rank 1
+        receives the gradients of micro-batch 0 after stage 0 from rank 1
+        waits for the gradients of micro-batch 0 after stage 0 from rank 1
+    """
+    trains = any(action.kind != "F" for order in orders for action in order)
+    programs: list[tuple[Operation, ...]] = []
+    for rank, order in enumerate(orders):
+        program = _Program(orders, placement, rank, set() if is_first else set(range(placement.num_stages)))
+        for action in order:
+            program.do(action)
+        for parameter in shared if trains else ():
+            program.exchange(parameter)
+        programs.append(tuple(program.operations))
+    return tuple(programs)
+
+
+@final
+@dataclass
+class _Program:
+    """What one rank does to its links."""
+
+    orders: Orders
+    placement: StagePlacement
+    rank: int
+    known: set[int]
+    operations: list[Operation] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._inboxes = {
+            peer: PostOrder(messages_between(self.orders, self.placement, peer, self.rank))
+            for peer in range(len(self.orders))
+        }
+
+    def do(self, action: Action) -> None:
+        """Receive what a pass needs, and send what it makes."""
+        taken, given = taken_by(action, self.placement), given_by(action, self.placement)
+        if taken is not None:
+            for message in self._inboxes[taken.peer].take(taken.message, self.known):
+                self._post(taken.peer, message)
+            self._add("wait", taken.peer, taken.message)
+        if action.kind == "F" and action.stage not in self.known:
+            self.known.add(action.stage)
+            if given is not None:
+                self._add("send", given.peer, Header(action.stage))
+        if given is not None:
+            self._add("send", given.peer, given.message)
+
+    def exchange(self, parameter: SharedParameter) -> None:
+        """Exchange the gradients of a parameter, if this rank has it."""
+        ranks = parameter.ranks(self.placement)
+        others = [rank for rank in ranks if rank != self.rank] if self.rank in ranks else []
+        for kind in ("post", "send", "wait"):
+            for other in others:
+                self._add(kind, other, parameter)
+
+    def _post(self, peer: int, message: Message) -> None:
+        if message.stage not in self.known:
+            self._add("post", peer, Header(message.stage))
+            self._add("wait", peer, Header(message.stage))
+            self.known.add(message.stage)
+        self._add("post", peer, message)
+
+    def _add(self, kind: Literal["send", "post", "wait"], peer: int, parcel: Parcel) -> None:
+        self.operations.append(Operation(kind, peer, parcel))
