@@ -282,8 +282,8 @@ class _Aside(Writers):
 
     def _exchange(self, value: Any) -> list[Any]:
         content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self._all_gather(torch.tensor([len(content)]))
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        sizes = self._all_gather(torch.tensor([len(content)], device="cpu"))
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device="cpu")
         padded[: len(content)] = content
         contents = zip(self._all_gather(padded), sizes, strict=True)
         return [pickle.loads(each[: int(size)].numpy().tobytes()) for each, size in contents]  # noqa: S301 - of our ranks
