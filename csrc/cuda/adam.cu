@@ -9,6 +9,16 @@
 
 #include "../adam.h"
 
+// The kernel finds its tensor in its argument by a number that is known only when it runs. Without this word a compiler
+// may first copy the argument into the local memory of each thread. It exists from sm_70 on, and only while code for the
+// device is compiled; NVIDIA's own libraries use it from CUDA 12.8 on.
+#if defined(__CUDACC_VER_MAJOR__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700 && \
+    __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
+#define COLOSSAL_GRID_CONSTANT __grid_constant__
+#else
+#define COLOSSAL_GRID_CONSTANT
+#endif
+
 using namespace colossal;
 
 namespace {
@@ -108,7 +118,7 @@ __device__ void update(const Tensor& tensor, const Step& step, int64_t at, int n
   if (tensor.copy_type != kNone) store(param, tensor.copy, tensor.copy_type, at, n, is_aligned);
 }
 
-__global__ void __launch_bounds__(kThreads) adam(const Table table) {
+__global__ void __launch_bounds__(kThreads) adam(const COLOSSAL_GRID_CONSTANT Table table) {
   const int64_t chunk = blockIdx.x;
   int low = 0, high = table.count - 1;  // the last tensor that begins at this chunk or before
   while (low < high) {

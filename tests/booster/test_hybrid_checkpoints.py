@@ -276,7 +276,7 @@ def killed_while_saving(root: str, killed: bool) -> None:
     if killed:
         write = SafeSave._write_blocks
         last = dist.get_rank() == dist.get_world_size() - 1
-        SafeSave._write_blocks = lambda self, paths: (write(self, paths), last and os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]
+        SafeSave._write_blocks = lambda self, *rest: (write(self, *rest), last and os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
     booster.save_model(model, Path(root, "model"), shard=True, use_safetensors=True, size_per_shard=0.1)

@@ -28,9 +28,9 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     event = threading.Event()
     write = save.SafeSave._write_blocks
 
-    def wait_and_write(self: save.SafeSave, paths: Any) -> Any:
+    def wait_and_write(self: save.SafeSave, *arguments: Any) -> Any:
         assert event.wait(60)
-        return write(self, paths)
+        return write(self, *arguments)
 
     monkeypatch.setattr(save.SafeSave, "_write_blocks", wait_and_write)
     yield event

@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from families import build
+from safetensors.torch import load_file
+
+from colossal.booster import Booster
+from colossal.nn.optimizer import HybridAdam
 
 NUM_PLUGINS = 19
 """Kinds of plugin that the program for GPUs compares with one process."""
@@ -93,3 +99,50 @@ def test_a_backend_that_cannot_move_the_tensors_of_the_device_is_refused() -> No
     assert required == "The backend must move tensors of the device 'pretend'"
     assert found == "Found 'gloo', which moves those of 'cpu' and 'cuda'"
     assert advice == "Leave backend out to use 'pretend', or stay on the CPU with COLOSSAL_DEVICE=cpu."
+
+
+def tensors_of(place: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a directory of safetensors, or of a file of torch's own; this process has no accelerator."""
+    if place.is_file():
+        return torch.load(place)
+    return {name: value for file in place.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name, value in found.items() if not value.equal(expected[name])] == []
+
+
+@pytest.mark.parametrize("half", ["0", "1"])
+def test_batches_and_checkpoints_go_from_the_host_and_to_it_under_every_plugin(half, tmp_path) -> None:
+    found = json.loads(run("round_trip.py", str(tmp_path), half, ranks=2).splitlines()[-1])
+    assert len(found) == len(range(int(half), NUM_PLUGINS, 2))
+    assert {name: each["apart"] for name, each in found.items() if each["apart"]} == {}
+    on_host = {"FSDP, offloaded", "Gemini, from the host", "Gemini, page-locked", "Gemini, auto"}
+    assert {name for name, each in found.items() if not each["waits"]} == on_host & found.keys()
+    assert all(each["waits"] in ({}, {"synchronize": 1}) for each in found.values()), "one wait for all tensors"
+    for name, each in found.items():
+        folder = tmp_path / str(each["number"])
+        model, state = tensors_of(folder / "now"), tensors_of(folder / "optimizer")
+        assert len(model) > 1, name
+        assert len(state) > len(model), name
+        assert_equal(tensors_of(folder / "later"), model)
+        for place in (folder / "again", goes_through_the_cpu(folder)):
+            assert_equal(tensors_of(place / "now"), model)
+            assert_equal(tensors_of(place / "optimizer"), state)
+        for file in ("torch.pt", "later.pt"):
+            whole = tensors_of(folder / file)
+            assert {value.device.type for value in whole.values()} == {"cpu"}
+            assert_equal({key: whole[key] for key in model}, model)
+
+
+def goes_through_the_cpu(folder: Path) -> Path:
+    """Load model and optimizer in this process, which has no accelerator, and save them."""
+    model, booster = build("llama-tied", num_layers=4), Booster(device="cpu")
+    model, optimizer, *_ = booster.boost(model, HybridAdam(model.parameters()))
+    assert optimizer is not None
+    booster.load_model(model, folder / "now")
+    booster.load_optimizer(optimizer, folder / "optimizer")
+    booster.save_model(model, folder / "cpu" / "now", shard=True, use_safetensors=True)
+    booster.save_optimizer(optimizer, folder / "cpu" / "optimizer", shard=True)
+    return folder / "cpu"

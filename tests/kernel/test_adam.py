@@ -216,6 +216,35 @@ def test_without_a_compiler_torch_does_it(monkeypatch) -> None:
         op.runner_of.cache_clear()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_keeps_own_code_from_running_is_said_once(device, monkeypatch, capsys) -> None:
+    reason = "A step of Adam needs a device that runs its kernel. Found on cuda:0: no image. Update the driver."
+
+    def refuse() -> None:
+        raise UnsupportedError(reason)
+
+    monkeypatch.setattr(native, f"on_{device}", refuse)
+    op.runner_of.cache_clear()
+    try:
+        assert op.runner_of(device) is op.runner_of(device) is run_fused
+    finally:
+        op.runner_of.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        f"colossal WARNING: [rank 0] A step of Adam on {device!r} takes torch's own operations. {reason}"
+    )
+
+
+def test_gpus_of_amd_are_not_told_to_install_a_compiler_of_nvidia(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    op.runner_of.cache_clear()
+    try:
+        assert op.runner_of("cuda") is run_fused
+    finally:
+        op.runner_of.cache_clear()
+    assert not capsys.readouterr().err
+
+
 def test_what_does_not_fit_is_refused() -> None:
     good = torch.zeros(4)
     for bad, found in (

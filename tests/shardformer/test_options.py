@@ -4,6 +4,7 @@
 import copy
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
+from colossal.lazy import LazyInitContext
 from colossal.shardformer import (
     GradientCheckpointConfig,
     PipelineGradientCheckpointConfig,
     ShardConfig,
     ShardFormer,
+    compiled_activation,
     option_matrix,
     options_of,
     plan_of,
@@ -248,9 +251,25 @@ def test_compiled_activations_equal_one_process() -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(UnsupportedError, match=r"a C\+\+ compiler on CPU\. Found none\. Install g\+\+"):
+    with pytest.raises(UnsupportedError, match=r"a C\+\+ compiler on 'cpu'\. Found none\. Install g\+\+"):
         OPTIONS["enable_jit_fused"].check(build("gpt2"))
     assert OPTIONS["enable_jit_fused"].check(build("llama")) == "torch's"
+
+
+def test_on_an_accelerator_triton_is_asked_for_while_the_model_is_still_on_the_host(monkeypatch) -> None:
+    has: dict[str, object] = {}
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compiled_activation, "find_spec", has.get)
+    monkeypatch.setattr(compiled_activation, "get_accelerator", lambda: SimpleNamespace(name="xpu", is_cpu=False))
+    with LazyInitContext():
+        lazy = build("gpt2")
+    for model in (build("gpt2"), lazy):
+        has.clear()
+        with pytest.raises(UnsupportedError, match=r"triton on 'xpu'\. Found none\. Install triton, or leave"):
+            OPTIONS["enable_jit_fused"].check(model)
+        has["triton"] = object()
+        assert OPTIONS["enable_jit_fused"].check(model) == "compiled"
 
 
 # ------------------------------------------------------------------------------------------ checkpointing

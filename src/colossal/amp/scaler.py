@@ -341,4 +341,4 @@ def _local_grads(parameters: list[torch.nn.Parameter], *, takes_float16: bool) -
 
 def _float32(value: float) -> float:
     """Round as a scale that is kept in a float32 tensor."""
-    return torch.tensor(value, dtype=torch.float32).item()
+    return torch.tensor(value, dtype=torch.float32, device="cpu").item()

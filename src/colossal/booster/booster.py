@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
@@ -18,6 +17,7 @@ from colossal.accelerator import get_accelerator
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
 from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin, check_precision
+from colossal.booster.inputs import move_inputs
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
@@ -117,8 +117,8 @@ class Booster(CheckpointVerbs):
         """Make the parts of a training program parallel.
 
         Args:
-            model: The model; moved to the device. One built inside of `colossal.lazy.LazyInitContext` gets its values
-                here, under `TorchFSDPPlugin` one unit at a time.
+            model: The model; moved to the device, as is what it is called with from then on. One built inside of
+                `colossal.lazy.LazyInitContext` gets its values here, under `TorchFSDPPlugin` one unit at a time.
             optimizer: The optimizer of the model's parameters.
             criterion: The loss function.
             dataloader: The source of batches, from the plugin's `prepare_dataloader` or with a sampler that divides
@@ -155,7 +155,10 @@ class Booster(CheckpointVerbs):
             self._guard(boosted.model, boosted.optimizer, mesh, axes)
         capabilities = boosted.capabilities
         if mesh is not None:
-            capabilities = self._check_that_batches_are_the_same(boosted.model, capabilities, mesh)
+            from colossal.booster.same_batch import compare_batches
+
+            capabilities = compare_batches(boosted.model, capabilities, mesh, self._check_batches)
+        move_inputs(boosted.model, self._accelerator)
         self._boosted[boosted.model] = boosted.optimizer, capabilities
         return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler
 
@@ -170,17 +173,6 @@ class Booster(CheckpointVerbs):
         if self._refuse_nonfinite:
             groups = [] if mesh is None else [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
             optimizer.refuse_nonfinite(NonFiniteCheck(groups, self._accelerator.get_current_device()))
-
-    def _check_that_batches_are_the_same(
-        self, model: ModelWrapper, capabilities: Capabilities, mesh: ParallelMesh
-    ) -> Capabilities:
-        from colossal.booster.same_batch import SameBatch
-
-        check = SameBatch(mesh, self._check_batches)
-        if mesh.size("pp") == 1 or capabilities.executor is None:
-            check.watch(model)
-            return capabilities
-        return replace(capabilities, executor=check.around(capabilities.executor))
 
     def backward(self, loss: torch.Tensor, optimizer: OptimizerWrapper) -> None:
         """Compute the gradients of a loss: what ``loss.backward()`` is in a single process.

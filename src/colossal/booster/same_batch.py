@@ -1,13 +1,14 @@
 """Ranks that share tensors, sequences or layers of a replica see the same batch; others would train on silently."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 import xxhash
 from torch import distributed as dist
 
-from colossal.booster.boosted import Executor
+from colossal.booster.boosted import Capabilities, Executor
 from colossal.cluster import Axis, ParallelMesh
 from colossal.comm import gather_objects, same_over
 from colossal.errors import ConfigError
@@ -15,6 +16,27 @@ from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.pipeline.microbatch import tensors_in
 
 _AXES: tuple[Axis, ...] = ("tp", "sp", "pp")
+
+
+def compare_batches(
+    model: ModelWrapper, capabilities: Capabilities, mesh: ParallelMesh, most: int | None
+) -> Capabilities:
+    """Compare what the ranks of one replica train on.
+
+    Args:
+        model: The boosted model.
+        capabilities: What can be done with it.
+        mesh: The mesh in force.
+        most: How many batches are compared; None for all.
+
+    Returns:
+        What can be done with it, batches being compared meanwhile.
+    """
+    check = SameBatch(mesh, most)
+    if mesh.size("pp") == 1 or capabilities.executor is None:
+        check.watch(model)
+        return capabilities
+    return replace(capabilities, executor=check.around(capabilities.executor))
 
 
 @final

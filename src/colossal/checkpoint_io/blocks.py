@@ -159,7 +159,7 @@ class SafeFile:
             if common == block and _is_memory_of(target, place.dtype):
                 self._read_block(place, block, digest, bytes_of(target))
             elif region.numel:
-                buffer = torch.empty(block.shape, dtype=place.dtype)
+                buffer = torch.empty(block.shape, dtype=place.dtype, device="cpu")
                 self._read_block(place, block, digest, bytes_of(buffer))
                 target.copy_(buffer[common.inside(block).slices])
 

@@ -315,7 +315,7 @@ def _build(
     if isinstance(value, (list, tuple)):
         return type(value)(_build(parameter, key, inner, group, reads, is_wide) for inner in value)
     if key == "step" and isinstance(value, (int, float)):
-        value = in_memory(torch.tensor(float(value)))  # as some optimizers count, and none of ours
+        value = in_memory(torch.tensor(float(value), device="cpu"))  # as some optimizers count, and none of ours
     if not isinstance(value, Item):
         return value
     assert value.shape is not None

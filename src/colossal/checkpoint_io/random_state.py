@@ -18,7 +18,7 @@ def random_state() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - what transforms draw from
     state = {
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "python": [version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss],
         "numpy": {
             **numpy,
             "state": {**numpy["state"], "key": torch.from_numpy(numpy["state"]["key"].astype(np.int64))},
@@ -54,7 +54,7 @@ def restore_random_state(states: list[dict[str, Any]], place: int) -> None:
 
 
 def _branch_off(place: int) -> None:
-    seed = int(torch.randint(2**62, ()).item()) ^ place
+    seed = int(torch.randint(2**62, (), device="cpu").item()) ^ place
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)

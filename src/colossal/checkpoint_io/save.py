@@ -14,7 +14,7 @@ from colossal.checkpoint_io.entries import Entry, Share, deal_out
 from colossal.checkpoint_io.header import CODES, Header
 from colossal.checkpoint_io.naming import listing
 from colossal.checkpoint_io.parallel import in_threads
-from colossal.checkpoint_io.snapshot import Arena, Arenas
+from colossal.checkpoint_io.snapshot import Arena, Arenas, batches
 from colossal.checkpoint_io.staging import cannot_write, sync
 from colossal.checkpoint_io.torch_file import write_torch
 from colossal.checkpoint_io.writers import Writers
@@ -65,11 +65,12 @@ class Save(ABC):
         """
 
     @abstractmethod
-    def write(self, writers: Writers, paths: Sequence[Path]) -> None:
+    def write(self, writers: Writers, arenas: Arenas, paths: Sequence[Path]) -> None:
         """Write the files.
 
         Args:
             writers: The ranks that save.
+            arenas: Host memory, through which goes what is on a device and has not been copied.
             paths: The files, which exist.
         """
 
@@ -121,15 +122,19 @@ class SafeSave(Save):
         self._contents = arena.copy(self._contents)
         return lambda: arenas.give_back(arena)
 
-    def write(self, writers: Writers, paths: Sequence[Path]) -> None:
+    def write(self, writers: Writers, arenas: Arenas, paths: Sequence[Path]) -> None:
         """Write this rank's blocks, and on the first rank the headers with the digests of all."""
-        digests = writers.gather(lambda: self._write_blocks(paths))
+        digests = writers.gather(lambda: self._write_blocks(arenas, paths))
         writers.write(lambda: self._write_headers(paths, [each for part in digests for each in part]))
 
-    def _write_blocks(self, paths: Sequence[Path]) -> Digests:
+    def _write_blocks(self, arenas: Arenas, paths: Sequence[Path]) -> Digests:
         descriptors = [os.open(path, os.O_WRONLY) for path in paths]
         try:
-            digests = in_threads(lambda each: self._write_block(descriptors, *each), self._work(), _THREADS)
+            digests: Digests = []
+            for part in batches(self._contents):
+                with arenas.on_host(self._contents[part]) as contents:
+                    work = list(zip(self._own[part], contents, strict=True))
+                    digests += in_threads(lambda each: self._write_block(descriptors, *each), work, _THREADS)
             for number in sorted({share.file for share in self._own}):
                 os.fsync(descriptors[number])
         finally:
@@ -137,12 +142,9 @@ class SafeSave(Save):
                 os.close(descriptor)
         return digests
 
-    def _work(self) -> list[tuple[Share, torch.Tensor]]:
-        return list(zip(self._own, self._contents, strict=True))
-
     def _write_block(self, descriptors: Sequence[int], share: Share, tensor: torch.Tensor) -> Any:
         place = self._headers[share.file].places[share.name]
-        content = bytes_of(tensor.cpu().contiguous())
+        content = bytes_of(tensor.contiguous())
         write_block(descriptors[share.file], self._starts[share.file], place, share.block, content)
         return share.file, share.name, share.block, digest_of(place, share.block, content)
 
@@ -190,15 +192,20 @@ class TorchSave(Save):
         contents = [self._gather(entries, writers) for entries in self.files]
         tensors = [t for content in contents for t in _distinct(content)]
         arena = arenas.take(tensors)
-        copies = dict(zip(map(id, tensors), arena.copy(tensors), strict=True))
-        self._copies = [{name: copies.get(id(value), value) for name, value in each.items()} for each in contents]
+        copies = arena.copy(tensors)
+        self._copies = [_replaced(content, tensors, copies) for content in contents]
         return lambda: arenas.give_back(arena)
 
-    def write(self, writers: Writers, paths: Sequence[Path]) -> None:
+    def write(self, writers: Writers, arenas: Arenas, paths: Sequence[Path]) -> None:
         """Write one file after the other, so that no more than one is held whole in memory."""
         for number, path in enumerate(paths):
             content = self._copies[number] if self._copies else self._gather(self.files[number], writers)
-            writers.write(lambda path=path, content=content: self._write(path, content))
+            writers.write(lambda path=path, content=content: self._write_file(arenas, path, content))
+
+    def _write_file(self, arenas: Arenas, path: Path, content: dict[str, Any]) -> None:
+        tensors = _distinct(content)
+        with arenas.on_host(tensors) as copies:
+            self._write(path, _replaced(content, tensors, copies))
 
     def _write(self, path: Path, content: dict[str, Any]) -> None:
         try:
@@ -215,12 +222,13 @@ class TorchSave(Save):
         return content
 
 
-def carry_out(save: Save, writers: Writers, destination: Destination) -> None:
+def carry_out(save: Save, writers: Writers, arenas: Arenas, destination: Destination) -> None:
     """Write the files of a save and put them in place, all ranks together.
 
     Args:
         save: What is saved.
         writers: The ranks that save.
+        arenas: Host memory.
         destination: Where it goes.
 
     Raises:
@@ -228,7 +236,7 @@ def carry_out(save: Save, writers: Writers, destination: Destination) -> None:
     """
     try:
         paths = writers.gather(lambda: destination.reserve(save.sizes) if writers.leads else [])[0]
-        save.write(writers, paths)
+        save.write(writers, arenas, paths)
         writers.write(lambda: destination.commit(save.names, save.total_size, save.save_id))
     finally:
         destination.close()
@@ -247,3 +255,11 @@ def _check_dtypes(files: Sequence[Sequence[Entry]]) -> None:
 def _distinct(content: dict[str, Any]) -> list[torch.Tensor]:
     tensors = {id(value): value for value in content.values() if isinstance(value, torch.Tensor)}
     return list(tensors.values())
+
+
+def _replaced(
+    content: dict[str, Any], tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]
+) -> dict[str, Any]:
+    """Return a content with other tensors in the place of its own."""
+    found = dict(zip(map(id, tensors), copies, strict=True))
+    return {name: found.get(id(value), value) for name, value in content.items()}

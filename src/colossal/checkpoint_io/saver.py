@@ -49,12 +49,12 @@ class Saver:
         save_id = self._begin(self._background.check if use_async else self._background.drain)
         save, where = build(agree(self._writers, look), save_id), destination()
         if not use_async:
-            carry_out(save, self._writers, where)
+            carry_out(save, self._writers, self._arenas, where)
             return
         large = save.total_size > _LARGE_BYTES
         self._background.make_room(large)
         give_back = save.copy(self._writers, self._arenas)
-        self._background.submit(partial(carry_out, save, self._beside(), where), large, lastly=give_back)
+        self._background.submit(partial(carry_out, save, self._beside(), self._arenas, where), large, lastly=give_back)
 
     def after(self, job: Callable[[], None], use_async: bool, always: bool) -> None:
         """Do something on the first rank once everything saved so far is on the disk.

@@ -2,7 +2,8 @@
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -14,6 +15,7 @@ _ALIGN = 64
 _HUGE_PAGE = 1 << 21
 _PIECE_BYTES = 1 << 22
 _MAX_THREADS = 4
+_STAGE_BYTES = 1 << 28
 
 
 @final
@@ -29,9 +31,10 @@ class Arena:
         self.num_bytes = -(-max(num_bytes, 1) // _HUGE_PAGE) * _HUGE_PAGE
         self.pinned = pin
         if pin:
-            self.memory = torch.empty(self.num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            memory = torch.empty(self.num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
         else:
-            (self.memory,) = huge_zeros([(self.num_bytes,)], torch.uint8)
+            (memory,) = huge_zeros([(self.num_bytes,)], torch.uint8)
+        self._buffer = memory.numpy()
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy tensors, one after the other, into the memory.
@@ -44,17 +47,23 @@ class Arena:
         """
         copies, at = [], 0
         for tensor in tensors:
-            part = self.memory[at : at + tensor.nbytes]
-            copies.append(part.view(tensor.dtype).view(tensor.shape))
+            copies.append(self._cut(at, tensor))
             at += _aligned(tensor.nbytes)
-        on_host = [(t, c) for t, c in zip(tensors, copies, strict=True) if t.device.type == "cpu"]
+        on_host = [(t, c) for t, c in zip(tensors, copies, strict=True) if t.is_cpu]
         for tensor, copy in zip(tensors, copies, strict=True):
-            if tensor.device.type != "cpu":
+            if not tensor.is_cpu:
                 copy.copy_(tensor, non_blocking=True)
         _copy_on_host(on_host)
         if len(on_host) < len(copies):
             torch.accelerator.synchronize()
         return copies
+
+    def _cut(self, at: int, like: torch.Tensor) -> torch.Tensor:
+        """Return memory for a copy, as a storage of its own: a file of PyTorch's holds the whole of each storage."""
+        if not like.nbytes:
+            return torch.empty(like.shape, dtype=like.dtype, device="cpu")
+        part = torch.frombuffer(self._buffer, dtype=torch.uint8, count=like.nbytes, offset=at)
+        return part.view(like.dtype).view(like.shape)
 
 
 @final
@@ -72,7 +81,7 @@ class Arenas:
             tensors: What is to be copied.
         """
         num_bytes = sum(_aligned(tensor.nbytes) for tensor in tensors)
-        pin = any(tensor.device.type != "cpu" for tensor in tensors)
+        pin = not all(tensor.is_cpu for tensor in tensors)
         with self._lock:
             fitting = [arena for arena in self._free if arena.num_bytes >= num_bytes and arena.pinned == pin]
             if fitting:
@@ -89,6 +98,59 @@ class Arenas:
         """
         with self._lock:
             self._free.append(arena)
+
+    @contextmanager
+    def on_host(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """Lend copies in host memory of what is on a device; what is in host memory already comes as it is.
+
+        Args:
+            tensors: On any device.
+
+        Yields:
+            A tensor for each, in their order, which is the caller's until the block is left.
+        """
+        far = [tensor for tensor in tensors if not tensor.is_cpu]
+        arena = self.take(far) if far else None
+        try:
+            copies = iter(arena.copy(far) if arena else ())
+            yield [tensor if tensor.is_cpu else next(copies) for tensor in tensors]
+        finally:
+            if arena:
+                self.give_back(arena)
+
+
+def batches(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
+    """Cut a list where copies of what is on a device would take more host memory than a save may hold.
+
+    Args:
+        tensors: On any device.
+
+    Yields:
+        The parts, one after the other: all at once if everything is in host memory.
+    """
+    begin = num_bytes = 0
+    for at, tensor in enumerate(tensors):
+        own = 0 if tensor.is_cpu else _aligned(tensor.nbytes)
+        if num_bytes and num_bytes + own > _STAGE_BYTES:
+            yield slice(begin, at)
+            begin, num_bytes = at, 0
+        num_bytes += own
+    yield slice(begin, len(tensors))
+
+
+def boxes_on_host(boxes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return contiguous copies in host memory, each of its own; the host waits once for all of them.
+
+    Args:
+        boxes: On any device.
+    """
+    copies = [
+        torch.empty(box.shape, dtype=box.dtype, device="cpu", pin_memory=not box.is_cpu).copy_(box, non_blocking=True)
+        for box in boxes
+    ]
+    if not all(box.is_cpu for box in boxes):
+        torch.accelerator.synchronize()
+    return copies
 
 
 def _aligned(num_bytes: int) -> int:

@@ -39,7 +39,7 @@ class Item:
     def whole(self) -> torch.Tensor:
         """Return the whole tensor, on the CPU, in memory of its own."""
         assert self.shape is not None, "only tensors have a shape"
-        tensor = torch.empty(self.shape, dtype=self.dtype)
+        tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.read(Region.whole(self.shape), tensor)
         return tensor
 

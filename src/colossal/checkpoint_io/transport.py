@@ -3,6 +3,7 @@
 import torch
 
 from colossal.checkpoint_io.entries import Entry
+from colossal.checkpoint_io.snapshot import boxes_on_host
 from colossal.checkpoint_io.writers import Writers
 from colossal.tensor import BoxLayout, Region, parts_of, whole_of
 
@@ -26,7 +27,7 @@ def whole_on_first(entry: Entry, writers: Writers) -> torch.Tensor | None:
     parts = writers.collect(own)
     if not writers.leads:
         return None
-    whole = torch.empty(entry.shape, dtype=entry.dtype)
+    whole = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
     for region, box in (pair for each in parts for pair in each):
         whole[region.slices] = box
     return whole
@@ -38,4 +39,4 @@ def _boxes_to_send(entry: Entry, layout: BoxLayout, writers: Writers) -> list[tu
         return []
     own = dict(parts_of(entry.value, writers.rank))
     chosen = [region for region, ranks in layout.holders.items() if ranks[0] == writers.rank]
-    return [(region, own[region].detach().cpu().clone(memory_format=torch.contiguous_format)) for region in chosen]
+    return list(zip(chosen, boxes_on_host([own[region].detach() for region in chosen]), strict=True))

@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar, cast, final
 import torch
 import torch.distributed as dist
 
+from colossal.cluster import host_group
 from colossal.errors import CheckpointError, ColossalError, ConfigError
 
 T = TypeVar("T")
@@ -193,6 +194,11 @@ class OneForAll(Writers):
         """Global rank of this process."""
         return dist.get_rank()
 
+    @property
+    def _on_host(self) -> dist.ProcessGroup:
+        """The group for what is agreed on, which begins and ends in host memory."""
+        return host_group(self._group)
+
     def aside(self) -> Writers:
         """Form a group of the same ranks for another thread, over gloo, whatever training communicates by.
 
@@ -220,7 +226,7 @@ class OneForAll(Writers):
 
     def _exchange(self, outcome: Any) -> list[Any]:
         outcomes: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(outcomes, outcome, group=self._group)
+        dist.all_gather_object(outcomes, outcome, group=self._on_host)
         return outcomes
 
     def collect(self, value: T) -> list[T]:
@@ -235,7 +241,7 @@ class OneForAll(Writers):
         Communication: gather_object, the group, the bytes of the values.
         """
         found: list[Any] | None = [None] * len(self.ranks) if self.leads else None
-        dist.gather_object(value, found, dst=self.ranks[0], group=self._group)
+        dist.gather_object(value, found, dst=self.ranks[0], group=self._on_host)
         return found or []
 
 
@@ -282,8 +288,8 @@ class _Aside(Writers):
 
     def _exchange(self, value: Any) -> list[Any]:
         content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self._all_gather(torch.tensor([len(content)]))
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        sizes = self._all_gather(torch.tensor([len(content)], device="cpu"))
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device="cpu")
         padded[: len(content)] = content
         contents = zip(self._all_gather(padded), sizes, strict=True)
         return [pickle.loads(each[: int(size)].numpy().tobytes()) for each, size in contents]  # noqa: S301 - of our ranks

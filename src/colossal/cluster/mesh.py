@@ -346,8 +346,8 @@ def _arrange(shape: Mapping[MeshAxis, int], dp_outside: bool) -> torch.Tensor:
     """Number the processes, of shape (pp, dp, sp, tp)."""
     pp, dp, sp, tp = shape.values()
     if dp_outside:
-        return torch.arange(pp * dp * sp * tp).view(dp, pp, sp, tp).transpose(0, 1)
-    return torch.arange(pp * dp * sp * tp).view(pp, dp, sp, tp)
+        return torch.arange(pp * dp * sp * tp, device="cpu").view(dp, pp, sp, tp).transpose(0, 1)
+    return torch.arange(pp * dp * sp * tp, device="cpu").view(pp, dp, sp, tp)
 
 
 def _find_link_cost(

@@ -69,7 +69,11 @@ class NonFiniteCheck:
         # The largest magnitude is finite if and only if all are; a sum of squares overflows earlier.
         norms = [torch.linalg.vector_norm(grad, math.inf) for grad in grads if grad.numel()]
         seen = [*(each.isfinite() for each in norms), *losses]
-        bad = torch.stack([~each.to(self._device) for each in seen]).any() if seen else torch.zeros(())
+        bad = (
+            torch.stack([~each.to(self._device) for each in seen]).any()
+            if seen
+            else torch.zeros((), device=self._device)
+        )
         if not all_reduce_over(bad.to(self._device, torch.uint8), self._groups, "max"):
             return
         found = ["the loss"] if not all(losses) else []

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from colossal.accelerator import get_accelerator
 from colossal.errors import UnsupportedError
 
 _OPTION = "enable_flash_attention"
@@ -22,8 +23,8 @@ def check_flash_attention(model: nn.Module) -> str:
         model: The model, of Hugging Face.
 
     Returns:
-        ``"flash_attention_2"`` for a model in half precision on CUDA, whose classes all know it, where its package is
-        installed; else ``"sdpa"``, torch's own, which has flash kernels for CPU and CUDA.
+        ``"flash_attention_2"`` for a model in half precision on an accelerator, whose classes all know it, where its
+        package is installed; else ``"sdpa"``, torch's own, which has flash kernels for CPU and CUDA.
 
     Raises:
         UnsupportedError: The model, or one inside it, has eager attention only.
@@ -82,8 +83,8 @@ def _has_flash_package(part: Any) -> bool:
     from transformers.utils import is_flash_attn_2_available
 
     tensors = list(part.parameters())
-    fits = bool(tensors) and all(each.is_cuda and each.dtype in _HALF for each in tensors)
-    return fits and part._supports_flash_attn and is_flash_attn_2_available()  # noqa: SLF001 (as above)
+    fits = bool(tensors) and all(each.dtype in _HALF for each in tensors)  # they may be on the host, or lazy, yet
+    return fits and not get_accelerator().is_cpu and part._supports_flash_attn and is_flash_attn_2_available()  # noqa: SLF001 (as above)
 
 
 def _is_fixed(name: str, found: str, wanted: str) -> UnsupportedError:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from colossal.accelerator import get_accelerator
 from colossal.errors import UnsupportedError
 
 _OPTION = "enable_jit_fused"
@@ -47,7 +48,7 @@ def check_compiled_activations(model: nn.Module) -> str:
         "torch's"
     """
     if any(map(_is_in_parts, model.modules())):
-        _check_compiler(model)
+        _check_compiler()
         return "compiled"
     if any(type(each).__name__ in _ONE_KERNEL or type(each).__module__ == _OF_TORCH for each in model.modules()):
         return "torch's"
@@ -84,11 +85,12 @@ def _is_in_parts(module: nn.Module) -> bool:
     return is_python or type(module).__name__ in _IN_PARTS
 
 
-def _check_compiler(model: nn.Module) -> None:
-    is_cuda = any(parameter.is_cuda for parameter in model.parameters())
-    if find_spec("triton") if is_cuda else any(map(shutil.which, (os.environ.get("CXX") or "", *_COMPILERS))):
+def _check_compiler() -> None:
+    """Ask for what compiles on the device of this process: parameters may be in host memory yet, or nowhere."""
+    is_host = get_accelerator().is_cpu
+    if any(map(shutil.which, (os.environ.get("CXX") or "", *_COMPILERS))) if is_host else find_spec("triton"):
         return
     raise UnsupportedError(
-        f"{_OPTION} compiles with {'triton on CUDA' if is_cuda else 'a C++ compiler on CPU'}. Found none. Install "
-        f"{'triton' if is_cuda else 'g++'}, or leave the option out."
+        f"{_OPTION} compiles with {'a C++ compiler' if is_host else 'triton'} on {get_accelerator().name!r}. Found "
+        f"none. Install {'g++' if is_host else 'triton'}, or leave the option out."
     )

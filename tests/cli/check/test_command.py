@@ -265,9 +265,9 @@ def test_a_python_that_is_too_old_is_a_problem() -> None:
 
 
 def test_a_backend_that_torch_lacks_is_a_problem_only_where_it_is_needed() -> None:
-    assert communication._backend("nccl", built=False, device="cuda").status == "problem"
-    assert communication._backend("nccl", built=False, device="cpu").status == "ok"
-    assert communication._backend("gloo", built=True, device="cpu").value is True
+    assert communication._backend("nccl", "cuda", built=False, device="cuda").status == "problem"
+    assert communication._backend("nccl", "cuda", built=False, device="cpu").status == "ok"
+    assert communication._backend("gloo", "cpu", built=True, device="cpu").value is True
 
 
 def test_a_torch_without_communication_is_a_problem(monkeypatch) -> None:

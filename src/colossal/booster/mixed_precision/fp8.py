@@ -5,6 +5,7 @@ from typing import final
 import torch
 from torch import nn
 
+from colossal.accelerator import get_current_device
 from colossal.amp import FP8Linear
 from colossal.amp.fp8 import MULTIPLE, fits, has_float8
 from colossal.booster.mixed_precision.autocast import AutocastMixedPrecision
@@ -75,6 +76,7 @@ class FP8MixedPrecision(AutocastMixedPrecision):
             linear.__class__ = FP8Linear
         message = f"fp8: {len(fitting)} of {len(linears)} linear layers multiply in float8"
         message += f", the others in bfloat16 because their sizes are {sizes}" if others else ""
-        if not has_float8(fitting[0].weight.device):
-            message += f"; emulated, because {fitting[0].weight.device.type} devices here have no float8 units"
+        device = get_current_device()  # where the model goes; its weights may be on the host, or lazy, yet
+        if not has_float8(device):
+            message += f"; emulated, because {device.type} devices here have no float8 units"
         get_dist_logger().info(message, ranks=[0])

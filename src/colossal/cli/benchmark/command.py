@@ -22,7 +22,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 
 @click.command("benchmark", context_settings=SETTINGS)
 @click.option("-g", "--gpus", "--ranks", "ranks", type=_COUNT, help="Ranks; as many as there are GPUs, or 2 on a CPU.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute; a GPU if there is one.")
+@click.option("--device", help="cpu, or the accelerator as torch calls it, such as cuda; that one if there is one.")
 @click.option("-b", "--batch_size", type=_COUNT, default=8, show_default=True, help="Samples in a batch.")
 @click.option("-s", "--seq_len", type=_COUNT, default=128, show_default=True, help="Length of a sample.")
 @click.option("-d", "--hidden_dim", type=_COUNT, default=256, show_default=True, help="Width of a layer.")
@@ -129,10 +129,13 @@ def _ranks(given: int | None, device: str, outer: int | None) -> int:
         if given not in (None, outer):
             raise click.BadParameter(f"the launcher has started {outer}, not {given}", param_hint="--ranks")
         return outer
-    count = get_accelerator(device).device_count()
-    if device == "cuda" and given is not None and given > count:
-        raise click.BadParameter(f"each rank needs a GPU of its own, and there are {count}", param_hint="--ranks")
-    return given or (count if device == "cuda" else 2)
+    accelerator = get_accelerator(device)
+    if accelerator.is_cpu:
+        return given or 2
+    count = accelerator.device_count()
+    if given is not None and given > count:
+        raise click.BadParameter(f"each rank needs a device of its own, and there are {count}", param_hint="--ranks")
+    return given or count
 
 
 def _shape(chosen: dict[str, Any], device: str, outer: int | None) -> dict[str, int]:

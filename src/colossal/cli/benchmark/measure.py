@@ -83,7 +83,7 @@ def _measure(settings: Settings, case: Case) -> Result:
     for _ in range(settings.warmup_steps):
         step()
     own = statistics.median(_seconds(step) for _ in range(settings.profile_steps))
-    facts = torch.tensor([[own, accelerator.max_memory_allocated(), sent]], dtype=torch.float64)
+    facts = torch.tensor([[own, accelerator.max_memory_allocated(), sent]], dtype=torch.float64, device="cpu")
     everyones = comm.gather(facts, "dp", dim=0)
     seconds, memory, most_sent = everyones.max(dim=0).values.tolist()
     return Result(

@@ -32,7 +32,7 @@ class Settings(_Plain):
         hidden_dim: Width of a layer.
         layers: Number of blocks of two linear layers.
         dtype: One of `DTYPES`.
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"``, or an accelerator such as ``"cuda"``.
         warmup_steps: Steps before the measured ones.
         profile_steps: Measured steps.
     """
@@ -58,7 +58,7 @@ class LinkSettings(_Plain):
         ops: The operations.
         sizes: Bytes.
         seconds: How long to measure one operation with one size, about.
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"``, or an accelerator such as ``"cuda"``.
         output: The file to write.
     """
 

@@ -19,8 +19,9 @@ def look() -> Iterator[Row]:
         yield Row(TITLE, "torch.distributed", "problem", "not in this torch", False, advice)
         return
     device = _device()
-    for name in _NEEDED_FOR:
-        yield _backend(name, built=dist.is_backend_available(name), device=device)
+    needed = _NEEDED_FOR | {_backend_of(device): device}
+    for name, user in needed.items():
+        yield _backend(name, user, built=dist.is_backend_available(name), device=device)
     yield _host_name()
     yield _link_cost()
 
@@ -35,10 +36,16 @@ def _device() -> str:
         return "cpu"
 
 
-def _backend(name: str, *, built: bool, device: str) -> Row:
+def _backend_of(device: str) -> str:
+    from colossal.accelerator import get_accelerator
+
+    return get_accelerator(device).communication_backend
+
+
+def _backend(name: str, user: str, *, built: bool, device: str) -> Row:
     if built:
-        return Row(TITLE, name, "ok", f"built into torch, for {_NEEDED_FOR[name]}", True)
-    if _NEEDED_FOR[name] != device:
+        return Row(TITLE, name, "ok", f"built into torch, for {user}", True)
+    if user != device:
         return Row(TITLE, name, "ok", f"not in this torch; not needed on {device}", False)
     return Row(TITLE, name, "problem", "not in this torch", False, f"Install a build of torch with {name}.")
 

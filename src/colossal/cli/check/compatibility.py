@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from colossal import _native as native
 from colossal.cli.check.row import Row, Section
-from colossal.cli.check.versions import PACKAGES, release
+from colossal.cli.check.versions import PACKAGES, kind_of_build, release
 from colossal.cli.version import VERSION
 
 TITLE = "compatibility"
@@ -50,7 +50,7 @@ def _match(needed: str | None, found: str | None) -> Row:
     """The toolkit compiles what runs beside torch's own libraries: their major versions are the same."""
     name = "CUDA of torch and system"
     if needed is None:
-        return Row(TITLE, name, "ok", "no need to match: torch is a build for CPUs")
+        return Row(TITLE, name, "ok", f"no need to match: torch is a build for {kind_of_build()}")
     if found is None:
         return Row(TITLE, name, "ok", f"torch brings its own {needed}; the system has none")
     if needed.partition(".")[0] == found.partition(".")[0]:
@@ -66,7 +66,7 @@ def _code(suffix: str, code: native.OwnCode, *, needed: bool) -> Row:
     if code.at_install and not code.at_first_use:
         return Row(TITLE, name, "ok", f"built at install (AOT): {', '.join(code.at_install)}", "install")
     if not needed:
-        return Row(TITLE, name, "ok", "not needed: torch is a build for CPUs")
+        return Row(TITLE, name, "ok", f"not needed: torch is a build for {kind_of_build()}")
     if code.compiler:
         names = ", ".join(code.at_first_use)
         return Row(TITLE, name, "ok", f"built at first use (JIT) by {code.compiler}: {names}", "first use")

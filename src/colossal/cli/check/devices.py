@@ -12,7 +12,7 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def look() -> Iterator[Row]:
-    """Look at the CPU, the GPUs, and at which of them a program would use."""
+    """Look at the CPU, at GPUs or another accelerator, and at which of them a program would use."""
     import torch
 
     cores = len(os.sched_getaffinity(0))
@@ -31,6 +31,13 @@ def _processor() -> str:
 def _gpus() -> Iterator[Row]:
     import torch
 
+    from colossal.cli.check.versions import kind_of_build
+
+    other = torch.accelerator.current_accelerator(check_available=True)
+    if other is not None and other.type != "cuda":
+        count = torch.accelerator.device_count()
+        yield Row(TITLE, "accelerators", "ok", f"{count} of type {other.type}", count)
+        return
     if not torch.cuda.is_available():
         if torch.version.cuda:
             advice = (
@@ -38,7 +45,7 @@ def _gpus() -> Iterator[Row]:
             )
             yield Row(TITLE, "gpus", "note", "none that this torch, built for CUDA, can use", 0, advice)
         else:
-            yield Row(TITLE, "gpus", "ok", "none that this torch, a build for CPUs, could use", 0)
+            yield Row(TITLE, "gpus", "ok", f"none that this torch, a build for {kind_of_build()}, could use", 0)
         return
     count = torch.cuda.device_count()
     yield Row(TITLE, "gpus", "ok", str(count), count)

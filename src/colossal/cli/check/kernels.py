@@ -72,6 +72,7 @@ def _float8() -> str:
     import torch
 
     from colossal.accelerator import get_current_device
+    from colossal.amp.fp8 import has_float8
 
     device = get_current_device()
     left, right = (torch.ones(16, 16, device=device).to(torch.float8_e4m3fn) for _ in range(2))
@@ -79,7 +80,7 @@ def _float8() -> str:
     product = torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: SLF001 (it has no public name)
     if product.float().tolist() != [[16.0] * 16] * 16:
         raise ArithmeticError(f"the product of ones is wrong on {device.type}")
-    if device.type == "cpu":
+    if not has_float8(device):
         raise NotImplementedError("only GPUs of capability 8.9 and newer are faster at it")
     return f"torch's, on {device.type}"
 
@@ -91,7 +92,7 @@ def _stream_copy() -> str:
     from colossal.kernel import stream_copy
 
     library("cpu/copy")
-    source = torch.arange(100_003)
+    source = torch.arange(100_003, device="cpu")
     target = torch.zeros_like(source)
     stream_copy(target.data_ptr(), source.data_ptr(), source.nbytes)
     if not torch.equal(source, target):
@@ -107,7 +108,7 @@ def _collectives() -> str:
     from colossal.comm._shm.engine import Kind, instruction_set
 
     engine = make_engine(dist.HashStore(), rank=0, global_ranks=[0])
-    numbers = torch.arange(100_003.0)
+    numbers = torch.arange(100_003.0, device="cpu")
     total = numbers.clone()
     engine.run(Kind.ALL_REDUCE, total.dtype, total.numel(), (), (total.data_ptr(),), seconds=10.0)
     if not torch.equal(total, numbers):

@@ -44,7 +44,7 @@ def _step(_folder: Path) -> None:
     device = mesh.accelerator.get_current_device()
     alone, boosted = _model(), _model()
     torch.manual_seed(_SEED)
-    inputs, targets = (torch.randn(4 * mesh.world_size, width).to(device) for width in (8, 2))
+    inputs, targets = (torch.randn(4 * mesh.world_size, width, device="cpu").to(device) for width in (8, 2))
     own = slice(4 * mesh.global_rank, 4 * mesh.global_rank + 4)
 
     plain = torch.optim.Adam(alone.to(device).parameters(), lr=0.1)

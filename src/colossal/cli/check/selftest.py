@@ -27,7 +27,7 @@ class SelfTest:
     """A self test on one kind of device.
 
     Attributes:
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"``, or an accelerator such as ``"cuda"``.
         size: Number of ranks.
         timeout_seconds: How long the ranks may take.
         module: What each rank runs.
@@ -85,12 +85,13 @@ class SelfTest:
 
 
 def self_tests(timeout_seconds: float) -> Iterator[SelfTest]:
-    """Choose the tests that suit the machine: two ranks on the CPU, and up to two on its GPUs."""
+    """Choose the tests that suit the machine: two ranks on the CPU, and up to two on its accelerator."""
     from colossal.accelerator import get_accelerator
 
     yield SelfTest("cpu", 2, timeout_seconds)
-    if get_accelerator().name == "cuda":
-        yield SelfTest("cuda", min(2, get_accelerator().device_count()), timeout_seconds)
+    accelerator = get_accelerator()
+    if not accelerator.is_cpu:
+        yield SelfTest(accelerator.name, min(2, accelerator.device_count()), timeout_seconds)
 
 
 def _failed(end: _End | None) -> TypeGuard[_End]:

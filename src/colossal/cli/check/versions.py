@@ -98,10 +98,20 @@ def _cuda() -> Iterator[Row]:
     from torch.cuda import nccl
 
     cuda = torch.version.cuda
-    yield Row(TITLE, "CUDA of torch", "ok", cuda or "none: a build for CPUs", cuda)
+    yield Row(TITLE, "CUDA of torch", "ok", cuda or f"none: a build for {kind_of_build()}", cuda)
     if cuda and torch.distributed.is_nccl_available():
         version = ".".join(map(str, nccl.version()))
         yield Row(TITLE, "NCCL of torch", "ok", version, version)
+
+
+def kind_of_build() -> str:
+    """Say what a torch without CUDA computes on: CPUs, or an accelerator too, such as ROCm's or 'xpu'."""
+    import torch
+
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    device = torch.accelerator.current_accelerator()
+    return "CPUs" if device is None else f"{device.type!r}"
 
 
 def release(version: str) -> tuple[int, ...]:

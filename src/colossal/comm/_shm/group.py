@@ -34,7 +34,7 @@ from colossal.errors import UnsupportedError
 _Tensor = torch.Tensor
 _Tensors = Sequence[torch.Tensor]
 _ANYBODY = -1
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 _ProcessGroup: Any = dist.ProcessGroup  # whose methods are overloaded in ways that nobody uses
 
 

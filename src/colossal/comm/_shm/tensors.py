@@ -16,7 +16,7 @@ def checked(tensor: _Tensor) -> _Tensor:
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise UnsupportedError(
             f"The backend 'shm' moves dense tensors in host memory. Found a tensor of {tensor.layout} on "
-            f"{tensor.device}. Make a group with another backend for it: nccl for GPUs, gloo for sparse tensors."
+            f"{tensor.device}. Make a group with another backend for it: the one of the device, gloo for sparse ones."
         )
     return tensor
 

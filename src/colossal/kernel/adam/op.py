@@ -9,6 +9,7 @@ import torch
 from colossal.errors import UnsupportedError
 from colossal.kernel.adam.step import AdamStep
 from colossal.kernel.adam.tensors import AdamTensors, Columns, Runner, check
+from colossal.logging import get_dist_logger
 
 _LIBRARY = torch.library.Library("colossal", "FRAGMENT")
 _LIBRARY.define(
@@ -74,6 +75,8 @@ def adam_step(tensors: Iterable[AdamTensors], step: AdamStep, num_threads: int |
 def runner_of(device: str) -> Runner:
     """Return what computes a step on a type of device: own code, or torch's where that cannot be built.
 
+    It stays so for the life of the process; the logger ``colossal`` says once why it is torch's.
+
     Args:
         device: The type of the device.
     """
@@ -82,9 +85,12 @@ def runner_of(device: str) -> Runner:
     makers = {"cpu": native.on_cpu, "cuda": native.on_cuda}
     if device not in makers:
         return reference.run_reference
+    if device == "cuda" and torch.version.hip is not None:  # AMD's GPUs have this name too, but no such compiler
+        return reference.run_fused
     try:
         return makers[device]()
-    except UnsupportedError:
+    except UnsupportedError as error:
+        get_dist_logger().warning(f"A step of Adam on {device!r} takes torch's own operations. {error}")
         return reference.run_fused
 
 

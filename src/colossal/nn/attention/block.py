@@ -162,7 +162,7 @@ def _run_backward(
     scale: float,
     is_causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    unused = torch.zeros((), dtype=torch.int64)  # the state of random numbers, of which none are drawn
+    unused = torch.zeros((), dtype=torch.int64, device="cpu")  # the state of random numbers, of which none are drawn
     own, lengths = (grad, query, key, value), (None, None, query.shape[2], key.shape[2])
     if kernel == _FLASH:
         backward = _ATEN._scaled_dot_product_flash_attention_backward  # noqa: SLF001 (see the note)

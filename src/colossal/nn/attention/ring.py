@@ -199,7 +199,7 @@ class _Ring:
 
     def __init__(self, cut: TokenCut, inner: int | None) -> None:
         self._channel = Channel(cut.axis, cut.mesh)
-        self.home = torch.empty(0)
+        self.home = torch.empty(0, device="cpu")
         """The gradient of this rank's keys and values, from all ranks."""
         self._inner = cut.size if inner is None else inner
         if self._inner < 1 or cut.size % self._inner:

@@ -223,9 +223,10 @@ class VocabParallelEmbedding(_Table):
         assert self.mesh is not None
         axes, groups = arrangement_of(self.mesh).vocabulary[:1], self.layouts["weight"].groups[0]
         used = lay(self.mesh, (self.num_embeddings,), {0: axes}, {0: groups})
-        here = torch.cat([torch.arange(at, at + n) for at, n in used.extents(0, used.place_of(self.mesh.global_rank))])
-        row_of = torch.full((self.num_embeddings,), _ELSEWHERE)
-        row_of[here] = torch.arange(len(here))
+        extents = used.extents(0, used.place_of(self.mesh.global_rank))
+        here = torch.cat([torch.arange(at, at + n, device="cpu") for at, n in extents])
+        row_of = torch.full((self.num_embeddings,), _ELSEWHERE, device="cpu")
+        row_of[here] = torch.arange(len(here), device="cpu")
         return row_of
 
     def _lay_weight(self) -> Layout:

@@ -109,7 +109,7 @@ class AdamStates:
         zeros = iter(_zeros_like([param for param in params if not self._is_away(param) for _ in MEANS]))
         for param in params:
             means = {} if self._is_away(param) else {name: copy_placement(next(zeros), param) for name in MEANS}
-            self._state[param] = {"step": torch.tensor(0.0, dtype=torch.float32), **means}
+            self._state[param] = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu"), **means}
 
 
 def _zeros_like(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:

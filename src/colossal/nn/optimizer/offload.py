@@ -134,7 +134,7 @@ class StatesOnDisk:
         Returns:
             Its means, in memory of their own, in the shape of what is here of it.
         """
-        means = [torch.empty(local_of(param).shape) for _ in range(2)]
+        means = [torch.empty(local_of(param).shape, dtype=torch.float32, device="cpu") for _ in range(2)]
         for (piece,) in self.walk([param], is_read_only=True):
             for mean, part in zip(means, piece.means, strict=True):
                 mean.view(-1)[piece.begin : piece.end] = part

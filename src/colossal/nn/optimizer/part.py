@@ -47,7 +47,7 @@ class Part:
         self._param, self._state, self._dtype = param, state, dtype_of_state(param)
         self._own = self._without_padding(param)
         self.grad = self._without_padding(param.grad).to(self._dtype)
-        state["step"] = state.get("step", torch.tensor(0.0)) + 1
+        state["step"] = state.get("step", torch.tensor(0.0, device="cpu")) + 1
         self.step = int(state["step"])
 
     @property
