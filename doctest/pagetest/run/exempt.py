@@ -7,7 +7,7 @@ from pagetest.run.device import PRETEND, Device
 EXEMPT: Mapping[str, Mapping[str, str]] = {
     PRETEND: {
         "basics/command_line_tool": "it starts programs that stay on the CPU, and says so to the reader",
-        "contributing/documentation": "its pages say that they ran on a CPU, and no device is theirs",
+        "contributing/documentation": "it runs the harness on a page that computes on no device",
         "features/cpu_collectives": "it is about collectives in the memory of one host",
         "features/fault_tolerance": "it loses ranks on the CPU of one machine, and says so to the reader",
     }
