@@ -42,6 +42,11 @@ def a_host_tensor_in_a_collective() -> object:
 
 
 @fault
+def numbers_of_16_bits_in_a_message() -> object:
+    return dist.isend(torch.ones(3, dtype=torch.int16, device=DEVICE), 0)
+
+
+@fault
 def a_batch_that_was_not_moved() -> object:
     return model()(torch.ones(2, 4))
 
@@ -177,7 +182,7 @@ def main() -> None:
         found[name] = ""
         try:
             function()
-        except (RuntimeError, ValueError, AssertionError) as error:
+        except (RuntimeError, TypeError, ValueError, AssertionError) as error:
             found[name] = str(error).splitlines()[0]
         torch.accelerator.synchronize()
     in_order()

@@ -22,6 +22,7 @@ HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 SEEN_BY = {
     "a_host_tensor_in_a_loss": "on the same device",
     "a_host_tensor_in_a_collective": "passed to a collective",
+    "numbers_of_16_bits_in_a_message": "not supported for NCCL process group: torch.int16",
     "a_batch_that_was_not_moved": "aten::addmm",
     "a_read_of_what_a_side_stream_still_copies": "A wait is missing",
     "a_read_on_the_host_before_the_copy_is_over": "the host reads 0.0 in place of 2.0",
@@ -146,3 +147,24 @@ def goes_through_the_cpu(folder: Path) -> Path:
     booster.save_model(model, folder / "cpu" / "now", shard=True, use_safetensors=True)
     booster.save_optimizer(optimizer, folder / "cpu" / "optimizer", shard=True)
     return folder / "cpu"
+
+
+def test_two_ranks_on_one_device_are_refused_on_both() -> None:
+    found = [json.loads(line) for line in run("shared.py", "GPU-1", "GPU-1", ranks=2).splitlines()]
+    assert len(found) == 2
+    assert all("Each process needs a device of its own. Found ranks 0 and 1 on one: " in each for each in found)
+    assert all("GPU-1" in each for each in found)
+    assert [json.loads(line) for line in run("shared.py", "GPU-1", "GPU-2", ranks=2).splitlines()] == ["", ""]
+
+
+def test_links_of_a_pipeline_are_opened_once_before_its_first_step() -> None:
+    found = [json.loads(line) for line in run("links.py", ranks=3).splitlines()]
+    assert sorted(each["opened"] for each in found) == [2, 2, 4]  # both ways, to each neighbour
+    assert {each["opened_again"] for each in found} == {0}
+    assert [each["numbers"] for each in found if each["numbers"]] == [[-2400, 2400] * 2]
+
+
+def test_a_link_of_a_pipeline_that_is_not_opened_is_named() -> None:
+    (found,) = [json.loads(line) for line in run("links.py", "gone", ranks=2).splitlines()]
+    assert "Found that ranks 0 and 1 could not within 20 s; what rank 0 saw of rank 1: " in found
+    assert "Look for the first error of rank 1." in found

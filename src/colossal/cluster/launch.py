@@ -18,11 +18,11 @@ from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_a
 from colossal.cluster.refuse_config import refuse_config
 from colossal.cluster.rendezvous import (
     World,
-    check_devices,
     connecting,
     find_local_rank,
     form_world,
     meet,
+    take_device,
     wait_for_all,
 )
 from colossal.cluster.schedulers import openmpi_host, openmpi_port, slurm_host, slurm_port
@@ -268,9 +268,7 @@ def _join(
         world = World(meet(member, seconds), member.rank, member.world_size, seconds)
     with connecting(world):
         local_rank = _find_local_rank(member, world)
-        accelerator.set_device(local_rank)
-        if wanted is None and not accelerator.is_cpu:
-            check_devices(world, accelerator)
+        take_device(world, accelerator, local_rank, may_share=accelerator.is_cpu or wanted is not None)
         chosen, remark = form_world(world, wanted)
         _seed_everything(seed, accelerator)
         mesh = ParallelMesh(

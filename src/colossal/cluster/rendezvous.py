@@ -4,7 +4,7 @@
 import os
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +19,7 @@ from colossal.cluster.member import Member
 from colossal.errors import ConfigError, LaunchError, MeshError, UnsupportedError
 
 _ADVICE = " Use the backend 'gloo'."
+_NO_DEVICE = "none"
 _PAUSE_SECONDS = 0.05
 _SLACK_SECONDS = 0.5  # for what ends by itself, with a reason of its own
 
@@ -136,20 +137,47 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
     return "shm", ""
 
 
-def check_devices(world: World, accelerator: Accelerator) -> None:
-    """Refuse two ranks on one device: neither backend nor memory could serve both.
+def take_device(world: World, accelerator: Accelerator, local_rank: int, *, may_share: bool) -> None:
+    """Bind this process to its device.
+
+    Args:
+        world: The processes.
+        accelerator: The kind of device.
+        local_rank: The number of this process on its host.
+        may_share: Whether two ranks may have one device; the backends of accelerators can not serve both.
 
     Raises:
-        LaunchError: Two of them have the same device of the same host; on all ranks alike.
+        ConfigError: There is no device for this process.
+        LaunchError: There is none for another one, or two have the same device of the same host; on all ranks alike.
     """
-    devices = dist.PrefixStore("colossal/device", world.store)
-    devices.set(str(world.rank), f"{socket.gethostname()} {accelerator.identity() or f'rank {world.rank}'}")
-    found = [devices.get(str(rank)).decode() for rank in range(world.size)]
+    problem = None
+    try:
+        accelerator.set_device(local_rank)
+    except ConfigError as error:
+        problem = error
+    if not may_share:
+        own = _NO_DEVICE if problem else f"{socket.gethostname()} {accelerator.identity() or f'rank {world.rank}'}"
+        devices = dist.PrefixStore("colossal/device", world.store)
+        devices.set(str(world.rank), own)
+        _check_devices([devices.get(str(rank)).decode() for rank in range(world.size)], problem)
+    if problem is not None:
+        raise problem
+
+
+def _check_devices(found: Sequence[str], problem: ConfigError | None) -> None:
+    """Refuse ranks without a device, or with one that another rank has."""
+    advice = (
+        "Start fewer processes on this host, let the launcher show each its own device, or use COLOSSAL_DEVICE=cpu."
+    )
+    if _NO_DEVICE in found and problem is None:
+        raise LaunchError(
+            f"Each process needs a device of its own. Found none for rank {found.index(_NO_DEVICE)}, whose error tells "
+            f"more. {advice}"
+        )
     for rank, device in enumerate(found):
-        if (first := found.index(device)) != rank:
+        if device != _NO_DEVICE and (first := found.index(device)) != rank:
             raise LaunchError(
-                f"Each process needs a device of its own. Found ranks {first} and {rank} on one: {device}. Start fewer "
-                "processes on this host, let the launcher show each its own device, or use COLOSSAL_DEVICE=cpu."
+                f"Each process needs a device of its own. Found ranks {first} and {rank} on one: {device}. {advice}"
             )
 
 

@@ -48,6 +48,12 @@ class PipelineExecutor:
     Attributes:
         stages: By their index.
 
+    Raises:
+        CommunicationError: On an accelerator, a link to another rank could not be opened.
+
+    Communication: on an accelerator, a group of the pp axis is formed, and 8 bytes go to each rank that this one sends
+    to in a step; all ranks of the axis must construct theirs together.
+
     Example:
         >>> import torch
         >>> from colossal.cluster import ParallelMesh

@@ -90,7 +90,8 @@ def share_tied_values(stages: Iterable[Stage], placement: StagePlacement, mesh: 
         placement: Which rank has which stage.
         mesh: The mesh.
 
-    Communication: send, pp, the bytes of these parameters, to each other rank that has them.
+    Communication: send, pp, the bytes of these parameters, to each other rank that has them; on an accelerator, links
+    are opened first.
 
     Example:
         >>> import torch
