@@ -18,6 +18,9 @@ from colossal.nn.optimizer import HybridAdam
 NUM_PLUGINS = 19
 """Kinds of plugin that the program for GPUs compares with one process."""
 
+NUM_IN_FILES = 3
+"""Kinds of states or parameters that the program for files trains with."""
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 SEEN_BY = {
     "a_host_tensor_in_a_loss": "on the same device",
@@ -93,6 +96,16 @@ def test_the_host_waits_for_nothing_that_is_not_listed(half) -> None:
         name: waits for name, waits in WAITS.items() if name in found
     }
     assert len(found) >= NUM_PLUGINS // 2
+
+
+def test_states_in_files_are_computed_with_on_the_host_and_cost_the_device_nothing(tmp_path) -> None:
+    found = json.loads(run("on_disk.py", str(tmp_path), ranks=2).splitlines()[-1])
+    refusal = found.pop("refusal")
+    assert "in host memory. Found one in torch.float32 on pretend:0" in refusal
+    assert "Leave nvme_offload_fraction out, or update on the host" in refusal
+    assert len(found) == NUM_IN_FILES
+    assert {name: each["apart"] for name, each in found.items() if each["apart"]} == {}
+    assert all(each["waits"] == each["waits in memory"] for each in found.values()), "no copy of its own, to be pinned"
 
 
 def tensors_of(place: Path) -> dict[str, torch.Tensor]:

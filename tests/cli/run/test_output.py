@@ -116,8 +116,8 @@ def test_a_signal_is_a_cause_unless_we_sent_it() -> None:
 
 WATCHDOG = (
     "[rank3]:[E1016 03:31:38.928019586 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation "
-    "timeout: WorkNCCL(SeqNum=9141, OpType=_ALLGATHER_BASE, NumelIn=19008, NumelOut=152064, Timeout(ms)=600000) ran for "
-    "600071 milliseconds before timing out.\n"
+    "timeout: WorkNCCL(SeqNum=9141, OpType=_ALLGATHER_BASE, NumelIn=19008, NumelOut=152064, Timeout(ms)=600000) ran "
+    "for 600071 milliseconds before timing out.\n"
     "[rank3]:[E1016 03:31:38.929246900 ProcessGroupNCCL.cpp:627] [Rank 3] To avoid data inconsistency, we are taking "
     "the entire process down.\n"
     "terminate called after throwing an instance of 'c10::DistBackendError'"
