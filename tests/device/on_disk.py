@@ -1,7 +1,8 @@
 # pyright: reportMissingImports=false
 """Train with states or parameters in files, and with the same in memory, beside an accelerator: ``on_disk.py FOLDER``.
 
-Prints what makes the host wait in a step of each, how far the parameters are apart, and what is said where it cannot be.
+Prints what makes the host wait in a step of each, how far the parameters are apart, and what is said where it cannot
+be done.
 """
 
 import json
@@ -35,14 +36,15 @@ def trained(kind: str, options: dict[str, Any], fraction: float, folder: str) ->
     booster = Booster(plugin=getattr(plugins, kind)(**options, precision="fp32"))
     boosted, optimizer, *_ = booster.boost(model, adam)
     assert optimizer is not None
-    waits: dict[str, int] = {}
+    found = []
     for step in range(STEPS):
         batch = equal.batch_of(step)
         with pretend_device.counted_waits() as waits:
             booster.execute_pipeline(iter([batch]), boosted, lambda outputs, _: outputs.loss, optimizer)
             optimizer.step()
         optimizer.zero_grad()
-    return boosted.state_dict(only_rank_0=False), waits
+        found.append(waits)
+    return boosted.state_dict(only_rank_0=False), found[-1]
 
 
 def refusal(folder: str) -> str:
