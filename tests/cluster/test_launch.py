@@ -23,7 +23,8 @@ import colossal
 from colossal.cluster import DistCoordinator, current_mesh, get_default_parser
 from colossal.cluster.member import Member
 from colossal.cluster.mesh import leave_ambient
-from colossal.cluster.rendezvous import World, connecting, meet
+from colossal.cluster.rendezvous import World, connecting, form_world, meet
+from colossal.cluster.watchdog import watchdog_settings
 from colossal.errors import ConfigError, LaunchError, MeshError
 from colossal.testing import fake_world, run_processes
 
@@ -466,3 +467,37 @@ def test_launch_under_torchrun_may_meet_at_another_port() -> None:
     environment["RANK"] = "{rank}"
     places = run_processes(launch_elsewhere, 2, free_port(), form=False, environment=environment)
     assert places == [(0, 2, 0, 2.0, "shm"), (1, 2, 1, 2.0, "shm")]
+
+
+NCCL = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_FR_BUFFER_SIZE": "2000"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "own", "added"),
+    [
+        ("nccl", {}, NCCL),
+        ("cuda:nccl", NCCL, {}),
+        ("nccl", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "5"}, {k: v for k, v in NCCL.items() if "FR" not in k}),
+        ("nccl", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, {k: v for k, v in NCCL.items() if "ASYNC" not in k}),
+        ("gloo", {}, {}),
+        ("pretend", {}, {}),
+    ],
+)
+def test_the_watchdog_is_told_what_its_user_has_not_said(backend, own, added) -> None:
+    assert watchdog_settings(backend, own) == added
+
+
+def test_the_watchdog_is_told_before_there_is_a_group(monkeypatch) -> None:
+    seen: list[str | None] = []
+
+    def init(*_: object, **__: object) -> None:
+        seen.append(os.environ.get("TORCH_FR_BUFFER_SIZE"))
+        raise RuntimeError("no GPU here")
+
+    for name in NCCL:
+        monkeypatch.setenv(name, "x")  # which is taken back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(dist, "init_process_group", init)
+    with pytest.raises(LaunchError, match="no GPU here"):
+        form_world(World(dist.HashStore(), 0, 1, 5.0), "nccl")
+    assert seen == ["2000"]

@@ -44,6 +44,7 @@ NAMED: Mapping[tuple[str, str], str] = {
     ("cli/check/communication.py", '"nccl": "cuda"'): "lists what every build is asked for; the device's own is added",
     ("cli/run/job.py", '"xpu"'): "a word that torchrun itself takes for the number of processes",
     ("cluster/launch.py", '("nccl", *own)'): "what many programs pass on as the default stands for the device's own",
+    ("cluster/watchdog.py", '"nccl" not in backend'): "the variables are those of torch's watchdog of this backend",
     ("comm/channel.py", '_IN_PLACE = ("nccl"'): "known to allow it; an unknown backend gets a buffer of its own",
     ("zero/gemini/config.py", '"cuda": (0.0, 0.0)'): POLICY,
     ("zero/gemini/config.py", "'cuda' for everything on the device"): POLICY,

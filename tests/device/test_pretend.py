@@ -18,6 +18,9 @@ from colossal.nn.optimizer import HybridAdam
 NUM_PLUGINS = 19
 """Kinds of plugin that the program for GPUs compares with one process."""
 
+NUM_IN_FILES = 3
+"""Kinds of states or parameters that the program for files trains with."""
+
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 SEEN_BY = {
     "a_host_tensor_in_a_loss": "on the same device",
@@ -100,6 +103,16 @@ def test_a_backend_that_cannot_move_the_tensors_of_the_device_is_refused() -> No
     assert required == "The backend must move tensors of the device 'pretend'"
     assert found == "Found 'gloo', which moves those of 'cpu' and 'cuda'"
     assert advice == "Leave backend out to use 'pretend', or stay on the CPU with COLOSSAL_DEVICE=cpu."
+
+
+def test_states_in_files_are_computed_with_on_the_host_and_cost_the_device_nothing(tmp_path) -> None:
+    found = json.loads(run("on_disk.py", str(tmp_path), ranks=2).splitlines()[-1])
+    refusal = found.pop("refusal")
+    assert "in host memory. Found one in torch.float32 on pretend:0" in refusal
+    assert "Leave nvme_offload_fraction out, or update on the host" in refusal
+    assert len(found) == NUM_IN_FILES
+    assert {name: each["apart"] for name, each in found.items() if each["apart"]} == {}
+    assert all(each["waits"] == each["waits in memory"] for each in found.values()), "no copy of its own, to be pinned"
 
 
 def tensors_of(place: Path) -> dict[str, torch.Tensor]:

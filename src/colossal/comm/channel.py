@@ -10,6 +10,7 @@ from torch import distributed as dist
 
 from colossal.cluster import Axis, ParallelMesh, current_mesh, group_for
 from colossal.comm.counter import CommCounter, Op, active_counters
+from colossal.comm.lost import LostPeers
 from colossal.comm.pairwise import gather_pairwise, sum_pairwise
 from colossal.errors import ShapeError
 
@@ -93,7 +94,8 @@ class Channel:
         if self.size == 1:
             return tensor
         total = tensor.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, _REDUCE_OPS[op], self._group_for(total))
+        with LostPeers():
+            dist.all_reduce(total, _REDUCE_OPS[op], self._group_for(total))
         self._count("all_reduce", total)
         return total
 
@@ -116,8 +118,9 @@ class Channel:
         if self.size == 1:
             return tensor
         whole = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
-        for work in gather_into(whole, tensor.contiguous(), self._group_for(tensor)):
-            work.wait()
+        with LostPeers():
+            for work in gather_into(whole, tensor.contiguous(), self._group_for(tensor)):
+                work.wait()
         self._count("all_gather", whole)
         return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim)
 
@@ -141,9 +144,10 @@ class Channel:
             return tensor
         parts = tensor.contiguous() if dim == 0 else torch.cat(tensor.chunk(self.size, dim))
         part = parts.new_empty(parts.shape[0] // self.size, *parts.shape[1:])
-        works, finish = scatter_sums(part, parts, self._group_for(part))
-        for work in works:
-            work.wait()
+        with LostPeers():
+            works, finish = scatter_sums(part, parts, self._group_for(part))
+            for work in works:
+                work.wait()
         finish()
         self._count("reduce_scatter", parts)
         return part
@@ -169,7 +173,8 @@ class Channel:
             return tensor
         outgoing = torch.stack(tensor.chunk(self.size, split_dim))
         incoming = torch.empty_like(outgoing)
-        dist.all_to_all_single(incoming, outgoing, group=self._group_for(outgoing))
+        with LostPeers():
+            dist.all_to_all_single(incoming, outgoing, group=self._group_for(outgoing))
         self._count("all_to_all", outgoing)
         return torch.cat(incoming.unbind(), join_dim)
 
@@ -187,7 +192,8 @@ class Channel:
             parts = [tensor.detach() for tensor in pack]
             joined = torch.cat([part.reshape(-1) for part in parts]).to(self.mesh.accelerator.get_current_device())
             sent = joined.view(torch.uint8)  # NCCL lacks dtypes
-            dist.broadcast(sent, src=self.mesh.ranks(self.axis)[0], group=self._group_for(sent))
+            with LostPeers():
+                dist.broadcast(sent, src=self.mesh.ranks(self.axis)[0], group=self._group_for(sent))
             self._count("broadcast", joined)
             for part, values in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
                 part.copy_(values.view(part.shape))

@@ -10,6 +10,7 @@ import torch
 from torch import distributed as dist
 
 from colossal.comm.channel import gather_into
+from colossal.comm.lost import LostPeers
 
 BLOCK = 1024
 """How many elements have a scale in common."""
@@ -160,11 +161,13 @@ def all_reduce_packed(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.T
     padded[:numel] = tensor.reshape(-1)
     own = padded.new_empty(length, dtype=torch.float32)
     works, finish, _ = scatter_packed_sums(own, padded, group)
-    for work in works:
-        work.wait()
+    with LostPeers():
+        for work in works:
+            work.wait()
     finish()
     part = pack(own[None])
     whole = part.new_empty(size, part.shape[1])
-    for work in gather_into(whole, part, group):
-        work.wait()
+    with LostPeers():
+        for work in gather_into(whole, part, group):
+            work.wait()
     return unpack(whole, length).reshape(-1)[:numel].view(tensor.shape).to(tensor.dtype)

@@ -9,6 +9,7 @@ from torch import distributed as dist
 
 from colossal.cluster import AXES, Axis, current_mesh, group_for, host_group
 from colossal.comm.counter import active_counters, uncounted
+from colossal.comm.lost import LostPeers
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -35,7 +36,8 @@ def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None
     values = [value]
     for group in (dist.group.WORLD,) if groups is None else groups:
         gathered: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(gathered, values, group=host_group(group))
+        with LostPeers():
+            dist.all_gather_object(gathered, values, group=host_group(group))
         values = [each for rank in gathered for each in rank]
     return values
 
@@ -103,7 +105,8 @@ def all_reduce_over(
         size = dist.get_world_size(group)
         if size > 1:
             tensor = tensor.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(tensor, op=_OPS[op], group=group_for(tensor, group))
+            with LostPeers():
+                dist.all_reduce(tensor, op=_OPS[op], group=group_for(tensor, group))
             for counter in active_counters():
                 for each in (axis,) if axis else _axes_of(group):
                     counter.add("all_reduce", each, 2 * tensor.nbytes * (size - 1) // size)

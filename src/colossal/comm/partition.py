@@ -12,6 +12,7 @@ from colossal.cluster import Axis
 from colossal.comm.channel import gather_into, needs_scratch, scatter_sums
 from colossal.comm.counter import CommCounter, Op, active_counters
 from colossal.comm.eight_bits import all_reduce_packed, packed_nbytes, scatter_packed_sums
+from colossal.comm.lost import LostPeers
 from colossal.comm.over import all_reduce_over
 
 
@@ -36,8 +37,9 @@ class Pending:
         """Wait until the result is there; a second call does nothing."""
         works, then = self._works, self._then
         self._works, self._then = (), None
-        for work in works:
-            work.wait()
+        with LostPeers():
+            for work in works:
+                work.wait()
         if then is not None:
             then()
 

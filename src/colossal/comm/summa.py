@@ -28,6 +28,7 @@ from torch import distributed as dist
 
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.comm.channel import Channel, chunk
+from colossal.comm.lost import LostPeers
 from colossal.errors import MeshError, ShapeError
 
 _Kind = Literal["ab", "abt", "atb"]
@@ -214,7 +215,8 @@ def _panel(block: torch.Tensor, shape: tuple[int, int], channel: Channel, source
 def _arrived(pending: _Pending) -> torch.Tensor:
     tensor, work = pending
     if work is not None:
-        work.wait()
+        with LostPeers():
+            work.wait()
     return tensor
 
 

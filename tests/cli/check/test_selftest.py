@@ -77,6 +77,12 @@ def test_a_rank_that_hangs_is_a_problem_that_says_where(broken) -> None:
     assert rows["checkpoint"].status == "skipped"
 
 
+def test_a_rank_that_its_watchdog_aborts_has_lost_a_peer(broken) -> None:
+    words = "[rank1]:[E1016 03:31:38 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation timeout"
+    rows = broken("collective", f"print({words!r}, file=sys.stderr, flush=True); os.abort()")
+    assert "rank 1 lost a peer, or waited for one too long" in rows["collective"].found
+
+
 def test_a_rank_that_is_killed_is_a_problem(broken) -> None:
     rows = broken("training step", "os.kill(os.getpid(), 9)")
     assert rows["training step"].status == "problem"

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -161,6 +162,46 @@ for step in range(3):
         os.kill(os.getpid(), signal.SIGKILL)
 os.write(1, f"sum {total.item()} in attempt {attempt}\\n".encode())
 """
+
+
+ABORTING = """
+import os, sys, time
+import torch
+import colossal
+mesh = colossal.launch_from_torch(verbose=False)
+torch.distributed.barrier()
+if mesh.global_rank:
+    time.sleep(600)
+words = ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=ALLREDUCE)",
+         "To avoid data inconsistency, we are taking the entire process down.")
+for text in words:
+    print(f"[rank0]:[E1016 03:31:38.928019586 ProcessGroupNCCL.cpp:607] [Rank 0] {text}", file=sys.stderr, flush=True)
+os.abort()
+"""
+
+
+def test_a_rank_that_a_watchdog_aborts_is_told_as_one_that_lost_a_peer(start, program, free_port) -> None:
+    process = start(*TWO, str(free_port), str(program(ABORTING)))
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 1
+    words = errors[errors.index("colossal run:") :]
+    assert (
+        "rank 0 lost a peer, or waited for one longer than the timeout, and its watchdog ended it (SIGABRT):" in words
+    )
+    assert "    [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8" in words
+    assert "torchfrtrace" in words
+
+
+@pytest.mark.parametrize(
+    ("is_cpu", "told"), [(True, ""), (False, "colossal run: If a rank above ended with exit code -6")]
+)
+def test_one_node_on_an_accelerator_says_what_an_abort_means(is_cpu, told, tmp_path, monkeypatch) -> None:
+    (tmp_path / "program.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr("colossal.accelerator.get_accelerator", lambda: SimpleNamespace(is_cpu=is_cpu))
+    found = CliRunner().invoke(command, ["--workdir", str(tmp_path), "program.py"])
+    assert found.exit_code == 1
+    assert found.stderr.startswith(told)
+    assert bool(found.stderr) is bool(told)
 
 
 def test_one_node_restarts_its_ranks_and_they_meet_again(start, program) -> None:

@@ -7,6 +7,7 @@ from colossal.cli.run.evidence import Evidence, Weight
 from colossal.cli.run.frames import Frames
 from colossal.cli.run.outcome import Ending, NodeEnd, culprit, lost, report
 from colossal.cli.run.output import Lines, Printer
+from colossal.cli.watchdog import ADVICE
 
 # ------------------------------------------------------------------------------------------ frames
 
@@ -111,6 +112,51 @@ def test_a_signal_is_a_cause_unless_we_sent_it() -> None:
     cause = evidence(LOST, FAILED.format(-9), TABLE.format(-9, "SIGKILL")).cause()
     assert (cause.weight, cause.title) == (Weight.CAUSE, "rank 3 was killed by SIGKILL")
     assert evidence(LOST, FAILED.format(-15), TABLE.format(-15, "SIGTERM")).cause().weight is Weight.ECHO
+
+
+WATCHDOG = (
+    "[rank3]:[E1016 03:31:38.928019586 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=9141, OpType=_ALLGATHER_BASE, NumelIn=19008, NumelOut=152064, Timeout(ms)=600000) ran "
+    "for 600071 milliseconds before timing out.\n"
+    "[rank3]:[E1016 03:31:38.929246900 ProcessGroupNCCL.cpp:627] [Rank 3] To avoid data inconsistency, we are taking "
+    "the entire process down.\n"
+    "terminate called after throwing an instance of 'c10::DistBackendError'"
+)
+ABORTED = (FAILED.format(-6), TABLE.format(-6, "SIGABRT"))
+
+
+def test_a_rank_that_its_watchdog_ended_has_lost_a_peer_and_is_told_what_to_do() -> None:
+    cause = evidence(WATCHDOG, *ABORTED).cause()
+    assert cause.weight is Weight.ECHO
+    assert cause.title == (
+        "rank 3 lost a peer, or waited for one longer than the timeout, and its watchdog ended it (SIGABRT)"
+    )
+    assert cause.lines[0].startswith("[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9141")
+    assert cause.lines[-1] == ADVICE
+    assert "COLOSSAL_TIMEOUT_SECONDS" in ADVICE
+    assert evidence(WATCHDOG.replace("NCCL", "XCCL"), *ABORTED).cause().weight is Weight.ECHO
+
+
+def test_the_peer_that_it_lost_weighs_more() -> None:
+    cause = evidence(WATCHDOG, RAISED, *ABORTED).cause()
+    assert (cause.weight, cause.title) == (Weight.CAUSE, "rank 1 raised")
+    killed = end(1, Ending.FAILED, 1, FAILED.format(-9), TABLE.format(-9, "SIGKILL"))
+    assert culprit([end(0, Ending.FAILED, 1, WATCHDOG, *ABORTED), killed]) is killed
+
+
+def test_a_watchdog_that_met_an_error_of_the_device_or_none_at_all_tells_of_a_crash() -> None:
+    broken = WATCHDOG.replace(
+        "collective operation timeout", "terminated with exception: CUDA error: an illegal access"
+    )
+    broken = broken.replace("Watchdog caught", "Process group watchdog thread")
+    cause = evidence(broken, *ABORTED).cause()
+    assert (cause.weight, cause.title) == (
+        Weight.CAUSE,
+        "rank 3 was ended by its watchdog (SIGABRT) after an error of its device",
+    )
+    cause = evidence("free(): invalid pointer", *ABORTED).cause()
+    assert (cause.weight, cause.title) == (Weight.CAUSE, "rank 3 was killed by SIGABRT")
+    assert evidence(WATCHDOG, FAILED.format(-9), TABLE.format(-9, "SIGKILL")).cause().weight is Weight.CAUSE
 
 
 def test_without_a_traceback_the_last_lines_stand_for_the_cause_without_torchruns_own() -> None:

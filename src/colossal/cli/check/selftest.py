@@ -1,5 +1,6 @@
 """Two processes train for a step, in earnest: what the other sections can only make likely."""
 
+import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any, TypeGuard, final
 from colossal.cli.check.rank import STEPS
 from colossal.cli.check.row import Row
 from colossal.cli.ranks import Outcome, run_ranks
+from colossal.cli.watchdog import is_lost_peer, watchdog_words
 
 RANK = "colossal.cli.check.rank"
 _End = dict[str, Any]
@@ -111,5 +113,8 @@ def _how(outcome: Outcome, timeout_seconds: float) -> str:
         frames = [line.strip() for line in outcome.printed.splitlines() if line.strip().startswith("File ")]
         return f"did not come to an end in {timeout_seconds:g} s; it was at {frames[0] if frames else last}"
     if outcome.code < 0:
+        words = [said[1] for said in map(watchdog_words, outcome.printed.splitlines()) if said]
+        if outcome.code == -signal.SIGABRT and is_lost_peer(words):
+            return f"lost a peer, or waited for one too long, and its watchdog ended it: {words[0]}"
         return f"was killed by signal {-outcome.code}"
     return f"ended with code {outcome.code}: {last}"

@@ -29,6 +29,7 @@ from colossal.cli.run.node import Node
 from colossal.cli.run.outcome import Ending, report
 from colossal.cli.run.output import Printer
 from colossal.cli.run.session import Session
+from colossal.cli.watchdog import HINT
 from colossal.errors import ColossalError, ConfigError
 
 _MIN_TIMEOUT_SECONDS = 3.0
@@ -167,7 +168,19 @@ def _run(options: Options) -> int:
         code = launcher.run(lambda node: node.order(commands[node.number], details))
     if not alone or launcher.interrupted or any(end.left or end.ending is Ending.LOST for end in launcher.ends):
         _tell(report(launcher.ends, launcher.interrupted))
+    elif code and _has_accelerator():
+        _tell(HINT)
     return code
+
+
+def _has_accelerator() -> bool:
+    """Tell whether ranks of this machine may be ended by a watchdog; asked only once a job has failed."""
+    from colossal.accelerator import get_accelerator
+
+    try:
+        return not get_accelerator().is_cpu
+    except ColossalError:
+        return False
 
 
 def _details(job: Job, streams: Sequence[int]) -> dict[str, Any]:

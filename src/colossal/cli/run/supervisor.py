@@ -123,7 +123,9 @@ def _refusal(order: dict[str, Any]) -> str:
 
 
 def _start(order: dict[str, Any], libc: Any) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, **order["environment"]}
+    # torchrun gives its workers 1 where nothing is set, torch's own default is 3: to end a process whose collective
+    # failed without waiting for connections that may hang, after what the ranks did last was written down.
+    environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", **os.environ, **order["environment"]}
     if order["path"]:
         environment["PATH"] = os.pathsep.join([order["path"], environment.get("PATH", os.defpath)])
     streams = order["streams"] or [_NO_STREAM, subprocess.PIPE, subprocess.PIPE]
