@@ -215,6 +215,16 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def device(session: nox.Session) -> None:
+    """On the pretend accelerator of ``tests/device``: equality at two ranks, the program for GPUs, tutorials."""
+    programs = prepare(session, TESTS, "tests")
+    session.run(programs / "pytest", "tests/booster/test_equality_matrix.py", "--device", "pretend", "-m", "two_ranks")
+    session.run(programs / "python", "tests/gpu/run.py", "--device", "pretend")
+    programs = prepare(session, DOCS)
+    session.run(programs / "python", "docs_test.py", "--all", "--device", "pretend", "--timeout", "600")
+
+
+@nox.session(venv_backend="none")
 def exhaustive(session: nox.Session) -> None:
     """Every case of the tests that otherwise take some, which the commit chooses: see ``tests/helpers/chosen.py``."""
     programs = prepare(session, TESTS, "tests")
@@ -230,6 +240,7 @@ ONLY_BEFORE_RELEASES = [
     "minimums-3.11",
     "minimums-3.12",
     "wheels",
+    "device",
     "exhaustive",
     "mutants",
     "stress",

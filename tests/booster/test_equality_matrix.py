@@ -7,7 +7,7 @@ the same to the bit. A cell that a plugin does not support is refused with a rea
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -166,6 +166,17 @@ def size_of(mesh: dict[str, Any]) -> int:
     return size
 
 
+def marked(cells: Sequence[Any]) -> list[Any]:
+    """Mark cells of two ranks, which an accelerator repeats; a cell is a world, or begins with it."""
+    meshes = WORLDS | {name: mesh for name, (mesh, _) in (DIVIDED | CHUNKED).items()}
+    marks = {True: [pytest.mark.two_ranks], False: []}
+    found = []
+    for cell in cells:
+        parts = (cell,) if isinstance(cell, str) else cell
+        found.append(pytest.param(*parts, marks=marks[size_of(meshes[parts[0]]) == 2]))
+    return found
+
+
 # ------------------------------------------------------------------------------------ models of layers of colossal.nn
 
 
@@ -283,7 +294,7 @@ def alone(name: str) -> dict[str, Any]:
 
 
 def runner_of(world: str, plugin: str) -> Callable[..., list[Any]]:
-    """Threads where they will do: FSDP2's streams are those of a process, as is what goes backward on an accelerator."""
+    """Threads where they will do: FSDP2's streams are those of a process, as is a backward pass on an accelerator."""
     return run_processes if plugin == "FSDP" or "pp" in WORLDS[world] or DEVICE != "cpu" else run_threads
 
 
@@ -297,7 +308,7 @@ RUN = [(world, plugin) for world, plugin in SUPPORTED if ALL or world not in MAN
 
 
 @pytest.mark.chosen
-@pytest.mark.parametrize(("world", "plugin"), RUN)
+@pytest.mark.parametrize(("world", "plugin"), marked(RUN))
 def test_a_cell_is_one_process(world: str, plugin: str) -> None:
     is_cut = "pp" in WORLDS[world]
     ranks = runner_of(world, plugin)(train_all, size_of(WORLDS[world]), world, plugin)
@@ -378,7 +389,7 @@ def alone_for_two_steps(name: str) -> dict[str, torch.Tensor]:
 SAVED = [(world, plugin) for world in ("tp2", "dp2 x tp2") for plugin in ("DDP", "ZeRO-1", "Gemini", "Hybrid")]
 
 
-@pytest.mark.parametrize(("world", "plugin"), [*SAVED, ("pp2 x 2d", "Hybrid")])
+@pytest.mark.parametrize(("world", "plugin"), marked([*SAVED, ("pp2 x 2d", "Hybrid")]))
 def test_states_of_every_optimizer_go_on_from_a_checkpoint(world: str, plugin: str, tmp_path: Path) -> None:
     for name in KEEP_MORE:
         (tmp_path / name).mkdir()
@@ -464,7 +475,7 @@ def train_one_family(name: str) -> dict[str, Any]:
         return train_family(None, name)
 
 
-@pytest.mark.parametrize("world", [*DIVIDED, *CHUNKED])
+@pytest.mark.parametrize("world", marked([*DIVIDED, *CHUNKED]))
 def test_a_divided_transformer_is_one_process(world: str) -> None:
     ranks = run_processes(train_family_all, size_of((DIVIDED | CHUNKED)[world][0]), world, timeout_seconds=300)
     for way, stage in ranks[0]:
@@ -523,7 +534,7 @@ def overflow_on_the_last_rank(world: str, plugin: str, layer: str) -> list[tuple
 
 @pytest.mark.parametrize("layer", ["inner", "norm"])
 @pytest.mark.parametrize("plugin", HALF)
-@pytest.mark.parametrize("world", ["dp2", "tp2", "dp2 x tp2", "2d", "3d"])
+@pytest.mark.parametrize("world", marked(["dp2", "tp2", "dp2 x tp2", "2d", "3d"]))
 def test_an_overflow_on_one_rank_skips_the_step_on_all(world: str, plugin: str, layer: str) -> None:
     """In a shard of a matrix, and in one of the replicas of a vector."""
     expected = [(False, SCALE, True), (True, SCALE / 2, False), (False, SCALE / 2, True)]
