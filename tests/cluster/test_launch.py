@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ports import free_port
 from torch import distributed as dist
 
 import colossal
-from colossal.cluster import DistCoordinator, current_mesh, get_default_parser
+from colossal.cluster import DistCoordinator, current_mesh, get_default_parser, rendezvous
 from colossal.cluster.member import Member
 from colossal.cluster.mesh import leave_ambient
 from colossal.cluster.rendezvous import World, connecting, form_world, meet
@@ -500,4 +501,7 @@ def test_the_watchdog_is_told_before_there_is_a_group(monkeypatch) -> None:
     monkeypatch.setattr(dist, "init_process_group", init)
     with pytest.raises(LaunchError, match="no GPU here"):
         form_world(World(dist.HashStore(), 0, 1, 5.0), "nccl")
-    assert seen == ["2000"]
+    monkeypatch.setattr(rendezvous, "get_accelerator", lambda: SimpleNamespace(is_cpu=False))
+    with pytest.raises(LaunchError, match="no GPU here"):
+        form_world(World(dist.HashStore(), 0, 1, 5.0), "nccl")
+    assert seen == [None, "2000"], "only beside an accelerator"

@@ -141,9 +141,11 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     assert "lib" not in sys.modules
 
 
-BOOST = """, colossal.booster.agreement, colossal.booster.batch, colossal.booster.same_batch
+LAUNCH = ", colossal.cluster.watchdog"
+BOOST = """, colossal.booster.agreement, colossal.booster.batch, colossal.booster.inputs, colossal.booster.same_batch
 import colossal.booster.lora.optimizer, colossal.checkpoint_io.adapter_files, colossal.checkpoint_io.model_save
-import colossal.checkpoint_io.transport, colossal.interface.full_state, colossal.interface.token_weighting"""
+import colossal.checkpoint_io.transport, colossal.interface.full_state, colossal.interface.token_weighting
+import colossal.cluster.watchdog"""
 LAZY = ", colossal.lazy, colossal.lazy.part, colossal.lazy.shards"
 OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
 TENSOR_PARALLEL = ", colossal.booster.plugin.gemini_sharding, colossal.lazy.agreement, colossal.shardformer"
@@ -153,13 +155,13 @@ TENSOR_PARALLEL = ", colossal.booster.plugin.gemini_sharding, colossal.lazy.agre
 @pytest.mark.parametrize(
     ("code", "later"),
     [
-        ("import colossal\ncolossal.launch", ""),
+        ("import colossal\ncolossal.launch", LAUNCH),
         ("from colossal import Booster", BOOST + LAZY),
         (
             "from colossal.booster.plugin import GeminiPlugin",
             BOOST + LAZY + TENSOR_PARALLEL + ", colossal.zero.gemini, colossal.nn" + OPTIMIZERS,
         ),
-        ("from colossal.nn import lr_scheduler", OPTIMIZERS + LAZY),
+        ("from colossal.nn import lr_scheduler", LAUNCH + OPTIMIZERS + LAZY),
     ],
 )
 def test_the_graph_has_the_files_that_python_loads(code, later) -> None:

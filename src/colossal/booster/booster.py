@@ -17,7 +17,6 @@ from colossal.accelerator import get_accelerator
 from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
 from colossal.booster.checkpointing import CheckpointVerbs
 from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin, check_precision
-from colossal.booster.inputs import move_inputs
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
 from colossal.booster.plugin.single import SingleProcessPlugin
@@ -158,7 +157,10 @@ class Booster(CheckpointVerbs):
             from colossal.booster.same_batch import compare_batches
 
             capabilities = compare_batches(boosted.model, capabilities, mesh, self._check_batches)
-        move_inputs(boosted.model, self._accelerator)
+        if not self._accelerator.is_cpu:
+            from colossal.booster.inputs import move_inputs
+
+            move_inputs(boosted.model, self._accelerator)
         self._boosted[boosted.model] = boosted.optimizer, capabilities
         return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler
 

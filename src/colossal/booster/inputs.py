@@ -7,10 +7,12 @@ import torch
 
 from colossal.accelerator import Accelerator
 from colossal.interface import ModelWrapper
+from colossal.pipeline import map_tensors
+from colossal.pipeline.microbatch import tensors_in
 
 
 def move_inputs(model: ModelWrapper, accelerator: Accelerator) -> None:
-    """Let a model take batches from host memory, as `Booster.execute_pipeline` does; on a CPU there is nothing to do.
+    """Let a model take batches from host memory, as `Booster.execute_pipeline` does.
 
     What torch itself does here depends on the wrapper and on the device: FSDP moves inputs on some accelerators, DDP if
     it is told the device, other models never. So it is done before all of them. Labels that the model does not get are
@@ -18,20 +20,16 @@ def move_inputs(model: ModelWrapper, accelerator: Accelerator) -> None:
 
     Args:
         model: The boosted model.
-        accelerator: Where it is.
+        accelerator: Where it is; not a CPU, on which there is nothing to do.
     """
-    if not accelerator.is_cpu:
-        model.register_forward_pre_hook(
-            lambda _, *inputs: _moved(accelerator.get_current_device(), *inputs), with_kwargs=True
-        )
+    model.register_forward_pre_hook(
+        lambda _, *inputs: _moved(accelerator.get_current_device(), *inputs), with_kwargs=True
+    )
 
 
 def _moved(
     device: torch.device, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]] | None:
-    from colossal.pipeline import map_tensors
-    from colossal.pipeline.microbatch import tensors_in
-
     if not any(tensor.is_cpu for tensor in tensors_in((args, kwargs))):
         return None
     return map_tensors((args, dict(kwargs)), lambda tensor: tensor.to(device, non_blocking=True))

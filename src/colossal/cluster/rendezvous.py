@@ -16,7 +16,6 @@ from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.attempt import FAREWELL_SECONDS, enter_attempt
 from colossal.cluster.deadline import call_within
 from colossal.cluster.member import Member
-from colossal.cluster.watchdog import set_watchdog
 from colossal.errors import ConfigError, LaunchError, MeshError, UnsupportedError
 
 _ADVICE = " Use the backend 'gloo'."
@@ -184,7 +183,10 @@ def _check_devices(found: Sequence[str], problem: ConfigError | None) -> None:
 
 def _open_connections(world: World, backend: str) -> None:
     timeout = timedelta(seconds=world.seconds)
-    set_watchdog(backend)
+    if not get_accelerator().is_cpu:
+        from colossal.cluster.watchdog import set_watchdog
+
+        set_watchdog(backend)
     with connecting(world):
         dist.init_process_group(backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout)
 
