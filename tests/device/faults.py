@@ -171,7 +171,7 @@ def in_place() -> None:
 
 
 def rounded_once() -> None:
-    """A small logarithm in 16 bits survives, as in the kernels of a GPU, which compute in float32 and round at the end."""
+    """A small logarithm in 16 bits survives: as on a GPU, it is rounded at the end."""
     logits = torch.tensor([[9.0, 1.0]], dtype=torch.bfloat16, device=DEVICE)
     exact = functional.log_softmax(logits.float(), 1)
     assert torch.equal(functional.log_softmax(logits, 1), exact.bfloat16())
