@@ -39,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Test on one device, whatever the machine has, and keep ranks apart: OpenMP teams collapse on too few cores."""
     config.pluginmanager.register(Durations(config))
     config.pluginmanager.register(Unchanged(config))
-    os.environ["COLOSSAL_DEVICE"] = config.getoption("--device")
-    if config.getoption("--device") == "pretend":
+    os.environ["COLOSSAL_DEVICE"] = str(config.getoption("--device"))
+    if os.environ["COLOSSAL_DEVICE"] == "pretend":
         _pretend()
     settings.register_profile("load", deadline=None)  # how long an example takes is the machine's affair
     settings.load_profile("load")

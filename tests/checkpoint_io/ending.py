@@ -33,11 +33,11 @@ def build() -> nn.Module:
     return nn.Sequential(*(nn.Linear(700, 700) for _ in range(4)))
 
 
-def late(self: save.SafeSave, *arguments: Any) -> Any:
+def late(self: save.SafeSave, arenas: Any, paths: Any) -> Any:
     """Write when the program has begun to end."""
     ended.wait()
     time.sleep(0.5)
-    return write(self, *arguments)
+    return write(self, arenas, paths)
 
 
 def be_a_rank(plugin: str, ending: str, folder: Path) -> None:

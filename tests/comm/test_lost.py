@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """What torch raises of peers that are lost is a CommunicationError, in a collective and in what is waited for later."""
 
 from types import SimpleNamespace
