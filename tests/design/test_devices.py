@@ -62,7 +62,6 @@ UNPLACED: Mapping[tuple[str, str], str] = {
     ("zero/flat_parameters.py", "torch.tensor(lengths).cumsum(0).tolist()"): READ_BACK,
     ("pipeline/cut.py", "torch.zeros(native.shape, dtype=native.dtype)"): "moves with the model that it stands in",
     ("pipeline/lane.py", "torch.tensor(numbers + "): "a header, which its sender moves",
-    ("pipeline/weights.py", "torch.tensor(_measure("): "outside of training; to be placed with the next change there",
 }
 """Lines that may leave the device to torch, and why."""
 

@@ -74,7 +74,7 @@ def layer_seconds(model: nn.Module, inputs: Any, stages: Stages | None = None, n
     """
     if num_runs < 1:
         raise ConfigError(f"Layers are measured once at least. Found num_runs={num_runs}. Pass 5, or leave it out.")
-    seconds = torch.tensor(_measure(model, inputs, stages, num_runs), dtype=torch.float64)
+    seconds = torch.tensor(_measure(model, inputs, stages, num_runs), dtype=torch.float64, device="cpu")
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.broadcast(seconds, 0, host_group())
     return seconds.tolist()
