@@ -10,8 +10,8 @@
 #include "../adam.h"
 
 // The kernel finds its tensor in its argument by a number that is known only when it runs. Without this word a compiler
-// may first copy the argument into the local memory of each thread. It exists from sm_70 on, and only while code for the
-// device is compiled; NVIDIA's own libraries use it from CUDA 12.8 on.
+// may first copy the argument into the local memory of each thread. It exists from sm_70 on, and only while code for
+// the device is compiled; NVIDIA's own libraries use it from CUDA 12.8 on.
 #if defined(__CUDACC_VER_MAJOR__) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700 && \
     __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1208
 #define COLOSSAL_GRID_CONSTANT __grid_constant__
