@@ -270,6 +270,10 @@ def test_on_an_accelerator_triton_is_asked_for_while_the_model_is_still_on_the_h
             OPTIONS["enable_jit_fused"].check(model)
         has["triton"] = object()
         assert OPTIONS["enable_jit_fused"].check(model) == "compiled"
+        has.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "get_device_module", {"xpu": SimpleNamespace(Scheduling=object)}.get)
+            assert OPTIONS["enable_jit_fused"].check(model) == "compiled"
 
 
 # ------------------------------------------------------------------------------------------ checkpointing

@@ -12,6 +12,7 @@ import torch
 from torch import distributed as dist
 
 from colossal.comm import count
+from colossal.comm.lost import LostPeers
 from colossal.errors import ShapeError
 from colossal.pipeline.schedule import Message
 from colossal.pipeline.schedule.message import PostOrder
@@ -28,16 +29,7 @@ _DTYPES = (
     torch.uint8,
     torch.bool,
 )
-_CARRIED = {
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.int8,
-    torch.uint8,
-}  # by every backend; the bytes of anything else are sent
+_CARRIED = {*_DTYPES} - {torch.int16, torch.bool}  # by every backend; the bytes of the others are sent
 _HEADER_LENGTH = 64
 
 
@@ -159,7 +151,8 @@ class Link:
         """
         tensor = tensor.detach().contiguous()
         count("send", "pp", tensor.nbytes)
-        work = dist.isend(_carried(tensor), self.peer, self.sending, tag=self.num_sent)
+        with LostPeers():
+            work = dist.isend(_carried(tensor), self.peer, self.sending, tag=self.num_sent)
         self._on_the_way.append((work, tensor))
         self.num_sent += 1
         while len(self._on_the_way) > 1 and _is_completed(self._on_the_way[0][0]):
@@ -174,7 +167,8 @@ class Link:
         Returns:
             What to wait for.
         """
-        work = dist.irecv(_carried(tensor), self.peer, self.receiving, tag=self.num_received)
+        with LostPeers():
+            work = dist.irecv(_carried(tensor), self.peer, self.receiving, tag=self.num_received)
         self.num_received += 1
         return work
 
@@ -191,7 +185,8 @@ def wait(work: dist.Work | None) -> None:
         work: What `torch.distributed` returned; None where this rank is not concerned.
     """
     if work is not None:
-        work.wait()
+        with LostPeers():
+            work.wait()
 
 
 def _carried(tensor: torch.Tensor) -> torch.Tensor:

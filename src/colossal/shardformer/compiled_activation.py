@@ -87,10 +87,14 @@ def _is_in_parts(module: nn.Module) -> bool:
 
 def _check_compiler() -> None:
     """Ask for what compiles on the device of this process: parameters may be in host memory yet, or nowhere."""
-    is_host = get_accelerator().is_cpu
-    if any(map(shutil.which, (os.environ.get("CXX") or "", *_COMPILERS))) if is_host else find_spec("triton"):
-        return
-    raise UnsupportedError(
-        f"{_OPTION} compiles with {'a C++ compiler' if is_host else 'triton'} on {get_accelerator().name!r}. Found "
-        f"none. Install {'g++' if is_host else 'triton'}, or leave the option out."
-    )
+    accelerator = get_accelerator()
+    needs = "a C++ compiler" if accelerator.is_cpu else "triton"
+    if accelerator.is_cpu:
+        is_there = any(map(shutil.which, (os.environ.get("CXX") or "", *_COMPILERS)))
+    else:  # a device of another project brings the Scheduling of torch.compile in its module
+        is_there = find_spec("triton") or hasattr(torch.get_device_module(accelerator.name), "Scheduling")
+    if not is_there:
+        raise UnsupportedError(
+            f"{_OPTION} compiles with {needs} on {accelerator.name!r}. Found none. Install "
+            f"{'g++' if accelerator.is_cpu else needs}, or leave the option out."
+        )

@@ -11,6 +11,7 @@ above is on ``PYTHONPATH`` and ``COLOSSAL_DEVICE`` is ``pretend``. It knows noth
 
 import fcntl
 import hashlib
+import importlib
 import importlib.util
 import os
 import shutil
@@ -32,6 +33,7 @@ FOLDER = Path(__file__).parents[1]
 
 _HERE = Path(__file__).parent
 _FLAGS = ("-std=c++20", "-O1", "-g0", "-w", "-fPIC", "-shared", "-pthread", "-DTORCH_EXTENSION_NAME=pretend_native")
+_OF_THE_COMPILER = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen")
 _LIBRARIES = ("-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python")
 
 
@@ -87,9 +89,17 @@ def _create_group(options: Any, _: object = None) -> Any:
     return PretendGroup(options)
 
 
+class _Module(types.ModuleType):
+    """What torch looks up as ``torch.pretend``; what only torch.compile asks for is imported when it does."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_THE_COMPILER:
+            raise AttributeError(name)
+        return getattr(importlib.import_module("pretend_device.compiler"), name)
+
+
 def _module() -> types.ModuleType:
-    """Return what torch looks up as ``torch.pretend``."""
-    module = types.ModuleType(f"torch.{NAME}")
+    module = _Module(f"torch.{NAME}")
     table: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
