@@ -26,23 +26,15 @@ _WITHOUT = "Everything works without it, only slower"
 
 @final
 class _Language(NamedTuple):
-    """How sources of one suffix are compiled.
+    """How sources of one suffix are compiled."""
 
-    Attributes:
-        name: Of the compilers.
-        variable: Of the environment, which names the compiler to use.
-        names: Of the compilers to look for otherwise.
-        flags: Of each build.
-        portable: The flag more of a library for all devices; one built on first use is for the device at hand.
-        advice: What to do if there is no compiler.
-    """
-
-    name: str
-    variable: str
-    names: tuple[str, ...]
-    flags: tuple[str, ...]
+    name: str  # of the compilers
+    variable: str  # of the environment, which names the compiler to use
+    names: tuple[str, ...]  # of the compilers to look for otherwise
+    flags: tuple[str, ...]  # of each build
+    # the flag more of a library for all devices; one built on first use is for the device at hand
     portable: tuple[str, ...]
-    advice: str
+    advice: str  # what to do if there is no compiler
 
 
 _LANGUAGES = {
@@ -67,27 +59,16 @@ _LANGUAGES = {
 
 @final
 class OwnCode(NamedTuple):
-    """What there is in one language, and when it is built.
+    """What there is in one language, and when it is built."""
 
-    Attributes:
-        at_install: Names of the sources whose libraries came with the package.
-        at_first_use: Those of the others.
-        compiler: What builds the others; None if there is none.
-        advice: What to do then.
-    """
-
-    at_install: tuple[str, ...]
-    at_first_use: tuple[str, ...]
-    compiler: str | None
-    advice: str
+    at_install: tuple[str, ...]  # names of the sources whose libraries came with the package
+    at_first_use: tuple[str, ...]  # those of the others
+    compiler: str | None  # what builds the others; None if there is none
+    advice: str  # what to do then
 
 
 def own_code(suffix: str) -> OwnCode:
-    """Tell what was built with the package, and what is left to first use.
-
-    Args:
-        suffix: Of the language: ``".cpp"`` or ``".cu"``.
-    """
+    """Tell what was built with the package, and what is left to first use."""
     names: dict[bool, list[str]] = {True: [], False: []}
     for source in sorted(_sources().glob(f"*/*{suffix}")):
         names[(_prebuilt_folder() / _prebuilt_name(source)).exists()].append(source.stem)
@@ -101,16 +82,6 @@ def library(source: str) -> ctypes.CDLL:
     A library that came with the package is taken where it fits, see `prebuild`. What was built is kept in the user's
     cache folder, under a name that is made from the source, the compiler and the flags. It is only loaded from a folder
     that nobody else can write to.
-
-    Args:
-        source: The file below ``csrc``, without suffix, such as ``cpu/copy``.
-
-    Returns:
-        The library; calls of its functions release the interpreter's lock.
-
-    Raises:
-        UnsupportedError: There is no compiler, the build failed, or there is no safe place for what it makes. The same
-            is raised by every later call, without a new attempt.
     """
     found = _attempt(source)
     if isinstance(found, UnsupportedError):
@@ -137,17 +108,7 @@ def _attempt(source: str) -> ctypes.CDLL | UnsupportedError:
 
 
 def prebuild(folder: Path) -> list[Path]:
-    """Build libraries for a package that is made now, for all machines like this one.
-
-    Args:
-        folder: Where to put them. They belong into ``_prebuilt`` of the installed package.
-
-    Returns:
-        The libraries: of all sources in C++, and of those in CUDA where there is a compiler for them.
-
-    Raises:
-        UnsupportedError: There is no C++ compiler, or none where ``NVCC`` says, or a compiler refuses a source.
-    """
+    """Build libraries for a package that is made now, for all machines like this one."""
     made: list[Path] = []
     for source in sorted(_sources().glob("*/*")):
         language = _LANGUAGES.get(source.suffix)

@@ -34,14 +34,7 @@ _MIN_EXPONENT = -126
 
 
 def has_float8(device: torch.device) -> bool:
-    """Tell whether a device multiplies 8-bit floating-point numbers itself.
-
-    Args:
-        device: Any device.
-
-    Returns:
-        True on NVIDIA GPUs of compute capability 8.9 and above; elsewhere products are emulated.
-    """
+    """Tell whether a device multiplies 8-bit floating-point numbers itself."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 9)
@@ -49,23 +42,7 @@ def has_float8(device: torch.device) -> bool:
 
 @torch.no_grad()
 def quantise(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a tensor to 8 bits, relative to its largest element.
-
-    Args:
-        tensor: Any shape, at least one element.
-        dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
-
-    Returns:
-        The rounded tensor, and the scale by which it has to be multiplied, a power of two in float32. If an element is
-        infinite or NaN, the scale is NaN, and so is everything that is computed from it.
-
-    Example:
-        >>> import torch
-        >>> from colossal.amp.fp8 import quantise
-        >>> values, scale = quantise(torch.tensor([1000.0, 1.0]), torch.float8_e4m3fn)
-        >>> (values.float() * scale).tolist(), scale.item()
-        ([1024.0, 1.0], 4.0)
-    """
+    """Round a tensor to 8 bits, relative to its largest element."""
     low, high = torch.aminmax(tensor)
     largest = torch.maximum(-low, high).float()
     ratio = (largest / torch.finfo(dtype).max).clamp(min=2.0**_MIN_EXPONENT)  # subnormal ones may divide to 0
@@ -80,18 +57,7 @@ def quantise(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
 def multiply(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Multiply two matrices of 8-bit numbers, adding up in float32.
-
-    Args:
-        a: Shape (rows, inner).
-        a_scale: The scale of `a`.
-        b: Shape (inner, columns).
-        b_scale: The scale of `b`.
-        dtype: Of the result.
-
-    Returns:
-        The product of the scaled matrices; shape (rows, columns).
-    """
+    """Multiply two matrices of 8-bit numbers, adding up in float32."""
     if has_float8(a.device):  # the units want rows of `a` and columns of `b` to be contiguous
         b = b.t().contiguous().t()
         scaled_mm = torch._scaled_mm  # noqa: SLF001 (torch has no public name for it)
@@ -172,9 +138,5 @@ class FP8Linear(nn.Linear):
 
 
 def fits(linear: nn.Linear) -> bool:
-    """Tell whether the sizes of a linear layer are multiples of 16.
-
-    Args:
-        linear: The layer.
-    """
+    """Tell whether the sizes of a linear layer are multiples of 16."""
     return not (linear.in_features % MULTIPLE or linear.out_features % MULTIPLE)

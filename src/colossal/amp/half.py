@@ -9,16 +9,7 @@ from torch.utils._pytree import tree_map
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """Cast the floating-point tensors inside of nested containers.
-
-    Args:
-        value: A tensor, or tuples, lists, dicts and other containers of them that torch's pytree knows, such as the
-            outputs of Hugging Face models; anything else is left as it is.
-        dtype: What floating-point tensors become.
-
-    Returns:
-        The same containers with the cast tensors.
-    """
+    """Cast the floating-point tensors inside of nested containers."""
 
     def cast(leaf: Any) -> Any:
         return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
@@ -32,9 +23,6 @@ def castable_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
     [Note: running statistics] A running mean moves by a tenth of a small difference; in float16 it would stop moving,
     and a variance above 65504 would be infinite. torch's kernels take half-precision inputs next to float32 statistics
     if weight and bias are float32 as well. Normalisations without such statistics compute in float32 inside.
-
-    Args:
-        model: The model.
     """
     seen: set[nn.Parameter] = set()
     for module in model.modules():
@@ -49,11 +37,6 @@ def cast_model(model: nn.Module, dtype: torch.dtype, parameters: Iterable[nn.Par
 
     Running statistics stay, as the note above says. Buffers outside of the state dict stay too: they are constants
     that a module computes by itself, such as the frequencies of rotary embeddings, and that it uses in their type.
-
-    Args:
-        model: The model.
-        dtype: What is cast becomes.
-        parameters: Which of its parameters; all that may be by default.
     """
     for parameter in castable_parameters(model) if parameters is None else parameters:
         parameter.data = parameter.data.to(dtype)
@@ -67,12 +50,7 @@ def cast_model(model: nn.Module, dtype: torch.dtype, parameters: Iterable[nn.Par
 
 
 def run_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast floating-point inputs of a model on the way in, and outputs to float32 on the way out.
-
-    Args:
-        model: The wrapper that the user calls.
-        dtype: What inputs are cast to.
-    """
+    """Cast floating-point inputs of a model on the way in, and outputs to float32 on the way out."""
     model.register_forward_pre_hook(lambda _module, args, kwargs: cast_floats((args, kwargs), dtype), with_kwargs=True)
     model.register_forward_hook(lambda _module, _args, outputs: cast_floats(outputs, torch.float32))
 

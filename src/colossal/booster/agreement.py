@@ -25,17 +25,6 @@ def check_agreement(
 ) -> None:
     """Make sure that all ranks have the same model, optimizer, plugin and precision, but for the values of tensors.
 
-    Args:
-        parts: As the user built them.
-        plugin: The plugin.
-        precision: The mixed precision of the Booster.
-        mesh: The mesh in force.
-        axes: The axes along which ranks have to agree.
-
-    Raises:
-        ConfigError: They differ in a name, shape, dtype or `requires_grad` of the model, in the optimizer's class,
-            hyperparameters or groups, in the plugin or its options, or in the precision; on all ranks alike.
-
     Communication: all_reduce, the axes, 16 bytes; if something differs, all_gather_object, all ranks.
     """
     axes = [axis for axis in axes if mesh.size(axis) > 1]

@@ -15,14 +15,7 @@ from colossal.pipeline import Microbatching, arguments_of, join, map_tensors, sp
 
 @final
 class BatchExecutor:
-    """Runs a batch, or its micro-batches one after the other, with the arguments and results of a pipeline's executor.
-
-    Args:
-        model: The boosted model.
-        device: Where its inputs go.
-        microbatching: Into how many parts a batch is divided; by default it stays one.
-        no_sync: Opens the context of all micro-batches but the last, whose backward pass reduces the gradients of all.
-    """
+    """Runs a batch, or its micro-batches in turn, with the arguments and results of a pipeline's executor."""
 
     def __init__(
         self,
@@ -42,21 +35,7 @@ class BatchExecutor:
         return_loss: bool,
         return_outputs: bool,
     ) -> dict[str, Any]:
-        """Run the next batch: forward, and backward if there is an optimizer and gradients are enabled.
-
-        Args:
-            data_iter: Yields batches: mappings are passed by name, of a tuple the model gets as many as it takes.
-            criterion: Takes outputs and inputs, returns the loss.
-            optimizer: Does the backward pass.
-            return_loss: Return the loss, without a graph: the mean of all micro-batches.
-            return_outputs: Return the outputs.
-
-        Returns:
-            ``{"loss": ..., "outputs": ...}``; None for what was not asked for.
-
-        Raises:
-            ConfigError: The batch does not divide into micro-batches, or the criterion returns no loss.
-        """
+        """Run the next batch: forward, and backward if there is an optimizer and gradients are enabled."""
         optimizer = optimizer if torch.is_grad_enabled() else None
         batch = map_tensors(next(data_iter), lambda tensor: tensor.to(self._device, non_blocking=True))
         parts = [batch] if self._microbatching is None else split(batch, self._microbatching)

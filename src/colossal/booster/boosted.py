@@ -85,16 +85,6 @@ def reduce_in_each_pass() -> AbstractContextManager[None]:
     """Open what `Booster.no_sync` opens where each rank keeps a shard of the gradients: passes add up as they are.
 
     Gradients are the same as with one reduction after several passes; what is sent is not less.
-
-    Returns:
-        A context manager that changes nothing.
-
-    Example:
-        >>> from colossal.booster import Capabilities
-        >>> from colossal.booster.boosted import reduce_in_each_pass
-        >>> with Capabilities(no_sync=reduce_in_each_pass).no_sync() as nothing:
-        ...     print(nothing)
-        None
     """
     _log_reduction()
     return nullcontext()

@@ -14,14 +14,7 @@ from colossal.interface import ModelWrapper, OptimizerWrapper
 
 
 def check_plugin(plugin: Plugin | None) -> Plugin | None:
-    """Return the plugin if it is one.
-
-    Args:
-        plugin: What the user passed for it.
-
-    Raises:
-        ConfigError: It is something else, such as the name of a plugin.
-    """
+    """Return the plugin if it is one."""
     if plugin is not None and not isinstance(plugin, Plugin):
         raise ConfigError(
             f"A plugin is an object of colossal.booster.plugin. Found {plugin!r}. Pass for example TorchDDPPlugin()."
@@ -30,15 +23,7 @@ def check_plugin(plugin: Plugin | None) -> Plugin | None:
 
 
 def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
-    """Refuse settings of a precision beside a plugin that has a precision of its own.
-
-    Args:
-        given: What the user passed to the Booster.
-        plugin: The plugin.
-
-    Raises:
-        ConfigError: It is an object, of which the plugin would take the name only.
-    """
+    """Refuse settings of a precision beside a plugin that has a precision of its own."""
     if plugin.has_own_precision and isinstance(given, MixedPrecision):
         raise ConfigError(
             f"{type(plugin).__name__} casts by itself, and takes a precision by its name. Found {given!r}, whose "
@@ -48,15 +33,7 @@ def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
 
 
 def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
-    """Refuse a loader that gives all data-parallel ranks the same samples.
-
-    Args:
-        dataloader: What the user passed to boost.
-        plugin: The plugin.
-
-    Raises:
-        ConfigError: It takes samples in order, or draws from all of them, and there are several such ranks.
-    """
+    """Refuse a loader that gives all data-parallel ranks the same samples."""
     if not isinstance(dataloader, DataLoader):
         return
     # A DataLoader with a batch sampler of the user's own has a SequentialSampler besides, which it does not use.
@@ -74,15 +51,7 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
 
 
 def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
-    """Refuse a mesh with an axis that the plugin would ignore, whose ranks would train the same, or drift apart.
-
-    Args:
-        plugin: The plugin.
-        mesh: The mesh in force.
-
-    Raises:
-        UnsupportedError: An axis has several ranks, and the plugin does not know what to do along it.
-    """
+    """Refuse a mesh with an axis that the plugin would ignore, whose ranks would train the same, or drift apart."""
     ignored = {axis: mesh.size(axis) for axis in AXES if mesh.size(axis) > 1 and axis not in plugin.supported_axes}
     if ignored:
         sizes = ", ".join(f"{axis}_size={size}" for axis, size in ignored.items())
@@ -94,15 +63,7 @@ def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
 
 
 def check_parts(parts: Parts) -> None:
-    """Refuse parts that do not belong together, which would otherwise train silently wrong.
-
-    Args:
-        parts: As the user built them.
-
-    Raises:
-        ConfigError: The model is boosted already, the optimizer holds parameters of another model, or the schedule
-            belongs to another optimizer.
-    """
+    """Refuse parts that do not belong together, which would otherwise train silently wrong."""
     if isinstance(parts.model, ModelWrapper) or isinstance(parts.optimizer, OptimizerWrapper):
         raise ConfigError(
             "boost takes a plain model and a plain optimizer. Found one that is boosted already. "

@@ -17,10 +17,6 @@ def move_inputs(model: ModelWrapper, accelerator: Accelerator) -> None:
     What torch itself does here depends on the wrapper and on the device: FSDP moves inputs on some accelerators, DDP if
     it is told the device, other models never. So it is done before all of them. Labels that the model does not get are
     for the program to move.
-
-    Args:
-        model: The boosted model.
-        accelerator: Where it is; not a CPU, on which there is nothing to do.
     """
     model.register_forward_pre_hook(
         lambda _, *inputs: _moved(accelerator.get_current_device(), *inputs), with_kwargs=True

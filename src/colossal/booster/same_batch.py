@@ -21,17 +21,7 @@ _AXES: tuple[Axis, ...] = ("tp", "sp", "pp")
 def compare_batches(
     model: ModelWrapper, capabilities: Capabilities, mesh: ParallelMesh, most: int | None
 ) -> Capabilities:
-    """Compare what the ranks of one replica train on.
-
-    Args:
-        model: The boosted model.
-        capabilities: What can be done with it.
-        mesh: The mesh in force.
-        most: How many batches are compared; None for all.
-
-    Returns:
-        What can be done with it, batches being compared meanwhile.
-    """
+    """Compare what the ranks of one replica train on."""
     check = SameBatch(mesh, most)
     if mesh.size("pp") == 1 or capabilities.executor is None:
         check.watch(model)
@@ -41,12 +31,7 @@ def compare_batches(
 
 @final
 class SameBatch:
-    """Compares digests of the batches of the ranks of one replica.
-
-    Args:
-        mesh: The mesh in force.
-        most: How many batches are compared before it costs too much; None for all.
-    """
+    """Compares digests of the batches of the ranks of one replica."""
 
     def __init__(self, mesh: ParallelMesh, most: int | None) -> None:
         # On a grid the program splits the inputs among the ranks of tp, before the model gets them.
@@ -55,34 +40,16 @@ class SameBatch:
         self._most, self._num_seen = most, 0
 
     def watch(self, model: ModelWrapper) -> None:
-        """Look at what the model is called with.
-
-        Args:
-            model: The boosted model.
-        """
+        """Look at what the model is called with."""
         if not self._is_over:
             hook = model.register_forward_pre_hook(lambda _, *inputs: self._see(inputs, hook.remove), with_kwargs=True)
 
     def around(self, executor: Executor) -> Executor:
-        """Look at the batches that an executor takes.
-
-        Args:
-            executor: Runs them.
-
-        Returns:
-            One that does both.
-        """
+        """Look at the batches that an executor takes."""
         return executor if self._is_over else _Checked(executor, self)
 
     def iterate(self, data_iter: Iterator[Any]) -> Iterator[Any]:
-        """Go through batches, and compare each; a rank that has none left says so as well.
-
-        Args:
-            data_iter: Yields batches.
-
-        Yields:
-            The batches.
-        """
+        """Go through batches, and compare each; a rank that has none left says so as well."""
         for batch in data_iter:
             self._see(batch)
             yield batch

@@ -13,12 +13,6 @@ class EpochSampler(DistributedSampler[Any]):
     Each new iterator begins the next epoch, so that nobody has to remember `set_epoch`; a program that resumes calls
     it once. All arguments are those of `torch.utils.data.DistributedSampler`: where the ranks do not divide the
     dataset, the first samples are repeated, or with ``drop_last=True`` the last ones left out.
-
-    Example:
-        >>> from colossal.booster.sampler import EpochSampler
-        >>> sampler = EpochSampler(range(4), num_replicas=2, rank=1, shuffle=False)
-        >>> list(sampler), sampler.epoch
-        ([1, 3], 1)
     """
 
     def __iter__(self) -> Iterator[int]:

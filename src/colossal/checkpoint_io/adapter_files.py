@@ -16,14 +16,7 @@ from colossal.checkpoint_io.staging import Staging, prepare_directory, sync
 
 @final
 class AdapterFiles:
-    """The folder with the adapters of a sharded checkpoint.
-
-    Args:
-        directory: That of the checkpoint.
-        folder: Name of the folder in it.
-        use_safetensors: The format of the weights.
-        config: Writes the configuration of the adapters; None if there is none.
-    """
+    """The folder with the adapters of a sharded checkpoint."""
 
     def __init__(
         self, directory: Path, folder: str, use_safetensors: bool, config: Callable[[Path], object] | None
@@ -63,12 +56,7 @@ class AdapterFiles:
 
 
 def remove_adapters(folder: Path, kept: set[str] | None = None) -> None:
-    """Delete the files of adapters in a folder that a save wrote, and the folder if nothing else is in it.
-
-    Args:
-        folder: The folder; it may be gone.
-        kept: Names of files that stay.
-    """
+    """Delete the files of adapters in a folder that a save wrote, and the folder if nothing else is in it."""
     if not folder.is_dir():
         return
     names = [ADAPTER_CONFIG, *ADAPTERS.values()]

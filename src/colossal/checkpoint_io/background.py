@@ -33,15 +33,7 @@ class Background:
         always: bool = False,
         lastly: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start a save as soon as those before it are done.
-
-        Args:
-            job: Writes the checkpoint. It is left out if one before it failed, whose error nobody has heard yet: what
-                builds on a failed save must not be put in place.
-            large: It holds much memory until it is done.
-            always: Carry it out whatever happened before.
-            lastly: Done in the end, whether the job was carried out or not.
-        """
+        """Start a save as soon as those before it are done."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="colossal-checkpoint")
         self._pending.append(self._pool.submit(self._run, job, always, lastly))
@@ -59,21 +51,13 @@ class Background:
             lastly()
 
     def make_room(self, large: bool) -> None:
-        """Wait until few enough large saves are unfinished for another copy to be held in memory.
-
-        Args:
-            large: Whether the next save is large itself; a small one does not wait.
-        """
+        """Wait until few enough large saves are unfinished for another copy to be held in memory."""
         self._large = [future for future in self._large if not future.done()]
         if large:
             wait(self._large[: max(0, len(self._large) + 1 - _MAX_LARGE)])
 
     def check(self) -> None:
-        """Raise the error of a save that has failed, if there is one; forget those that succeeded.
-
-        Raises:
-            CheckpointError: A save failed.
-        """
+        """Raise the error of a save that has failed, if there is one; forget those that succeeded."""
         while self._pending and self._pending[0].done() and self._pending[0].exception() is None:
             self._pending.popleft()
         for future in self._pending:
@@ -82,11 +66,7 @@ class Background:
                 raise error
 
     def drain(self) -> None:
-        """Wait until all saves are done.
-
-        Raises:
-            CheckpointError: A save failed; all are done and forgotten nevertheless.
-        """
+        """Wait until all saves are done."""
         try:
             wait(self._pending)
             self.check()

@@ -21,15 +21,7 @@ _CHUNK_BYTES = 1 << 20  # read and hashed before it leaves the cache of the core
 
 @lru_cache(4096)
 def cut_blocks(region: Region, itemsize: int) -> tuple[Region, ...]:
-    """Cut a region along its first dimension into blocks of at most `BLOCK_BYTES`, where that is possible.
-
-    Args:
-        region: What one rank holds of a tensor.
-        itemsize: Size of an element in bytes.
-
-    Returns:
-        The blocks; none for a region without elements.
-    """
+    """Cut a region along its first dimension into blocks of at most `BLOCK_BYTES`, where that is possible."""
     if not region.numel:
         return ()
     if not region.shape:
@@ -42,13 +34,7 @@ def cut_blocks(region: Region, itemsize: int) -> tuple[Region, ...]:
 
 
 def runs_of(region: Region, shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length in bytes of each contiguous piece of a region, in the order of the tensor's elements.
-
-    Args:
-        region: Part of the tensor.
-        shape: The shape of the tensor.
-        itemsize: Size of an element in bytes.
-    """
+    """Yield offset and length in bytes of each contiguous piece of a region, in the order of the tensor's elements."""
     inner = len(shape)
     while inner and region.shape[inner - 1] == shape[inner - 1]:
         inner -= 1
@@ -83,15 +69,7 @@ def digest_of(place: Place, region: Region, content: memoryview) -> str:
 
 
 def write_block(descriptor: int, data_start: int, place: Place, region: Region, content: memoryview) -> None:
-    """Write a block to its place in a file.
-
-    Args:
-        descriptor: The file.
-        data_start: Offset of the data behind the header.
-        place: Where the tensor lies.
-        region: The block.
-        content: Its bytes.
-    """
+    """Write a block to its place in a file."""
     done = 0
     for offset, length in runs_of(region, place.shape, place.dtype.itemsize):
         piece, at = content[done : done + length], data_start + place.start + offset
@@ -104,27 +82,16 @@ def write_block(descriptor: int, data_start: int, place: Place, region: Region, 
 @final
 @dataclass(frozen=True)
 class SafeFile:
-    """A safetensors file that is open for reading. Use it as a context manager.
+    """A safetensors file that is open for reading. Use it as a context manager."""
 
-    Args:
-        path: The file.
-        header: What it holds.
-        data_start: Offset of the data behind the header.
-        descriptor: The open file.
-    """
-
-    path: Path
-    header: Header
-    data_start: int
-    descriptor: int
+    path: Path  # the file
+    header: Header  # what it holds
+    data_start: int  # offset of the data behind the header
+    descriptor: int  # the open file
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a file and read its header.
-
-        Raises:
-            CheckpointError: The file is not whole, or its header is damaged.
-        """
+        """Open a file and read its header."""
         header, data_start = read_header(path)
         descriptor = os.open(path, os.O_RDONLY)
         with suppress(OSError):
@@ -138,17 +105,7 @@ class SafeFile:
         os.close(self.descriptor)
 
     def read(self, name: str, region: Region, out: torch.Tensor) -> None:
-        """Read part of a tensor, and check every block that it touches.
-
-        Args:
-            name: The tensor.
-            region: The part.
-            out: Of the region's shape; of any dtype and on any device. Blocks are read straight into it where it is
-                contiguous memory of the file's dtype, otherwise by way of a buffer of one block.
-
-        Raises:
-            CheckpointError: A block does not fit its digest, or the file ends too soon.
-        """
+        """Read part of a tensor, and check every block that it touches."""
         place = self.header.places[name]
         blocks = place.blocks or dict.fromkeys(cut_blocks(Region.whole(place.shape), place.dtype.itemsize))
         for block, digest in blocks.items():

@@ -15,15 +15,10 @@ from colossal.tensor import BoxLayout
 @final
 @dataclass(frozen=True)
 class Piece:
-    """What is saved of one parameter, under a key.
+    """What is saved of one parameter, under a key."""
 
-    Args:
-        entries: Its tensors.
-        plain: Plain data that belong to it.
-    """
-
-    entries: tuple[Entry, ...]
-    plain: Any = None
+    entries: tuple[Entry, ...]  # its tensors
+    plain: Any = None  # plain data that belong to it
 
     @property
     def is_like(self) -> str:
@@ -34,15 +29,10 @@ class Piece:
 @final
 @dataclass(frozen=True)
 class Content:
-    """What a rank has of what is to be saved.
+    """What a rank has of what is to be saved."""
 
-    Args:
-        pieces: What is here, by key.
-        order: All keys, in the order of the whole, the same on all ranks.
-    """
-
-    pieces: Mapping[Any, Piece]
-    order: Sequence[Any]
+    pieces: Mapping[Any, Piece]  # what is here, by key
+    order: Sequence[Any]  # all keys, in the order of the whole, the same on all ranks
 
     @property
     def entries(self) -> list[Entry]:
@@ -71,16 +61,6 @@ class Content:
 
 def agree(writers: Writers, look: Callable[[], Content]) -> Content:
     """Let all ranks learn what there is to be saved, and who has it.
-
-    Args:
-        writers: The ranks that save.
-        look: Finds what this rank has. It does not communicate.
-
-    Returns:
-        The content of all ranks, the same everywhere but for the values, which only those have that hold them.
-
-    Raises:
-        CheckpointError: `look` failed somewhere, or a rank lacks what another one says that it holds.
 
     Communication: all_gather_object, the writers, a few bytes; and once more, a few hundred bytes for each tensor, if
     the ranks hold different ones.

@@ -26,27 +26,11 @@ class Destination(ABC):
 
     @abstractmethod
     def reserve(self, sizes: Sequence[int]) -> list[Path]:
-        """Create the temporary files.
-
-        Args:
-            sizes: The size of each file in bytes.
-
-        Raises:
-            CheckpointError: They cannot be created.
-        """
+        """Create the temporary files."""
 
     @abstractmethod
     def commit(self, names: Sequence[Sequence[Any]], total_size: int, save_id: str) -> None:
-        """Put the files in place, once they are written.
-
-        Args:
-            names: The names of the entries of each file.
-            total_size: Size of all tensors in bytes.
-            save_id: What all files of the save have in common; empty if they do not carry it.
-
-        Raises:
-            CheckpointError: They cannot be put in place; the earlier checkpoint is whole then.
-        """
+        """Put the files in place, once they are written."""
 
     @abstractmethod
     def close(self) -> None:
@@ -55,11 +39,7 @@ class Destination(ABC):
 
 @final
 class OneFile(Destination):
-    """A checkpoint of one file.
-
-    Args:
-        path: The file; its parents are created.
-    """
+    """A checkpoint of one file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._staging = path, Staging()
@@ -80,16 +60,7 @@ class OneFile(Destination):
 
 @final
 class Shards(Destination):
-    """A checkpoint of several files and an index, in the format of Hugging Face.
-
-    Args:
-        directory: Where the files go; it and its parents are created.
-        names: How they are called.
-        rivals: Names of the checkpoints that this one replaces, its own included.
-        extras: By file name, what writes each further file of the directory.
-        groups: The last file is no shard, but holds an optimizer's parameter groups.
-        adapters: Where the last file goes, if it is no shard, but holds the adapters of a model.
-    """
+    """A checkpoint of several files and an index, in the format of Hugging Face."""
 
     def __init__(
         self,

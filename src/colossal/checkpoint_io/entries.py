@@ -17,32 +17,17 @@ MIB = 1024**2
 @final
 @dataclass(frozen=True)
 class Entry:
-    """One tensor, or one value that is not a tensor, under one or several names.
+    """One tensor, or one value that is not a tensor, under one or several names."""
 
-    Args:
-        names: Its names; the one that a format without aliases keeps comes first.
-        value: The tensor, which may be a DTensor, or the value; None for a tensor that other ranks hold.
-        layout: Which rank holds which part of the tensor; None for what is not a tensor.
-        dtype: The dtype of the tensor; None for what is not a tensor.
-    """
-
-    names: tuple[str, ...]
-    value: Any
+    names: tuple[str, ...]  # its names; the one that a format without aliases keeps comes first
+    value: Any  # the tensor, which may be a DTensor, or the value; None for a tensor that other ranks hold
+    # which rank holds which part of the tensor; None for what is not a tensor
     layout: Layout | FlatLayout | BoxLayout | None
-    dtype: torch.dtype | None
+    dtype: torch.dtype | None  # the dtype of the tensor; None for what is not a tensor
 
     @classmethod
     def of(cls, names: Sequence[str], value: Any, ranks: Sequence[int]) -> "Entry":
-        """Describe a value.
-
-        Args:
-            names: Its names.
-            value: A tensor, or something else.
-            ranks: The global ranks that save together.
-
-        Raises:
-            CheckpointError: Parts of the tensor lie on ranks that do not take part.
-        """
+        """Describe a value."""
         if not isinstance(value, torch.Tensor):
             return cls(tuple(names), value, None, None)
         layout = layout_of(value, ranks)
@@ -87,36 +72,17 @@ class Entry:
 @final
 @dataclass(frozen=True)
 class Share:
-    """A block that one rank writes.
+    """A block that one rank writes."""
 
-    Args:
-        file: Number of the file.
-        name: The name of the tensor.
-        block: The part of the tensor.
-        rank: The global rank that writes it.
-        tensor: The part itself, on its device; None on other ranks.
-    """
-
-    file: int
-    name: str
-    block: Region
-    rank: int
-    tensor: torch.Tensor | None
+    file: int  # number of the file
+    name: str  # the name of the tensor
+    block: Region  # the part of the tensor
+    rank: int  # the global rank that writes it
+    tensor: torch.Tensor | None  # the part itself, on its device; None on other ranks
 
 
 def plan_files(entries: Iterable[Entry], max_bytes: float) -> list[list[Entry]]:
-    """Fill one file after the other, in order; an entry that is larger than a file gets one of its own.
-
-    Args:
-        entries: The state.
-        max_bytes: Largest size of a file.
-
-    Returns:
-        The entries of each file; at least one file, which may be empty.
-
-    Raises:
-        ConfigError: `max_bytes` is not positive.
-    """
+    """Fill one file after the other, in order; an entry that is larger than a file gets one of its own."""
     if max_bytes <= 0:
         raise ConfigError(
             f"The size of a shard must be positive. Found size_per_shard={max_bytes / MIB:g} MB. The default is 1024."
@@ -136,10 +102,6 @@ def deal_out(files: Sequence[Sequence[Entry]], own_rank: int) -> list[Share]:
     """Choose for each block a rank that writes it: one that holds it, and has the least to write so far.
 
     All ranks come to the same result by themselves.
-
-    Args:
-        files: The entries of each file.
-        own_rank: The global rank of this process.
     """
     load: dict[int, int] = {}
     shares: list[Share] = []

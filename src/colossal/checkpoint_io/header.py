@@ -45,20 +45,13 @@ EMPTY_DIGEST = "0" * 16
 @final
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in a file, and how its bytes are checked.
+    """Where a tensor lies in a file, and how its bytes are checked."""
 
-    Args:
-        name: The name of the tensor.
-        dtype: Its dtype.
-        shape: Its shape.
-        start: Offset of its first byte in the data of the file.
-        blocks: The digest of each block, in hexadecimal; without blocks nothing is checked.
-    """
-
-    name: str
+    name: str  # the name of the tensor
     dtype: torch.dtype
     shape: tuple[int, ...]
-    start: int
+    start: int  # offset of its first byte in the data of the file
+    # the digest of each block, in hexadecimal; without blocks nothing is checked
     blocks: dict[Region, str] = field(default_factory=dict)
 
     @property
@@ -74,17 +67,11 @@ class Place:
 @final
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file holds, and where.
+    """What a safetensors file holds, and where."""
 
-    Args:
-        places: The tensors by name, in the order of the file.
-        plain: Plain data besides the tensors, as JSON holds it; None for none.
-        save_id: What all files of one save have in common; empty in a file that others wrote.
-    """
-
-    places: dict[str, Place]
-    plain: Any = None
-    save_id: str = ""
+    places: dict[str, Place]  # the tensors by name, in the order of the file
+    plain: Any = None  # plain data besides the tensors, as JSON holds it; None for none
+    save_id: str = ""  # what all files of one save have in common; empty in a file that others wrote
 
     @classmethod
     def lay_out(
@@ -93,13 +80,7 @@ class Header:
         plain: Any,
         save_id: str,
     ) -> Self:
-        """Give each tensor its place: larger elements first, as readers that map a file need it.
-
-        Args:
-            tensors: Name, dtype, shape and blocks of each tensor.
-            plain: Plain data besides the tensors.
-            save_id: What all files of one save have in common.
-        """
+        """Give each tensor its place: larger elements first, as readers that map a file need it."""
         places: dict[str, Place] = {}
         start = 0
         for name, dtype, shape, blocks in sorted(tensors, key=lambda each: -each[1].itemsize):
@@ -137,17 +118,7 @@ class Header:
 
 
 def read_header(path: Path) -> tuple[Header, int]:
-    """Read the header of a safetensors file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The header, and the offset at which the data begins.
-
-    Raises:
-        CheckpointError: The file is not whole, or its header is damaged.
-    """
+    """Read the header of a safetensors file."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
@@ -168,13 +139,7 @@ def read_header(path: Path) -> tuple[Header, int]:
 
 
 def damaged(path: Path, found: str, tensor: str | None = None) -> CheckpointError:
-    """Return the error of a file that is not as it was written.
-
-    Args:
-        path: The file.
-        found: What is wrong with it.
-        tensor: The tensor in question, if one is known.
-    """
+    """Return the error of a file that is not as it was written."""
     what = f"the tensor {tensor!r} of {path}" if tensor else str(path)
     return CheckpointError(
         f"Loading needs a safetensors file as it was written. Found {what} damaged: {found}. "

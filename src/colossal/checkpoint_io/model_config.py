@@ -18,16 +18,6 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
     """Prepare the configuration of a model that has one.
 
     The names of the class and of the dtype are filled in on a copy, as ``from_pretrained`` expects them.
-
-    Args:
-        model: Any model; a transformers model is known by its ``config`` with a ``save_pretrained`` method.
-
-    Returns:
-        By file name, what writes the file to a path; nothing for a model without a configuration. That of the adapters
-        of a model is among them.
-
-    Raises:
-        CheckpointError: The configuration refuses to be saved.
     """
     configs: list[Any] = []
     whole, outline = model, outline_of(model)
@@ -48,17 +38,7 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
 
 
 def adapter_config_file(model: nn.Module) -> dict[str, Callable[[Path], object]]:
-    """Prepare the configuration of a model's adapters, as peft saves it.
-
-    Args:
-        model: Any model.
-
-    Returns:
-        What writes the file to a path, by the file's name; nothing for a model without adapters.
-
-    Raises:
-        CheckpointError: The configuration refuses to be saved.
-    """
+    """Prepare the configuration of a model's adapters, as peft saves it."""
     outline = outline_of(model)
     root: Any = model if outline is None else outline.roots[0]
     configs = getattr(root, "peft_config", None)

@@ -19,17 +19,7 @@ from colossal.interface import innermost
 
 @final
 class ModelSave:
-    """The three steps of a `Saver`, of a model.
-
-    Args:
-        model: The model, boosted or not.
-        path: Of the file, or of the directory if `shard`.
-        shard: Write a directory.
-        prefix: Put in front of the names of its files.
-        size_per_shard: Largest size of a file of it, in MB.
-        use_safetensors: Write safetensors.
-        writers: Which ranks write.
-    """
+    """The three steps of a `Saver`, of a model."""
 
     def __init__(
         self,

@@ -24,21 +24,7 @@ _THREADS = 2  # one hashes while the other one waits for the disk
 
 @final
 class ModelState:
-    """The parameters, persistent buffers and extra state of a model, by name.
-
-    Args:
-        model: The user's own model; its parameters may be DTensors.
-        rank: The global rank of this process.
-
-    Raises:
-        CheckpointError: A tensor is on the meta device: it has no values.
-
-    Example:
-        >>> import torch
-        >>> state = ModelState(torch.nn.Linear(2, 1))
-        >>> [entry.names for entry in state.content([0], for_safetensors=False).entries]
-        [('weight',), ('bias',)]
-    """
+    """The parameters, persistent buffers and extra state of a model, by name."""
 
     def __init__(self, model: nn.Module, rank: int = 0) -> None:
         self._rank = rank
@@ -63,15 +49,7 @@ class ModelState:
             )
 
     def content(self, ranks: Sequence[int], for_safetensors: bool) -> Content:
-        """Return the state in order, with all names of one tensor in one entry.
-
-        Args:
-            ranks: The global ranks that save together.
-            for_safetensors: Keep of several names only the one that Hugging Face expects.
-
-        Raises:
-            CheckpointError: A value is not a tensor, and safetensors hold no other ones.
-        """
+        """Return the state in order, with all names of one tensor in one entry."""
         if for_safetensors:
             self._check_only_tensors()
         ties = [part for names in self._ties for part in self._saved.split(names) if part]
@@ -118,14 +96,6 @@ class ModelState:
         """Compare the names, shapes and kinds of a checkpoint with the model's, before any value is written.
 
         A tensor with several names needs one of them only.
-
-        Args:
-            items: The entries of the checkpoint.
-            strict: Require that the names agree.
-            source: Where the checkpoint is, for the message.
-
-        Raises:
-            CheckpointError: A shape differs, or, if `strict`, a name is missing or unexpected.
         """
         items = self._saved.translated(items, self._state)
         common = {name: item for name, item in items.items() if name in self._state}
@@ -161,12 +131,6 @@ class ModelState:
 
         Each rank reads its own part, straight into the memory of the parameter where dtype and device allow it. What is
         not a parameter or a buffer itself goes through the `load_state_dict` of its module.
-
-        Args:
-            items: Entries that passed `check`.
-
-        Raises:
-            CheckpointError: The bytes are damaged, or a module refused its values.
         """
         tensors = (each for root in self._roots for each in (*root.parameters(), *root.buffers()))
         own = {id(resting_part(tensor)) for tensor in tensors}

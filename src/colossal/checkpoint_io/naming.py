@@ -16,25 +16,11 @@ _MAX_LISTED = 10
 @final
 @dataclass(frozen=True)
 class FileNames:
-    """The names of the files of one checkpoint.
+    """The names of the files of one checkpoint."""
 
-    Args:
-        stem: What the name starts with, after the prefix.
-        suffix: What the name ends with.
-        prefix: The user's own, in front of every name with a dot; None for none.
-
-    Raises:
-        ConfigError: The prefix is not part of a file name.
-
-    Example:
-        >>> names = FileNames("model", ".safetensors", prefix="best")
-        >>> names.shard(1, 2), names.index
-        ('best.model-00001-of-00002.safetensors', 'best.model.safetensors.index.json')
-    """
-
-    stem: str
-    suffix: str
-    prefix: str | None = None
+    stem: str  # what the name starts with, after the prefix
+    suffix: str  # what the name ends with
+    prefix: str | None = None  # the user's own, in front of every name with a dot; None for none
 
     def __post_init__(self) -> None:
         if self.prefix is not None and Path(self.prefix).name != self.prefix:
@@ -100,15 +86,7 @@ def adapter_folder(prefix: str | None) -> str:
 
 
 def find_checkpoint(path: Path, kinds: Sequence[FileNames]) -> Path:
-    """Return the index or the single file that a checkpoint consists of.
-
-    Args:
-        path: The index, the single file, or a directory that holds one of them.
-        kinds: What the names in a directory may look like.
-
-    Raises:
-        CheckpointError: There is no such file, or several.
-    """
+    """Return the index or the single file that a checkpoint consists of."""
     if path.is_file():
         return path
     if not path.is_dir():

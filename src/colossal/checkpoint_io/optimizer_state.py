@@ -34,16 +34,6 @@ class OptimizerState:
 
     A parameter is known by its name if the wrapper or the parameter groups say it, else by its position among all
     parameters of the optimizer, as in torch.
-
-    Args:
-        optimizer: A torch optimizer, boosted or not; its parameters and its state may be DTensors.
-        rank: The global rank of this process.
-
-    Example:
-        >>> import torch
-        >>> linear = torch.nn.Linear(2, 1)
-        >>> OptimizerState(torch.optim.SGD(linear.named_parameters(), lr=0.1)).ids
-        ['weight', 'bias']
     """
 
     def __init__(self, optimizer: Optimizer | OptimizerWrapper, rank: int = 0) -> None:
@@ -71,17 +61,7 @@ class OptimizerState:
         return [id_ for group in self._groups for id_ in group]
 
     def content(self, ranks: Sequence[int]) -> Content:
-        """Take the state apart.
-
-        Args:
-            ranks: The global ranks that save together.
-
-        Returns:
-            The tensors, and for each parameter what is to be said of it; what concerns them all comes first.
-
-        Raises:
-            CheckpointError: There is something else in it than tensors and plain data.
-        """
+        """Take the state apart."""
         plain, tensors = dismantle(self.header())
         pieces: dict[Any, Piece] = {None: Piece(_entries(tensors, ranks), plain)}
         state, holders = self._state(), ranks if self._outline is None else self._outline.ranks
@@ -133,18 +113,7 @@ class OptimizerState:
         return value
 
     def prepare(self, saved: Mapping[str, Any], source: object) -> Callable[[int], None]:
-        """Check what was saved, and match it by name; a saved position stands for itself.
-
-        Args:
-            saved: The groups, the state, and what else was saved; an `Item` in the place of each tensor.
-            source: Where the checkpoint is, for the message.
-
-        Returns:
-            What changes the optimizer, given the number of tensors to read at once.
-
-        Raises:
-            CheckpointError: The groups are not of the same parameters, or shapes differ.
-        """
+        """Check what was saved, and match it by name; a saved position stands for itself."""
         groups = _valid_groups(saved, source)
         ids = self._saved_ids(groups)
         self._check_shapes(saved.get("param_shapes") or _shapes_of_state(saved, groups), ids, source)
@@ -233,11 +202,7 @@ class OptimizerState:
 
 
 def plain_of(content: Content) -> dict[str, Any]:
-    """Say everything about an optimizer but its tensors, as JSON holds it.
-
-    Args:
-        content: That of `OptimizerState`, of all ranks.
-    """
+    """Say everything about an optimizer but its tensors, as JSON holds it."""
     plain = content.plain
     header = plain.pop(None)
     shapes = {id_: shape for id_, (shape, _) in plain.items()}

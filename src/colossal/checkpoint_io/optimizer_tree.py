@@ -14,14 +14,7 @@ from colossal.errors import CheckpointError
 
 
 def optimizer_tree(source: Source) -> dict[str, Any]:
-    """Return the groups, the state by parameter, and what else was saved, an `Item` in the place of each tensor.
-
-    Args:
-        source: The files: ours, or those of PyTorch's format.
-
-    Raises:
-        CheckpointError: The index does not say where the parameter groups are.
-    """
+    """Return the groups, the state by parameter, and what else was saved, an `Item` in the place of each tensor."""
     if source.plain is not None:
         return assemble(source.plain, source.item)
     skeleton, tensors = dismantle(_torch_tree(source))

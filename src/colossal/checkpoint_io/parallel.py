@@ -13,17 +13,6 @@ def in_threads(function: Callable[[T], R], items: Sequence[T], num_threads: int)
 
     Threads of its own rather than an executor's, which refuses work once the program has begun to end: that is when the
     last asynchronous save is written.
-
-    Args:
-        function: Takes one item.
-        items: What it is applied to; the threads take them in order.
-        num_threads: Number of threads, the calling one included.
-
-    Returns:
-        The results in the order of the items.
-
-    Raises:
-        Exception: The first that the function raised; items that nobody has begun are left out then.
     """
     results: list[R | None] = [None] * len(items)
     errors: list[Exception] = []

@@ -14,41 +14,13 @@ _SEPARATOR = "/"
 
 
 def dismantle(tree: Any, path: tuple[str, ...] = ()) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Take the tensors out of plain data.
-
-    Args:
-        tree: Numbers, strings, None, dtypes and tensors, nested in dicts, lists, tuples and sets.
-        path: What the names of tensors begin with: where the tree is in a larger one.
-
-    Returns:
-        What JSON can hold, with a reference in the place of each tensor; and the tensors by the name of their place.
-
-    Raises:
-        CheckpointError: There is something else in it, such as a function.
-
-    Example:
-        >>> import torch
-        >>> dismantle({"lr": 0.1, "state": [torch.ones(2)]})
-        ({'lr': 0.1, 'state': [{'$tensor': 'state/0'}]}, {'state/0': tensor([1., 1.])})
-    """
+    """Take the tensors out of plain data."""
     tensors: dict[str, torch.Tensor] = {}
     return _dismantle(tree, path, tensors), tensors
 
 
 def assemble(skeleton: Any, tensor: Callable[[str], Any]) -> Any:
-    """Put the tensors back.
-
-    Args:
-        skeleton: What `dismantle` returned.
-        tensor: Returns what stands in the place of a tensor, by the name of the place.
-
-    Returns:
-        The plain data.
-
-    Example:
-        >>> assemble({"$tuple": [1, {"$tensor": "1"}]}, lambda name: f"tensor {name}")
-        (1, 'tensor 1')
-    """
+    """Put the tensors back."""
     if isinstance(skeleton, list):
         return [assemble(item, tensor) for item in skeleton]
     if not isinstance(skeleton, dict):
@@ -94,18 +66,7 @@ def _dismantle_mapping(value: Mapping[Any, Any], path: tuple[str, ...], tensors:
 
 
 def as_mapping(pairs: Sequence[tuple[Any, Any]]) -> Any:
-    """Write a dict whose values are taken apart already.
-
-    Args:
-        pairs: Keys, which are plain data, and what `dismantle` made of the values.
-
-    Returns:
-        What JSON can hold.
-
-    Example:
-        >>> as_mapping([(0, {"$tensor": "0"})])
-        {'$dict': [[0, {'$tensor': '0'}]]}
-    """
+    """Write a dict whose values are taken apart already."""
     if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
         return dict(pairs)
     return {"$dict": [[_dismantle(key, (), {}), item] for key, item in pairs]}

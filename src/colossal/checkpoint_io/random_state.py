@@ -10,11 +10,7 @@ from colossal.accelerator import get_accelerator
 
 
 def random_state() -> dict[str, Any]:
-    """Collect the states of the generators of Python, NumPy, torch and, where there is one, of the accelerator.
-
-    Returns:
-        Plain data and tensors.
-    """
+    """Collect the states of the generators of Python, NumPy, torch and, where there is one, of the accelerator."""
     version, words, gauss = random.getstate()
     numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - what transforms draw from
     state = {
@@ -34,10 +30,6 @@ def restore_random_state(states: list[dict[str, Any]], place: int) -> None:
     """Let the generators go on.
 
     A process that had no counterpart begins a stream of its own, drawn from that of another and from its place.
-
-    Args:
-        states: What `random_state` returned in each process of the run that was saved.
-        place: Which process of the present run this is.
     """
     state = states[place % len(states)]
     version, words, gauss = state["python"]

@@ -27,12 +27,7 @@ Digests = list[tuple[int, str, Region, str]]
 
 
 class Save(ABC):
-    """The content of one save.
-
-    Args:
-        files: The entries of each file.
-        save_id: What all files have in common.
-    """
+    """The content of one save."""
 
     def __init__(self, files: Sequence[Sequence[Entry]], save_id: str) -> None:
         self.files, self.save_id = files, save_id
@@ -54,37 +49,16 @@ class Save(ABC):
 
     @abstractmethod
     def copy(self, writers: Writers, arenas: Arenas) -> Callable[[], None]:
-        """Copy what this rank writes to host memory, after which the originals may change.
-
-        Args:
-            writers: The ranks that save.
-            arenas: Host memory.
-
-        Returns:
-            What gives the memory back.
-        """
+        """Copy what this rank writes to host memory, after which the originals may change."""
 
     @abstractmethod
     def write(self, writers: Writers, arenas: Arenas, paths: Sequence[Path]) -> None:
-        """Write the files.
-
-        Args:
-            writers: The ranks that save.
-            arenas: Host memory, through which goes what is on a device and has not been copied.
-            paths: The files, which exist.
-        """
+        """Write the files."""
 
 
 @final
 class SafeSave(Save):
-    """Files of safetensors, into which every rank writes what it holds.
-
-    Args:
-        files: The entries of each file.
-        save_id: What all files have in common.
-        rank: The global rank of this process.
-        plain: Plain data that go into the header of the last file.
-    """
+    """Files of safetensors, into which every rank writes what it holds."""
 
     def __init__(self, files: Sequence[Sequence[Entry]], save_id: str, rank: int, plain: Any = None) -> None:
         super().__init__(files, save_id)
@@ -159,13 +133,7 @@ class SafeSave(Save):
 
 @final
 class TorchSave(Save):
-    """Files in PyTorch's own format, which the first rank writes from whole tensors.
-
-    Args:
-        files: The entries of each file.
-        whole: Makes a tensor whole on the first rank; all ranks call it together.
-        finish: Makes of the content of a file what is saved.
-    """
+    """Files in PyTorch's own format, which the first rank writes from whole tensors."""
 
     def __init__(
         self,
@@ -223,17 +191,7 @@ class TorchSave(Save):
 
 
 def carry_out(save: Save, writers: Writers, arenas: Arenas, destination: Destination) -> None:
-    """Write the files of a save and put them in place, all ranks together.
-
-    Args:
-        save: What is saved.
-        writers: The ranks that save.
-        arenas: Host memory.
-        destination: Where it goes.
-
-    Raises:
-        CheckpointError: A rank could not do its part; the earlier checkpoint is whole then.
-    """
+    """Write the files of a save and put them in place, all ranks together."""
     try:
         paths = writers.gather(lambda: destination.reserve(save.sizes) if writers.leads else [])[0]
         save.write(writers, arenas, paths)

@@ -17,21 +17,7 @@ T = TypeVar("T")
 
 @final
 class SavedNames:
-    """The names of a state in files: those of the base model for its tensors, those of peft's files for adapters.
-
-    Args:
-        adapters: The names of a model with adapters; None for any other model, whose names stay as they are.
-
-    Attributes:
-        has_adapters: Whether there are any.
-
-    Example:
-        >>> names = SavedNames(AdapterNames({"base.fc.base_layer.bias": "fc.bias"}, {"base.A": "base.A.default"}))
-        >>> names["base.fc.base_layer.bias"], names["base.A.default"]
-        (('fc.bias',), ('base.A',))
-        >>> names.split(["fc.bias", "base.A"])
-        (['fc.bias'], ['base.A'])
-    """
+    """The names of a state in files: those of the base model for its tensors, those of peft's files for adapters."""
 
     def __init__(self, adapters: AdapterNames | None = None) -> None:
         self.has_adapters = adapters is not None
@@ -55,12 +41,7 @@ class SavedNames:
         return parts
 
     def translated(self, items: Mapping[str, T], known: Mapping[str, object]) -> dict[str, T]:
-        """Return entries of a checkpoint under the names of today: earlier ones held the names of the `PeftModel`.
-
-        Args:
-            items: The entries.
-            known: Names that are right already.
-        """
+        """Return entries of a checkpoint under the names of today: earlier ones held the names of the `PeftModel`."""
         return {name if name in known else self._first.get(name, name): item for name, item in items.items()}
 
     def in_state(self, saved: str) -> str:

@@ -17,11 +17,7 @@ _LARGE_BYTES = 1 << 20  # a copy that counts when too many wait
 
 @final
 class Saver:
-    """Carries out saves in the order in which they were asked for.
-
-    Args:
-        writers: Which ranks share a checkpoint.
-    """
+    """Carries out saves in the order in which they were asked for."""
 
     def __init__(self, writers: Writers) -> None:
         self._writers = writers
@@ -35,17 +31,7 @@ class Saver:
         destination: Callable[[], Destination],
         use_async: bool,
     ) -> None:
-        """Save something.
-
-        Args:
-            look: Finds what this rank has of it.
-            build: Makes the save of what all ranks have, given an identifier that they agree on; alike on all ranks.
-            destination: Makes the place where it goes.
-            use_async: Return as soon as the state is copied.
-
-        Raises:
-            CheckpointError: It failed, or an earlier asynchronous save did.
-        """
+        """Save something."""
         save_id = self._begin(self._background.check if use_async else self._background.drain)
         save, where = build(agree(self._writers, look), save_id), destination()
         if not use_async:
@@ -57,16 +43,7 @@ class Saver:
         self._background.submit(partial(carry_out, save, self._beside(), self._arenas, where), large, lastly=give_back)
 
     def after(self, job: Callable[[], None], use_async: bool, always: bool) -> None:
-        """Do something on the first rank once everything saved so far is on the disk.
-
-        Args:
-            job: Takes a moment only.
-            use_async: Return before it is done.
-            always: Do it even if an earlier asynchronous save failed.
-
-        Raises:
-            CheckpointError: It failed, or an earlier asynchronous save did.
-        """
+        """Do something on the first rank once everything saved so far is on the disk."""
         if use_async:
             self._begin(self._background.check)
             self._background.submit(partial(self._beside().write, job), always=always)
@@ -75,11 +52,7 @@ class Saver:
             self._writers.write(job)
 
     def settle(self) -> None:
-        """Wait until everything that was saved is on the disk.
-
-        Raises:
-            CheckpointError: An asynchronous save failed since the last call.
-        """
+        """Wait until everything that was saved is on the disk."""
         self._begin(self._background.drain)
 
     def _begin(self, look: Callable[[], None]) -> str:

@@ -20,12 +20,7 @@ _STAGE_BYTES = 1 << 28
 
 @final
 class Arena:
-    """Host memory that is kept from one copy to the next, so that only the first one pays for getting it.
-
-    Args:
-        num_bytes: Its size.
-        pin: Page-lock the memory, from which a GPU copies faster.
-    """
+    """Host memory that is kept from one copy to the next, so that only the first one pays for getting it."""
 
     def __init__(self, num_bytes: int, pin: bool) -> None:
         self.num_bytes = -(-max(num_bytes, 1) // _HUGE_PAGE) * _HUGE_PAGE
@@ -37,14 +32,7 @@ class Arena:
         self._buffer = memory.numpy()
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copy tensors, one after the other, into the memory.
-
-        Args:
-            tensors: On any device; `room_for` of them fits into the arena.
-
-        Returns:
-            The copies, which are the arena's until the next call.
-        """
+        """Copy tensors, one after the other, into the memory."""
         copies, at = [], 0
         for tensor in tensors:
             copies.append(self._cut(at, tensor))
@@ -75,11 +63,7 @@ class Arenas:
         self._lock = threading.Lock()
 
     def take(self, tensors: Sequence[torch.Tensor]) -> Arena:
-        """Return an arena with room for copies of tensors: the smallest free one that fits, or a new one.
-
-        Args:
-            tensors: What is to be copied.
-        """
+        """Return an arena with room for copies of tensors: the smallest free one that fits, or a new one."""
         num_bytes = sum(_aligned(tensor.nbytes) for tensor in tensors)
         pin = not all(tensor.is_cpu for tensor in tensors)
         with self._lock:
@@ -91,24 +75,13 @@ class Arenas:
         return Arena(num_bytes, pin)
 
     def give_back(self, arena: Arena) -> None:
-        """Take an arena back, once nobody reads the copies in it any more.
-
-        Args:
-            arena: The arena.
-        """
+        """Take an arena back, once nobody reads the copies in it any more."""
         with self._lock:
             self._free.append(arena)
 
     @contextmanager
     def on_host(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-        """Lend copies in host memory of what is on a device; what is in host memory already comes as it is.
-
-        Args:
-            tensors: On any device.
-
-        Yields:
-            A tensor for each, in their order, which is the caller's until the block is left.
-        """
+        """Lend copies in host memory of what is on a device; what is in host memory already comes as it is."""
         far = [tensor for tensor in tensors if not tensor.is_cpu]
         arena = self.take(far) if far else None
         try:
@@ -120,14 +93,7 @@ class Arenas:
 
 
 def batches(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
-    """Cut a list where copies of what is on a device would take more host memory than a save may hold.
-
-    Args:
-        tensors: On any device.
-
-    Yields:
-        The parts, one after the other: all at once if everything is in host memory.
-    """
+    """Cut a list where copies of what is on a device would take more host memory than a save may hold."""
     begin = num_bytes = 0
     for at, tensor in enumerate(tensors):
         own = 0 if tensor.is_cpu else _aligned(tensor.nbytes)
@@ -139,11 +105,7 @@ def batches(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
 
 
 def boxes_on_host(boxes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return contiguous copies in host memory, each of its own; the host waits once for all of them.
-
-    Args:
-        boxes: On any device.
-    """
+    """Return contiguous copies in host memory, each of its own; the host waits once for all of them."""
     copies = [
         torch.empty(box.shape, dtype=box.dtype, device="cpu", pin_memory=not box.is_cpu).copy_(box, non_blocking=True)
         for box in boxes

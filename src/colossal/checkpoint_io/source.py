@@ -22,19 +22,12 @@ _HEAD_BYTES = 9  # enough to tell the formats apart
 @final
 @dataclass(frozen=True)
 class Item:
-    """One entry of a file.
+    """One entry of a file."""
 
-    Args:
-        shape: The shape of the tensor; None for what is not a tensor.
-        dtype: Its dtype; None for what is not a tensor.
-        read: Fills a tensor with a region of the entry.
-        value: What is not a tensor.
-    """
-
-    shape: torch.Size | None
-    dtype: torch.dtype | None
-    read: Callable[[Region, torch.Tensor], object]
-    value: Any = None
+    shape: torch.Size | None  # the shape of the tensor; None for what is not a tensor
+    dtype: torch.dtype | None  # its dtype; None for what is not a tensor
+    read: Callable[[Region, torch.Tensor], object]  # fills a tensor with a region of the entry
+    value: Any = None  # what is not a tensor
 
     def whole(self) -> torch.Tensor:
         """Return the whole tensor, on the CPU, in memory of its own."""
@@ -50,20 +43,6 @@ class Source:
 
     Opening checks everything but the bytes of the tensors of safetensors files: that the files are there and whole,
     that they hold what the index promises, and that they come from one save.
-
-    Args:
-        files: Path of each file, and the names that it must hold according to the index.
-        index: The index; None for a single file.
-        mmap: Map files of PyTorch's format rather than read them.
-
-    Attributes:
-        items: The entries of all files by name.
-        files: The names of the entries of each file.
-        plain: Plain data besides the tensors.
-        index: The index; None for a single file.
-
-    Raises:
-        CheckpointError: A file is missing or damaged, or lacks a name that the index promises.
     """
 
     def __init__(self, files: Mapping[Path, set[str]], index: CheckpointIndexFile | None, mmap: bool = True) -> None:
@@ -82,16 +61,7 @@ class Source:
 
     @classmethod
     def find(cls, path: Path, kinds: Sequence[FileNames], mmap: bool = True) -> Self:
-        """Open the files that a path stands for.
-
-        Args:
-            path: A file, an index, or a directory that holds one of them.
-            kinds: What the names in a directory may look like.
-            mmap: Map files of PyTorch's format rather than read them.
-
-        Raises:
-            CheckpointError: There is no checkpoint, or several, or it is damaged.
-        """
+        """Open the files that a path stands for."""
         found = find_checkpoint(path, kinds)
         if found.suffix != ".json":
             return cls({found: set()}, None, mmap)
@@ -112,17 +82,7 @@ class Source:
         self._stack.close()
 
     def item(self, name: str) -> Item:
-        """Find a tensor that the description of the state names.
-
-        Args:
-            name: Its name.
-
-        Returns:
-            The tensor.
-
-        Raises:
-            CheckpointError: No file has it.
-        """
+        """Find a tensor that the description of the state names."""
         if name not in self.items:
             raise CheckpointError(
                 f"The files of a checkpoint hold all tensors of its state. Found none with {name!r} among "
@@ -131,15 +91,7 @@ class Source:
         return self.items[name]
 
     def each_file(self, action: Callable[[dict[Any, Item]], None], num_threads: int) -> None:
-        """Do something with the entries of each file.
-
-        Args:
-            action: Takes the entries of one file by name.
-            num_threads: Number of files at once.
-
-        Raises:
-            CheckpointError: What `action` raised first.
-        """
+        """Do something with the entries of each file."""
         parts = [{name: self.items[name] for name in names} for names in self.files.values()]
         in_threads(action, parts, num_threads)
 

@@ -14,18 +14,6 @@ class Staging:
     """Collects finished files under temporary names and then moves them all into place.
 
     Use it as a context manager: what has not been moved by the end of the block is deleted.
-
-    Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> target = Path(tempfile.mkdtemp()) / "notes.txt"
-        >>> with Staging() as staging:
-        ...     staging.add(target, lambda path: path.write_text("whole"))
-        ...     target.exists()
-        ...     staging.commit()
-        False
-        >>> target.read_text()
-        'whole'
     """
 
     def __init__(self) -> None:
@@ -47,16 +35,6 @@ class Staging:
         """Create the file that is to become `target`, in the same directory, and take its room on the disk.
 
         Temporary files of the same target, which a process that was killed left, are deleted.
-
-        Args:
-            target: Final path of the file.
-            num_bytes: Its size; it may grow.
-
-        Returns:
-            The path of the temporary file.
-
-        Raises:
-            CheckpointError: The file cannot be created, or the disk has too little room.
         """
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
@@ -73,15 +51,7 @@ class Staging:
         return temporary
 
     def add(self, target: Path, write: Callable[[Path], object]) -> None:
-        """Write the file that is to become `target`, and flush it to the disk.
-
-        Args:
-            target: Final path of the file.
-            write: Writes a file at the path that it is given.
-
-        Raises:
-            CheckpointError: The file could not be written; or what else of ours `write` raised.
-        """
+        """Write the file that is to become `target`, and flush it to the disk."""
         temporary = self.reserve(target, 0)
         try:
             mode = temporary.stat().st_mode
@@ -94,11 +64,7 @@ class Staging:
             raise cannot_write(target, error) from error
 
     def commit(self) -> None:
-        """Move every file to its final path, in the order in which they were added.
-
-        Raises:
-            CheckpointError: A file could not be moved.
-        """
+        """Move every file to its final path, in the order in which they were added."""
         for target in self.targets:
             try:
                 self._moves[target].replace(target)
@@ -111,21 +77,12 @@ class Staging:
             sync(target.parent)
 
     def move(self, target: Path, name: str) -> None:
-        """Give a file that waits another final name in the same directory, and put it at the end of the order.
-
-        Args:
-            target: Its final path so far.
-            name: The new name.
-        """
+        """Give a file that waits another final name in the same directory, and put it at the end of the order."""
         self._moves[target.with_name(name)] = self._moves.pop(target)
 
 
 def prepare_file(path: Path) -> Path:
-    """Return `path` once a file can be written there; its parent directories are created.
-
-    Raises:
-        CheckpointError: The path is a directory, or its parent cannot be created.
-    """
+    """Return `path` once a file can be written there; its parent directories are created."""
     if path.is_dir():
         raise CheckpointError(
             f"Saving to one file needs the path of a file. Found the directory {path}. "
@@ -136,11 +93,7 @@ def prepare_file(path: Path) -> Path:
 
 
 def prepare_directory(path: Path) -> Path:
-    """Return `path` once it is a directory; it and its parents are created.
-
-    Raises:
-        CheckpointError: The path is a file, or the directory cannot be created.
-    """
+    """Return `path` once it is a directory; it and its parents are created."""
     if path.is_file():
         raise CheckpointError(
             f"Saving with shard=True needs the path of a directory. Found the file {path}. "

@@ -11,14 +11,7 @@ from colossal.errors import CheckpointError
 
 
 def compact(content: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the content with a copy of each tensor that is part of larger memory, which would be saved with it.
-
-    Args:
-        content: Tensors and other values by name. One tensor under two names stays one tensor.
-
-    Returns:
-        The content itself if no copy is needed, else a dict of the same type and attributes.
-    """
+    """Return the content with a copy of each tensor that is part of larger memory, which would be saved with it."""
     views = {id(value): value.clone() for value in content.values() if _is_part(value)}
     if not views:
         return content
@@ -28,16 +21,7 @@ def compact(content: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def write_torch(path: Path, content: dict[Any, Any]) -> None:
-    """Write `content` in PyTorch's format and make sure that it can be read without executing pickle.
-
-    Args:
-        path: The file.
-        content: Tensors and plain data, nested in dicts and lists.
-
-    Raises:
-        CheckpointError: The content holds something else, such as a function.
-        OSError: The file cannot be written, for want of room for example.
-    """
+    """Write `content` in PyTorch's format and make sure that it can be read without executing pickle."""
     output = _Output(path)
     try:
         with output:
@@ -56,11 +40,7 @@ def write_torch(path: Path, content: dict[Any, Any]) -> None:
 
 @final
 class _Output:
-    """A file that remembers why it could not be written, which `torch.save` does not tell.
-
-    Args:
-        path: The file; what it holds already is overwritten from its beginning.
-    """
+    """A file that remembers why it could not be written, which `torch.save` does not tell."""
 
     def __init__(self, path: Path) -> None:
         self.error: OSError | None = None
@@ -90,20 +70,7 @@ class _Output:
 
 
 def read_torch(path: Path, *, mmap: bool, verify: bool = True, list_name: str | None = None) -> dict[Any, Any]:
-    """Read a file to the CPU, without executing pickle.
-
-    Args:
-        path: The file.
-        mmap: Map the file rather than read it: memory is taken when a tensor is used, and belongs to the file.
-        verify: Compare the content with the checksums of the file, which PyTorch itself does not look at.
-        list_name: If the file holds a list, the name under which it is returned; None if it must not hold one.
-
-    Returns:
-        What was saved.
-
-    Raises:
-        CheckpointError: The file is damaged, or holds no dict.
-    """
+    """Read a file to the CPU, without executing pickle."""
     with path.open("rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     try:

@@ -11,13 +11,6 @@ from colossal.tensor import BoxLayout, Region, parts_of, whole_of
 def whole_on_first(entry: Entry, writers: Writers) -> torch.Tensor | None:
     """Put a tensor together on the rank that writes; all ranks call together.
 
-    Args:
-        entry: The tensor.
-        writers: The ranks that save.
-
-    Returns:
-        The whole tensor, without gradient; None on a rank that does not write, and has none of it.
-
     Communication: that of `colossal.tensor.whole_of`; if only some ranks have a part, gather_object, the writers, the
     bytes of the tensor.
     """

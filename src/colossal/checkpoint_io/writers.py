@@ -252,13 +252,7 @@ class OneForAll(Writers):
 
 @final
 class _Aside(Writers):
-    """The same ranks for another thread, by a group of gloo of their own, which outlives the world.
-
-    Args:
-        group: The group.
-        ranks: The global ranks of the group.
-        rank: The global rank of this process.
-    """
+    """The same ranks for another thread, by a group of gloo of their own, which outlives the world."""
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> None:
         self._group, self._ranks, self._rank = group, tuple(ranks), rank

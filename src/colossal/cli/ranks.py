@@ -31,19 +31,12 @@ _TAIL_LINES = 30
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one rank.
+    """What became of one rank."""
 
-    Attributes:
-        rank: Its number.
-        said: The objects that it reported, in order.
-        code: Its exit status; None if it had to be ended.
-        printed: The last lines that it printed, with the place where it stood if it had to be ended.
-    """
-
-    rank: int
-    said: list[dict[str, Any]]
-    code: int | None
-    printed: str
+    rank: int  # its number
+    said: list[dict[str, Any]]  # the objects that it reported, in order
+    code: int | None  # its exit status; None if it had to be ended
+    printed: str  # the last lines that it printed, with the place where it stood if it had to be ended
 
 
 def run_ranks(
@@ -54,18 +47,7 @@ def run_ranks(
     timeout_seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
-    """Run a module on every rank of a world, and end what has not ended in time.
-
-    Args:
-        module: The module, as for ``python -m``.
-        size: Number of ranks.
-        words: Its arguments, the same on all ranks.
-        timeout_seconds: How long the ranks may take, from their start to their end.
-        environment: Variables to set, over those of this process.
-
-    Returns:
-        What became of each rank, by rank.
-    """
+    """Run a module on every rank of a world, and end what has not ended in time."""
     from torch import distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
@@ -159,10 +141,6 @@ def _end_with_parent() -> None:
 
 
 def say(**values: Any) -> None:
-    """In a rank: report an object to the process that started it.
-
-    Args:
-        **values: What JSON can hold.
-    """
+    """In a rank: report an object to the process that started it."""
     with Path(os.environ[REPORT_VARIABLE]).open("a", encoding="utf-8") as file:
         file.write(json.dumps(values) + "\n")

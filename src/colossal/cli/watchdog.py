@@ -30,20 +30,7 @@ _OF_THE_DEVICE = re.compile(r"CUDA error|HIP error|device-side assert|illegal me
 
 
 def watchdog_words(line: str) -> tuple[int | None, str] | None:
-    """Read a line of standard error.
-
-    Args:
-        line: The line.
-
-    Returns:
-        The rank that wrote it, if it says so, and the words; None if they are not a watchdog's last ones.
-
-    Example:
-        >>> from colossal.cli.watchdog import watchdog_words
-        >>> watchdog_words("[rank3]:[E1016 03:31:38 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective "
-        ...                "operation timeout: WorkNCCL(SeqNum=9)")
-        (3, '[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)')
-    """
+    """Read a line of standard error."""
     match = _LINE.match(line)
     if match is None or not _ENDING.search(match["words"]):
         return None
@@ -51,10 +38,6 @@ def watchdog_words(line: str) -> tuple[int | None, str] | None:
 
 
 def is_lost_peer(words: Iterable[str]) -> bool:
-    """Tell a peer that was lost or late from an error of this rank's own device, which the watchdog finds as well.
-
-    Args:
-        words: What the watchdog of one rank wrote; nothing if it is not known.
-    """
+    """Tell a peer that was lost or late from an error of this rank's own device, which the watchdog finds as well."""
     found = list(words)
     return bool(found) and not any(map(_OF_THE_DEVICE.search, found))

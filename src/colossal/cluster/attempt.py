@@ -29,15 +29,6 @@ def enter_attempt(store: dist.Store, member: Member, seconds: float, *, lasting:
     Every process greets rank 0, which answers with the number of the world and its size. The process replies with the
     world size that it was started with itself. Rank 0 compares these, and tells all whether the world has formed. A
     greeting of a process that is dead is answered in vain: what counts is that the living one replies.
-
-    Args:
-        store: The store that all processes have reached.
-        member: This process.
-        seconds: How long to wait for the others.
-        lasting: The store is older than rank 0, as that of torchrun: a world that formed there may be an earlier one.
-
-    Raises:
-        LaunchError: A process did not come in time, or was started with another world size; on all that have come.
     """
     halls = dist.PrefixStore("colossal/attempt", store)
     number = _receive_all(halls, member, seconds) if member.rank == 0 else _join(halls, member, seconds, lasting)

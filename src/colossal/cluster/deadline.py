@@ -13,9 +13,6 @@ def call_within(seconds: float, function: Callable[[], _T]) -> _T:
 
     A function that takes too long is left alone: nothing can interrupt a thread that waits inside of torch. Being a
     daemon, it does not keep the program from ending.
-
-    Raises:
-        TimeoutError: It takes longer.
     """
     outcome: Future[_T] = Future()
     threading.Thread(target=_run, args=(function, outcome), name="colossal-launch", daemon=True).start()

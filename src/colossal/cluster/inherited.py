@@ -14,24 +14,7 @@ T = TypeVar("T")
 
 @final
 class Inherited(Generic[T]):
-    """A context variable that threads without a value of their own read from the main thread.
-
-    Args:
-        name: For messages.
-        default: Before anything is set.
-
-    Example:
-        >>> import threading
-        >>> from colossal.cluster.inherited import Inherited
-        >>> depth, found = Inherited("depth", 0), []
-        >>> token = depth.set(2)
-        >>> thread = threading.Thread(target=lambda: found.append(depth.get()))
-        >>> thread.start()
-        >>> thread.join()
-        >>> depth.reset(token)
-        >>> found, depth.get()
-        ([2], 0)
-    """
+    """A context variable that threads without a value of their own read from the main thread."""
 
     def __init__(self, name: str, default: T) -> None:
         self._own: ContextVar[T] = ContextVar(name)

@@ -22,15 +22,7 @@ def typical(samples: Sequence[float]) -> float:
 
 
 def fit_axis(size: int, timings: Mapping[LinkOp, Timings]) -> AxisCost:
-    """Fit the links of one axis.
-
-    Args:
-        size: Number of ranks on the axis.
-        timings: For each operation, pairs of bytes and seconds.
-
-    Returns:
-        The link of each operation, and the one that explains all of them best.
-    """
+    """Fit the links of one axis."""
     ops: dict[LinkOp, Link] = {
         op: fit_link([_point(op, size, pair) for pair in pairs], pairs) for op, pairs in timings.items()
     }
@@ -39,15 +31,7 @@ def fit_axis(size: int, timings: Mapping[LinkOp, Timings]) -> AxisCost:
 
 
 def fit_link(points: Iterable[tuple[float, float, float]], timings: Timings = ()) -> Link:
-    """Find the alpha and beta, neither negative, that predict times best.
-
-    Args:
-        points: Of each measurement the messages in a row, the bytes in a row, and the seconds, greater than 0.
-        timings: Kept in the result.
-
-    Returns:
-        The link; its error is the median of the relative deviations.
-    """
+    """Find the alpha and beta, neither negative, that predict times best."""
     table = np.array(list(points), dtype=np.float64)
     design, seconds = table[:, :2], table[:, 2]
     candidates = _candidates(design, seconds)

@@ -25,11 +25,7 @@ _SLACK_SECONDS = 0.5  # for what ends by itself, with a reason of its own
 
 
 def meet(member: Member, seconds: float) -> dist.Store:
-    """Return the store that all processes share, once all of them have come to it and agree on their number.
-
-    Raises:
-        LaunchError: The port is taken, a process did not come in time, or was started with another world size.
-    """
+    """Return the store that all processes share, once all of them have come to it and agree on their number."""
     lasting = _serves_torchrun(member)
     try:
         store = call_within(seconds + _SLACK_SECONDS, lambda: _open_store(member, seconds, lasting))
@@ -110,20 +106,7 @@ class World:
 
 
 def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
-    """Open the connections between all processes: the default process group.
-
-    Args:
-        world: The processes.
-        backend: What carries their data; None for that of the device, which is the best on CPUs: shared memory, or
-            gloo where there is none.
-
-    Returns:
-        The backend, and a remark about what keeps it from being the faster one.
-
-    Raises:
-        LaunchError: A process did not connect in time.
-        UnsupportedError: The backend cannot join these processes; on all of them.
-    """
+    """Open the connections between all processes: the default process group."""
     accelerator = get_accelerator()
     if backend is not None or not accelerator.is_cpu:
         chosen = backend or accelerator.communication_backend
@@ -138,18 +121,7 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
 
 
 def take_device(world: World, accelerator: Accelerator, local_rank: int, *, may_share: bool) -> None:
-    """Bind this process to its device.
-
-    Args:
-        world: The processes.
-        accelerator: The kind of device.
-        local_rank: The number of this process on its host.
-        may_share: Whether two ranks may have one device; the backends of accelerators can not serve both.
-
-    Raises:
-        ConfigError: There is no device for this process.
-        LaunchError: There is none for another one, or two have the same device of the same host; on all ranks alike.
-    """
+    """Bind this process to its device."""
     problem = None
     try:
         accelerator.set_device(local_rank)
@@ -196,9 +168,6 @@ def wait_for_all(world: World) -> None:
 
     A backend of an accelerator opens its connections when it is first used, and its waits do not raise: what is missing
     would show in a later step, and end the process.
-
-    Raises:
-        LaunchError: A process was not connected in time.
     """
 
     def sum_ones() -> None:

@@ -18,11 +18,7 @@ def first_node(node_list: str) -> str:
 
 
 def slurm_host() -> str:
-    """Find the node of rank 0, the first one of the step.
-
-    Raises:
-        LaunchError: Slurm says nothing about nodes.
-    """
+    """Find the node of rank 0, the first one of the step."""
     names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
     lists = [os.environ[name] for name in names if os.environ.get(name)]
     host = first_node(lists[0]) if lists else ""
@@ -40,11 +36,7 @@ def slurm_port() -> int:
 
 
 def openmpi_host() -> str:
-    """Find the host of rank 0, which Open MPI tells only where all processes are on one.
-
-    Raises:
-        LaunchError: There are several hosts.
-    """
+    """Find the host of rank 0, which Open MPI tells only where all processes are on one."""
     here, everywhere = (os.environ.get(f"OMPI_COMM_WORLD_{name}SIZE", "") for name in ("LOCAL_", ""))
     if here != everywhere:
         raise LaunchError(

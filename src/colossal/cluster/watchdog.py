@@ -18,22 +18,7 @@ _NUM_CALLS = "2000"
 
 
 def watchdog_settings(backend: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Choose variables for the watchdog of a backend; none of those that are set already.
-
-    Args:
-        backend: Of the process groups, as torch.distributed spells it.
-        environment: The variables that are set.
-
-    Returns:
-        What to set.
-
-    Example:
-        >>> from colossal.cluster.watchdog import watchdog_settings
-        >>> watchdog_settings("cuda:nccl", {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_FR_BUFFER_SIZE": "0"})
-        {'TORCH_NCCL_ASYNC_ERROR_HANDLING': '3'}
-        >>> watchdog_settings("gloo", {})
-        {}
-    """
+    """Choose variables for the watchdog of a backend; none of those that are set already."""
     if "nccl" not in backend.lower():
         return {}
     wanted = dict(_OF_NCCL) if any(name in environment for name in _BUFFER) else {**_OF_NCCL, _BUFFER[0]: _NUM_CALLS}
@@ -41,9 +26,5 @@ def watchdog_settings(backend: str, environment: Mapping[str, str]) -> dict[str,
 
 
 def set_watchdog(backend: str) -> None:
-    """Set these variables, before the first group of a process is made.
-
-    Args:
-        backend: Of the process groups.
-    """
+    """Set these variables, before the first group of a process is made."""
     os.environ.update(watchdog_settings(backend, os.environ))

@@ -23,39 +23,12 @@ _SCALE_BYTES = torch.float32.itemsize
 
 
 def packed_nbytes(numel: int) -> int:
-    """Tell how many bytes travel instead of some elements.
-
-    Args:
-        numel: Number of elements.
-
-    Returns:
-        Bytes: one for each element, and 4 for each block.
-
-    Example:
-        >>> from colossal.comm.eight_bits import packed_nbytes
-        >>> packed_nbytes(2048)
-        2056
-    """
+    """Tell how many bytes travel instead of some elements."""
     return numel + -(-numel // BLOCK) * _SCALE_BYTES
 
 
 def pack(rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Round numbers to 8 bits, the largest of a block to the largest that these can say.
-
-    Args:
-        rows: Of two dimensions, floating.
-        out: Where the bytes go; a new tensor by default.
-
-    Returns:
-        Bytes, (rows, `packed_nbytes` of a row). A number is off by at most 1/16 of itself, or by 2.2e-6 of the largest
-        of its block. A block with an infinity or NaN is NaN.
-
-    Example:
-        >>> import torch
-        >>> from colossal.comm.eight_bits import pack, unpack
-        >>> unpack(pack(torch.tensor([[1.0, 0.3, 0.0]])), 3).tolist()
-        [[1.0, 0.2857142984867096, 0.0]]
-    """
+    """Round numbers to 8 bits, the largest of a block to the largest that these can say."""
     count, numel = rows.shape
     packed = rows.new_empty(count, packed_nbytes(numel), dtype=torch.uint8) if out is None else out
     scales = rows.new_empty(count, -(-numel // BLOCK), dtype=torch.float32)
@@ -73,15 +46,7 @@ def pack(rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, numel: int) -> torch.Tensor:
-    """Read what `pack` has written.
-
-    Args:
-        packed: Bytes, (rows, ...).
-        numel: Elements of a row.
-
-    Returns:
-        The numbers in float32, (rows, numel).
-    """
+    """Read what `pack` has written."""
     numbers = packed.new_empty(len(packed), numel, dtype=torch.float32)
     for start, end, part in _read(packed, numel):
         numbers[:, start:end] = part
@@ -92,15 +57,6 @@ def scatter_packed_sums(
     own: torch.Tensor, buffer: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
 ) -> tuple[list[dist.Work], Callable[[], object], int]:
     """Begin to add up the ranks' tensors, each rank its part, as `scatter_sums` does in the dtype of the tensor.
-
-    Args:
-        own: Where this rank's part of the sum goes; it may lie inside of `buffer`.
-        buffer: One dimension, as many elements as a multiple of the number of ranks.
-        group: The ranks.
-        scratch: Room for what goes out and what comes in, twice as many bytes as travel; new tensors by default.
-
-    Returns:
-        What to wait for, what to do then, and the bytes of the whole buffer as they travel.
 
     Communication: all_to_all, the group, one byte for each element and 4 for each block of 1024.
     """
@@ -138,22 +94,7 @@ def _read(packed: torch.Tensor, numel: int) -> Iterator[tuple[int, int, torch.Te
 def all_reduce_packed(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Add up over a group, the terms and then the sum in 8 bits: all ranks get the same bits.
 
-    Args:
-        tensor: Any shape, floating, the same on all ranks.
-        group: The ranks.
-
-    Returns:
-        The sum, a new tensor.
-
     Communication: all_to_all and all_gather, the group, one byte for each element and 4 for each block of 1024.
-
-    Example:
-        >>> import torch
-        >>> from torch import distributed as dist
-        >>> from colossal.comm.eight_bits import all_reduce_packed
-        >>> from colossal.testing import run_threads
-        >>> run_threads(lambda: all_reduce_packed(torch.tensor([1.0, 0.5]), dist.group.WORLD).tolist(), 2)
-        [[2.0, 1.0], [2.0, 1.0]]
     """
     size, numel = dist.get_world_size(group), tensor.numel()
     length = -(-max(numel, 1) // size)

@@ -13,20 +13,6 @@ class LostPeers:
     """Turns what torch raises in a collective, or in waiting for one, into a `CommunicationError`.
 
     On an accelerator most of it is raised nowhere, see `colossal.cluster.launch`: its watchdog ends the process.
-
-    Raises:
-        CommunicationError: torch has raised one of its errors of communication inside of the block.
-
-    Example:
-        >>> from torch import distributed as dist
-        >>> from colossal.comm.lost import LostPeers
-        >>> from colossal.errors import CommunicationError
-        >>> try:
-        ...     with LostPeers():
-        ...         raise dist.DistBackendError("remote process exited")
-        ... except CommunicationError as error:
-        ...     print(str(error).partition(". Look")[0])
-        All ranks of a group must come to its collectives in time. Found on rank 0: remote process exited
     """
 
     def __enter__(self) -> None:

@@ -14,15 +14,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def gather_pairwise(whole: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
-    """Begin to give all ranks every part of a tensor.
-
-    Args:
-        whole: Contiguous, cut into equal parts along its first dimension, of which this rank's own is filled in.
-        group: The ranks, in the order of the parts.
-
-    Returns:
-        What to wait for.
-    """
+    """Begin to give all ranks every part of a tensor."""
     parts, own = whole.chunk(dist.get_world_size(group)), dist.get_rank(group)
     return _exchange([parts[own]] * len(parts), parts, group)
 
@@ -30,17 +22,7 @@ def gather_pairwise(whole: torch.Tensor, group: dist.ProcessGroup) -> list[dist.
 def sum_pairwise(
     own: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
 ) -> tuple[list[dist.Work], Callable[[], object]]:
-    """Begin to add up the ranks' tensors, each rank its part.
-
-    Args:
-        own: Where this rank's part of the sum goes; it may be that part of `whole` itself.
-        whole: Contiguous, cut into equal parts along its first dimension.
-        group: The ranks, in the order of the parts.
-        scratch: Contiguous, with room for the parts of all other ranks; a new tensor by default.
-
-    Returns:
-        What to wait for, and what is to be done then.
-    """
+    """Begin to add up the ranks' tensors, each rank its part."""
     parts, rank = whole.chunk(dist.get_world_size(group)), dist.get_rank(group)
     room = torch.empty_like(whole[: len(whole) - len(parts[rank])]) if scratch is None else scratch.view(-1)
     received = list(room.view(len(parts) - 1, *parts[rank].shape))

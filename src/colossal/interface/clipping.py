@@ -9,23 +9,10 @@ from colossal.errors import ConfigError
 @final
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """The norm to which a step clips the gradients of all parameters together.
+    """The norm to which a step clips the gradients of all parameters together."""
 
-    Args:
-        max_norm: The largest norm; 0 does not clip.
-        norm_type: The p of the norm; greater than 0.
-
-    Raises:
-        ConfigError: A value is outside its range.
-
-    Example:
-        >>> from colossal.interface.clipping import Clipping
-        >>> Clipping(max_norm=1.0)
-        Clipping(max_norm=1.0, norm_type=2.0)
-    """
-
-    max_norm: float = 0.0
-    norm_type: float = 2.0
+    max_norm: float = 0.0  # the largest norm; 0 does not clip
+    norm_type: float = 2.0  # the p of the norm; greater than 0
 
     def __post_init__(self) -> None:
         if self.max_norm < 0 or not self.norm_type > 0:

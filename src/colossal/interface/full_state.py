@@ -16,23 +16,7 @@ from colossal.tensor import placement_of, resting_part, whole_of, without_compil
 def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
     """Collect the state of a model in host memory, full tensors whatever ranks hold of them.
 
-    Args:
-        model: The model; all ranks call together.
-        is_kept: Return the state here; other ranks only take part.
-
-    Returns:
-        Copies of the full tensors by name; empty if not `is_kept`.
-
-    Raises:
-        UnsupportedError: Pipeline stages have other tensors than this rank.
-
     Communication: all_gather, the ranks that shard a tensor, its bytes.
-
-    Example:
-        >>> import torch
-        >>> from colossal.interface.full_state import full_state
-        >>> full_state(torch.nn.Linear(2, 1))["weight"].shape, full_state(torch.nn.Linear(2, 1), is_kept=False)
-        (torch.Size([1, 2]), {})
     """
     if outline_of(model) is not None:
         raise UnsupportedError(
@@ -53,18 +37,6 @@ def refuse_partial_export(model: nn.Module) -> None:
 
     transformers and peft write what a process has; they do not know of our shards, and would write a shard under the
     name of the full parameter.
-
-    Args:
-        model: The user's own model, as it is trained: a model of transformers, or a `peft.PeftModel` around one. If it
-            has its full parameters here, nothing changes.
-
-    Example:
-        >>> import torch
-        >>> from colossal.interface.full_state import refuse_partial_export
-        >>> model = torch.nn.Linear(2, 1)
-        >>> refuse_partial_export(model)
-        >>> hasattr(model, "save_pretrained")
-        False
     """
     outline = outline_of(model)
     for root in (model,) if outline is None else outline.roots:

@@ -21,17 +21,6 @@ def total_norm(parameters: Iterable[torch.Tensor], norm_type: float, peers: Peer
     Each element counts once: on all ranks that hold it if it is replicated, and on one stage of a pipeline if several
     have a copy of it. What is sharded over which groups is for the placements of the parameters to say.
 
-    Args:
-        parameters: Those of this rank; gradients are placed as they are. The same ones on all ranks that shard them.
-        norm_type: The p of the p-norm; ``float("inf")`` for the largest magnitude.
-        peers: The ranks that have other parameters of the model; none by default.
-
-    Returns:
-        The norm; a scalar, the same on all ranks.
-
-    Raises:
-        UnsupportedError: A gradient is sharded, and `norm_type` is not greater than 0.
-
     Communication: all_reduce, each axis that shards a gradient, 8 bytes for each way of sharding; with `peers`, their
     axis, 8 bytes.
     """
@@ -68,23 +57,13 @@ def total_norm(parameters: Iterable[torch.Tensor], norm_type: float, peers: Peer
 
 
 def scale(grads: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply gradients by one factor, in place.
-
-    Args:
-        grads: Full tensors, shards and DTensors.
-        factor: A scalar, the same on all ranks.
-    """
+    """Multiply gradients by one factor, in place."""
     for device, shards in _by_device(grads).items():
         torch._foreach_mul_(shards, factor.to(device))
 
 
 def clamp(grads: Iterable[torch.Tensor], limit: float) -> None:
-    """Limit every element of gradients to ``[-limit, limit]``, in place.
-
-    Args:
-        grads: Full tensors, shards and DTensors.
-        limit: The largest magnitude that is left.
-    """
+    """Limit every element of gradients to ``[-limit, limit]``, in place."""
     for shards in _by_device(grads).values():
         torch._foreach_clamp_min_(shards, -limit)
         torch._foreach_clamp_max_(shards, limit)

@@ -17,54 +17,26 @@ _Options = TypeVar("_Options")
 @final
 @dataclass(frozen=True)
 class Field:
-    """The field that a keyword of another name, or in another unit, sets.
+    """The field that a keyword of another name, or in another unit, sets."""
 
-    Args:
-        name: Of the field.
-        unit: What the field counts, in one of the keyword's units.
-        is_alias: The field has a keyword of its own name as well, or elsewhere; that counts where this one is None.
-
-    Example:
-        >>> from colossal.interface.keywords import Field
-        >>> Field("bucket_numel", unit=1 << 20).value_of(0.5)
-        524288
-    """
-
-    name: str
-    unit: int | None = None
+    name: str  # of the field
+    unit: int | None = None  # what the field counts, in one of the keyword's units
+    # the field has a keyword of its own name as well, or elsewhere; that counts where this one is None
     is_alias: bool = False
 
     def value_of(self, value: Any) -> Any:
-        """Translate a value.
-
-        Args:
-            value: Of the keyword.
-
-        Returns:
-            That of the field.
-        """
+        """Translate a value."""
         return value if self.unit is None else int(value * self.unit)
 
 
 @final
 @dataclass(frozen=True)
 class Refused:
-    """A documented keyword that has one effect only, or none.
+    """A documented keyword that has one effect only, or none."""
 
-    Args:
-        accepted: The values that ask for no more than that.
-        required: What is required.
-        instead: The nearest that works, by the class that was asked.
-
-    Example:
-        >>> from colossal.interface.keywords import REFUSED
-        >>> REFUSED["use_fp8"].instead["GeminiDDP"]
-        'mixed_precision=torch.bfloat16'
-    """
-
-    accepted: tuple[Any, ...]
-    required: str
-    instead: Mapping[str, str]
+    accepted: tuple[Any, ...]  # the values that ask for no more than that
+    required: str  # what is required
+    instead: Mapping[str, str]  # the nearest that works, by the class that was asked
 
 
 FIELDS: Mapping[str, Field] = {
@@ -125,19 +97,7 @@ REFUSED: Mapping[str, Refused] = {
 
 
 def refuse_unsupported(owner: str, given: Mapping[str, Any]) -> None:
-    """Refuse documented keywords whose values nothing would honour.
-
-    Args:
-        owner: The name of the class or function that was called.
-        given: The values, by keyword.
-
-    Raises:
-        UnsupportedError: There is one; the message names the nearest that works.
-
-    Example:
-        >>> from colossal.interface.keywords import refuse_unsupported
-        >>> refuse_unsupported("GeminiPlugin", {"use_fp8": False, "max_norm": 1.0})
-    """
+    """Refuse documented keywords whose values nothing would honour."""
     for name, refused in REFUSED.items():
         if name in given and given[name] not in refused.accepted:
             value: Any = given[name]
@@ -150,21 +110,7 @@ def refuse_unsupported(owner: str, given: Mapping[str, Any]) -> None:
 
 @final
 class Keywords:
-    """The keywords that a plugin or a wrapper was given, to be read by concern.
-
-    Args:
-        owner: The name of the class or function that was called.
-        given: The values, by keyword.
-
-    Raises:
-        UnsupportedError: A keyword is refused for its value.
-
-    Example:
-        >>> from colossal.amp import ScalerConfig
-        >>> from colossal.interface.keywords import Keywords
-        >>> Keywords("LowLevelZeroPlugin", {"initial_scale": 8.0, "stage": 1}).read(ScalerConfig).init_scale
-        8.0
-    """
+    """The keywords that a plugin or a wrapper was given, to be read by concern."""
 
     def __init__(self, owner: str, given: Mapping[str, Any]) -> None:
         refuse_unsupported(owner, given)
@@ -175,71 +121,24 @@ class Keywords:
 
     @classmethod
     def of(cls, owner: Any) -> Self:
-        """Take the fields of a dataclass as keywords.
-
-        Args:
-            owner: A dataclass, whose fields are the keywords of its constructor.
-
-        Returns:
-            The keywords.
-
-        Raises:
-            UnsupportedError: A keyword is refused for its value.
-        """
+        """Take the fields of a dataclass as keywords."""
         return cls(type(owner).__name__, {each.name: getattr(owner, each.name) for each in fields(owner) if each.init})
 
     def read(self, concern: type[_Options], **known: Any) -> _Options:
-        """Make the options of one concern.
-
-        Args:
-            concern: A dataclass of options.
-            **known: Fields that no keyword sets.
-
-        Returns:
-            The options, with the defaults of their class for what is no keyword here.
-
-        Raises:
-            ConfigError: A value is outside its range.
-        """
+        """Make the options of one concern."""
         kind: Any = concern
         named = {each.name: self._values[each.name] for each in fields(kind) if each.name in self._values}
         return concern(**named | known)
 
 
 def keywords_of(*options: Any) -> dict[str, Any]:
-    """Write options as the keywords that set them: what `Keywords.read` does, backwards.
-
-    Args:
-        *options: Dataclasses of options.
-
-    Returns:
-        The keywords.
-
-    Example:
-        >>> from colossal.interface.clipping import Clipping
-        >>> from colossal.interface.keywords import keywords_of
-        >>> keywords_of(Clipping(max_norm=1.0))
-        {'max_norm': 1.0, 'norm_type': 2.0}
-    """
+    """Write options as the keywords that set them: what `Keywords.read` does, backwards."""
     renamed = {field.name: name for name, field in FIELDS.items() if field.unit is None and not field.is_alias}
     return {renamed.get(each.name, each.name): getattr(of, each.name) for of in options for each in fields(of)}
 
 
 def check_known(owner: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse keywords of a dictionary that nothing reads.
-
-    Args:
-        owner: The name of the dictionary.
-        given: The values, by keyword.
-        known: The keywords that it may have.
-
-    Raises:
-        ConfigError: There is another one.
-
-    Example:
-        >>> from colossal.interface.keywords import check_known
-        >>> check_known("optim_config", {"cpu_offload": True}, ("cpu_offload",))
-    """
+    """Refuse keywords of a dictionary that nothing reads."""
     if unknown := given.keys() - set(known):
         raise ConfigError(
             f"{owner} knows {', '.join(known)}. Found {', '.join(sorted(unknown))}. Leave it out, or correct the name."

@@ -13,18 +13,6 @@ def check_equal_rounding(parameters: Iterable[torch.Tensor], *, has_tied_stages:
 
     A scale is that of a block of a bucket. Next to shards, which differ between tensor-parallel ranks, the gradient of
     a replicated parameter would be rounded in another way on each of them, and the parameter would drift apart.
-
-    Args:
-        parameters: Those that are trained.
-        has_tied_stages: Whether several stages of a pipeline hold the same parameter.
-
-    Raises:
-        UnsupportedError: There is such a parameter.
-
-    Example:
-        >>> import torch
-        >>> from colossal.interface.rounding import check_equal_rounding
-        >>> check_equal_rounding(torch.nn.Linear(2, 2).parameters())
     """
     places = [placement_of(each) for each in parameters if each.requires_grad]
     is_mixed = any(each.is_divided for each in places) and any(

@@ -22,28 +22,14 @@ _PIECE = 1 << 22
 
 
 class Transfer(NamedTuple):
-    """What is moved between memory and a file.
+    """What is moved between memory and a file."""
 
-    Args:
-        address: Where the memory begins.
-        offset: Where in the file.
-        num_bytes: How much.
-        buffered: A descriptor of the file that goes through the page cache.
-        direct: One that goes past it where address and offset allow that; or `buffered` again.
-        is_write: Whether to the file.
-
-    Example:
-        >>> from colossal.kernel.file_engine import Transfer
-        >>> Transfer(address=4096, offset=0, num_bytes=5000, buffered=3, direct=4, is_write=True).num_direct_bytes
-        4096
-    """
-
-    address: int
-    offset: int
-    num_bytes: int
-    buffered: int
-    direct: int
-    is_write: bool
+    address: int  # where the memory begins
+    offset: int  # where in the file
+    num_bytes: int  # how much
+    buffered: int  # a descriptor of the file that goes through the page cache
+    direct: int  # one that goes past it where address and offset allow that; or `buffered` again
+    is_write: bool  # whether to the file
 
     @property
     def num_direct_bytes(self) -> int:
@@ -52,56 +38,25 @@ class Transfer(NamedTuple):
 
 
 class Engine(ABC):
-    """Carries out transfers in the background, large ones in several pieces at a time.
+    """Carries out transfers in the background, large ones in several pieces at a time."""
 
-    Attributes:
-        name: One of `ENGINES`.
-
-    Example:
-        >>> from colossal.kernel.file_engine import Engine
-        >>> sorted(Engine.__abstractmethods__)
-        ['close', 'forget', 'is_done', 'submit', 'wait']
-    """
-
-    name: str
+    name: str  # one of `ENGINES`
 
     @abstractmethod
     def submit(self, transfer: Transfer) -> object:
-        """Begin a transfer.
-
-        Args:
-            transfer: What to move; memory and descriptors stay valid until it was waited for.
-
-        Returns:
-            A handle, to be forgotten in the end.
-        """
+        """Begin a transfer."""
 
     @abstractmethod
     def is_done(self, handle: object) -> bool:
-        """Tell whether waiting would take no time.
-
-        Args:
-            handle: What `submit` returned.
-        """
+        """Tell whether waiting would take no time."""
 
     @abstractmethod
     def wait(self, handle: object) -> int:
-        """Wait until a transfer is over.
-
-        Args:
-            handle: What `submit` returned.
-
-        Returns:
-            0, an error number, or `END_OF_FILE`.
-        """
+        """Wait until a transfer is over."""
 
     @abstractmethod
     def forget(self, handle: object) -> None:
-        """Free a handle.
-
-        Args:
-            handle: What was waited for, and is not used again.
-        """
+        """Free a handle."""
 
     @abstractmethod
     def close(self) -> None:
@@ -137,22 +92,7 @@ def _functions() -> ctypes.CDLL:
 
 @final
 class NativeEngine(Engine):
-    """Threads of C++, or one that serves a ring which the kernel reads requests from.
-
-    Args:
-        name: ``"io_uring"`` or ``"threads"``.
-
-    Raises:
-        UnsupportedError: The system does not have it, or there is no compiler.
-
-    Example:
-        >>> from colossal.errors import UnsupportedError
-        >>> from colossal.kernel.file_engine import NativeEngine
-        >>> try:
-        ...     NativeEngine("threads").close()
-        ... except UnsupportedError:
-        ...     print("no compiler here")
-    """
+    """Threads of C++, or one that serves a ring which the kernel reads requests from."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -165,43 +105,21 @@ class NativeEngine(Engine):
             )
 
     def submit(self, transfer: Transfer) -> object:
-        """Begin a transfer.
-
-        Args:
-            transfer: What to move.
-
-        Returns:
-            A handle.
-        """
+        """Begin a transfer."""
         one = transfer
         order = _Order(one.address, one.offset, one.num_bytes, one.buffered, one.direct, one.is_write)
         return self._functions.submit(self._engine, ctypes.byref(order))
 
     def is_done(self, handle: object) -> bool:
-        """Tell whether waiting would take no time.
-
-        Args:
-            handle: What `submit` returned.
-        """
+        """Tell whether waiting would take no time."""
         return bool(self._functions.is_done(self._engine, handle))
 
     def wait(self, handle: object) -> int:
-        """Wait until a transfer is over.
-
-        Args:
-            handle: What `submit` returned.
-
-        Returns:
-            0, an error number, or `END_OF_FILE`.
-        """
+        """Wait until a transfer is over."""
         return self._functions.wait(self._engine, handle)
 
     def forget(self, handle: object) -> None:
-        """Free a handle.
-
-        Args:
-            handle: What was waited for.
-        """
+        """Free a handle."""
         self._functions.forget(handle)
 
     def close(self) -> None:
@@ -211,15 +129,7 @@ class NativeEngine(Engine):
 
 @final
 class PythonEngine(Engine):
-    """Threads of the interpreter, for where nothing can be compiled.
-
-    Example:
-        >>> from colossal.kernel.file_engine import PythonEngine
-        >>> engine = PythonEngine()
-        >>> engine.name
-        'python'
-        >>> engine.close()
-    """
+    """Threads of the interpreter, for where nothing can be compiled."""
 
     name = "python"
 
@@ -227,44 +137,22 @@ class PythonEngine(Engine):
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="colossal-file")
 
     def submit(self, transfer: Transfer) -> object:
-        """Begin a transfer.
-
-        Args:
-            transfer: What to move.
-
-        Returns:
-            A handle.
-        """
+        """Begin a transfer."""
         edge, end = transfer.num_direct_bytes, transfer.num_bytes
         parts = ((transfer.direct, 0, edge), (transfer.buffered, edge, end))
         spans = [(with_, at, min(at + _PIECE, to)) for with_, start, to in parts for at in range(start, to, _PIECE)]
         return [self._threads.submit(_move, transfer, *span) for span in spans]
 
     def is_done(self, handle: object) -> bool:
-        """Tell whether waiting would take no time.
-
-        Args:
-            handle: What `submit` returned.
-        """
+        """Tell whether waiting would take no time."""
         return all(piece.done() for piece in _futures(handle))
 
     def wait(self, handle: object) -> int:
-        """Wait until a transfer is over.
-
-        Args:
-            handle: What `submit` returned.
-
-        Returns:
-            0, an error number, or `END_OF_FILE`.
-        """
+        """Wait until a transfer is over."""
         return next(filter(None, [piece.result() for piece in _futures(handle)]), 0)
 
     def forget(self, handle: object) -> None:
-        """Free a handle.
-
-        Args:
-            handle: What was waited for.
-        """
+        """Free a handle."""
         _futures(handle).clear()
 
     def close(self) -> None:
@@ -305,22 +193,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
 
 
 def open_engine(name: str | None = None) -> Engine:
-    """Open an engine.
-
-    Args:
-        name: Which of `ENGINES`; the first that this machine allows by default.
-
-    Returns:
-        The engine, which the caller closes.
-
-    Raises:
-        UnsupportedError: It was named, and this machine does not allow it.
-
-    Example:
-        >>> from colossal.kernel.file_engine import open_engine
-        >>> engine = open_engine("python")
-        >>> engine.close()
-    """
+    """Open an engine."""
     if name is not None:
         return ENGINES[name]()
     for opener in ENGINES.values():

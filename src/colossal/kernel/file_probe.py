@@ -43,23 +43,6 @@ def probe(directory: str | os.PathLike[str], engine: Engine) -> DirectIO:
     """Find out which way is faster, by writing and reading some megabytes both ways.
 
     It takes up to a second or so, more on a disk that is slow; the answer is kept for the device.
-
-    Args:
-        directory: A directory on the disk in question.
-        engine: What the transfers are made with.
-
-    Returns:
-        The faster way of each direction; past the page cache where the difference is small.
-
-    Example:
-        >>> import tempfile
-        >>> from colossal.kernel.file_engine import open_engine
-        >>> from colossal.kernel.file_probe import probe
-        >>> engine = open_engine()
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     probe(directory, engine) is probe(directory, engine)
-        True
-        >>> engine.close()
     """
     try:
         key = Path(directory).stat().st_dev, engine.name

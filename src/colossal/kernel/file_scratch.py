@@ -18,19 +18,7 @@ _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 def padded(num_bytes: int) -> int:
-    """Round a number of bytes up to whole blocks.
-
-    Args:
-        num_bytes: Any number of bytes.
-
-    Returns:
-        The least multiple of 4096 that is not less.
-
-    Example:
-        >>> from colossal.kernel.file_scratch import padded
-        >>> padded(0), padded(1), padded(4096)
-        (0, 4096, 4096)
-    """
+    """Round a number of bytes up to whole blocks."""
     return -(-num_bytes // BLOCK) * BLOCK
 
 
@@ -43,28 +31,6 @@ class ScratchFile:
     name, that goes when the file is closed, and what a killed process left is removed by the next `ScratchFile` there.
 
     Its room is reserved when it is made: a full disk shows then, and not in the middle of a training.
-
-    Args:
-        directory: Where the file lies; it exists.
-        num_bytes: How large it is, rounded up to whole blocks; it begins as zeros.
-
-    Attributes:
-        directory: The directory.
-        num_bytes: The size.
-        buffered: A descriptor that goes through the page cache.
-        direct: One that goes past it, or `buffered` again where the file system cannot do that.
-
-    Raises:
-        ConfigError: The directory is missing, may not be written to, or has too little room.
-
-    Example:
-        >>> import os, tempfile
-        >>> from colossal.kernel.file_scratch import ScratchFile
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     file = ScratchFile(directory, 5000)
-        ...     print(os.listdir(directory), os.fstat(file.buffered).st_size)
-        ...     file.close()
-        [] 8192
     """
 
     def __init__(self, directory: str | os.PathLike[str], num_bytes: int) -> None:

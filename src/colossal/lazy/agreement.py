@@ -13,23 +13,7 @@ from colossal.lazy.tensor import LazyTensor, view_of
 
 
 def operations_behind(tensors: Iterable[LazyTensor]) -> list[Operation]:
-    """Find all operations that the values of tensors come from.
-
-    Args:
-        tensors: Lazy tensors.
-
-    Returns:
-        The operations. Their order only depends on what they do, as several threads may have written them down.
-
-    Example:
-        >>> import torch
-        >>> from colossal.lazy import LazyInitContext
-        >>> from colossal.lazy.agreement import operations_behind
-        >>> with LazyInitContext():
-        ...     total = torch.ones(2) + torch.rand(2)
-        >>> [str(each.func) for each in operations_behind([total])]
-        ['aten.add.Tensor', 'aten.ones.default', 'aten.rand.default']
-    """
+    """Find all operations that the values of tensors come from."""
     waiting, seen = deque(view_of(each).recipe for each in tensors), set[Recipe]()
     found: dict[Operation, None] = {}
     while waiting:
@@ -42,14 +26,7 @@ def operations_behind(tensors: Iterable[LazyTensor]) -> list[Operation]:
 
 
 def describe(operation: Operation) -> str:
-    """Say what an operation does, but for what it draws and where a file is.
-
-    Args:
-        operation: The operation.
-
-    Returns:
-        A text that is the same on ranks whose programs are.
-    """
+    """Say what an operation does, but for what it draws and where a file is."""
     name = operation.func.name if isinstance(operation.func, Stored) else str(operation.func)
     sizes = [tuple(view.meta.shape) for view in (*operation.made.values(), *_inputs(operation, View))]
     constants = [constant.digest for constant in _inputs(operation, Constant)]
@@ -58,14 +35,7 @@ def describe(operation: Operation) -> str:
 
 
 def draws_of(operations: Iterable[Operation]) -> list[torch.Tensor]:
-    """Find the states of random generators that operations draw from.
-
-    Args:
-        operations: Some operations.
-
-    Returns:
-        The states; what is written there is what they draw from.
-    """
+    """Find the states of random generators that operations draw from."""
     return [operation.draw.state for operation in operations if operation.draw is not None]
 
 

@@ -18,44 +18,13 @@ _NORMAL = {_aten.normal_.default, _aten.randn.default, _aten.randn.generator, _a
 
 
 def is_random(func: Any) -> bool:
-    """Tell whether an operation draws from a generator.
-
-    Args:
-        func: The overload of an operator.
-
-    Returns:
-        Whether it draws.
-
-    Example:
-        >>> import torch
-        >>> from colossal.lazy.generator import is_random
-        >>> is_random(torch.ops.aten.uniform_.default), is_random(torch.ops.aten.fill_.Scalar)
-        (True, False)
-    """
+    """Tell whether an operation draws from a generator."""
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
 @final
 class Draw:
-    """What a random operation draws from: a generator, and the state that it had before.
-
-    Args:
-        device: Where the operation runs; it draws from the generator of that device.
-        generator: Draws from this one instead.
-
-    Attributes:
-        state: Of the generator, before the operation.
-
-    Example:
-        >>> import torch
-        >>> from colossal.lazy.generator import Draw
-        >>> draw = Draw(torch.device("cpu"))
-        >>> first = torch.rand(2)
-        >>> with draw.again():
-        ...     again = torch.rand(2)
-        >>> torch.equal(first, again)
-        True
-    """
+    """What a random operation draws from: a generator, and the state that it had before."""
 
     def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
         self._generator = generator if generator is not None else _generator_of(device)
@@ -73,15 +42,7 @@ class Draw:
                 self._generator.set_state(after)
 
     def skip(self, func: Any, result: torch.Tensor) -> bool:
-        """Move the generator on as the operation would, without room for its result, where that is known how.
-
-        Args:
-            func: The overload of the operator.
-            result: What it fills, maybe without values; on a CPU.
-
-        Returns:
-            Whether it is known.
-        """
+        """Move the generator on as the operation would, without room for its result, where that is known how."""
         if not (result.is_contiguous() and result.is_floating_point()) or self._generator.device.type != "cpu":
             return False
         numel = result.numel()

@@ -15,15 +15,6 @@ def part_of(view: View, begin: int, end: int, index: int = FOREVER) -> torch.Ten
 
     What lies in a file is read from there, as far as it is needed; a copy of it in another dtype is a copy of that
     part. Of what comes about otherwise, the whole is made, and cut.
-
-    Args:
-        view: The window.
-        begin: The first element, in the order of its sizes.
-        end: The one behind the last.
-        index: As they are before this operation.
-
-    Returns:
-        A tensor with one dimension, in memory of its own.
     """
     _, event = view.recipe.event_before(index)
     if isinstance(event, Operation) and makes_in_order(view, event):
@@ -42,15 +33,7 @@ def part_of(view: View, begin: int, end: int, index: int = FOREVER) -> torch.Ten
 
 
 def makes_in_order(view: View, event: Operation) -> bool:
-    """Tell whether an operation makes a storage, and its elements lie there as they do in a window.
-
-    Args:
-        view: The window.
-        event: The operation.
-
-    Returns:
-        Whether that is so.
-    """
+    """Tell whether an operation makes a storage, and its elements lie there as they do in a window."""
     made = next((each for each in event.made.values() if each.recipe is view.recipe), None)
     return made is not None and _is_plain(made) and _is_plain(view) and made.meta.dtype == view.meta.dtype
 

@@ -26,11 +26,7 @@ _ELSE = "Call from_pretrained outside of LazyInitContext."
 
 @final
 class Detour:
-    """Stands in the place of the function of transformers that loads weights, for as many contexts as are open.
-
-    Args:
-        original: What it stands for.
-    """
+    """Stands in the place of the function of transformers that loads weights, for as many contexts as are open."""
 
     _lock: ClassVar = Lock()
 
@@ -40,11 +36,7 @@ class Detour:
 
     @classmethod
     def enter(cls) -> Callable[[], None] | None:
-        """Take the place, as soon as transformers is there.
-
-        Returns:
-            Call this to leave it; None if the library is not imported yet.
-        """
+        """Take the place, as soon as transformers is there."""
         owner: type[nn.Module] | None = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
         if owner is None or _LOAD not in vars(owner):
             return None
@@ -70,23 +62,7 @@ class Detour:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Load weights: lazily, where the thread that calls is inside of a context.
-
-        Args:
-            model: On the meta device.
-            state_dict: Weights that have values already; None for those of files.
-            checkpoint_files: Their files.
-            load_config: How transformers loads them.
-            *args: Passed on.
-            **kwargs: Passed on.
-
-        Returns:
-            What transformers returns: what was missing, and so on.
-
-        Raises:
-            UnsupportedError: The checkpoint can not be loaded lazily.
-            CheckpointError: It does not fit the model.
-        """
+        """Load weights: lazily, where the thread that calls is inside of a context."""
         lazily = state_dict is None and isinstance(torch.empty(0, device="cpu"), LazyTensor)
         if lazily:
             _check_request(checkpoint_files or (), load_config)
@@ -100,24 +76,12 @@ class Detour:
 
 
 def pretrained_path(model: nn.Module) -> str | None:
-    """Tell where the weights of a model lie.
-
-    Args:
-        model: Any model.
-
-    Returns:
-        What `from_pretrained` was given inside of `LazyInitContext`, or `remember_path` since; None for other models.
-    """
+    """Tell where the weights of a model lie."""
     return vars(model).get(_PATH)
 
 
 def remember_path(model: nn.Module, path: str) -> None:
-    """Note where the weights of a model lie.
-
-    Args:
-        model: Any model.
-        path: Of the weights.
-    """
+    """Note where the weights of a model lie."""
     vars(model)[_PATH] = path
 
 

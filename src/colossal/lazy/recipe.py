@@ -34,15 +34,10 @@ FOREVER = 1 << 62
 @final
 @dataclass(frozen=True)
 class View:
-    """A tensor as a window on a storage.
+    """A tensor as a window on a storage."""
 
-    Args:
-        recipe: Of the storage.
-        meta: A tensor on the meta device with the same sizes, strides, offset and dtype.
-    """
-
-    recipe: "Recipe"
-    meta: torch.Tensor
+    recipe: "Recipe"  # of the storage
+    meta: torch.Tensor  # a tensor on the meta device with the same sizes, strides, offset and dtype
 
     @property
     def is_whole(self) -> bool:
@@ -50,14 +45,7 @@ class View:
         return self.meta.is_contiguous() and self.meta.nbytes == self.recipe.num_bytes
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Open the window on a storage with values.
-
-        Args:
-            storage: Of the same size.
-
-        Returns:
-            A tensor that shares the memory of the storage.
-        """
+        """Open the window on a storage with values."""
         real = torch.empty(0, dtype=self.meta.dtype, device=storage.device)
         real.set_(storage, self.meta.storage_offset(), self.meta.size(), self.meta.stride())
         real = real.conj() if self.meta.is_conj() else real
@@ -67,40 +55,18 @@ class View:
 @final
 @dataclass(frozen=True)
 class Constant:
-    """A tensor that had values from the beginning, as an operation saw it.
-
-    Args:
-        tensor: The tensor.
-        digest: Of its values by then.
-    """
+    """A tensor that had values from the beginning, as an operation saw it."""
 
     tensor: torch.Tensor
-    digest: int
+    digest: int  # of its values by then
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Constant":
-        """Note what a tensor holds now.
-
-        Args:
-            tensor: With values.
-
-        Returns:
-            What an operation keeps of it.
-        """
+        """Note what a tensor holds now."""
         return cls(tensor, _digest(tensor))
 
     def unchanged(self, func: Any) -> torch.Tensor:
-        """Get the tensor, as long as it holds what it held.
-
-        Args:
-            func: The overload that read it, for the message.
-
-        Returns:
-            The tensor.
-
-        Raises:
-            UnsupportedError: It was written to.
-        """
+        """Get the tensor, as long as it holds what it held."""
         if _digest(self.tensor) != self.digest:
             raise UnsupportedError(
                 f"An operation is run again with the tensors that it saw. Found one of shape "
@@ -113,43 +79,23 @@ class Constant:
 @final
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One call of an operator.
+    """One call of an operator."""
 
-    Args:
-        func: The overload.
-        args: Its arguments, with `View` and `Constant` in place of tensors.
-        kwargs: Its keyword arguments, likewise.
-        touched: The recipes of the storages that it writes to and that were there before.
-        draw: What it draws from; None if it draws nothing.
-        made: Windows on the storages that it makes, each under the place of that tensor among the results.
-        index: Its place in the order of all operations.
-    """
-
-    func: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    touched: "Sequence[Recipe]"
-    draw: Draw | None
+    func: Any  # the overload
+    args: Sequence[Any]  # its arguments, with `View` and `Constant` in place of tensors
+    kwargs: Mapping[str, Any]  # its keyword arguments, likewise
+    touched: "Sequence[Recipe]"  # the recipes of the storages that it writes to and that were there before
+    draw: Draw | None  # what it draws from; None if it draws nothing
+    # windows on the storages that it makes, each under the place of that tensor among the results
     made: dict[int, View] = field(default_factory=dict[int, "View"])
-    index: int = field(default_factory=lambda: next(_INDEX))
+    index: int = field(default_factory=lambda: next(_INDEX))  # its place in the order of all operations
 
     def reads(self) -> "set[Recipe]":
-        """Find the storages whose values it needs, whole or in part.
-
-        Returns:
-            Their recipes.
-        """
+        """Find the storages whose values it needs, whole or in part."""
         return {value.recipe for value in self._views() if not self.overwrites(value.recipe)}
 
     def overwrites(self, recipe: "Recipe") -> bool:
-        """Tell whether nothing is left of what was in a storage before.
-
-        Args:
-            recipe: Of the storage.
-
-        Returns:
-            Whether that is so.
-        """
+        """Tell whether nothing is left of what was in a storage before."""
         views = self._views()
         return (
             self.func in _OVERWRITE
@@ -160,20 +106,11 @@ class Operation:
         )
 
     def writes(self) -> "list[Recipe]":
-        """Find the storages that have other values behind it.
-
-        Returns:
-            Their recipes.
-        """
+        """Find the storages that have other values behind it."""
         return list(dict.fromkeys([*(view.recipe for view in self.made.values()), *self.touched]))
 
     def run(self, world: "dict[Recipe, torch.UntypedStorage]", *, again: bool = True) -> None:
-        """Run it for real.
-
-        Args:
-            world: The storages as they are before it; as they are behind it afterwards.
-            again: Draw what was drawn at first; else go on drawing.
-        """
+        """Run it for real."""
 
         def real(value: Any) -> Any:
             if isinstance(value, View):
@@ -205,15 +142,7 @@ class Owner:
 
 @final
 class Recipe:
-    """What makes the values of one storage.
-
-    Args:
-        num_bytes: Of the storage.
-        device: Where it is going to be.
-
-    Attributes:
-        writes: The operations that write to it; the first one makes it.
-    """
+    """What makes the values of one storage."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.num_bytes, self.device = num_bytes, device
@@ -227,9 +156,6 @@ class Recipe:
         """Get what every lazy tensor of this storage holds: with the last of them, what is kept of it goes.
 
         Recipes and operations hold each other, so that they stay until the garbage collector comes.
-
-        Returns:
-            The same object as long as somebody holds it.
         """
         owner = None if self._owner is None else self._owner()
         if owner is None:
@@ -244,49 +170,24 @@ class Recipe:
             self._kept, self._kept_at, self._num_done = None, -1, 0
 
     def storage(self) -> torch.UntypedStorage:
-        """Make the values, once. Whoever gets them may change them: recipes that need them make them anew.
-
-        Returns:
-            The storage that all tensors of this recipe share.
-        """
+        """Make the values, once. Whoever gets them may change them: recipes that need them make them anew."""
         with ONE_AT_A_TIME:
             storage = _replay({self: FOREVER})[self]
             self._kept, self._kept_at, self._num_done = storage, next(_INDEX), len(self.writes)
             return storage
 
     def storage_before(self, index: int) -> torch.UntypedStorage:
-        """Make the values that an operation sees, to be read, not changed.
-
-        Args:
-            index: Of the operation.
-
-        Returns:
-            The storage.
-        """
+        """Make the values that an operation sees, to be read, not changed."""
         return _replay({self: index})[self]
 
     def in_world(self, world: "dict[Recipe, torch.UntypedStorage]") -> torch.UntypedStorage:
-        """Find its storage among others, or make room.
-
-        Args:
-            world: Storages that exist already.
-
-        Returns:
-            The storage.
-        """
+        """Find its storage among others, or make room."""
         if self not in world:
             world[self] = torch.UntypedStorage(self.num_bytes, device=self.device)
         return world[self]
 
     def event_before(self, index: int) -> "tuple[int, Operation | Recipe]":
-        """Find what made the values that an operation sees: a write, or what is kept.
-
-        Args:
-            index: Of the operation.
-
-        Returns:
-            The index, and the operation; the recipe itself for what is kept.
-        """
+        """Find what made the values that an operation sees: a write, or what is kept."""
         last = bisect_left(self.writes, index, key=lambda operation: operation.index) - 1
         assert last >= 0, "an operation sees a storage before it is made"
         if self._kept is not None and self._num_done > last and self._kept_at < index:
@@ -299,21 +200,12 @@ class Recipe:
         return self._kept is not None
 
     def kept(self) -> torch.UntypedStorage:
-        """Get what is kept.
-
-        Returns:
-            The storage.
-        """
+        """Get what is kept."""
         assert self._kept is not None
         return self._kept
 
     def keep(self, storage: torch.UntypedStorage, index: int) -> None:
-        """Keep values for the next one who needs them, unless somebody may have changed what is kept.
-
-        Args:
-            storage: The values.
-            index: Of the last operation that wrote to them.
-        """
+        """Keep values for the next one who needs them, unless somebody may have changed what is kept."""
         done = bisect_left(self.writes, index + 1, key=lambda operation: operation.index)
         if storage is self._kept:
             self._kept_at, self._num_done = max(index, self._kept_at), max(done, self._num_done)

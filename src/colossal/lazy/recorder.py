@@ -31,19 +31,7 @@ _NEED_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Write an operation down, and return what stands for its results.
-
-    Args:
-        func: The overload of an operator.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-
-    Returns:
-        Lazy tensors; values, where the operation needs some, or where all that it sees has some.
-
-    Raises:
-        UnsupportedError: It can not be run later.
-    """
+    """Write an operation down, and return what stands for its results."""
     seen = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     lazy = [value for value in seen if isinstance(value, LazyTensor)]
     makes = not seen and any(argument.name == "device" for argument in func._schema.arguments)  # noqa: SLF001

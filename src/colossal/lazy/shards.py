@@ -22,13 +22,6 @@ def reader_of(view: View, index: int = FOREVER) -> Reader | None:
 
     A copy of what lies in a file, in another dtype, is a copy of boxes; so is what was joined of several tensors, such
     as the experts of a layer.
-
-    Args:
-        view: The tensor.
-        index: As it is before this operation.
-
-    Returns:
-        What reads; None if its values come about otherwise.
     """
     _, event = view.recipe.event_before(index)
     if not (isinstance(event, Operation) and makes_in_order(view, event) and view.is_whole):
@@ -48,17 +41,7 @@ def reader_of(view: View, index: int = FOREVER) -> Reader | None:
 
 
 def read_shard(reader: Reader, view: View, layout: Layout, rank: int) -> torch.Tensor:
-    """Read what a rank holds.
-
-    Args:
-        reader: Reads boxes.
-        view: The whole tensor.
-        layout: How it lies on the ranks.
-        rank: A global rank.
-
-    Returns:
-        A new tensor of `layout.local_shape(rank)`.
-    """
+    """Read what a rank holds."""
     boxes = layout.regions_of(rank)
     if len(boxes) == 1:
         return reader(boxes[0])

@@ -21,58 +21,25 @@ _CPU = torch.device("cpu")
 @final
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, as an operation that makes its values.
+    """A tensor in a file, as an operation that makes its values."""
 
-    Args:
-        path: The file.
-        name: The name of the tensor in it.
-        stamp: Size and time of the file when its header was read: it must not change until the values are.
-    """
-
-    path: Path
-    name: str
+    path: Path  # the file
+    name: str  # the name of the tensor in it
+    # size and time of the file when its header was read: it must not change until the values are
     stamp: tuple[int, int]
 
     def __call__(self) -> torch.Tensor:
-        """Read all of it.
-
-        Returns:
-            The tensor, in memory of its own.
-
-        Raises:
-            CheckpointError: The file is not there, or not what it was.
-        """
+        """Read all of it."""
         with self._opened() as file:
             return file.get_tensor(self.name).clone()
 
     def read(self, begin: int, end: int) -> torch.Tensor:
-        """Read some of its elements.
-
-        Args:
-            begin: The first one, in the order of the file.
-            end: The one behind the last.
-
-        Returns:
-            A tensor with one dimension, in memory of its own.
-
-        Raises:
-            CheckpointError: The file is not there, or not what it was.
-        """
+        """Read some of its elements."""
         with self._opened() as file:
             return file.get_tensor(self.name).view(-1)[begin:end].clone()  # the file is mapped: no more is read
 
     def read_box(self, box: Region) -> torch.Tensor:
-        """Read a box of it.
-
-        Args:
-            box: Which one.
-
-        Returns:
-            A tensor of the shape of the box, in memory of its own.
-
-        Raises:
-            CheckpointError: The file is not there, or not what it was.
-        """
+        """Read a box of it."""
         with self._opened() as file:
             return file.get_tensor(self.name)[box.slices].clone(memory_format=torch.contiguous_format)
 
@@ -90,28 +57,7 @@ class Stored:
 
 
 def stored_tensors(path: Path) -> dict[str, LazyTensor]:
-    """Find the tensors of a safetensors file, without reading more than its header.
-
-    Args:
-        path: The file.
-
-    Returns:
-        A lazy tensor for each name.
-
-    Raises:
-        CheckpointError: The file is not there, or damaged.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from pathlib import Path
-        >>> from safetensors.torch import save_file
-        >>> from colossal.lazy.stored import stored_tensors
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save_file({"x": torch.arange(4.0)}, Path(folder, "model.safetensors"))
-        ...     found = stored_tensors(Path(folder, "model.safetensors"))
-        ...     print(found["x"], found["x"].flat_values(1, 3))
-        LazyTensor(shape=(4,), dtype=torch.float32, device='cpu') tensor([1., 2.])
-    """
+    """Find the tensors of a safetensors file, without reading more than its header."""
     with _opened(path, str(path)) as file:
         stamp = _stamp(path)
         return {name: _recalled(Stored(path, name, stamp), file.get_tensor(name)) for name in list(file.keys())}

@@ -207,15 +207,7 @@ class LazyTensor(torch.Tensor):
 
 
 def stand_in(view: View, device: torch.device) -> LazyTensor:
-    """Make a lazy tensor.
-
-    Args:
-        view: Its window on a storage that does not exist yet, and how that is made.
-        device: Where its values are going to be.
-
-    Returns:
-        A tensor without memory.
-    """
+    """Make a lazy tensor."""
     meta = view.meta
     made = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 (the documented way to make one)
         LazyTensor,
@@ -230,22 +222,10 @@ def stand_in(view: View, device: torch.device) -> LazyTensor:
 
 
 def view_of(tensor: LazyTensor) -> View:
-    """Tell what a lazy tensor shows.
-
-    Args:
-        tensor: A lazy tensor.
-
-    Returns:
-        Its window on a storage, and how that is made.
-    """
+    """Tell what a lazy tensor shows."""
     return tensor._view  # noqa: SLF001 (beside its class)  # pyright: ignore[reportPrivateUsage]
 
 
 def show(tensor: LazyTensor, view: View) -> None:
-    """Let a lazy tensor show something.
-
-    Args:
-        tensor: A lazy tensor; its shape and so on must be those of the window.
-        view: A window on a storage.
-    """
+    """Let a lazy tensor show something."""
     tensor._view, tensor._owner = view, view.recipe.owner()  # noqa: SLF001 (beside its class)  # pyright: ignore[reportPrivateUsage]

@@ -47,38 +47,14 @@ def count_layers(model: nn.Module, stages: Stages) -> int:
 
 
 def layers_of(model: nn.Module, stages: Stages) -> list[nn.Module]:
-    """Find the layers that the stages of a pipeline share out.
-
-    Args:
-        model: The whole model.
-        stages: What the plan of its family says.
-
-    Returns:
-        The layers of all lists, one after the other.
-
-    Raises:
-        PlanError: The model has no such list.
-    """
+    """Find the layers that the stages of a pipeline share out."""
     base = base_of(model)
     lists: list[Any] = [base.get_submodule(each.table.layers) for each in _lists_of(base, stages)]
     return [layer for each in lists for layer in each]
 
 
 def cut(model: nn.Module, stages: Stages, layers: Sequence[range], stage: int) -> tuple[Passage, list[SharedParameter]]:
-    """Leave one stage of a model, in place.
-
-    Args:
-        model: The whole model.
-        stages: What the plan of its family says.
-        layers: The layers of each stage, of all lists one after the other.
-        stage: The stage that stays.
-
-    Returns:
-        Where hidden states enter and leave, and which parameters of the whole model several stages have.
-
-    Raises:
-        PlanError: The plan does not fit the model.
-    """
+    """Leave one stage of a model, in place."""
     base, kept = base_of(model), layers[stage]
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
     lists = _lists_of(base, stages)
@@ -188,13 +164,7 @@ def _find(base: nn.Module, name: str) -> Any:
 
 
 def replace(root: nn.Module, name: str, module: nn.Module) -> None:
-    """Put another module into the place of one.
-
-    Args:
-        root: What has it.
-        name: Its name.
-        module: The other one.
-    """
+    """Put another module into the place of one."""
     path, _, last = name.rpartition(".")
     setattr(root.get_submodule(path), last, module)
 

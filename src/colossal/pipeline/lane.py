@@ -34,55 +34,20 @@ _HEADER_LENGTH = 64
 
 
 class Description(NamedTuple):
-    """What a receiver must know of a tensor before it comes.
-
-    Args:
-        shape: Its shape.
-        dtype: Its dtype.
-        requires_grad: Whether its gradient goes back.
-
-    Example:
-        >>> import torch
-        >>> from colossal.pipeline.lane import Description
-        >>> Description.of(torch.ones(2, 3)).shape
-        (2, 3)
-    """
+    """What a receiver must know of a tensor before it comes."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    requires_grad: bool
+    requires_grad: bool  # whether its gradient goes back
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Description":
-        """Describe a tensor.
-
-        Args:
-            tensor: The tensor.
-
-        Returns:
-            Its description.
-        """
+        """Describe a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
 def pack(descriptions: Iterable[Description]) -> torch.Tensor:
-    """Write descriptions into a tensor that has the same length whatever they are.
-
-    Args:
-        descriptions: Of the tensors of a message.
-
-    Returns:
-        64 integers, of int64.
-
-    Raises:
-        ShapeError: They do not fit, or a dtype is not among those that are sent.
-
-    Example:
-        >>> import torch
-        >>> from colossal.pipeline.lane import Description, pack, unpack
-        >>> unpack(pack([Description((2, 3), torch.float32, True)]))
-        (Description(shape=(2, 3), dtype=torch.float32, requires_grad=True),)
-    """
+    """Write descriptions into a tensor that has the same length whatever they are."""
     numbers = [0]
     for shape, dtype, requires_grad in descriptions:
         if dtype not in _DTYPES:
@@ -101,14 +66,7 @@ def pack(descriptions: Iterable[Description]) -> torch.Tensor:
 
 
 def unpack(header: torch.Tensor) -> tuple[Description, ...]:
-    """Read what `pack` wrote.
-
-    Args:
-        header: 64 integers, of int64.
-
-    Returns:
-        The descriptions.
-    """
+    """Read what `pack` wrote."""
     count, *numbers = header.tolist()
     found, place = [], 0
     for _ in range(count):
@@ -122,33 +80,18 @@ def unpack(header: torch.Tensor) -> tuple[Description, ...]:
 @final
 @dataclass
 class Link:
-    """Both directions between this rank and another one of the pp axis.
+    """Both directions between this rank and another one of the pp axis."""
 
-    Args:
-        peer: The global rank of the other one.
-        sending: The group of messages to it.
-        receiving: The group of messages from it.
-        device: Where tensors are.
-
-    Attributes:
-        num_sent: Messages that were sent, which number them.
-        num_received: Messages for which a receive was posted.
-    """
-
-    peer: int
-    sending: dist.ProcessGroup
-    receiving: dist.ProcessGroup
-    device: torch.device
-    num_sent: int = 0
-    num_received: int = 0
+    peer: int  # the global rank of the other one
+    sending: dist.ProcessGroup  # the group of messages to it
+    receiving: dist.ProcessGroup  # the group of messages from it
+    device: torch.device  # where tensors are
+    num_sent: int = 0  # messages that were sent, which number them
+    num_received: int = 0  # messages for which a receive was posted
     _on_the_way: deque[tuple[dist.Work | None, torch.Tensor]] = field(default_factory=deque)
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Send, without waiting.
-
-        Args:
-            tensor: Any shape; kept until it has left.
-        """
+        """Send, without waiting."""
         tensor = tensor.detach().contiguous()
         count("send", "pp", tensor.nbytes)
         with LostPeers():
@@ -159,14 +102,7 @@ class Link:
             self._on_the_way.popleft()
 
     def post(self, tensor: torch.Tensor) -> dist.Work | None:
-        """Post a receive.
-
-        Args:
-            tensor: Gets what is received; contiguous.
-
-        Returns:
-            What to wait for.
-        """
+        """Post a receive."""
         with LostPeers():
             work = dist.irecv(_carried(tensor), self.peer, self.receiving, tag=self.num_received)
         self.num_received += 1
@@ -179,11 +115,7 @@ class Link:
 
 
 def wait(work: dist.Work | None) -> None:
-    """Wait for a message.
-
-    Args:
-        work: What `torch.distributed` returned; None where this rank is not concerned.
-    """
+    """Wait for a message."""
     if work is not None:
         with LostPeers():
             work.wait()
@@ -200,27 +132,14 @@ def _is_completed(work: dist.Work | None) -> bool:
 
 @final
 class Inbox:
-    """What comes from one rank in one step.
-
-    Args:
-        link: The link to it.
-        order: The messages that it sends to this rank, in its order.
-        known: Descriptions of hidden states, by the stage that makes them; those that come are added.
-    """
+    """What comes from one rank in one step."""
 
     def __init__(self, link: Link, order: Iterable[Message], known: dict[int, tuple[Description, ...]]) -> None:
         self._link, self._order, self._known = link, PostOrder(order), known
         self._posted: dict[Message, list[tuple[dist.Work | None, torch.Tensor]]] = {}
 
     def take(self, message: Message) -> list[torch.Tensor]:
-        """Wait for a message.
-
-        Args:
-            message: Which one.
-
-        Returns:
-            Its tensors.
-        """
+        """Wait for a message."""
         for each in self._order.take(message, self._known):
             self._post(each)
         parts = self._posted.pop(message)

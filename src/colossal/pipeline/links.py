@@ -44,22 +44,7 @@ _LANES: WeakKeyDictionary[Any, _Lanes] = WeakKeyDictionary()
 
 
 def pairs_of(placement: StagePlacement, shared: Iterable[SharedParameter] = ()) -> list[Pair]:
-    """Find the ranks that send to each other in a step.
-
-    Args:
-        placement: Which rank has which stage.
-        shared: The parameters that several stages have.
-
-    Returns:
-        Pairs of ranks of the pp axis, each once, in ascending order: those with neighbouring stages, and those that
-        have a parameter in common.
-
-    Example:
-        >>> from colossal.pipeline import StagePlacement
-        >>> from colossal.pipeline.links import pairs_of
-        >>> pairs_of(StagePlacement(4, num_chunks=2)), pairs_of(StagePlacement(3, num_chunks=2, is_v=True))
-        ([(0, 1), (0, 3), (1, 2), (2, 3)], [(0, 1), (1, 2)])
-    """
+    """Find the ranks that send to each other in a step."""
     found = list(pairwise(map(placement.rank_of, range(placement.num_stages))))
     for parameter in shared:
         found += combinations(parameter.ranks(placement), 2)
@@ -68,16 +53,6 @@ def pairs_of(placement: StagePlacement, shared: Iterable[SharedParameter] = ()) 
 
 def make_links(mesh: ParallelMesh, pairs: Iterable[Pair]) -> dict[int, Link]:
     """Make the links between this rank and others of the pp axis, and open those that are not open yet.
-
-    Args:
-        mesh: The mesh.
-        pairs: Ranks of the pp axis that send to each other, the same on all ranks; see `pairs_of`.
-
-    Returns:
-        By the rank on the pp axis.
-
-    Raises:
-        CommunicationError: A rank does not come to open a link; the error names both.
 
     Communication: on an accelerator, a group of the pp axis is formed when links are made first, and the ranks of each
     pair send 8 bytes to each other when they make a link first.
@@ -101,15 +76,6 @@ def make_links(mesh: ParallelMesh, pairs: Iterable[Pair]) -> dict[int, Link]:
 
 def open_links(links: Sequence[Link], own: int, accelerator: Accelerator, seconds: float) -> None:
     """Use each link once, both ways: see [Note: links are opened in one order].
-
-    Args:
-        links: The links of this rank, in the order of the pairs.
-        own: The global rank of this process.
-        accelerator: Its device.
-        seconds: How long to wait for the others.
-
-    Raises:
-        CommunicationError: A rank does not come, or is at another link.
 
     Communication: send, pp, 8 bytes to each peer, and as much back.
     """

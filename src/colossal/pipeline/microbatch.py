@@ -111,14 +111,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """Go through the tensors of a batch.
-
-    Args:
-        tree: Tensors in mappings, sequences and dataclasses.
-
-    Yields:
-        The tensors.
-    """
+    """Go through the tensors of a batch."""
     if isinstance(tree, torch.Tensor):
         yield tree
     for child in _children(tree):

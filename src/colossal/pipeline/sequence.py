@@ -118,14 +118,7 @@ def is_sequence(model: nn.Module) -> TypeGuard[nn.Sequential | ExecutionSequence
 
 
 def names_of_units(model: nn.Sequential | ExecutionSequence) -> tuple[str, ...]:
-    """Find the names of the modules of a sequence.
-
-    Args:
-        model: The sequence.
-
-    Returns:
-        The names, in the order in which they run.
-    """
+    """Find the names of the modules of a sequence."""
     if isinstance(model, ExecutionSequence):
         return model.names
     return tuple(name for name, _ in model.named_modules(remove_duplicate=False) if name and "." not in name)
@@ -134,16 +127,7 @@ def names_of_units(model: nn.Sequential | ExecutionSequence) -> tuple[str, ...]:
 def cut_sequence(
     model: nn.Sequential | ExecutionSequence, layers: Sequence[range], stage: int
 ) -> list[SharedParameter]:
-    """Leave one stage of a sequence, in place.
-
-    Args:
-        model: The whole sequence.
-        layers: The modules of each stage.
-        stage: The stage that stays.
-
-    Returns:
-        The parameters of the whole sequence that several stages have.
-    """
+    """Leave one stage of a sequence, in place."""
     names, shared = names_of_units(model), list(_find_shared(model, layers))
     kept = {names[position] for position in layers[stage]}
     for name in dict.fromkeys(names):

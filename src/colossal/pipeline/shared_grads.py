@@ -29,12 +29,6 @@ class SharedGrads:
     What a backward pass makes for such a parameter is kept besides, so that it can be sent after the last micro-batch.
     The parameter itself gets the sum over all ranks as one more backward pass, added up in the same order everywhere,
     so that all of them have the same bits.
-
-    Args:
-        stages: The stages of this rank; those of one rank have one parameter in common, whose gradient is one.
-        placement: Which rank has which stage.
-        links: To the other ranks.
-        own: This rank's place on the pp axis.
     """
 
     def __init__(
@@ -49,9 +43,6 @@ class SharedGrads:
 
     def exchange(self, backward: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
         """Add what all ranks have made since the last time.
-
-        Args:
-            backward: Takes a parameter and a gradient that is to be added.
 
         Communication: the parameters' bytes, to each other rank that has them.
         """
@@ -117,14 +108,7 @@ def share_tied_values(stages: Iterable[Stage], placement: StagePlacement, mesh: 
 
 
 def shared_of(stages: Iterable[Stage]) -> list[SharedParameter]:
-    """Find what stages share, in an order that all ranks have in common.
-
-    Args:
-        stages: Stages of one rank.
-
-    Returns:
-        The parameters that several stages have, each once.
-    """
+    """Find what stages share, in an order that all ranks have in common."""
     found = {(each.stages, each.names): each for stage in stages for each in stage.shared}
     return [found[key] for key in sorted(found)]
 

@@ -21,11 +21,7 @@ RESULT = "result"
 
 
 class StageEnd(Exception):  # noqa: N818 (it is no error)
-    """Ends the forward pass of a stage that is not the last.
-
-    Args:
-        carry: The values for the next stage.
-    """
+    """Ends the forward pass of a stage that is not the last."""
 
     def __init__(self, carry: tuple[torch.Tensor, ...]) -> None:
         super().__init__()
@@ -94,14 +90,7 @@ class Passage:
 
 
 def without_data(module: nn.Module) -> nn.Module:
-    """Copy a module on the meta device.
-
-    Args:
-        module: The module.
-
-    Returns:
-        The copy, whose tensors have shapes only.
-    """
+    """Copy a module on the meta device."""
     tensors = chain(module.parameters(), module.buffers())
     empty = {id(each): torch.empty(each.shape, dtype=each.dtype, device="meta") for each in tensors}
     return copy.deepcopy(module, empty)
@@ -123,12 +112,7 @@ class _StandIn(nn.Module):
 
 @final
 class Before(nn.Module):
-    """In the place of a layer of an earlier stage.
-
-    Args:
-        passage: Where hidden states come from.
-        gives: What a layer returns; see `Stages`.
-    """
+    """In the place of a layer of an earlier stage."""
 
     def __init__(self, passage: Passage, gives: Sequence[str]) -> None:
         super().__init__()
@@ -144,12 +128,7 @@ class Before(nn.Module):
 
 @final
 class After(nn.Module):
-    """In the place of a layer of a later stage.
-
-    Args:
-        native: The layer, whose arguments have names.
-        passage: Where hidden states go.
-    """
+    """In the place of a layer of a later stage."""
 
     def __init__(self, native: nn.Module, passage: Passage) -> None:
         super().__init__()
@@ -166,14 +145,7 @@ class After(nn.Module):
 
 @final
 class Entrance(_StandIn):
-    """In the place of what makes hidden states of inputs: they are here already.
-
-    Args:
-        native: What it takes the place of.
-        passage: Where hidden states come from.
-        source: Under which name: that of hidden states, or of the result of a list that has come to its end.
-        makes_states: Whether it is the one that makes them; others add to them, or pass them on.
-    """
+    """In the place of what makes hidden states of inputs: they are here already."""
 
     def __init__(self, native: nn.Module, passage: Passage, source: str, makes_states: bool) -> None:
         super().__init__(native)
@@ -192,12 +164,7 @@ class Entrance(_StandIn):
 
 @final
 class Finished(_StandIn):
-    """In the place of a module all of whose layers earlier stages have, such as an encoder.
-
-    Args:
-        native: What it takes the place of.
-        passage: Where its result comes from.
-    """
+    """In the place of a module all of whose layers earlier stages have, such as an encoder."""
 
     def __init__(self, native: nn.Module, passage: Passage) -> None:
         super().__init__(native)

@@ -21,23 +21,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @final
 class Step:
-    """What is under way between the forward and the backward passes of one batch.
-
-    Args:
-        stages: The stages of this rank.
-        batches: The micro-batches.
-        criterion: Takes the outputs and the inputs of a micro-batch.
-        optimizer: Does the backward passes; None if there are none.
-        links: To the other ranks.
-        inboxes: What comes from them.
-        known: Descriptions of hidden states that both sides know.
-        placement: Which rank has which stage.
-        defers: Whether the gradients of weights are made up for later.
-        keeps_outputs: Whether outputs are returned.
-
-    Attributes:
-        loss: The mean loss of the micro-batches that have passed the last stage; None on other ranks.
-    """
+    """What is under way between the forward and the backward passes of one batch."""
 
     def __init__(
         self,
@@ -63,14 +47,7 @@ class Step:
         self._defers, self._waited = defers, 0.0
 
     def do(self, action: Action) -> float:
-        """Do one thing.
-
-        Args:
-            action: Which one.
-
-        Returns:
-            Seconds that were spent waiting for its inputs.
-        """
+        """Do one thing."""
         self._waited = 0.0
         kind, stage, microbatch = action
         if kind == "F":
@@ -83,11 +60,7 @@ class Step:
         return self._waited
 
     def join_outputs(self) -> Any:
-        """Put the outputs of all micro-batches together.
-
-        Returns:
-            The outputs; None on ranks without the last stage, or if nobody asked.
-        """
+        """Put the outputs of all micro-batches together."""
         return join(self._outputs) if self._outputs else None
 
     def _forward(self, stage: Stage, microbatch: int) -> None:

@@ -25,52 +25,13 @@ _THIN: Mapping[str, tuple[str | None, str | None]] = {
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Tell whether a module is a layer of peft around one of the model, without importing peft.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        Whether adapters stand beside it.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.shardformer.adapters import is_adapted
-        >>> is_adapted(nn.Linear(2, 2))
-        False
-    """
+    """Tell whether a module is a layer of peft around one of the model, without importing peft."""
     peft = sys.modules.get("peft.tuners.tuners_utils")
     return peft is not None and isinstance(module, peft.BaseTunerLayer)
 
 
 def divide_adapted(name: str, module: nn.Module, style: str, division: Division) -> nn.Module:
-    """Divide a layer and its adapters, in place.
-
-    Args:
-        name: The name of the layer.
-        module: A layer of peft.
-        style: How the layer itself is divided.
-        division: What styles need to know.
-
-    Returns:
-        The same module.
-
-    Raises:
-        PlanError: Its adapters are of a kind that can not be divided.
-
-    Example:
-        >>> import peft
-        >>> from torch import nn
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.shardformer import Division
-        >>> from colossal.shardformer.adapters import divide_adapted
-        >>> from colossal.testing import fake_world
-        >>> model = peft.get_peft_model(nn.Sequential(nn.Linear(8, 6)), peft.LoraConfig(r=2, target_modules=["0"]))
-        >>> with fake_world(2):
-        ...     layer = divide_adapted("0", model.get_base_model()[0], "col", Division(ParallelMesh(tp=2)))
-        >>> layer.lora_A["default"].weight.shape, layer.lora_B["default"].weight.shape
-        (torch.Size([2, 8]), torch.Size([3, 2]))
-    """
+    """Divide a layer and its adapters, in place."""
     layer: Any = module
     thin = [getattr(layer, side, {}) for side in ("lora_A", "lora_B")]
     is_plain = all(type(each) is nn.Linear for side in thin for each in side.values()) and thin[0]

@@ -17,24 +17,7 @@ _FIXED: Mapping[str, str] = {"SamVisionAttention": "eager"}
 
 
 def check_flash_attention(model: nn.Module) -> str:
-    """Find the implementation of attention that a model can have.
-
-    Args:
-        model: The model, of Hugging Face.
-
-    Returns:
-        ``"flash_attention_2"`` for a model in half precision on an accelerator, whose classes all know it, where its
-        package is installed; else ``"sdpa"``, torch's own, which has flash kernels for CPU and CUDA.
-
-    Raises:
-        UnsupportedError: The model, or one inside it, has eager attention only.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2Model
-        >>> from colossal.shardformer.attention import check_flash_attention
-        >>> check_flash_attention(GPT2Model(GPT2Config(n_layer=1, n_embd=24, vocab_size=8)))
-        'sdpa'
-    """
+    """Find the implementation of attention that a model can have."""
     parts: list[Any] = [each for each in model.modules() if hasattr(each, "set_attn_implementation")]
     if not parts:
         raise UnsupportedError(
@@ -59,19 +42,7 @@ def check_flash_attention(model: nn.Module) -> str:
 
 
 def use_flash_attention(model: nn.Module) -> None:
-    """Choose the attention that `check_flash_attention` finds.
-
-    Args:
-        model: The model; its configurations are changed.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2Model
-        >>> from colossal.shardformer.attention import use_flash_attention
-        >>> model = GPT2Model(GPT2Config(n_layer=1, n_embd=24, vocab_size=8, attn_implementation="eager"))
-        >>> use_flash_attention(model)
-        >>> model.config._attn_implementation
-        'sdpa'
-    """
+    """Choose the attention that `check_flash_attention` finds."""
     wanted = check_flash_attention(model)
     parts: list[Any] = [each for each in model.modules() if hasattr(each, "set_attn_implementation")]
     for part in parts:

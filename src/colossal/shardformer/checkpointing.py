@@ -118,26 +118,7 @@ class PipelineGradientCheckpointConfig:
 
 
 def check_checkpointing(model: nn.Module, plan: ParallelPlan | None) -> list[nn.Module]:
-    """Find the layers of a model that can be checkpointed.
-
-    Args:
-        model: The model, or one stage of it.
-        plan: Its plan, whose `stages` name the layers.
-
-    Returns:
-        The layers, and the stand-ins for those of other stages.
-
-    Raises:
-        UnsupportedError: There is no such plan.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.shardformer.checkpointing import check_checkpointing
-        >>> from colossal.tensor import ParallelPlan, Stages
-        >>> model = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(2, 2)])})
-        >>> len(check_checkpointing(model, ParallelPlan({}, stages=Stages("blocks", first=()))))
-        1
-    """
+    """Find the layers of a model that can be checkpointed."""
     if plan is None or plan.stages is None:
         raise UnsupportedError(
             "gradient_checkpoint_config counts the layers that the stages of a plan name. Found "
@@ -159,26 +140,6 @@ def checkpoint_layers(
     """Checkpoint the first layers that a stage has. Random numbers are drawn again as they were.
 
     Layers of Hugging Face have a switch for it each; the calls of others are wrapped.
-
-    Args:
-        model: The model, or one stage of it; changed in place.
-        plan: Its plan, whose `stages` name the layers.
-        config: How many.
-        stage: The index of the stage.
-        num_stages: How many stages there are.
-
-    Raises:
-        ConfigError: The numbers do not fit the stages.
-        UnsupportedError: The plan has no stages.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2Model
-        >>> from colossal.shardformer import GradientCheckpointConfig, plan_of
-        >>> from colossal.shardformer.checkpointing import checkpoint_layers
-        >>> model = GPT2Model(GPT2Config(n_layer=2, n_embd=24, vocab_size=8))
-        >>> checkpoint_layers(model, plan_of(model), GradientCheckpointConfig(0.5))
-        >>> [layer.gradient_checkpointing for layer in model.h]
-        [True, False]
     """
     held: list[Any] = [each for each in check_checkpointing(model, plan) if _has_parameters(each)]
     for layer in held[: config.num_layers(len(held), stage, num_stages)]:
@@ -190,23 +151,7 @@ def checkpoint_layers(
 
 
 def switch_checkpointing(model: nn.Module, enabled: bool) -> None:
-    """Let all layers of a model of Hugging Face be checkpointed or not, as its own method does, in any schedule.
-
-    Args:
-        model: The model, or one stage of it; changed in place.
-        enabled: Whether layers compute their activations again.
-
-    Raises:
-        UnsupportedError: Its layers have no switch for it.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2Model
-        >>> from colossal.shardformer.checkpointing import switch_checkpointing
-        >>> model = GPT2Model(GPT2Config(n_layer=2, n_embd=24, vocab_size=8))
-        >>> switch_checkpointing(model, enabled=True)
-        >>> [layer.gradient_checkpointing for layer in model.h]
-        [True, True]
-    """
+    """Let all layers of a model of Hugging Face be checkpointed or not, as its own method does, in any schedule."""
     if not getattr(without_adapters(model), "supports_gradient_checkpointing", False):
         raise UnsupportedError(
             "gradient_checkpointing_enable turns a switch that layers of Hugging Face have. Found "

@@ -30,23 +30,7 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 def check_compiled_activations(model: nn.Module) -> str:
-    """Find what becomes of the activations of a model.
-
-    Args:
-        model: The model.
-
-    Returns:
-        ``"compiled"`` if some are compiled, ``"torch's"`` if all are one kernel of torch already.
-
-    Raises:
-        UnsupportedError: There is no activation that is known, or nothing that compiles.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.shardformer.compiled_activation import check_compiled_activations
-        >>> check_compiled_activations(nn.Sequential(nn.GELU()))
-        "torch's"
-    """
+    """Find what becomes of the activations of a model."""
     if any(map(_is_in_parts, model.modules())):
         _check_compiler()
         return "compiled"
@@ -62,17 +46,6 @@ def compile_activations(model: nn.Module) -> None:
     """Compile the activations of a model that are several operations. That is done when they first run.
 
     Only these: to fuse a bias or a dropout into them, the forward methods of their layers would have to be others.
-
-    Args:
-        model: The model; changed in place.
-
-    Example:
-        >>> from transformers import GPT2Config, GPT2Model
-        >>> from colossal.shardformer.compiled_activation import compile_activations
-        >>> model = GPT2Model(GPT2Config(n_layer=1, n_embd=24, vocab_size=8))
-        >>> compile_activations(model)
-        >>> model.h[0].mlp.act._compiled_call_impl is not None
-        True
     """
     for module in model.modules():
         if _is_in_parts(module):

@@ -14,27 +14,7 @@ _Value = TypeVar("_Value")
 
 
 def check_heads(plan: ParallelPlan, config: Any, size: int) -> int | None:
-    """Make sure that the heads of a model can be divided.
-
-    Args:
-        plan: Names them.
-        config: Has them.
-        size: Ranks of the tp axis.
-
-    Returns:
-        How many heads keys and values have, if the plan says so.
-
-    Raises:
-        PlanError: They cannot; it names the numbers of ranks that can.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from colossal.shardformer.counts import check_heads
-        >>> from colossal.tensor import HeadCounts, ParallelPlan
-        >>> plan = ParallelPlan({}, counts=(HeadCounts("n_head", "n_kv"),))
-        >>> check_heads(plan, SimpleNamespace(n_head=8, n_kv=2), size=4)
-        2
-    """
+    """Make sure that the heads of a model can be divided."""
     found = None
     for counts in plan.counts:
         heads, shared = attrgetter(counts.heads)(config), _number(counts.key_value_heads, config)
@@ -50,24 +30,7 @@ def check_heads(plan: ParallelPlan, config: Any, size: int) -> int | None:
 
 
 def keep_uneven(plan: ParallelPlan, config: Any, size: int) -> ParallelPlan:
-    """Leave out attention whose heads do not divide, where a plan allows it.
-
-    Args:
-        plan: Says where.
-        config: Has the numbers of heads.
-        size: Ranks of the tp axis.
-
-    Returns:
-        The plan, without what is about such attention.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from colossal.shardformer.counts import keep_uneven
-        >>> from colossal.tensor import HeadCounts, ParallelPlan
-        >>> plan = ParallelPlan({"attn.q": "col", "mlp.up": "col"}, counts=(HeadCounts("n_head", attention="attn"),))
-        >>> keep_uneven(plan, SimpleNamespace(n_head=71), size=2).styles
-        {'mlp.up': 'col'}
-    """
+    """Leave out attention whose heads do not divide, where a plan allows it."""
     for counts in plan.counts:
         heads, shared = attrgetter(counts.heads)(config), _number(counts.key_value_heads, config)
         if counts.attention and not _fits(heads, shared, size):
@@ -83,24 +46,7 @@ def keep_uneven(plan: ParallelPlan, config: Any, size: int) -> ParallelPlan:
 
 
 def divide_number(base: nn.Module, pattern: str, size: int) -> None:
-    """Divide an attribute of modules.
-
-    Args:
-        base: The base model.
-        pattern: Names modules, and at its end the attribute.
-        size: What it is divided by.
-
-    Raises:
-        PlanError: There is no such number, or it does not divide.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.shardformer.counts import divide_number
-        >>> model = nn.Sequential(nn.Linear(4, 4))
-        >>> divide_number(model, "0.out_features", 2)
-        >>> model[0].out_features
-        2
-    """
+    """Divide an attribute of modules."""
     path, _, attribute = pattern.rpartition(".")
     for name, module in find_modules(base, path):
         found = getattr(module, attribute, None)
@@ -113,22 +59,7 @@ def divide_number(base: nn.Module, pattern: str, size: int) -> None:
 
 
 def share_groups(base: nn.Module, num_key_value_heads: int | None, size: int) -> None:
-    """Adjust how many heads of queries use one of keys, where ranks share those.
-
-    Args:
-        base: The base model.
-        num_key_value_heads: Heads of keys and values of the whole model.
-        size: Ranks of the tp axis.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.shardformer.counts import share_groups
-        >>> attention = nn.Module()
-        >>> attention.num_key_value_groups = 4
-        >>> share_groups(attention, num_key_value_heads=2, size=4)
-        >>> attention.num_key_value_groups
-        2
-    """
+    """Adjust how many heads of queries use one of keys, where ranks share those."""
     if num_key_value_heads is None or num_key_value_heads >= size:
         return
     for module in base.modules():

@@ -19,19 +19,7 @@ class FusedRMSNorm(nn.Module):
     Sums are in float32 for inputs in half precision, as the models have it. Where the input and the weight have one
     dtype the product is rounded once, and not twice; where they differ the result has the dtype that the model gives.
 
-    Args:
-        weight: The weight, (features,).
-        eps: Added to the mean square.
-        follows_weight: Whether a weight in half precision decides the dtype of the result, as in T5.
-
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, https://arxiv.org/abs/1910.07467.
-
-    Example:
-        >>> import torch
-        >>> from colossal.shardformer.fused_norm import FusedRMSNorm
-        >>> norm = FusedRMSNorm(torch.nn.Parameter(torch.ones(2)), eps=0.0)
-        >>> norm(torch.tensor([1.0, 7.0])).detach()
-        tensor([0.2000, 1.4000])
     """
 
     def __init__(self, weight: nn.Parameter, eps: float, follows_weight: bool = False) -> None:
@@ -39,14 +27,7 @@ class FusedRMSNorm(nn.Module):
         self.weight, self.variance_epsilon, self._follows_weight = weight, eps, follows_weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise.
-
-        Args:
-            x: The input, (..., features).
-
-        Returns:
-            The same shape.
-        """
+        """Normalise."""
         weight, shape = self.weight, self.weight.shape
         if x.dtype == weight.dtype:
             return functional.rms_norm(x, shape, weight, self.variance_epsilon)
@@ -60,64 +41,27 @@ class FusedRMSNorm(nn.Module):
 
 @final
 class FusedOffsetRMSNorm(nn.Module):
-    """`FusedRMSNorm` whose weight counts from 1, as Gemma has it; it is applied in float32.
-
-    Args:
-        weight: The weight less 1, (features,).
-        eps: Added to the mean square.
-
-    Example:
-        >>> import torch
-        >>> from colossal.shardformer.fused_norm import FusedOffsetRMSNorm
-        >>> norm = FusedOffsetRMSNorm(torch.nn.Parameter(torch.zeros(2)), eps=0.0)
-        >>> norm(torch.tensor([1.0, 7.0])).detach()
-        tensor([0.2000, 1.4000])
-    """
+    """`FusedRMSNorm` whose weight counts from 1, as Gemma has it; it is applied in float32."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = weight, eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise.
-
-        Args:
-            x: The input, (..., features).
-
-        Returns:
-            The same shape and dtype.
-        """
+        """Normalise."""
         return functional.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).type_as(x)
 
 
 @final
 class FusedScaleNorm(nn.Module):
-    """LayerNorm with a weight and no bias, as Cohere has it, by torch's kernel.
-
-    Args:
-        weight: The weight, (features,).
-        eps: Added to the variance.
-
-    Example:
-        >>> import torch
-        >>> from colossal.shardformer.fused_norm import FusedScaleNorm
-        >>> FusedScaleNorm(torch.nn.Parameter(torch.ones(2)), eps=0.0)(torch.tensor([1.0, 7.0])).detach()
-        tensor([-1.,  1.])
-    """
+    """LayerNorm with a weight and no bias, as Cohere has it, by torch's kernel."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
         self.weight, self.variance_epsilon = weight, eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise.
-
-        Args:
-            x: The input, (..., features).
-
-        Returns:
-            The same shape and dtype.
-        """
+        """Normalise."""
         weight = self.weight
         if x.dtype == weight.dtype:
             return functional.layer_norm(x, weight.shape, weight, None, self.variance_epsilon)
@@ -155,23 +99,7 @@ _CALLS_TORCH = ("OlmoLayerNorm",)
 
 
 def check_fused_norms(model: nn.Module) -> str:
-    """Find what becomes of the norms of a model.
-
-    Args:
-        model: The model.
-
-    Returns:
-        ``"fused"`` if some are replaced, ``"torch's"`` if all are one kernel of torch already.
-
-    Raises:
-        UnsupportedError: There is no norm that is known.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.shardformer.fused_norm import check_fused_norms
-        >>> check_fused_norms(nn.Sequential(nn.LayerNorm(4)))
-        "torch's"
-    """
+    """Find what becomes of the norms of a model."""
     if any(map(_fits, model.modules())):
         return "fused"
     if any(isinstance(each, _BY_TORCH) or type(each).__name__ in _CALLS_TORCH for each in model.modules()):
@@ -184,20 +112,7 @@ def check_fused_norms(model: nn.Module) -> str:
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Replace the norms of a model that are more than one kernel; parameters stay, and keep their names.
-
-    Args:
-        model: The model; changed in place.
-
-    Example:
-        >>> from transformers import LlamaConfig, LlamaModel
-        >>> from colossal.shardformer.fused_norm import fuse_norms
-        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-        >>> model = LlamaModel(LlamaConfig(**sizes, vocab_size=8))
-        >>> fuse_norms(model)
-        >>> type(model.norm).__name__
-        'FusedRMSNorm'
-    """
+    """Replace the norms of a model that are more than one kernel; parameters stay, and keep their names."""
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if _fits(child):

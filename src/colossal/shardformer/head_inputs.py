@@ -13,41 +13,14 @@ from colossal.cluster import ParallelMesh
 class CutHeads:
     """A hook that keeps of some arguments what this rank's heads need.
 
-    Args:
-        arguments: Their names; of the shape (batch x heads, ...) or (batch, heads, ...). What is the same for all heads
-            stays as it is.
-        mesh: The mesh.
-
     Communication: none forward; backward all_gather, tp, the argument's bytes.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.shardformer.head_inputs import CutHeads
-        >>> from colossal.testing import fake_world
-        >>> attention = torch.nn.Module()
-        >>> attention.num_heads = 2  # of 4
-        >>> with fake_world(2):
-        ...     cut = CutHeads(["alibi"], ParallelMesh(tp=2))
-        ...     _, given = cut(attention, (), {"alibi": torch.zeros(3 * 4, 1, 5)})
-        >>> given["alibi"].shape
-        torch.Size([6, 1, 5])
     """
 
     def __init__(self, arguments: Sequence[str], mesh: ParallelMesh) -> None:
         self._arguments, self._mesh = arguments, mesh
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Cut the arguments of a call.
-
-        Args:
-            module: The attention, whose `num_heads` is this rank's.
-            args: Its arguments without names.
-            kwargs: Its arguments with names.
-
-        Returns:
-            Both, with those cut.
-        """
+        """Cut the arguments of a call."""
         heads = module.num_heads * self._mesh.size("tp")
         given = {name: kwargs[name] for name in self._arguments if kwargs.get(name) is not None}
         return args, {**kwargs, **{name: self._own(whole, heads) for name, whole in given.items()}}

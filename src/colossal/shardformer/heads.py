@@ -72,23 +72,7 @@ class SharedHeads(nn.Module):
 
 
 def with_values(parameter: nn.Parameter) -> torch.Tensor:
-    """Give values to a parameter that every rank has whole: what hangs on it would be lost when it gets them later.
-
-    Args:
-        parameter: Any parameter.
-
-    Returns:
-        The parameter itself.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.lazy import LazyInitContext
-        >>> from colossal.shardformer.heads import with_values
-        >>> with LazyInitContext():
-        ...     layer = nn.Linear(2, 1)
-        >>> type(with_values(layer.bias)).__name__
-        'Parameter'
-    """
+    """Give values to a parameter that every rank has whole: what hangs on it would be lost when it gets them later."""
     return parameter.materialize() if isinstance(parameter, LazyTensor) else parameter
 
 

@@ -14,15 +14,11 @@ from colossal.shardformer.shard_config import ShardConfig
 
 
 class Option(NamedTuple):
-    """One option.
+    """One option."""
 
-    Attributes:
-        check: Takes a whole model, returns what honours the option, and raises `UnsupportedError` if nothing does.
-        apply: Takes a model, or a stage of it, and changes it.
-    """
-
+    # takes a whole model, returns what honours the option, and raises `UnsupportedError` if nothing does
     check: Callable[[nn.Module], str]
-    apply: Callable[[nn.Module], None]
+    apply: Callable[[nn.Module], None]  # takes a model, or a stage of it, and changes it
 
 
 OPTIONS: Mapping[str, Option] = {
@@ -34,26 +30,7 @@ OPTIONS: Mapping[str, Option] = {
 
 
 def choose_options(model: nn.Module, config: ShardConfig) -> list[str]:
-    """Find which options a model gets.
-
-    Args:
-        model: The whole model; it stays as it is.
-        config: What the user said. With `enable_all_optimization` those are left out that the model cannot honour, and
-            a line of the log says why.
-
-    Returns:
-        Their names.
-
-    Raises:
-        UnsupportedError: The model cannot honour an option that was asked for by its name.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.shardformer import ShardConfig
-        >>> from colossal.shardformer.options import choose_options
-        >>> choose_options(nn.Sequential(nn.LayerNorm(4)), ShardConfig(enable_all_optimization=True))
-        ['enable_fused_normalization']
-    """
+    """Find which options a model gets."""
     asked = [name for name in OPTIONS if getattr(config, name)]
     honoured = {name: OPTIONS[name].check(model) for name in asked}
     if not config.enable_all_optimization:
@@ -70,16 +47,6 @@ def choose_options(model: nn.Module, config: ShardConfig) -> list[str]:
 
 
 def apply_options(model: nn.Module, names: Collection[str]) -> None:
-    """Change a model as options say.
-
-    Args:
-        model: The model, or a stage of it; changed in place.
-        names: What `choose_options` found for the whole model.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.shardformer.options import apply_options
-        >>> apply_options(nn.Sequential(nn.LayerNorm(4)), ["enable_fused_normalization"])
-    """
+    """Change a model as options say."""
     for name in names:
         OPTIONS[name].apply(model)

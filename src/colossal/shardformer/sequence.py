@@ -24,16 +24,6 @@ def share_sequence(model: nn.Module, plan: ParallelPlan, sharing: SequenceSharin
 
     What comes before the layers, such as embeddings, masks and positions, is computed for all tokens on all ranks, as
     the model's forward method does it. The first layer keeps its rank's part of the hidden states.
-
-    Args:
-        model: The model, divided along tp already.
-        plan: Its plan.
-        sharing: The mode.
-        keeps_divided: Whether tokens stay divided behind the layers, up to the logits; otherwise they are put together.
-
-    Raises:
-        PlanError: The plan does not say what the layers are, the model's attention cannot be shared, or its heads do
-            not divide.
     """
     if plan.stages is None:
         raise PlanError(

@@ -21,16 +21,7 @@ _IMPLEMENTATIONS_OF_RING = ("sdpa", "eager", "flash_attention_2")
 
 
 def share_attention(model: nn.Module, sharing: SequenceSharing) -> None:
-    """Let attention see the tokens of all ranks.
-
-    Args:
-        model: A model of Hugging Face, whose attention functions come from the registry.
-        sharing: The mode all_to_all or ring_attn.
-
-    Raises:
-        PlanError: Its attention does not go through the registry.
-        UnsupportedError: The mode needs another attention implementation.
-    """
+    """Let attention see the tokens of all ranks."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     other: Any = model
@@ -60,10 +51,6 @@ def share_attention(model: nn.Module, sharing: SequenceSharing) -> None:
 class Ulysses:
     """Attention in which each rank has some heads of all tokens; before and after it, all heads of some tokens.
 
-    Args:
-        base: The attention implementation of one rank.
-        mesh: The mesh, whose sp axis shares tokens.
-
     Source: Jacobs et al., "DeepSpeed Ulysses", 2023, https://arxiv.org/abs/2309.14509.
 
     Communication: all_to_all, sp, twice: queries, keys and values together, and the output; backward the same.
@@ -81,19 +68,7 @@ class Ulysses:
         attention_mask: Any,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Compute attention.
-
-        Args:
-            module: The attention layer.
-            query: This rank's tokens, (batch, heads, tokens, features).
-            key: The same, with as many heads or a divisor of them.
-            value: The same.
-            attention_mask: For all tokens, as the implementation of one rank has it.
-            **kwargs: What that takes besides.
-
-        Returns:
-            This rank's tokens, (batch, tokens, heads, features), and no weights.
-        """
+        """Compute attention."""
         size, groups = self._mesh.size("sp"), query.shape[1] // key.shape[1]
         if key.shape[1] % size and groups > 1:
             key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
@@ -132,28 +107,14 @@ class _Grouped:
 @final
 @dataclass(frozen=True)
 class PositionMask:
-    """What a token sees, by position.
+    """What a token sees, by position."""
 
-    Args:
-        function: Of transformers: takes batch, head, query and key indices.
-        padding: True for tokens that are there, (batch, tokens); None for all.
-        batch_size: Sequences in a batch.
-    """
-
-    function: Callable[..., torch.Tensor]
-    padding: torch.Tensor | None
-    batch_size: int
+    function: Callable[..., torch.Tensor]  # of transformers: takes batch, head, query and key indices
+    padding: torch.Tensor | None  # true for tokens that are there, (batch, tokens); None for all
+    batch_size: int  # sequences in a batch
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Tell what queries see of keys.
-
-        Args:
-            queries: Their positions, (queries, 1).
-            keys: Theirs, (1, keys).
-
-        Returns:
-            True for what is seen, (batch, 1, queries, keys).
-        """
+        """Tell what queries see of keys."""
         batch = torch.arange(self.batch_size, device=keys.device)[:, None, None, None]
         head = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=keys.device)
         seen = self.function(batch, head, queries[None, None], keys[None, None])
@@ -174,26 +135,7 @@ def mask_by_position(
     use_vmap: bool = False,
     **_others: Any,
 ) -> PositionMask | None:
-    """Make what stands for a mask, as transformers' registry of masks has it.
-
-    Args:
-        batch_size: Sequences in a batch.
-        q_length: Not used: all queries are those of the sequence.
-        kv_length: Tokens of a sequence.
-        mask_function: What a token sees.
-        attention_mask: What is there, (batch, tokens).
-        local_size: Tokens that are seen at most.
-        allow_is_causal_skip: None will do for what is only causal.
-        allow_is_bidirectional_skip: None will do for what sees everything.
-        use_vmap: The function takes one index at a time.
-        **_others: What other masks need.
-
-    Returns:
-        The mask; None if the attention layer knows what is seen.
-
-    Raises:
-        UnsupportedError: The model combines masks that cannot be computed for some tokens.
-    """
+    """Make what stands for a mask, as transformers' registry of masks has it."""
     if use_vmap:
         raise UnsupportedError(
             "The mode 'ring_attn' computes masks for some tokens at a time. Found a model with a mask function of its "
@@ -210,11 +152,7 @@ def mask_by_position(
 
 @final
 class RingOfRegistry:
-    """`colossal.nn.attention.ring_attention` as transformers calls attention functions.
-
-    Args:
-        sharing: How sequences are shared.
-    """
+    """`colossal.nn.attention.ring_attention` as transformers calls attention functions."""
 
     def __init__(self, sharing: SequenceSharing) -> None:
         self._sharing = sharing
@@ -231,25 +169,7 @@ class RingOfRegistry:
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Compute attention.
-
-        Args:
-            module: The attention layer.
-            query: This rank's tokens, (batch, heads, tokens, features).
-            key: The same, with as many heads or a divisor of them.
-            value: The same.
-            attention_mask: What `mask_by_position` made.
-            dropout: 0.
-            scaling: Factor of products of queries and keys.
-            is_causal: Whether a token sees only those before it; by default what the layer says.
-            **kwargs: What other functions take.
-
-        Returns:
-            This rank's tokens, (batch, tokens, heads, features), and no weights.
-
-        Raises:
-            UnsupportedError: The layer wants something that a ring has not.
-        """
+        """Compute attention."""
         _refuse(dropout, kwargs)
         causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         sharing = self._sharing

@@ -22,9 +22,6 @@ class RingInput(LastInput):
 
     The first layer multiplies tokens as they come; the others use what has come, as do all in the backward pass.
 
-    Args:
-        mesh: The mesh, whose tp axis is the ring.
-
     Communication: send, tp, the bytes of a rank's tokens, once for each other rank; backward the same.
     """
 
@@ -33,16 +30,7 @@ class RingInput(LastInput):
         self._mesh = mesh
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply.
-
-        Args:
-            x: This rank's tokens, (..., tokens, features).
-            weight: Its features of the output, (features, features of the input).
-            bias: The same of the bias.
-
-        Returns:
-            All tokens, (..., tokens, features).
-        """
+        """Multiply."""
         found = self.find(x)
         if found is not None:
             return functional.linear(found, weight, bias)
@@ -54,14 +42,6 @@ class RingInput(LastInput):
 
 def multiply_on_ring(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Multiply in a row-parallel layer, and sum up for each rank its tokens.
-
-    Args:
-        mesh: The mesh, whose tp axis is the ring.
-        x: This rank's features of all tokens, (..., tokens, features).
-        weight: The same of the weight, (features of the output, features).
-
-    Returns:
-        All features of this rank's tokens.
 
     Communication: send, tp, the bytes of the result, once for each other rank; backward the same.
     """

@@ -31,17 +31,7 @@ _TOKENS = -2
 
 
 def share_products(base: nn.Module, layers: Sequence[nn.Module], plan: ParallelPlan, sharing: SequenceSharing) -> None:
-    """Let the linear layers of a model gather and scatter tokens.
-
-    Args:
-        base: The base model, divided along tp.
-        layers: Its layers that are here.
-        plan: Its plan, which says what attention is.
-        sharing: The mode split_gather or ring.
-
-    Raises:
-        PlanError: The plan does not say what attention is.
-    """
+    """Let the linear layers of a model gather and scatter tokens."""
     mesh = sharing.cut.mesh
     if not plan.attention:
         raise PlanError(

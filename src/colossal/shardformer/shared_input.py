@@ -22,39 +22,20 @@ class LastInput:
         self._last: tuple[torch.Tensor, torch.Tensor, bool] | None = None
 
     def find(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Look for what was made of an input.
-
-        Args:
-            x: The input.
-
-        Returns:
-            What was made of it; None if it was not the last one.
-        """
+        """Look for what was made of an input."""
         has_grad = torch.is_grad_enabled()  # also between siblings, one of which may be checkpointed by itself
         if self._last is not None and self._last[0] is x and self._last[2] == has_grad:
             return self._last[1]
         return None
 
     def keep(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-        """Remember what was made of an input, if the module runs.
-
-        Args:
-            x: The input.
-            made: What was made of it.
-
-        Returns:
-            The same.
-        """
+        """Remember what was made of an input, if the module runs."""
         if self._is_open:
             self._last = x, made, torch.is_grad_enabled()
         return made
 
     def watch(self, module: nn.Module) -> None:
-        """Remember while a module runs.
-
-        Args:
-            module: The module that the layers lie in.
-        """
+        """Remember while a module runs."""
         module.register_forward_pre_hook(self.open)
         module.register_forward_hook(self.close, always_call=True)
 
@@ -69,41 +50,14 @@ class LastInput:
 
 @final
 class SharedInput(LastInput):
-    """Lets the layers of one module that get the same tensor use one copy of it, so that its gradient is sent once.
-
-    Args:
-        enter: What makes the copy of an input.
-
-    Example:
-        >>> import torch
-        >>> from colossal import comm
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.shardformer.shared_input import SharedInput
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(2):
-        ...     mesh, x = ParallelMesh(tp=2), torch.ones(1)
-        ...     enter = SharedInput(lambda x: comm.replicate(x, "tp", mesh))
-        ...     enter.open()
-        ...     print(enter(x) is enter(x))
-        ...     enter.close()
-        ...     print(enter(x) is enter(x))
-        True
-        False
-    """
+    """Lets the layers of one module that get the same tensor use one copy of it, so that its gradient is sent once."""
 
     def __init__(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self._enter = enter
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Let an input be used on all ranks.
-
-        Args:
-            x: The input.
-
-        Returns:
-            Its copy, whose gradient is the sum of the ranks' gradients; the same copy if it was the last input.
-        """
+        """Let an input be used on all ranks."""
         found = self.find(x)
         return self.keep(x, self._enter(x)) if found is None else found
 
@@ -111,23 +65,7 @@ class SharedInput(LastInput):
 def share_inputs(model: nn.Module, mesh: ParallelMesh) -> None:
     """Let column-parallel layers that lie in one module share their inputs, such as those of query, key and value.
 
-    Args:
-        model: The divided model.
-        mesh: The mesh.
-
     Communication: none forward; backward all_reduce, tp, the bytes of each input that differs from the one before it.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.nn import Linear1D_Col
-        >>> from colossal.shardformer.shared_input import share_inputs
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(2), ParallelMesh(tp=2) as mesh:
-        ...     block = nn.ModuleDict({"gate": Linear1D_Col(4, 6), "up": Linear1D_Col(4, 6)})
-        ...     share_inputs(block, mesh)
-        >>> block["gate"].product.enter is block["up"].product.enter
-        True
     """
     for parent in model.modules():
         products = [getattr(child, "product", None) for child in parent.children()]

@@ -156,11 +156,7 @@ def _shared(module: nn.Module, division: Division) -> nn.Module:
 
 @final
 class ExpertTokens:
-    """What enters and leaves divided experts: all tokens, or under sequence parallelism those of each rank.
-
-    Args:
-        mesh: The mesh, on whose tp axis the experts are divided.
-    """
+    """What enters and leaves divided experts: all tokens, or under sequence parallelism those of each rank."""
 
     def __init__(self, mesh: ParallelMesh) -> None:
         self._mesh, self._are_shared = mesh, False

@@ -19,24 +19,13 @@ _POSITIONS = "position_ids"
 
 
 def configs_with_cache(model: nn.Module) -> list[Any]:
-    """Find the configurations that say whether keys and values are kept, which training has no use for.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The configurations; a model within another may have one of its own.
-    """
+    """Find the configurations that say whether keys and values are kept, which training has no use for."""
     configs = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
     return [config for config in configs.values() if hasattr(config, "use_cache")]
 
 
 def stop_caching(model: nn.Module) -> None:
-    """Let a model keep no keys and values, and make the host wait for nothing because of it.
-
-    Args:
-        model: The model; of any other library it stays as it is.
-    """
+    """Let a model keep no keys and values, and make the host wait for nothing because of it."""
     for config in configs_with_cache(model):
         config.use_cache = False
     masks: Any = sys.modules.get("transformers.masking_utils")

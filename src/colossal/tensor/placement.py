@@ -269,20 +269,7 @@ def copy_placement(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def known_placement(tensor: torch.Tensor) -> Placement | None:
-    """Look up what `set_placement` was told of a tensor; None for any other, also for a DTensor.
-
-    Args:
-        tensor: Any tensor.
-
-    Returns:
-        The placement.
-
-    Example:
-        >>> import torch
-        >>> from colossal.tensor.placement import known_placement
-        >>> known_placement(torch.zeros(2)) is None
-        True
-    """
+    """Look up what `set_placement` was told of a tensor; None for any other, also for a DTensor."""
     found: Any = getattr(tensor, _MARK, None)
     return found
 
@@ -324,22 +311,7 @@ def resting_part(value: Any) -> Any:
 
 
 def views_of(tensor: torch.Tensor, regions: Iterable[Region]) -> list[tuple[Region, torch.Tensor]]:
-    """Look at a tensor as regions that are stored in it one after the other.
-
-    Args:
-        tensor: Contiguous, with the elements of the regions.
-        regions: The regions.
-
-    Returns:
-        Each region with its elements, which share memory with `tensor`, in the shape of the region.
-
-    Example:
-        >>> import torch
-        >>> from colossal.tensor import Region
-        >>> from colossal.tensor.placement import views_of
-        >>> [box.tolist() for _, box in views_of(torch.arange(3), [Region((0, 1), (1, 2)), Region((1, 0), (1, 1))])]
-        [[[0, 1]], [[2]]]
-    """
+    """Look at a tensor as regions that are stored in it one after the other."""
     flat, at = tensor.view(-1), 0
     found: list[tuple[Region, torch.Tensor]] = []
     for region in regions:

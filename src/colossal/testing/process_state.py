@@ -68,11 +68,7 @@ class ProcessState:
         gc.freeze()  # what is here stays; collecting what a function leaves takes milliseconds then
 
     def restore(self) -> list[str]:
-        """Undo what the last function did.
-
-        Returns:
-            What cannot be undone: a process that has any of it serves no further function.
-        """
+        """Undo what the last function did."""
         if dist.is_initialized():
             dist.destroy_process_group()
         leave_ambient(None)

@@ -15,11 +15,7 @@ import torch
 
 @final
 class Arrival:
-    """A copy that is under way; by default one that is over.
-
-    Args:
-        event: Recorded behind it.
-    """
+    """A copy that is under way; by default one that is over."""
 
     def __init__(self, event: torch.Event | None = None) -> None:
         self._event = event
@@ -38,34 +34,14 @@ class Arrival:
 
 @final
 class CopyStreams:
-    """Two streams of a device: to it, and from it; none for host memory.
-
-    Args:
-        device: The device.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.copies import CopyStreams
-        >>> source, target = torch.ones(2), torch.zeros(2)
-        >>> CopyStreams(torch.device("cpu")).start(source, target).wait()
-        >>> target
-        tensor([1., 1.])
-    """
+    """Two streams of a device: to it, and from it; none for host memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._streams: dict[bool, torch.Stream] = {}
 
     def start(self, source: torch.Tensor, target: torch.Tensor) -> Arrival:
-        """Begin to copy.
-
-        Args:
-            source: Nobody writes to it before the copy is over.
-            target: Of the same shape, and of any dtype; nobody reads it before that.
-
-        Returns:
-            What to wait for.
-        """
+        """Begin to copy."""
         to_host = target.is_cpu
         if source.is_cpu == to_host or not (target if to_host else source).is_pinned():
             target.copy_(source)
@@ -78,11 +54,7 @@ class CopyStreams:
 
     @contextmanager
     def beside(self, *, to_host: bool) -> Iterator[None]:
-        """Let what is asked for inside go to one of the streams, behind what the device was asked for before.
-
-        Args:
-            to_host: Which one.
-        """
+        """Let what is asked for inside go to one of the streams, behind what the device was asked for before."""
         if self._device.type == "cpu":
             yield
             return
@@ -92,11 +64,7 @@ class CopyStreams:
             yield
 
     def mark(self, *, to_host: bool) -> Arrival:
-        """Return what to wait for until all is over that one of the streams was asked for.
-
-        Args:
-            to_host: Which one.
-        """
+        """Return what to wait for until all is over that one of the streams was asked for."""
         return Arrival() if self._device.type == "cpu" else Arrival(self._stream(to_host).record_event())
 
     def _stream(self, to_host: bool) -> torch.Stream:
@@ -106,16 +74,7 @@ class CopyStreams:
 
 
 def host_buffer(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Make a buffer in the memory of the host that a device copies to and from without anybody's waiting.
-
-    Args:
-        numel: How many elements.
-        dtype: Of which type.
-        device: The device; an accelerator needs page-locked memory.
-
-    Returns:
-        A tensor of one dimension, of zeros.
-    """
+    """Make a buffer in the memory of the host that a device copies to and from without anybody's waiting."""
     from colossal.zero.pool import zeros
 
     if device.type == "cpu":

@@ -352,19 +352,6 @@ class FlatParameters(ABC):
 
 
 def padded_numel(numel: int, parts: int) -> int:
-    """Tell how long a buffer is that ranks divide among themselves.
-
-    Args:
-        numel: What it holds, in elements.
-        parts: Number of segments.
-
-    Returns:
-        A multiple of their number; of 16 elements in each, if they are not small.
-
-    Example:
-        >>> from colossal.zero.flat_parameters import padded_numel
-        >>> padded_numel(9, parts=2)
-        10
-    """
+    """Tell how long a buffer is that ranks divide among themselves."""
     step = parts * _ALIGNMENT if numel >= parts * _WORTH_ALIGNING else parts
     return -(-max(numel, 1) // step) * step

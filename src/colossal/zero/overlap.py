@@ -14,27 +14,6 @@ def wait_before_use(model: nn.Module, units: Sequence[nn.Module], shards: ZeroSh
     """Let each unit of a model wait for its own parameters, and the model itself for the rest.
 
     Nothing but a unit's own forward pass may use its parameters. Reading and loading a state dict waits for all.
-
-    Args:
-        model: The model.
-        units: Parts of it, such as its blocks.
-        shards: What gathers the parameters.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.comm import Partition
-        >>> from colossal.testing import fake_world
-        >>> from colossal.zero import ZeroConfig, ZeroShards
-        >>> from colossal.zero.overlap import wait_before_use
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 3))
-        >>> optimizer = torch.optim.AdamW(model.parameters())
-        >>> with fake_world(2):
-        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
-        ...     shards = ZeroShards(optimizer, model.parameters(), partition, ZeroConfig(overlap_allgather=True))
-        >>> wait_before_use(model, [model[0]], shards)
-        >>> model(torch.ones(2, 3)).shape
-        torch.Size([2, 3])
     """
     inside = {parameter for unit in units for parameter in unit.parameters()}
     for unit in units:

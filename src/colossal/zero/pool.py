@@ -101,22 +101,7 @@ class BufferPool:
 
 
 def zeros(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Make a buffer: in huge pages, where it is in host memory and fills one.
-
-    Args:
-        numel: How many elements.
-        dtype: Of which type.
-        device: Where.
-
-    Returns:
-        A tensor of one dimension.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.pool import zeros
-        >>> zeros(2, torch.float32, torch.device("cpu"))
-        tensor([0., 0.])
-    """
+    """Make a buffer: in huge pages, where it is in host memory and fills one."""
     if device.type == "cpu" and numel * dtype.itemsize >= _HUGE_PAGE:
         return huge_zeros([(numel,)], dtype)[0]
     return torch.zeros(numel, dtype=dtype, device=device)

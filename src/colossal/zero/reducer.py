@@ -27,20 +27,6 @@ class Reducer:
     [Note: in flight] Each reduction takes room until it is over: with a budget the one before has to end first. Without
     one, an accelerator is told to wait, and not the host, so that the backward pass stalls whenever it waits for a sum
     that has just begun. There several are under way: all of them where whole gradients stay anyway, else two.
-
-    Args:
-        config: What the user said.
-        reserve: Makes room for so many bytes of gradients; by default there is always room.
-
-    Attributes:
-        enabled: Whether a backward pass reduces; otherwise gradients accumulate on each rank.
-        num_changes: How often gradients may have changed: the backward passes and reductions, the same on all ranks.
-
-    Example:
-        >>> from colossal.zero import ZeroConfig
-        >>> from colossal.zero.reducer import Reducer
-        >>> Reducer(ZeroConfig()).enabled
-        True
     """
 
     def __init__(self, config: ZeroConfig, reserve: Callable[[int], None] | None = None) -> None:
@@ -55,14 +41,7 @@ class Reducer:
         self._is_running = False
 
     def watch(self, buckets: Sequence[FlatParameters]) -> list[RemovableHandle]:
-        """Reduce the gradients of some more buckets, after those of the others.
-
-        Args:
-            buckets: In the order in which a backward pass is expected to fill them.
-
-        Returns:
-            What ends it.
-        """
+        """Reduce the gradients of some more buckets, after those of the others."""
         self._places |= {bucket: len(self._places) + number for number, bucket in enumerate(buckets)}
         return [
             parameter.register_post_accumulate_grad_hook(partial(_arrive, ref(self), ref(bucket), index))
@@ -84,11 +63,7 @@ class Reducer:
             self._end_pass()
 
     def finish(self, most: int = 0) -> None:
-        """Wait for reductions that are under way, in the order in which they began.
-
-        Args:
-            most: How many may still be under way afterwards.
-        """
+        """Wait for reductions that are under way, in the order in which they began."""
         while len(self._under_way) > most:
             self._run(self._under_way.popleft().finish_reduction())
 
@@ -98,26 +73,13 @@ class Reducer:
         self._next, self._is_running = 0, False
 
     def reduce(self, buckets: Sequence[FlatParameters]) -> None:
-        """Reduce buckets that hold gradients which no backward pass has reduced.
-
-        Args:
-            buckets: The same ones on all ranks.
-        """
+        """Reduce buckets that hold gradients which no backward pass has reduced."""
         for bucket in buckets:
             self._start(bucket)
         self.finish()
 
     def arrive(self, bucket: FlatParameters, index: int, parameter: torch.Tensor) -> None:
-        """Take a gradient that has just been accumulated, and start what it makes full.
-
-        Args:
-            bucket: The bucket of the parameter.
-            index: Which of its parameters.
-            parameter: The parameter, with its gradient.
-
-        Raises:
-            UnsupportedError: The gradient is sparse.
-        """
+        """Take a gradient that has just been accumulated, and start what it makes full."""
         assert isinstance(parameter, nn.Parameter)
         grad = parameter.grad
         if grad is not None and grad.layout != torch.strided:

@@ -13,22 +13,7 @@ from colossal.tensor import copy_placement, placement_of
 def swap_parameters(
     optimizer: Optimizer, groups: list[dict[str, Any]], shards: Mapping[nn.Parameter, nn.Parameter]
 ) -> None:
-    """Let groups of an optimizer hold shards; state that is there already is cut like the parameter.
-
-    Args:
-        optimizer: Whose state is cut.
-        groups: Changed in place.
-        shards: The shard of each parameter.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.swap import swap_parameters
-        >>> whole, shard = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
-        >>> optimizer = torch.optim.SGD([whole])
-        >>> swap_parameters(optimizer, optimizer.param_groups, {whole: shard})
-        >>> optimizer.param_groups[0]["params"][0] is shard
-        True
-    """
+    """Let groups of an optimizer hold shards; state that is there already is cut like the parameter."""
     state: Any = optimizer.state
     for group in groups:
         held = group["params"]

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def require_peft() -> None:
-    """Check that peft can be imported.
-
-    Raises:
-        UnsupportedError: It is not installed.
-    """
+    """Check that peft can be imported."""
     try:
         import peft  # noqa: F401
     except ImportError as error:
@@ -29,11 +25,7 @@ def require_peft() -> None:
 
 
 def inject(model: nn.Module, config: "LoraConfig") -> "PeftModel":
-    """Freeze a model and add adapters to it, in place; the configuration stays as it is.
-
-    Raises:
-        ConfigError: peft refuses, or a name that the configuration lists is none of the model's.
-    """
+    """Freeze a model and add adapters to it, in place; the configuration stays as it is."""
     from peft import get_peft_model
 
     wanted = {option: _listed(getattr(config, option)) for option in ("target_modules", "modules_to_save")}

@@ -19,13 +19,7 @@ from colossal.comm import Channel
 def draws_of_the_first_rank(
     axes: Sequence[Axis], device: torch.device, mesh: ParallelMesh | None = None
 ) -> Iterator[None]:
-    """Let all ranks of some axes draw what the first one draws.
-
-    Args:
-        axes: The axes; none changes nothing.
-        device: The device whose own generator is treated alike.
-        mesh: The mesh; the ambient one by default.
-    """
+    """Let all ranks of some axes draw what the first one draws."""
     if not axes:
         yield
         return

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_adapter_config(directory: Path) -> "LoraConfig":
-    """Read the configuration of saved adapters, for training on.
-
-    Raises:
-        CheckpointError: The directory holds no adapters, or some of another kind.
-    """
+    """Read the configuration of saved adapters, for training on."""
     from peft import LoraConfig, PeftConfig
 
     if not (directory / ADAPTER_CONFIG).is_file():
@@ -46,11 +42,7 @@ def read_adapter_config(directory: Path) -> "LoraConfig":
 
 
 def weights_in(directory: Path) -> Path:
-    """Return the file with the adapters, the one that peft would read if there are two.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """Return the file with the adapters, the one that peft would read if there are two."""
     for name in ADAPTERS.values():
         if (directory / name).is_file():
             return directory / name
@@ -61,11 +53,7 @@ def weights_in(directory: Path) -> Path:
 
 
 def prepare_adapter_directory(directory: Path) -> None:
-    """Create the directory.
-
-    Raises:
-        CheckpointError: It is a file, or it cannot be created.
-    """
+    """Create the directory."""
     if directory.is_file():
         raise CheckpointError(
             f"save_lora_as_pretrained writes a directory. Found the file {directory}. Choose another path."
@@ -76,11 +64,7 @@ def prepare_adapter_directory(directory: Path) -> None:
 def publish(
     directory: Path, aside: Path, config: Mapping[str, Callable[[Path], object]], use_safetensors: bool
 ) -> None:
-    """Move adapters and configuration into place, and remove adapters in the other format: peft would prefer them.
-
-    Raises:
-        CheckpointError: A file cannot be written.
-    """
+    """Move adapters and configuration into place, and remove adapters in the other format: peft would prefer them."""
     try:
         with Staging() as staging:
             staging.add(directory / ADAPTERS[use_safetensors], aside.replace)

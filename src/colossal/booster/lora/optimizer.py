@@ -23,13 +23,6 @@ def leave_frozen_out(parts: Parts) -> None:
 
     An optimizer that was built before the adapters holds none of them. They join it in the order of the model, if it
     says in one way only how parameters are updated.
-
-    Args:
-        parts: As the user built them.
-
-    Raises:
-        ConfigError: The optimizer holds frozen parameters and some of the adapters only, or none of them and its groups
-            differ in an option, or it holds parameters that the model does not have any more.
     """
     if parts.optimizer is None or not is_peft_model(parts.model):
         return

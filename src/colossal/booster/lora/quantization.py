@@ -34,17 +34,11 @@ class Quantizer(Protocol):
 @final
 @dataclass(frozen=True)
 class _Recipe:
-    """What the documented configurations say, those of transformers and of accelerate alike.
+    """What the documented configurations say, those of transformers and of accelerate alike."""
 
-    Args:
-        bits: 4 or 8.
-        keywords: For the layer of bitsandbytes.
-        skipped: Names of layers that stay as they are; None to find them out.
-    """
-
-    bits: int
-    keywords: dict[str, Any]
-    skipped: tuple[str, ...] | None
+    bits: int  # 4 or 8
+    keywords: dict[str, Any]  # for the layer of bitsandbytes
+    skipped: tuple[str, ...] | None  # names of layers that stay as they are; None to find them out
 
     @classmethod
     def of(cls, config: Any) -> "_Recipe":

@@ -158,15 +158,7 @@ def place(
     precision: MixedPrecision | None,
     shard: Callable[[nn.Module, Optimizer | None], None] | None = None,
 ) -> Boosted:
-    """Move a model to its device, wrap model and optimizer, and apply the precision: what all plugins begin with.
-
-    Args:
-        parts: As the user built them.
-        device: Where the model goes.
-        precision: What runs in half precision; nothing by default.
-        shard: Replaces the parameters of the model, and those in the optimizer, by this rank's shards on the device, in
-            place; and gives values to what was built lazily. Otherwise all of the model is moved, once it was cast.
-    """
+    """Move a model to its device, wrap model and optimizer, and apply the precision: what all plugins begin with."""
     from colossal.lazy import materialize
 
     model = parts.model if shard is not None else materialize(parts.model)

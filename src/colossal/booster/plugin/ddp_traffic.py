@@ -16,13 +16,6 @@ from colossal.comm.eight_bits import all_reduce_packed, packed_nbytes
 def average_packed(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket of gradients over a group, in 8 bits: a communication hook of `DistributedDataParallel`.
 
-    Args:
-        group: The ranks.
-        bucket: The gradients of one of them.
-
-    Returns:
-        Holds the mean already.
-
     Communication: as `colossal.comm.eight_bits.all_reduce_packed`.
     """
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -33,51 +26,13 @@ def average_packed(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.f
 def count_reductions(
     model: DistributedDataParallel, group: dist.ProcessGroup, *, in_eight_bits: bool = False
 ) -> DistributedDataParallel:
-    """Let counters that are open in a forward pass count what its backward pass reduces, which torch does in C++.
-
-    Args:
-        model: The model; it costs nothing where no counter is open.
-        group: The ranks of the dp axis.
-        in_eight_bits: Whether gradients travel in 8 bits.
-
-    Returns:
-        The model.
-
-    Example:
-        >>> import torch
-        >>> from colossal.booster import Booster
-        >>> from colossal.booster.plugin import TorchDDPPlugin
-        >>> from colossal.comm import CommCounter
-        >>> from colossal.testing import run_threads
-        >>> def program():
-        ...     model, *_ = Booster(device="cpu", plugin=TorchDDPPlugin()).boost(torch.nn.Linear(2, 1))
-        ...     with CommCounter() as counter:
-        ...         model(torch.ones(3, 2)).sum().backward()
-        ...     return counter.bytes["all_reduce", "dp"]
-        >>> run_threads(program, 2)  # of 3 float32 numbers
-        [12, 12]
-    """
+    """Let counters that are open in a forward pass count what its backward pass reduces, which torch does in C++."""
     _Reductions(model, dist.get_world_size(group), in_eight_bits)
     return model
 
 
 def reduced_bytes(parameters: Iterable[torch.Tensor], size: int, *, in_eight_bits: bool = False) -> int:
-    """Tell how much a rank sends in a backward pass.
-
-    Args:
-        parameters: Those of the model.
-        size: Number of replicas.
-        in_eight_bits: Whether gradients travel in 8 bits.
-
-    Returns:
-        Bytes.
-
-    Example:
-        >>> import torch
-        >>> from colossal.booster.plugin.ddp_traffic import reduced_bytes
-        >>> reduced_bytes(torch.nn.Linear(2, 1).parameters(), size=4)
-        18
-    """
+    """Tell how much a rank sends in a backward pass."""
     trained = [each for each in parameters if each.requires_grad]
     num_bytes = sum(each.nbytes for each in trained)
     if in_eight_bits:

@@ -7,15 +7,7 @@ from colossal.errors import ConfigError
 
 
 def check_device(device: torch.device, mesh: ParallelMesh) -> None:
-    """Refuse a model on another device than the one that the processes talk through.
-
-    Args:
-        device: Where the model goes.
-        mesh: The mesh in force.
-
-    Raises:
-        ConfigError: They differ.
-    """
+    """Refuse a model on another device than the one that the processes talk through."""
     if device.type != mesh.accelerator.name:
         raise ConfigError(
             "The processes exchange gradients on the device that they were launched for, "

@@ -19,19 +19,12 @@ _aten = torch.ops.aten
 
 
 class DryPass(NamedTuple):
-    """One micro-batch that has passed a stage, forward and backward.
+    """One micro-batch that has passed a stage, forward and backward."""
 
-    Args:
-        kept_bytes: What the stage keeps between the two.
-        working_bytes: What it needs besides for a moment, in either of them.
-        entered_bytes: The hidden states that came from the stage before; as many bytes go back.
-        left_bytes: Those for the next stage.
-    """
-
-    kept_bytes: int
-    working_bytes: int
-    entered_bytes: int
-    left_bytes: int
+    kept_bytes: int  # what the stage keeps between the two
+    working_bytes: int  # what it needs besides for a moment, in either of them
+    entered_bytes: int  # the hidden states that came from the stage before; as many bytes go back
+    left_bytes: int  # those for the next stage
 
 
 @contextmanager
@@ -40,9 +33,6 @@ def dry_run() -> Iterator["LiveBytes"]:
 
     What only values could decide is taken to be as in training at its best: attention is computed by a kernel that
     keeps no matrix of scores, and inputs are not padded nor packed.
-
-    Yields:
-        The count.
     """
     slow = functional.scaled_dot_product_attention
     functional.scaled_dot_product_attention = partial(_fast_attention, slow)
@@ -55,20 +45,7 @@ def dry_run() -> Iterator["LiveBytes"]:
 
 @final
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages on the meta device that operations have made, as long as they live.
-
-    Attributes:
-        now: Bytes that live now.
-        most: The most since somebody has set it.
-
-    Example:
-        >>> import torch
-        >>> from colossal.booster.plugin.dry_run import LiveBytes
-        >>> with LiveBytes() as live:
-        ...     kept = torch.ones(10, device="meta") + torch.ones(10, device="meta")
-        >>> live.now, live.most
-        (40, 120)
-    """
+    """Counts the bytes of storages on the meta device that operations have made, as long as they live."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,19 +80,7 @@ def run_pass(
     optimizer: OptimizerWrapper,
     live: LiveBytes,
 ) -> DryPass:
-    """Let a micro-batch pass a stage, forward and backward.
-
-    Args:
-        stage: The stage, on the meta device.
-        carry: The hidden states that enter it; None for the first.
-        batch: The micro-batch.
-        criterion: Takes the outputs of the last stage, and the micro-batch.
-        optimizer: Does the backward pass.
-        live: Counts; open already.
-
-    Returns:
-        What was counted.
-    """
+    """Let a micro-batch pass a stage, forward and backward."""
     entered = [each.detach() for each in tree_leaves(carry) if each is not None]
     for each in entered:
         each.requires_grad_(each.is_floating_point())
@@ -135,21 +100,7 @@ def run_pass(
 
 
 def most_kept(order: Sequence[Action], kept: Mapping[int, int]) -> tuple[int, int]:
-    """Find out how much a rank keeps in a step.
-
-    Args:
-        order: What the rank does.
-        kept: The bytes that a forward pass of each stage keeps.
-
-    Returns:
-        The most bytes at a time, and the most passes.
-
-    Example:
-        >>> from colossal.booster.plugin.dry_run import most_kept
-        >>> from colossal.pipeline import StagePlacement, one_forward_one_backward
-        >>> most_kept(one_forward_one_backward(StagePlacement(4), 8)[1], {1: 10})
-        (30, 3)
-    """
+    """Find out how much a rank keeps in a step."""
     now, passes, most, most_passes = 0, 0, 0, 0
     for kind, stage, _ in order:
         if kind == "F":

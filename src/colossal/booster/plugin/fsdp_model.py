@@ -10,14 +10,7 @@ from colossal.tensor import placement_of
 
 
 def check_values(model: nn.Module) -> None:
-    """Refuse models whose parameters are mere shapes.
-
-    Args:
-        model: As the user built it.
-
-    Raises:
-        ConfigError: A parameter or a buffer has no values.
-    """
+    """Refuse models whose parameters are mere shapes."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if empty := [name for name, tensor in tensors if tensor.is_meta]:
         raise ConfigError(
@@ -28,15 +21,7 @@ def check_values(model: nn.Module) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse models that FSDP2 would fail on later, or train wrongly.
-
-    Args:
-        model: As the user built it.
-
-    Raises:
-        ConfigError: It is sharded already.
-        UnsupportedError: It computes sparse gradients, or tensor parallelism divides its parameters.
-    """
+    """Refuse models that FSDP2 would fail on later, or train wrongly."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -63,19 +48,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Parameter]:
-    """Collect the parameters that stay whole on every rank at the user's wish.
-
-    Args:
-        model: The model.
-        modules: Parts of it.
-
-    Returns:
-        Their parameters, all frozen.
-
-    Raises:
-        ConfigError: A module is not part of the model, or has parameters that train: nothing would average their
-            gradients.
-    """
+    """Collect the parameters that stay whole on every rank at the user's wish."""
     names = {module: name for name, module in model.named_modules()}
     for module in modules:
         if module not in names:
@@ -94,18 +67,7 @@ def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Param
 
 
 def unit_dtypes(units: Iterable[nn.Module], kept_whole: set[nn.Parameter]) -> list[torch.dtype | None]:
-    """Find the dtype in which the gradients of each unit travel.
-
-    Args:
-        units: Inner ones before outer ones; an outer one holds what no inner one does.
-        kept_whole: Parameters that are in no unit.
-
-    Returns:
-        For each unit the dtype of its trainable parameters; None if it has none.
-
-    Raises:
-        ConfigError: A unit has trainable parameters of several dtypes.
-    """
+    """Find the dtype in which the gradients of each unit travel."""
     found: list[torch.dtype | None] = []
     taken = set(kept_whole)
     for unit in units:

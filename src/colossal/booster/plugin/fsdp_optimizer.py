@@ -16,17 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_on_dtensors(optimizer: Optimizer, scalars: set[nn.Parameter], mesh: "DeviceMesh") -> None:
-    """Refuse optimizers that are wrong on DTensors.
-
-    Args:
-        optimizer: As the user built it.
-        scalars: The parameters that stay full for want of a dimension to shard.
-        mesh: The mesh of the DTensors.
-
-    Raises:
-        UnsupportedError: It looks at more than one element of a parameter at once, or at several parameters of which
-            one is sharded and one is not, or its state has a form that can not be sharded with the parameter.
-    """
+    """Refuse optimizers that are wrong on DTensors."""
     from torch.distributed.tensor import DTensor, Shard
 
     def as_dtensor(local: torch.Tensor) -> torch.Tensor:
@@ -59,25 +49,12 @@ def _check_fused(optimizer: Optimizer) -> None:
 
 
 def state_by_name(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> dict[str, torch.Tensor]:
-    """Name the tensors of an optimizer's state.
-
-    Args:
-        optimizer: The optimizer.
-        names: Name of each parameter.
-
-    Returns:
-        The tensors, such as "exp_avg of weight".
-    """
+    """Name the tensors of an optimizer's state."""
     return {f"{name} of {names[parameter]}": value for parameter, name, value in _tensors_in_state(optimizer)}
 
 
 def swap_parameters(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Let an optimizer update shards; groups keep their hyperparameters and order, and state is cut in turn.
-
-    Args:
-        optimizer: The optimizer; changed in place.
-        shards: The shard of each whole parameter that was cut.
-    """
+    """Let an optimizer update shards; groups keep their hyperparameters and order, and state is cut in turn."""
     for group in optimizer.param_groups:
         group["params"] = [shards.get(parameter, parameter) for parameter in group["params"]]
     state: Any = optimizer.state  # keyed by parameters, whatever torch declares
@@ -89,11 +66,7 @@ def swap_parameters(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Param
 
 
 def update_one_by_one(optimizer: Optimizer) -> None:
-    """Keep whole and sharded parameters of a group from being handed to one kernel, as torch does by default.
-
-    Args:
-        optimizer: The optimizer; changed in place.
-    """
+    """Keep whole and sharded parameters of a group from being handed to one kernel, as torch does by default."""
     for group in optimizer.param_groups:
         kinds = {type(parameter.data) for parameter in group["params"] if parameter.requires_grad}
         if len(kinds) > 1 and group.get("foreach", False) is None:

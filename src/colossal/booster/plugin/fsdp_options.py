@@ -47,17 +47,7 @@ class ShardingOptions:
     fp8_communication: bool
 
     def mesh_for(self, mesh: ParallelMesh) -> DeviceMesh:
-        """Find the ranks that share the parameters.
-
-        Args:
-            mesh: The mesh in force.
-
-        Returns:
-            Its dp axis, or the user's own arrangement of that axis' ranks as replicas of shards.
-
-        Raises:
-            ConfigError: The user named other ranks.
-        """
+        """Find the ranks that share the parameters."""
         own = self.process_group
         if isinstance(own, DeviceMesh):
             if sorted(own.mesh.flatten().tolist()) != sorted(mesh.ranks("dp")):
@@ -74,14 +64,7 @@ class ShardingOptions:
         return mesh.device_mesh["dp"]
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse to offload to the memory in which the parameters are.
-
-        Args:
-            device: Where the model goes.
-
-        Raises:
-            UnsupportedError: `cpu_offload` is set, and the device is a CPU.
-        """
+        """Refuse to offload to the memory in which the parameters are."""
         if self.offload and device.type == "cpu":
             raise UnsupportedError(
                 "cpu_offload moves shards from a GPU to the memory of its host. Found a model on the CPU, whose "
@@ -89,15 +72,7 @@ class ShardingOptions:
             )
 
     def check_precision(self, name: str) -> None:
-        """Refuse a precision of the Booster beside what this plugin does.
-
-        Args:
-            name: Of the precision.
-
-        Raises:
-            ConfigError: The plugin has a precision of its own.
-            UnsupportedError: Parameters are offloaded.
-        """
+        """Refuse a precision of the Booster beside what this plugin does."""
         if self.casts is not None:
             raise ConfigError(
                 "One of the Booster and the plugin chooses the precision. Found "
@@ -121,12 +96,7 @@ def read_options(
     sync_module_states: bool,
     fp8_communication: bool,
 ) -> ShardingOptions:
-    """Translate what `fully_shard` has a word for.
-
-    Raises:
-        ConfigError: A value is of the wrong kind, or contradicts another.
-        UnsupportedError: FSDP2 has nothing like it; the message names the nearest that works.
-    """
+    """Translate what `fully_shard` has a word for."""
     _check_group(process_group)
     strategy = _strategy_of(sharding_strategy, isinstance(process_group, DeviceMesh))
     return ShardingOptions(
@@ -142,12 +112,7 @@ def read_options(
 
 
 def refuse_meaningless(backward_prefetch: Any, param_init_fn: Any) -> None:
-    """Refuse options that nothing would honour.
-
-    Raises:
-        ConfigError: `backward_prefetch` is no member of its enumeration.
-        UnsupportedError: An option is set for which FSDP2 has nothing.
-    """
+    """Refuse options that nothing would honour."""
     prefetch = _name_of(backward_prefetch)
     if prefetch == "BACKWARD_POST":
         raise UnsupportedError(

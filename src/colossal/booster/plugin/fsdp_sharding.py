@@ -36,12 +36,7 @@ from colossal.tensor import move_module
 
 @final
 class Sharding:
-    """Cuts one model and its optimizer, and knows afterwards what to do with gradients that were not reduced.
-
-    Args:
-        options: What the user said.
-        mesh: The mesh in force.
-    """
+    """Cuts one model and its optimizer, and knows afterwards what to do with gradients that were not reduced."""
 
     def __init__(self, options: ShardingOptions, mesh: ParallelMesh) -> None:
         self._options = options
@@ -53,14 +48,6 @@ class Sharding:
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> None:
         """Cut the parameters of a model, and those in its optimizer, in place.
-
-        Args:
-            model: On the host, or on its device.
-            optimizer: Of the model's parameters.
-
-        Raises:
-            ConfigError: The ranks start from different values, or the model and the options contradict each other.
-            UnsupportedError: The model or the optimizer can not be sharded.
 
         Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
         count; all_reduce, dp, 16 bytes, and 16 more otherwise.

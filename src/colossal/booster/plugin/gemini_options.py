@@ -19,24 +19,13 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True, kw_only=True)
 class GeminiOptions:
-    """What the user said.
+    """What the user said."""
 
-    Args:
-        loss_scale: How the loss scale moves.
-        zero: The precision, and how gradients travel and are clipped.
-        chunks: How parameters are put into chunks, and where these are kept.
-        sharding: What `ShardFormer` does before, without a mesh yet.
-        tp_size: Ranks that share each tensor.
-
-    Raises:
-        ConfigError: A value is outside its range, or contradicts another.
-    """
-
-    loss_scale: ScalerConfig
-    zero: ZeroOptions
-    chunks: "GeminiConfig"
-    sharding: "ShardConfig"
-    tp_size: int = 1
+    loss_scale: ScalerConfig  # how the loss scale moves
+    zero: ZeroOptions  # the precision, and how gradients travel and are clipped
+    chunks: "GeminiConfig"  # how parameters are put into chunks, and where these are kept
+    sharding: "ShardConfig"  # what `ShardFormer` does before, without a mesh yet
+    tp_size: int = 1  # ranks that share each tensor
 
     def __post_init__(self) -> None:
         if self.tp_size < 1:
@@ -44,18 +33,7 @@ class GeminiOptions:
 
     @classmethod
     def read(cls, keywords: Keywords) -> Self:
-        """Sort the keywords of the plugin by concern.
-
-        Args:
-            keywords: Of the plugin.
-
-        Returns:
-            The options.
-
-        Raises:
-            ConfigError: A value is outside its range, or contradicts another.
-            UnsupportedError: Two values do not work together.
-        """
+        """Sort the keywords of the plugin by concern."""
         from colossal.shardformer import ShardConfig
         from colossal.zero.gemini import GeminiConfig
 
@@ -80,12 +58,5 @@ class GeminiOptions:
         return asked or self.tp_size > 1
 
     def shard_config(self, mesh: ParallelMesh) -> "ShardConfig":
-        """Say what `ShardFormer` does on a mesh.
-
-        Args:
-            mesh: The mesh.
-
-        Returns:
-            Its configuration.
-        """
+        """Say what `ShardFormer` does on a mesh."""
         return replace(self.sharding, mesh=mesh)

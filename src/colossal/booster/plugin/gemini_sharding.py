@@ -16,18 +16,6 @@ from colossal.tensor import parameter_names, placement_of
 def shard_model(model: nn.Module, optimizer: Optimizer | None, config: ShardConfig, mesh: ParallelMesh) -> None:
     """Shard a model over tp, and let it honour the options of a configuration; in place.
 
-    Args:
-        model: The whole model, the same on all ranks; what was built lazily stays lazy. One whose layers are
-            tensor-parallel already, as those of `colossal.nn`, is not sharded again.
-        optimizer: Of its parameters; holds what this rank has of them afterwards.
-        config: What `ShardFormer` does.
-        mesh: The mesh, whose tp axis shards the model.
-
-    Raises:
-        PlanError: The plan of the model's family does not fit it, or there is none.
-        ConfigError: The optimizer has made a step already.
-        UnsupportedError: The model cannot honour an option.
-
     Communication: broadcast, tp and dp, the model's bytes: all ranks start from the values of the first.
     """
     is_sharded = any(placement_of(parameter).is_divided for parameter in model.parameters())

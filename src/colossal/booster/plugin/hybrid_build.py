@@ -42,37 +42,22 @@ from colossal.zero import ZeroShards, shard_optimizer
 @final
 @dataclass(frozen=True)
 class Assembly:
-    """What is built so far of a model that is trained in parts.
+    """What is built so far of a model that is trained in parts."""
 
-    Args:
-        model: The whole model, the same on all ranks. Its modules go into the stages.
-        optimizer: As the user built it; None to run forward passes only.
-        plan: The plan of the model; None where nothing of it is needed, or for that of its family.
-        options: What the user said.
-        loss_scale: How the loss scale moves.
-        mesh: The mesh.
-        replicas: The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well.
-        device: Where the stages go; ``meta`` to plan a step.
-        whole: What the model and the optimizer are before they are cut.
-        chosen: The options of the whole model that each stage has.
-        stages: The stages of this rank.
-        masters: Float32 copies that the optimizer holds; None without any.
-        wrapper: The optimizer of what this rank has.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer | None
-    plan: ParallelPlan | None
-    options: HybridOptions
-    loss_scale: ScalerConfig
+    model: nn.Module  # The whole model, the same on all ranks. Its modules go into the stages.
+    optimizer: Optimizer | None  # as the user built it; None to run forward passes only
+    plan: ParallelPlan | None  # the plan of the model; None where nothing of it is needed, or for that of its family
+    options: HybridOptions  # what the user said
+    loss_scale: ScalerConfig  # how the loss scale moves
     mesh: ParallelMesh
+    # the mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well
     replicas: ParallelMesh
-    device: torch.device
-    whole: Whole
-    chosen: tuple[str, ...] = ()
-    stages: tuple[Stage, ...] = ()
-    masters: MasterWeights | None = None
-    wrapper: OptimizerWrapper | None = None
+    device: torch.device  # where the stages go; ``meta`` to plan a step
+    whole: Whole  # what the model and the optimizer are before they are cut
+    chosen: tuple[str, ...] = ()  # the options of the whole model that each stage has
+    stages: tuple[Stage, ...] = ()  # the stages of this rank
+    masters: MasterWeights | None = None  # float32 copies that the optimizer holds; None without any
+    wrapper: OptimizerWrapper | None = None  # the optimizer of what this rank has
 
     @property
     def is_planned(self) -> bool:
@@ -92,18 +77,6 @@ class Assembly:
 
 def build(begin: Assembly) -> Assembly:
     """Build what a rank trains, but for what connects it with its replicas and other stages.
-
-    Args:
-        begin: The whole model, and what is to be done with it. Model and optimizer are changed in place.
-
-    Returns:
-        The stages of this rank, and their optimizer.
-
-    Raises:
-        PlanError: The plan does not fit the model.
-        ConfigError: The layers do not go round, numbers of layers that are checkpointed do not fit them, or the
-            optimizer has made a step.
-        UnsupportedError: The model or the optimizer can not be trained in parts, or can not honour an option.
 
     Communication: broadcast, tp, sp, dp and pp, the bytes of the stages: all ranks start from the values of the first.
     """
@@ -214,14 +187,7 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
 
 
 def connect(built: Assembly) -> tuple[ModelWrapper, Capabilities]:
-    """Connect what a rank trains with its replicas, and with the other stages.
-
-    Args:
-        built: What `build` returned.
-
-    Returns:
-        The model that is called, and what else can be done with it.
-    """
+    """Connect what a rank trains with its replicas, and with the other stages."""
     shards = built.wrapper.masters if built.wrapper is not None else None
     shares = shards if isinstance(shards, ZeroShards) else None
     if built.options.ddp.broadcast_buffers and (shares is not None or built.options.pp_size > 1):

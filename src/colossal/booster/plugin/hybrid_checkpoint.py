@@ -17,38 +17,16 @@ from colossal.tensor import parameter_names
 @final
 @dataclass(frozen=True)
 class Whole:
-    """The names of a whole model and of the groups of its optimizer, before they are cut.
+    """The names of a whole model and of the groups of its optimizer, before they are cut."""
 
-    Args:
-        names: All names of each parameter.
-        outline: What the state of the model holds.
-        groups: The names of the parameters of each group of the optimizer.
-        adapters: What the files of its low-rank adapters hold; None without any.
-
-    Example:
-        >>> import torch
-        >>> from colossal.booster.plugin.hybrid_checkpoint import Whole
-        >>> model = torch.nn.Linear(2, 2)
-        >>> Whole.of(model, torch.optim.SGD([model.bias])).groups
-        (('bias',),)
-    """
-
-    names: dict[nn.Parameter, list[str]]
-    outline: ModelOutline
-    groups: tuple[tuple[str, ...], ...]
-    adapters: ModelOutline | None = None
+    names: dict[nn.Parameter, list[str]]  # all names of each parameter
+    outline: ModelOutline  # what the state of the model holds
+    groups: tuple[tuple[str, ...], ...]  # the names of the parameters of each group of the optimizer
+    adapters: ModelOutline | None = None  # what the files of its low-rank adapters hold; None without any
 
     @classmethod
     def of(cls, model: nn.Module, optimizer: Optimizer | None) -> Self:
-        """Look at them.
-
-        Args:
-            model: The whole model.
-            optimizer: Of its parameters.
-
-        Returns:
-            What is to be remembered.
-        """
+        """Look at them."""
         names = parameter_names(model)
         groups = [] if optimizer is None else optimizer.param_groups
         held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
@@ -61,38 +39,16 @@ class Whole:
         return cls(names, ModelOutline.of(model), held, adapters)
 
     def outline_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> ModelOutline:
-        """Tell a model that is cut what the whole one was.
-
-        Args:
-            stages: The stages of this rank.
-            mesh: The mesh.
-
-        Returns:
-            The outline.
-        """
+        """Tell a model that is cut what the whole one was."""
         return replace(self.outline, roots=tuple(stage.module for stage in stages), ranks=_alike(mesh))
 
     def names_of(self, stages: Sequence[Stage]) -> dict[nn.Parameter, str]:
-        """Tell what the parameters of this rank are called in the whole model.
-
-        Args:
-            stages: The stages of this rank.
-
-        Returns:
-            The first name of each.
-        """
+        """Tell what the parameters of this rank are called in the whole model."""
         first = {name: names[0] for names in self.names.values() for name in names}
         return {parameter: first[name] for name, parameter in parameters_of(stages).items()}
 
     def outline_of_optimizer(self, mesh: ParallelMesh) -> OptimizerOutline:
-        """Tell an optimizer that is cut which parameters other stages have.
-
-        Args:
-            mesh: The mesh.
-
-        Returns:
-            The outline.
-        """
+        """Tell an optimizer that is cut which parameters other stages have."""
         return OptimizerOutline(self.groups, _alike(mesh))
 
 

@@ -26,41 +26,21 @@ _CHUNKS: Mapping[str, int | None] = {"1f1b": 1, "interleaved": None, "zbv": 2}
 @final
 @dataclass(frozen=True, kw_only=True)
 class HybridOptions:
-    """What the user said about dividing a model; how data-parallel ranks share states stands in `ZeroOptions`.
+    """What the user said about dividing a model; how data-parallel ranks share states stands in `ZeroOptions`."""
 
-    Args:
-        tp_size: Ranks that share a tensor.
-        pp_size: Ranks that share the layers.
-        sp_size: Ranks that share sequences, besides those of tp; 1 if these share them.
-        zero_stage: 0 for replicas, 1 to share optimizer states, 2 to share gradients too.
-        dp_outside: Number the ranks of one replica one after the other.
-        style: The schedule of the pipeline.
-        num_chunks: Stages of each rank.
-        num_layers_per_stage: Layers of each stage, in order; equal parts by default.
-        microbatching: Into how many parts a batch is divided; None without a pipeline.
-        sharding: What `ShardFormer` does, without a mesh yet.
-        caches: Whether shapes of hidden states are sent once.
-        zero: How data-parallel ranks share states.
-        ddp: What `DistributedDataParallel` is told.
-
-    Raises:
-        ConfigError: A value is outside its range.
-        UnsupportedError: Two values do not work together.
-    """
-
-    tp_size: int
-    pp_size: int
-    sp_size: int
-    zero_stage: int
-    dp_outside: bool
-    style: PipelineStyle
-    num_chunks: int
-    num_layers_per_stage: tuple[int, ...] | None
-    microbatching: Microbatching | None
-    sharding: ShardConfig
-    caches: bool
-    zero: ZeroOptions
-    ddp: DDPConfig
+    tp_size: int  # ranks that share a tensor
+    pp_size: int  # ranks that share the layers
+    sp_size: int  # ranks that share sequences, besides those of tp; 1 if these share them
+    zero_stage: int  # 0 for replicas, 1 to share optimizer states, 2 to share gradients too
+    dp_outside: bool  # number the ranks of one replica one after the other
+    style: PipelineStyle  # the schedule of the pipeline
+    num_chunks: int  # stages of each rank
+    num_layers_per_stage: tuple[int, ...] | None  # layers of each stage, in order; equal parts by default
+    microbatching: Microbatching | None  # into how many parts a batch is divided; None without a pipeline
+    sharding: ShardConfig  # what `ShardFormer` does, without a mesh yet
+    caches: bool  # whether shapes of hidden states are sent once
+    zero: ZeroOptions  # how data-parallel ranks share states
+    ddp: DDPConfig  # what `DistributedDataParallel` is told
 
     def __post_init__(self) -> None:
         if min(self.tp_size, self.pp_size, self.sp_size) < 1 or self.zero_stage not in (0, 1, 2):
@@ -134,44 +114,19 @@ class HybridOptions:
         return self.zero.dtype
 
     def find_mesh(self) -> ParallelMesh:
-        """Find the mesh in force if it has these axes, or make one.
-
-        Returns:
-            The mesh.
-
-        Raises:
-            MeshError: There is no world yet, or the sizes do not fit it.
-        """
+        """Find the mesh in force if it has these axes, or make one."""
         ambient, sizes = ambient_mesh(), {"tp": self.tp_size, "pp": self.pp_size, "sp": self.sp_size}
         if ambient is not None and sizes.items() <= ambient.shape.items():
             return ambient
         return ParallelMesh(tp=self.tp_size, pp=self.pp_size, sp=self.sp_size, dp_outside=self.dp_outside)
 
     def shard_config(self, mesh: ParallelMesh) -> ShardConfig:
-        """Say how a model is divided on a mesh.
-
-        Args:
-            mesh: The mesh.
-
-        Returns:
-            What `ShardFormer` takes.
-        """
+        """Say how a model is divided on a mesh."""
         return replace(self.sharding, mesh=mesh)
 
 
 def sort_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, HybridOptions]:
-    """Fold the keywords of the plugin into one object for each concern.
-
-    Args:
-        given: The keywords, by their names.
-
-    Returns:
-        How the loss scale moves, and everything else.
-
-    Raises:
-        ConfigError: A value is outside its range.
-        UnsupportedError: A value asks for something that is not built, or two do not work together.
-    """
+    """Fold the keywords of the plugin into one object for each concern."""
     _check_policy(given["custom_policy"])
     keywords, stage = Keywords("HybridParallelPlugin", given), given["zero_stage"]
     zero = keywords.read(ZeroConfig, stage=2 if stage == 2 else 1)  # noqa: PLR2004 (the stage of ZeRO)

@@ -22,18 +22,7 @@ _AGAIN: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
 
 @final
 class PipelinedModel(nn.Module):
-    """The stages that a rank has of a model.
-
-    Args:
-        stages: The stages.
-        run: Runs them.
-        outline: What the whole model is.
-        adapters: What the files of its low-rank adapters hold; None without any.
-
-    Attributes:
-        outline: What the whole model is.
-        adapters: What the files of its low-rank adapters hold; None without any.
-    """
+    """The stages that a rank has of a model."""
 
     def __init__(
         self,
@@ -48,23 +37,11 @@ class PipelinedModel(nn.Module):
         self._run = run
 
     def record(self) -> AbstractContextManager[list[Timeline]]:
-        """Measure when each pass of a step is; see `PipelineExecutor.record`.
-
-        Returns:
-            A new context manager, whose list has the timeline of all ranks when it ends.
-        """
+        """Measure when each pass of a step is; see `PipelineExecutor.record`."""
         return self._run.record()
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Compute activations of all layers again in the backward pass, as the method of a model of transformers does.
-
-        Args:
-            gradient_checkpointing_kwargs: Only what is done anyway: random numbers are drawn again as they were, and
-                checkpoints are not reentrant.
-
-        Raises:
-            UnsupportedError: They say something else, or the model is none of transformers.
-        """
+        """Checkpoint the activations of all layers, as the method of a model of transformers does."""
         given = gradient_checkpointing_kwargs or {}
         other = {name: value for name, value in given.items() if (name, value) not in _AGAIN.items()}
         if other:
@@ -76,20 +53,12 @@ class PipelinedModel(nn.Module):
             switch_checkpointing(stage.module, enabled=True)
 
     def gradient_checkpointing_disable(self) -> None:
-        """Keep activations until the backward pass.
-
-        Raises:
-            UnsupportedError: The model is none of transformers.
-        """
+        """Keep activations until the backward pass."""
         for stage in self._run.stages.values():
             switch_checkpointing(stage.module, enabled=False)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refuse: no rank has the whole model.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+        """Refuse: no rank has the whole model."""
         raise UnsupportedError(
             "The stages of a pipeline are run by booster.execute_pipeline. Found a call of the model. Call "
             "execute_pipeline(data_iter, model, criterion, optimizer), under torch.no_grad() to evaluate."
@@ -98,13 +67,7 @@ class PipelinedModel(nn.Module):
 
 @final
 class Replicas:
-    """Averages gradients over data-parallel ranks after the last micro-batch of a step.
-
-    Args:
-        stages: The stages of this rank.
-        mesh: The mesh.
-        config: How many MB (2**20 bytes) of gradients travel together, and in how many bits.
-    """
+    """Averages gradients over data-parallel ranks after the last micro-batch of a step."""
 
     def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, config: DDPConfig) -> None:
         self._parameters = list(
@@ -161,13 +124,7 @@ def _buckets(parameters: Sequence[nn.Parameter], most: float) -> Iterator[list[n
 
 @final
 class HybridExecutor:
-    """Runs a batch through a pipeline, and then lets data-parallel ranks agree on gradients.
-
-    Args:
-        run: Runs the stages of this rank.
-        hold: Opens the context in which backward passes leave gradients on each rank.
-        finish: Called after the last micro-batch of a batch that was trained on.
-    """
+    """Runs a batch through a pipeline, and then lets data-parallel ranks agree on gradients."""
 
     def __init__(
         self,

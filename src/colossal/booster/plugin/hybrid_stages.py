@@ -38,22 +38,7 @@ from colossal.tensor import (
 def choose_plan(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
 ) -> tuple[ParallelPlan | None, tuple[str, ...]]:
-    """Find what a model needs, and refuse what does not fit it, before anything is changed.
-
-    Args:
-        model: The whole model.
-        plan: That of the user; None for that of its family.
-        options: What the user said.
-        mesh: The mesh.
-
-    Returns:
-        The plan, None where none is needed; and the options that the model honours.
-
-    Raises:
-        PlanError: The plan does not fit the model.
-        ConfigError: Numbers of layers that are checkpointed do not fit it.
-        UnsupportedError: The model has no plan, or cannot honour an option.
-    """
+    """Find what a model needs, and refuse what does not fit it, before anything is changed."""
     config = options.shard_config(mesh)
     checkpoints = config.gradient_checkpoint_config is not None
     if not _needs_plan(model, options, mesh):
@@ -75,21 +60,7 @@ def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) ->
 
 
 def cut_stages(model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh) -> list[Stage]:
-    """Keep the stages of this rank.
-
-    Args:
-        model: The whole model, the same on all ranks; it may be built lazily. It is changed in place.
-        plan: Its plan.
-        options: What the user said.
-        mesh: The mesh.
-
-    Returns:
-        The stages.
-
-    Raises:
-        ConfigError: The layers do not go round.
-        UnsupportedError: The plan has no stages.
-    """
+    """Keep the stages of this rank."""
     own = options.placement.stages_of(mesh.rank("pp"))
     models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
     return [_cut(each, index, plan, options) for each, index in zip(models, own, strict=True)]
@@ -102,15 +73,7 @@ def shard_stages(
     options: HybridOptions,
     mesh: ParallelMesh,
 ) -> None:
-    """Shard each stage over tp, in place, and let ranks share sequences.
-
-    Args:
-        stages: The stages of this rank.
-        plan: The plan of the model.
-        chosen: The options that each stage has.
-        options: What the user said.
-        mesh: The mesh.
-    """
+    """Shard each stage over tp, in place, and let ranks share sequences."""
     config = options.shard_config(mesh)
     sharing = config.sharing_on(mesh)
     for stage in stages:
@@ -142,18 +105,7 @@ def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: H
 def carries_into(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, batch: Any
 ) -> list[Carry | None]:
-    """Find out what enters the stages of a rank, by running those before.
-
-    Args:
-        model: The whole model, on the meta device; it stays as it is.
-        plan: Its plan; None for that of its family.
-        options: What the user said.
-        mesh: The mesh.
-        batch: The inputs of the whole model, on the meta device.
-
-    Returns:
-        The hidden states for each stage of this rank; None for the first stage of all.
-    """
+    """Find out what enters the stages of a rank, by running those before."""
     own = options.placement.stages_of(mesh.rank("pp"))
     if plan is None and mesh.size("pp") > 1 and not is_sequence(model):
         plan = plan_of(model)
@@ -179,12 +131,7 @@ def _tie_again(stages: Sequence[Stage]) -> None:
 
 
 def place(stages: Sequence[Stage], mesh: ParallelMesh) -> None:
-    """Say of each parameter that tp does not shard that its ranks have replicas; and which stage counts a tied one.
-
-    Args:
-        stages: The stages of this rank.
-        mesh: The mesh.
-    """
+    """Say of each parameter that tp does not shard that its ranks have replicas; and which stage counts a tied one."""
     here = {stage.index: stage.module for stage in stages}
     mark_replicas((each for stage in stages for each in stage.parameters()), mesh)
     for shared in stages[0].shared:
@@ -197,12 +144,7 @@ def place(stages: Sequence[Stage], mesh: ParallelMesh) -> None:
 
 
 def mark_replicas(parameters: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
-    """Say of each parameter that tp does not shard that its ranks have replicas.
-
-    Args:
-        parameters: Those of this rank.
-        mesh: The mesh.
-    """
+    """Say of each parameter that tp does not shard that its ranks have replicas."""
     if mesh.size("tp") == 1:
         return
     for parameter in parameters:
@@ -240,28 +182,12 @@ def _partition(num_layers: int, options: HybridOptions) -> list[range]:
 
 
 def parameters_of(stages: Sequence[Stage]) -> dict[str, nn.Parameter]:
-    """Find the parameters of this rank by the names that they have in the whole model.
-
-    Args:
-        stages: The stages of this rank.
-
-    Returns:
-        The parameters; one that has several names has them all.
-    """
+    """Find the parameters of this rank by the names that they have in the whole model."""
     return {name: each for stage in stages for name, each in stage.module.named_parameters(remove_duplicate=False)}
 
 
 def regroup(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: Sequence[Stage]) -> None:
-    """Let an optimizer of the whole model hold what this rank has of it.
-
-    Args:
-        optimizer: As the user built it; changed in place.
-        names: The names of the parameters that it holds.
-        stages: The stages of this rank.
-
-    Raises:
-        ConfigError: It has made a step already, and ranks are going to have parts of its parameters.
-    """
+    """Let an optimizer of the whole model hold what this rank has of it."""
     here = parameters_of(stages)
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_whole = all(here.get(names[each][0]) is each and not placement_of(each).is_sharded for each in held)
@@ -277,12 +203,7 @@ def regroup(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: 
 
 
 def run_stages_in(stages: Sequence[Stage], dtype: torch.dtype) -> None:
-    """Cast floating-point inputs of stages on the way in, and outputs of the last to float32 on the way out.
-
-    Args:
-        stages: The stages of this rank.
-        dtype: What inputs are cast to.
-    """
+    """Cast floating-point inputs of stages on the way in, and outputs of the last to float32 on the way out."""
     for stage in stages:
         stage.register_forward_pre_hook(
             lambda _stage, args, kwargs: cast_floats((args, kwargs), dtype), with_kwargs=True

@@ -17,13 +17,6 @@ _NAMES_SHOWN = 3
 def check_equally_lazy(lazy: Mapping[str, bool], mesh: ParallelMesh) -> None:
     """Make sure that the ranks of the dp axis built the same tensors lazily, whose values they draw together.
 
-    Args:
-        lazy: Whether a tensor was built lazily, by its name.
-        mesh: The mesh in force.
-
-    Raises:
-        ConfigError: They differ; on all ranks alike.
-
     Communication: all_reduce, dp, 16 bytes.
     """
     groups = [mesh.group("dp")]
@@ -36,13 +29,6 @@ def check_equally_lazy(lazy: Mapping[str, bool], mesh: ParallelMesh) -> None:
 
 def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
     """Make sure that the ranks of the dp axis start from the same values, of which each is going to keep a part.
-
-    Args:
-        digests: What `digest_of` says of tensors, by their names.
-        mesh: The mesh in force.
-
-    Raises:
-        ConfigError: They differ; on all ranks alike.
 
     Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
     """
@@ -58,14 +44,7 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
 
 
 def digest_of(tensor: torch.Tensor) -> int:
-    """Compute a number that stands for the values of a tensor.
-
-    Args:
-        tensor: Any tensor with values.
-
-    Returns:
-        A signed number of 64 bits.
-    """
+    """Compute a number that stands for the values of a tensor."""
     return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -74,10 +53,6 @@ class BuffersOfFirstRank:
     """Gives all ranks the buffers of the first before each forward pass, as DistributedDataParallel does.
 
     Only buffers that checkpoints hold, such as the running means of batch normalisation: others are recomputed alike.
-
-    Args:
-        model: The model.
-        mesh: The mesh in force.
     """
 
     def __init__(self, model: nn.Module, mesh: ParallelMesh) -> None:
@@ -92,15 +67,7 @@ class BuffersOfFirstRank:
 
 @final
 class ScalarGradients:
-    """Averages the gradients of parameters without dimensions, which can not be cut, over the dp axis.
-
-    Attributes:
-        enabled: Whether a backward pass averages; otherwise gradients accumulate on each rank.
-
-    Args:
-        scalars: The parameters.
-        mesh: The mesh in force.
-    """
+    """Averages the gradients of parameters without dimensions, which can not be cut, over the dp axis."""
 
     def __init__(self, scalars: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
         self.enabled = True
@@ -115,14 +82,7 @@ class ScalarGradients:
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Find the buffers that checkpoints hold.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Each once, by name.
-    """
+    """Find the buffers that checkpoints hold."""
     return {f"{path}.{name}".removeprefix("."): getattr(module, name) for path, module, name in _persistent(model)}
 
 

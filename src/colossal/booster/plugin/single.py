@@ -16,27 +16,13 @@ if TYPE_CHECKING:
 
 @final
 class SingleProcessPlugin(Plugin):
-    """Trains in this process alone, with or without a world around it.
-
-    Example:
-        >>> import torch
-        >>> from colossal.booster import Booster
-        >>> model, *_ = Booster(device="cpu").boost(torch.nn.Linear(2, 1))
-        >>> model(torch.ones(3, 2)).shape
-        torch.Size([3, 1])
-    """
+    """Trains in this process alone, with or without a world around it."""
 
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together.
-
-        Args:
-            parts: As the user built them.
-            device: Where the model goes.
-            precision: What runs in half precision; nothing by default.
-        """
+        """Put the parts of a training program together."""
         return place(parts, device, precision)
 
     def agreeing_ranks(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:

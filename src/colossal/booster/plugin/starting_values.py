@@ -21,10 +21,6 @@ def share_values(module: nn.Module, mesh: ParallelMesh) -> None:
     Of a model that is built lazily, ranks only exchange what random numbers are drawn from: each makes, or reads from
     files, what it needs. Where ranks have built in different ways, all values are made, and sent.
 
-    Args:
-        module: What this rank has of the model, not yet divided.
-        mesh: The mesh.
-
     Communication: broadcast, tp, sp and dp, 5 KB for each random operation of lazy tensors, and the bytes of others;
     all_reduce, 16 bytes.
     """

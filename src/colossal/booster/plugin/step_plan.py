@@ -186,11 +186,7 @@ def _check(begin: Assembly) -> None:
 
 @final
 class _Traffic:
-    """What a rank sends in a step.
-
-    Args:
-        axes: The axes of the mesh that have several ranks.
-    """
+    """What a rank sends in a step."""
 
     def __init__(self, axes: Sequence[Axis]) -> None:
         self.sent, self.calls = dict.fromkeys(axes, 0), dict.fromkeys(axes, 0)

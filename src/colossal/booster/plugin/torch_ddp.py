@@ -27,11 +27,7 @@ _RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
 
 @dataclass(frozen=True)
 class DDPConfig:
-    """What `DistributedDataParallel` is told; see `TorchDDPPlugin`.
-
-    Raises:
-        ConfigError: `bucket_cap_mb` is not greater than 0.
-    """
+    """What `DistributedDataParallel` is told; see `TorchDDPPlugin`."""
 
     broadcast_buffers: bool = True
     bucket_cap_mb: float = 25
@@ -57,15 +53,7 @@ class DDPConfig:
         return {renamed.get(field.name, field.name): getattr(self, field.name) for field in changed}
 
     def replicate(self, model: nn.Module, group: ProcessGroup) -> DistributedDataParallel:
-        """Let ranks average the gradients of a model.
-
-        Args:
-            model: The same on all ranks.
-            group: The ranks.
-
-        Returns:
-            The model, in what reduces its gradients; open counters count that.
-        """
+        """Let ranks average the gradients of a model."""
         ddp = DistributedDataParallel(model, process_group=group, **self.keywords())
         if self.fp8_communication:
             check_equal_rounding(model.parameters())

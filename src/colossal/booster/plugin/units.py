@@ -13,18 +13,6 @@ def find_units(model: nn.Module, policy: Any, ignored: set[nn.Module]) -> list[n
 
     Parameters that several modules share must be gathered together: units that hold only some of the modules are
     dissolved into what surrounds them.
-
-    Args:
-        model: The model.
-        policy: One of FSDP1's policies, or None for the blocks of the model.
-        ignored: Modules that stay whole.
-
-    Returns:
-        The units, inner ones before outer ones.
-
-    Raises:
-        ConfigError: The policy is no policy.
-        UnsupportedError: The policy gives options to single modules.
     """
     chosen = set(_blocks_of(model) if policy is None else _obey(policy, model, ignored))
     inside_ignored = {inner for module in ignored for inner in module.modules()}

@@ -19,29 +19,17 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 @final
 @dataclass(frozen=True, kw_only=True)
 class ZeroOptions:
-    """The precision, and how data-parallel ranks share states and clip gradients.
+    """The precision, and how data-parallel ranks share states and clip gradients."""
 
-    Args:
-        plugin: Whose options these are.
-        precision: What the model is cast to: one of fp16, bf16, and fp32 for the dtype that it has; None for what
-            `in_precision` finds.
-        clipping: How gradients are clipped.
-        zero: How gradients travel, and where states are.
-        extra_dp_size: Number of blocks of ranks that hold the same shards.
-        cast_inputs: Cast what goes into the model, and what comes out of it.
-        verbose: Log each change of the loss scale.
-
-    Raises:
-        ConfigError: A value is outside its range.
-    """
-
-    plugin: str
+    plugin: str  # whose options these are
+    # what the model is cast to: one of fp16, bf16, and fp32 for the dtype that it has; None for what `in_precision`
+    # finds
     precision: str | None
-    clipping: Clipping
-    zero: ZeroConfig
-    extra_dp_size: int = 1
-    cast_inputs: bool = True
-    verbose: bool = False
+    clipping: Clipping  # how gradients are clipped
+    zero: ZeroConfig  # how gradients travel, and where states are
+    extra_dp_size: int = 1  # number of blocks of ranks that hold the same shards
+    cast_inputs: bool = True  # cast what goes into the model, and what comes out of it
+    verbose: bool = False  # log each change of the loss scale
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in _DTYPES:
@@ -66,14 +54,7 @@ class ZeroOptions:
         return self.clipping.max_norm
 
     def partition(self, mesh: ParallelMesh) -> Partition:
-        """Find the ranks that share states, and those that hold the same share.
-
-        Args:
-            mesh: The mesh in force.
-
-        Raises:
-            MeshError: The replicas do not divide the dp axis.
-        """
+        """Find the ranks that share states, and those that hold the same share."""
         size, in_eight_bits = mesh.size("dp"), self.zero.fp8_communication
         if self.extra_dp_size == 1:
             return Partition(mesh.group("dp"), in_eight_bits=in_eight_bits)
@@ -85,17 +66,7 @@ class ZeroOptions:
         return Partition(*mesh.blocks("dp", size // self.extra_dp_size), in_eight_bits=in_eight_bits)
 
     def in_precision(self, chosen: MixedPrecision | None) -> Self:
-        """Take the precision of the Booster, or of the plugin, or fp16.
-
-        Args:
-            chosen: The precision of the Booster.
-
-        Returns:
-            The options with that precision.
-
-        Raises:
-            ConfigError: Both were chosen, and they differ.
-        """
+        """Take the precision of the Booster, or of the plugin, or fp16."""
         if chosen is not None and self.precision not in (None, chosen.name):
             raise ConfigError(
                 "One of the Booster and the plugin chooses the precision. Found "

@@ -22,24 +22,15 @@ _GROWTH = 4
 @final
 @dataclass(frozen=True)
 class Case:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: What is computed.
-        parallelism: How it is divided: ``"none"``, ``"data"`` or ``"tensor"`` and the mode.
-        size: Number of ranks.
-        batch_per_rank: Samples that a rank has its share in: those of a data-parallel rank, or of all tensor-parallel
-            ones.
-        flops: Floating-point operations of a step, on all ranks together.
-        prepare: Builds what is measured on this rank.
-    """
-
-    name: str
-    parallelism: str
-    size: int
+    name: str  # what is computed
+    parallelism: str  # how it is divided: ``"none"``, ``"data"`` or ``"tensor"`` and the mode
+    size: int  # number of ranks
+    # samples that a rank has its share in: those of a data-parallel rank, or of all tensor-parallel ones
     batch_per_rank: int
-    flops: float
-    prepare: Prepare
+    flops: float  # floating-point operations of a step, on all ranks together
+    prepare: Prepare  # builds what is measured on this rank
 
     @property
     def batch_size(self) -> int:
@@ -99,14 +90,7 @@ FAMILIES: tuple[Callable[[Settings], Iterator[Case]], ...] = (
 
 
 def cases_of(settings: Settings) -> list[Case]:
-    """List the cases of a benchmark, in the order of the table.
-
-    Args:
-        settings: What was asked for.
-
-    Returns:
-        The cases; the same on all ranks.
-    """
+    """List the cases of a benchmark, in the order of the table."""
     return [case for family in FAMILIES for case in family(settings)]
 
 

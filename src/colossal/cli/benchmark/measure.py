@@ -14,50 +14,26 @@ _MEBI = 2**20
 @final
 @dataclass(frozen=True)
 class Result:
-    """One measured case.
+    """One measured case."""
 
-    Attributes:
-        case: What was computed.
-        parallelism: How it was divided.
-        ranks: Number of ranks.
-        batch_per_rank: Samples on each rank.
-        seconds: One step, the median; the slowest rank counts.
-        samples_per_second: Of all ranks together.
-        tflops: Floating-point operations in a second, of all ranks together, in 10^12.
-        memory_bytes: The most that a rank held.
-        sent_bytes: What a rank sent in a step, the most of all.
-    """
-
-    case: str
-    parallelism: str
-    ranks: int
-    batch_per_rank: int
-    seconds: float
-    samples_per_second: float
-    tflops: float
-    memory_bytes: int
-    sent_bytes: int
+    case: str  # what was computed
+    parallelism: str  # how it was divided
+    ranks: int  # number of ranks
+    batch_per_rank: int  # samples on each rank
+    seconds: float  # one step, the median; the slowest rank counts
+    samples_per_second: float  # of all ranks together
+    tflops: float  # floating-point operations in a second, of all ranks together, in 10^12
+    memory_bytes: int  # the most that a rank held
+    sent_bytes: int  # what a rank sent in a step, the most of all
 
 
 def measure_cases(settings: Settings, world_size: int) -> list[Result]:
-    """Measure every case that is made for this number of ranks.
-
-    Args:
-        settings: What was asked for.
-        world_size: Number of ranks of the world.
-
-    Returns:
-        The results, the same on all ranks.
-    """
+    """Measure every case that is made for this number of ranks."""
     return [_measure(settings, case) for case in cases_of(settings) if case.size == world_size]
 
 
 def measure_links(settings: LinkSettings) -> None:
-    """Measure the links of a mesh, and let rank 0 write the file.
-
-    Args:
-        settings: What was asked for.
-    """
+    """Measure the links of a mesh, and let rank 0 write the file."""
     from colossal.cluster import ParallelMesh, measure_link_cost
 
     mesh = ParallelMesh(**settings.shape)  # type: ignore[arg-type]

@@ -23,51 +23,30 @@ class _Plain:
 @final
 @dataclass(frozen=True)
 class Settings(_Plain):
-    """The model and the measurement of ``colossal benchmark``.
+    """The model and the measurement of ``colossal benchmark``."""
 
-    Attributes:
-        ranks: Largest number of ranks.
-        batch_size: Samples in a batch, of all ranks together.
-        seq_len: Length of a sample.
-        hidden_dim: Width of a layer.
-        layers: Number of blocks of two linear layers.
-        dtype: One of `DTYPES`.
-        device: ``"cpu"``, or an accelerator such as ``"cuda"``.
-        warmup_steps: Steps before the measured ones.
-        profile_steps: Measured steps.
-    """
-
-    ranks: int
-    batch_size: int
-    seq_len: int
-    hidden_dim: int
-    layers: int
-    dtype: str
-    device: str
-    warmup_steps: int
-    profile_steps: int
+    ranks: int  # largest number of ranks
+    batch_size: int  # samples in a batch, of all ranks together
+    seq_len: int  # length of a sample
+    hidden_dim: int  # width of a layer
+    layers: int  # number of blocks of two linear layers
+    dtype: str  # one of `DTYPES`
+    device: str  # ``"cpu"``, or an accelerator such as ``"cuda"``
+    warmup_steps: int  # steps before the measured ones
+    profile_steps: int  # measured steps
 
 
 @final
 @dataclass(frozen=True)
 class LinkSettings(_Plain):
-    """The mesh and the measurement of ``colossal benchmark --collectives``.
+    """The mesh and the measurement of ``colossal benchmark --collectives``."""
 
-    Attributes:
-        shape: The size of each axis, by its name.
-        ops: The operations.
-        sizes: Bytes.
-        seconds: How long to measure one operation with one size, about.
-        device: ``"cpu"``, or an accelerator such as ``"cuda"``.
-        output: The file to write.
-    """
-
-    shape: dict[str, int]
-    ops: list[str]
-    sizes: list[int]
-    seconds: float
-    device: str
-    output: str
+    shape: dict[str, int]  # the size of each axis, by its name
+    ops: list[str]  # the operations
+    sizes: list[int]  # bytes
+    seconds: float  # how long to measure one operation with one size, about
+    device: str  # ``"cpu"``, or an accelerator such as ``"cuda"``
+    output: str  # the file to write
 
     def arguments(self) -> dict[str, Any]:
         """Return what `measure_link_cost` takes beside the mesh."""

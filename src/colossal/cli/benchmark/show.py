@@ -10,22 +10,12 @@ _LEFT = ("case", "parallelism", "axis", "operation")
 
 
 def show_cases(results: Sequence[Result], title: str) -> None:
-    """Print the measured cases.
-
-    Args:
-        results: What was measured.
-        title: What the numbers belong to.
-    """
+    """Print the measured cases."""
     _show(title, [columns_of(result, list(results)) for result in results])
 
 
 def show_links(costs: LinkCost, title: str) -> None:
-    """Print the measured links.
-
-    Args:
-        costs: What was measured.
-        title: What the numbers belong to.
-    """
+    """Print the measured links."""
     _show(title, list(_link_rows(costs)))
 
 

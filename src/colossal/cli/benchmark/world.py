@@ -27,19 +27,7 @@ def outer_world_size() -> int | None:
 
 
 def run_cases(settings: Settings, sizes: Sequence[int], timeout_seconds: float) -> list[Result] | None:
-    """Measure the cases for each number of ranks.
-
-    Args:
-        settings: What was asked for.
-        sizes: The numbers of ranks, in this order; ignored in the world of a launcher.
-        timeout_seconds: How long each number may take.
-
-    Returns:
-        The results; None on all ranks of a launcher but the first.
-
-    Raises:
-        BenchmarkError: A rank failed, or it took too long.
-    """
+    """Measure the cases for each number of ranks."""
     if outer_world_size() is not None:
         mesh = _join(settings.device)
         results = measure_cases(settings, mesh)
@@ -52,18 +40,7 @@ def run_cases(settings: Settings, sizes: Sequence[int], timeout_seconds: float) 
 
 
 def run_links(settings: LinkSettings, timeout_seconds: float) -> bool:
-    """Measure the links of a mesh and write the file.
-
-    Args:
-        settings: What was asked for.
-        timeout_seconds: How long it may take.
-
-    Returns:
-        Whether this process shows the result: not on all ranks of a launcher but the first.
-
-    Raises:
-        BenchmarkError: A rank failed, or it took too long.
-    """
+    """Measure the links of a mesh and write the file."""
     if outer_world_size() is not None:
         _join(settings.device)
         measure_links(settings)

@@ -12,17 +12,11 @@ TITLE = "kernels"
 @final
 @dataclass(frozen=True)
 class Kernel:
-    """A fast implementation.
+    """A fast implementation."""
 
-    Attributes:
-        name: What it computes.
-        fallback: What is used without it.
-        trial: Runs it once on the device in use and says what ran; raises if it is not there.
-    """
-
-    name: str
-    fallback: str
-    trial: Callable[[], str]
+    name: str  # what it computes
+    fallback: str  # what is used without it
+    trial: Callable[[], str]  # runs it once on the device in use and says what ran; raises if it is not there
 
     def row(self) -> Row:
         """Try it."""

@@ -14,23 +14,14 @@ Status = Literal["ok", "note", "problem", "skipped"]
 @final
 @dataclass(frozen=True)
 class Row:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        section: The group that it belongs to.
-        name: What was looked at; unique in its section.
-        status: How it is.
-        found: What was found, for people.
-        value: The same for programs: a number, a text, a truth value, a list of texts or None.
-        advice: What to do about it; None if it is fine.
-    """
-
-    section: str
-    name: str
-    status: Status
-    found: str
-    value: Any = None
-    advice: str | None = None
+    section: str  # the group that it belongs to
+    name: str  # what was looked at; unique in its section
+    status: Status  # how it is
+    found: str  # what was found, for people
+    value: Any = None  # the same for programs: a number, a text, a truth value, a list of texts or None
+    advice: str | None = None  # what to do about it; None if it is fine
 
 
 @final

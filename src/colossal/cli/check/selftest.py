@@ -26,19 +26,12 @@ _ADVICE = {
 @final
 @dataclass(frozen=True)
 class SelfTest:
-    """A self test on one kind of device.
+    """A self test on one kind of device."""
 
-    Attributes:
-        device: ``"cpu"``, or an accelerator such as ``"cuda"``.
-        size: Number of ranks.
-        timeout_seconds: How long the ranks may take.
-        module: What each rank runs.
-    """
-
-    device: str
-    size: int
-    timeout_seconds: float
-    module: str = RANK
+    device: str  # ``"cpu"``, or an accelerator such as ``"cuda"``
+    size: int  # number of ranks
+    timeout_seconds: float  # how long the ranks may take
+    module: str = RANK  # what each rank runs
 
     @property
     def title(self) -> str:

@@ -12,11 +12,7 @@ _PLAIN_MARKS = _MARKS | {"ok": "+", "problem": "x"}
 
 
 def show(report: Report) -> None:
-    """Print a report.
-
-    Args:
-        report: What was found.
-    """
+    """Print a report."""
     if sys.stdout.isatty():
         _show_table(report)
     else:

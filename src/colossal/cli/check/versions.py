@@ -20,19 +20,12 @@ TESTED_TORCH = "2.13.0"
 @final
 @dataclass(frozen=True)
 class Package:
-    """A package that the library uses.
+    """A package that the library uses."""
 
-    Attributes:
-        name: As pip knows it.
-        least: The oldest version that is supported.
-        extra: The extra that brings it; None if the library cannot do without it.
-        purpose: What is missing without it.
-    """
-
-    name: str
-    least: str
-    extra: str | None
-    purpose: str
+    name: str  # as pip knows it
+    least: str  # the oldest version that is supported
+    extra: str | None  # the extra that brings it; None if the library cannot do without it
+    purpose: str  # what is missing without it
 
 
 PACKAGES = (

@@ -107,11 +107,7 @@ class Options:
     arguments: Sequence[str]
 
     def hosts(self) -> tuple[Host, ...]:
-        """Return the chosen hosts: this machine if none is named.
-
-        Raises:
-            ConfigError: Both ways of naming hosts are used, or a choice is made from no hosts.
-        """
+        """Return the chosen hosts: this machine if none is named."""
         if self.host is not None and self.hostfile is not None:
             raise ConfigError("The hosts stand in one place. Found both --host and --hostfile. Drop one.")
         if self.host is not None:
@@ -125,11 +121,7 @@ class Options:
         return (Host("localhost"),)
 
     def job(self, num_nodes: int) -> Job:
-        """Return what is to run on that many nodes.
-
-        Raises:
-            ConfigError: An option cannot be read.
-        """
+        """Return what is to run on that many nodes."""
         return Job(
             program=self.program,
             arguments=self.arguments,

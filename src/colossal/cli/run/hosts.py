@@ -42,11 +42,7 @@ class Host:
 
 
 def parse_host(text: str, slots: int | None = None) -> Host:
-    """Read ``host``, ``user@host``, ``host:port`` or all three; an IPv6 address with a port stands in brackets.
-
-    Raises:
-        ConfigError: The text is none of these.
-    """
+    """Read ``host``, ``user@host``, ``host:port`` or all three; an IPv6 address with a port stands in brackets."""
     text = text.strip()
     match = _BARE_V6.fullmatch(text) or _ENTRY.fullmatch(text)
     if match is None:
@@ -62,11 +58,7 @@ def parse_host(text: str, slots: int | None = None) -> Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Read hosts with commas between them.
-
-    Raises:
-        ConfigError: An entry is no host, stands there twice, or there is none.
-    """
+    """Read hosts with commas between them."""
     entries = [entry for entry in text.split(",") if entry.strip()]
     if not entries:
         raise ConfigError("--host names at least one machine. Found none. Write for example --host node1,node2.")
@@ -74,11 +66,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: str | Path) -> tuple[Host, ...]:
-    """Read a file with one host a line: ``user@host:port slots=4  # comment``, of which only the host is needed.
-
-    Raises:
-        ConfigError: The file cannot be read or names no host, or a line is wrong; the message has its number.
-    """
+    """Read a file with one host a line: ``user@host:port slots=4  # comment``, of which only the host is needed."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -129,11 +117,7 @@ def _without_duplicates(hosts: Iterable[Host], where: str) -> tuple[Host, ...]:
 def select(
     hosts: tuple[Host, ...], include: str | None = None, exclude: str | None = None, num_nodes: int | None = None
 ) -> tuple[Host, ...]:
-    """Choose from the hosts, in their order.
-
-    Raises:
-        ConfigError: Both lists are given, one names an unknown host, or too few hosts are left.
-    """
+    """Choose from the hosts, in their order."""
     if include is not None and exclude is not None:
         raise ConfigError(
             "Either the wanted hosts are named or the unwanted ones. Found both --include and --exclude. Drop one."

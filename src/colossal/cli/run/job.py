@@ -60,15 +60,7 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, rank: int, num_nodes: int, host: Host, meeting: Meeting, name: str) -> list[str]:
-        """Return the words that start torchrun on a node.
-
-        Args:
-            rank: The node's number.
-            num_nodes: How many nodes there are.
-            host: The node.
-            meeting: Where the nodes meet.
-            name: The node's own name or address, as the others see it.
-        """
+        """Return the words that start torchrun on a node."""
         nproc = self.nproc_per_node or str(host.slots or 1)
         words = [self.python, "-m", "torch.distributed.run", f"--nnodes={num_nodes}", f"--nproc_per_node={nproc}"]
         words += self._meet(rank, num_nodes, meeting, name)
@@ -88,11 +80,7 @@ class Job:
 
 
 def parse_extra(texts: Iterable[str], num_nodes: int) -> dict[str, str | None]:
-    """Read more arguments of torchrun: ``"max_restarts=3,no_python"`` is ``--max_restarts=3 --no_python``.
-
-    Raises:
-        ConfigError: An argument is decided by an option of `colossal run`, or cannot be read.
-    """
+    """Read more arguments of torchrun: ``"max_restarts=3,no_python"`` is ``--max_restarts=3 --no_python``."""
     found: dict[str, str | None] = {}
     for part in (part.strip() for text in texts for part in text.split(",")):
         if not part:
@@ -118,11 +106,7 @@ def parse_extra(texts: Iterable[str], num_nodes: int) -> dict[str, str | None]:
 
 
 def parse_environment(texts: Iterable[str], own: Mapping[str, str]) -> dict[str, str]:
-    """Return what a node's processes get: variables known to matter, and those asked for as NAME or NAME=VALUE.
-
-    Raises:
-        ConfigError: A name is none, or stands for a variable that is not set here.
-    """
+    """Return what a node's processes get: variables known to matter, and those asked for as NAME or NAME=VALUE."""
     found = {name: value for name, value in own.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)}
     for text in texts:
         match = _VARIABLE.fullmatch(text)
@@ -139,11 +123,7 @@ def parse_environment(texts: Iterable[str], own: Mapping[str, str]) -> dict[str,
 
 
 def parse_nproc(text: str | None) -> str | None:
-    """Check the number of processes of a node, or torchrun's words for it.
-
-    Raises:
-        ConfigError: It is neither.
-    """
+    """Check the number of processes of a node, or torchrun's words for it."""
     if text is None or text in {"auto", "cpu", "gpu", "xpu"} or re.fullmatch(r"[1-9]\d*", text):
         return text
     raise ConfigError(
@@ -159,9 +139,6 @@ def choose_meeting(
 
     The first host is node 0, unless the address is the name of another one: then that one is. Its name is where the
     nodes meet, unless an address is given; None stands for what SSH's configuration says about the first host.
-
-    Raises:
-        ConfigError: The others cannot find the first node under its name.
     """
     ordered = tuple(sorted(hosts, key=lambda host: host.name != address))
     if len(ordered) == 1 and ordered[0].is_local:

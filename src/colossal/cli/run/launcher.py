@@ -27,11 +27,7 @@ _BROKEN_PIPE_STATUS = 128 + signal.SIGPIPE
 
 
 def connect(nodes: Sequence[Node]) -> None:
-    """Reach all nodes at once.
-
-    Raises:
-        LaunchError: Some cannot be reached; the message has the reason of each.
-    """
+    """Reach all nodes at once."""
     with ThreadPoolExecutor(min(len(nodes), 64)) as pool:
         reasons = list(pool.map(_try_to_open, nodes))
     failed = [f"  {node.label}: {reason}" for node, reason in zip(nodes, reasons, strict=True) if reason]

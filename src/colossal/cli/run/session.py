@@ -51,11 +51,7 @@ class Session:
         return f"{self._connection.user}@{self._connection.host}:{self._connection.port}"
 
     def open(self) -> None:
-        """Connect, check the host's key, prove who we are, and start the supervisor's Python.
-
-        Raises:
-            LaunchError: One of these failed.
-        """
+        """Connect, check the host's key, prove who we are, and start the supervisor's Python."""
         _check_host_keys(self._connection)
         settings = {"banner_timeout": self._timeout, "auth_timeout": self._timeout}
         self._connection.connect_kwargs.update(settings)

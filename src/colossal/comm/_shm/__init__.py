@@ -28,26 +28,7 @@ from colossal.errors import UnsupportedError
 def create(options: Any, _: object = None) -> SharedMemoryGroup:
     """Make a group; torch.distributed calls this for ``backend="shm"``.
 
-    Args:
-        options: torch's: store, rank, size, timeout and global ranks.
-
-    Returns:
-        The group.
-
-    Raises:
-        UnsupportedError: The ranks are on several hosts, the library cannot be built, or there is no memory; on all
-            ranks alike.
-
     Communication: every rank writes to the store and reads what the others wrote.
-
-    Example:
-        >>> import torch
-        >>> import colossal  # registers the backend
-        >>> from torch import distributed as dist
-        >>> dist.init_process_group("shm", store=dist.HashStore(), rank=0, world_size=1)
-        >>> dist.get_backend()
-        'shm'
-        >>> dist.destroy_process_group()
     """
     rank, store = options.group_rank, options.store
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
@@ -55,19 +36,7 @@ def create(options: Any, _: object = None) -> SharedMemoryGroup:
 
 
 def make_engine(store: dist.Store, rank: int, global_ranks: Sequence[int]) -> Engine:
-    """Open this rank's end of new shared memory.
-
-    Args:
-        store: Where the ranks of this group find each other, and no other group does.
-        rank: This process's rank in the group.
-        global_ranks: Rank in the world of each rank of the group.
-
-    Returns:
-        The engine.
-
-    Raises:
-        UnsupportedError: As in `create`.
-    """
+    """Open this rank's end of new shared memory."""
     problem, num_bytes, size = "", 0, len(global_ranks)
     try:
         library = functions()

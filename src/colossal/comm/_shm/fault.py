@@ -43,19 +43,7 @@ def explain(
     seconds: float,
     collective: IntEnum | None,
 ) -> CommunicationError:
-    """Put a fault into words.
-
-    Args:
-        kind: The reason.
-        detail: What is known of it.
-        global_ranks: The rank in the world of each rank of the group.
-        pids: Process identifier of each rank of the group.
-        seconds: The timeout of the wait that ended.
-        collective: What was waited for; None for a message.
-
-    Returns:
-        The error to raise.
-    """
+    """Put a fault into words."""
     needed = "A message needs both its ranks" if collective is None else "A collective needs all ranks of its group"
     found = _found(kind, detail, global_ranks, pids)
     if kind is FaultKind.MISMATCH:

@@ -48,12 +48,6 @@ class SharedMemoryGroup(_ProcessGroup):
 
     Every rank gets the same bits: a number is reduced in the order of the ranks, and half precision in single. Against
     gloo, which adds in another order, sums differ by the rounding of one order of additions.
-
-    Args:
-        store: Where the ranks of this group find each other.
-        engine: This rank's end of the shared memory.
-        timeout: How long a wait may take.
-        name: The name under which torch keeps this group.
     """
 
     def __init__(self, store: dist.Store, engine: Engine, timeout: timedelta, name: str = "") -> None:

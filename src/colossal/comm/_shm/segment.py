@@ -31,21 +31,7 @@ class _Offer:
 
 
 def share(store: dist.Store, rank: int, size: int, num_bytes: int, problem: str = "") -> tuple[int, list[int]]:
-    """Get memory that all ranks see, full of zeros.
-
-    Args:
-        store: Where the ranks of this group find each other, and no other group does.
-        rank: This process's rank in the group.
-        size: Number of ranks.
-        num_bytes: How much memory.
-        problem: Why this rank cannot take part, if it already knows.
-
-    Returns:
-        A descriptor of the memory, which the caller closes, and the process identifier of each rank.
-
-    Raises:
-        UnsupportedError: The ranks are on several hosts, or the memory could not be had; on all ranks alike.
-    """
+    """Get memory that all ranks see, full of zeros."""
     # A group may be made again under a name that it had before: what was said then is still in the store.
     store = dist.PrefixStore(f"{store.add(f'rounds{rank}', 1)}", store)
     descriptor, offer = -1, _Offer(host=_host(), pid=os.getpid(), problem=problem)

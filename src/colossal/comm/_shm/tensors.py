@@ -97,12 +97,7 @@ def part_addresses(tensor: _Tensor, lengths: Sequence[int]) -> list[int]:
 
 @final
 class Written:
-    """Lets others write to a tensor: to itself, or to a dense copy that is copied back at the end.
-
-    Args:
-        tensor: The tensor.
-        clear_of: Tensors that are read meanwhile, and must not overlap with what is written.
-    """
+    """Lets others write to a tensor: to itself, or to a dense copy that is copied back at the end."""
 
     def __init__(self, tensor: _Tensor, clear_of: _Tensors = ()) -> None:
         self._tensor = self._dense = checked(tensor)

@@ -24,15 +24,7 @@ class _Step(ctypes.Structure):
 
 
 def on_cpu() -> Runner:
-    """Return the kernel for tensors in host memory.
-
-    Returns:
-        Takes the lists of tensors, the step and the number of threads, of which 0 means as many as torch uses. A fourth
-        argument holds it to portable code (0) or AVX2 (1).
-
-    Raises:
-        UnsupportedError: It cannot be built here.
-    """
+    """Return the kernel for tensors in host memory."""
     function = library("cpu/adam").colossal_adam
     function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)
     function.restype = None
@@ -46,15 +38,7 @@ def on_cpu() -> Runner:
 
 
 def on_cuda() -> Runner:
-    """Return the kernel for tensors on a GPU of NVIDIA, after a trial on the one in use.
-
-    Returns:
-        Takes the lists of tensors, the step, and a number that has no meaning here. Work is only enqueued, on the
-        current stream.
-
-    Raises:
-        UnsupportedError: It cannot be built here, or the device does not run it.
-    """
+    """Return the kernel for tensors on a GPU of NVIDIA, after a trial on the one in use."""
     launch = launcher(library("cuda/adam"))
 
     def run(columns: Columns, step: AdamStep, _num_threads: int = 0) -> None:
@@ -67,15 +51,7 @@ def on_cuda() -> Runner:
 
 
 def launcher(built: ctypes.CDLL) -> Callable[[Columns, AdamStep, int, int], None]:
-    """Return the function of a library that was built from ``cuda/adam``.
-
-    Args:
-        built: The library.
-
-    Returns:
-        Takes the lists of tensors, the step, the number of the device and the address of a stream; raises
-        `UnsupportedError` if the device refuses.
-    """
+    """Return the function of a library that was built from ``cuda/adam``."""
     function = built.colossal_adam
     function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
     function.restype = ctypes.c_char_p

@@ -76,9 +76,6 @@ def runner_of(device: str) -> Runner:
     """Return what computes a step on a type of device: own code, or torch's where that cannot be built.
 
     It stays so for the life of the process; the logger ``colossal`` says once why it is torch's.
-
-    Args:
-        device: The type of the device.
     """
     from colossal.kernel.adam import native, reference  # what only checkpoints do needs neither
 

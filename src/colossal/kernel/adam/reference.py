@@ -11,21 +11,7 @@ _TEMPORARY_ELEMENTS = 1 << 24
 
 
 def reference_adam_step(tensors: Sequence[AdamTensors], step: AdamStep) -> None:
-    """Do what `adam_step` does, an operation after the other.
-
-    Args:
-        tensors: The parameters, with all that belongs to them.
-        step: The numbers of the step.
-
-    Example:
-        >>> import torch
-        >>> from colossal.kernel import AdamStep, AdamTensors
-        >>> from colossal.kernel.adam.reference import reference_adam_step
-        >>> tensors = AdamTensors(torch.ones(1), torch.ones(1), torch.zeros(1), torch.zeros(1))
-        >>> reference_adam_step([tensors], AdamStep(step=1, lr=0.5))
-        >>> tensors.param
-        tensor([0.5000])
-    """
+    """Do what `adam_step` does, an operation after the other."""
     beta1, beta2 = step.betas
     for one in tensors:
         param, grad = one.param.detach().float(), one.grad.float() * step.grad_scale
@@ -43,23 +29,12 @@ def reference_adam_step(tensors: Sequence[AdamTensors], step: AdamStep) -> None:
 
 
 def run_reference(columns: Columns, step: AdamStep, _num_threads: int) -> None:
-    """Run the reference on lists of tensors, on any device.
-
-    Args:
-        columns: The lists.
-        step: The numbers of the step.
-    """
+    """Run the reference on lists of tensors, on any device."""
     reference_adam_step(rows_of(columns), step)
 
 
 def run_fused(columns: Columns, step: AdamStep, num_threads: int) -> None:
-    """Run the update that torch has fused, with passes before and behind for what it does not do.
-
-    Args:
-        columns: The lists of tensors.
-        step: The numbers of the step.
-        num_threads: Handed on to where torch has nothing fused.
-    """
+    """Run the update that torch has fused, with passes before and behind for what it does not do."""
     if not step.bias_correction:  # torch's always corrects
         run_reference(columns, step, num_threads)
         return
@@ -98,11 +73,7 @@ def _run_fused(tensors: Sequence[AdamTensors], step: AdamStep) -> None:
 
 
 def rows_of(columns: Columns) -> list[AdamTensors]:
-    """Return what belongs to each parameter.
-
-    Args:
-        columns: The lists of tensors.
-    """
+    """Return what belongs to each parameter."""
     return [AdamTensors(*row) for row in zip(*filter(len, columns), strict=True)]
 
 

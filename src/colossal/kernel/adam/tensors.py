@@ -47,15 +47,7 @@ class AdamTensors:
 
 
 def check(columns: Columns) -> None:
-    """Refuse tensors that a kernel, which knows addresses only, would take for something else.
-
-    Args:
-        columns: The lists of tensors.
-
-    Raises:
-        ShapeError: The lists differ in length, or tensors that belong together differ in size or device, or are not
-            contiguous, or have a type that the kernels do not know.
-    """
+    """Refuse tensors that a kernel, which knows addresses only, would take for something else."""
     lengths = [len(column) for column in columns]
     if lengths[:4] != lengths[:1] * 4 or lengths[4] not in (0, lengths[0]):
         raise ShapeError(

@@ -28,15 +28,10 @@ _EFFICIENT_ROWS = 32  # the logarithms of memory-efficient attention are padded 
 @final
 @dataclass
 class Partial:
-    """The attention of queries to the keys that have been seen so far.
+    """The attention of queries to the keys that have been seen so far."""
 
-    Args:
-        out: (batch, heads, queries, features), in float32 or float64.
-        lse: The logarithm of the sum of exponentials of each query, (batch, heads, queries).
-    """
-
-    out: torch.Tensor
-    lse: torch.Tensor
+    out: torch.Tensor  # (batch, heads, queries, features), in float32 or float64
+    lse: torch.Tensor  # the logarithm of the sum of exponentials of each query, (batch, heads, queries)
 
     @classmethod
     def nothing(cls, query: torch.Tensor) -> "Partial":
@@ -46,13 +41,7 @@ class Partial:
         return cls(torch.zeros_like(query, dtype=dtype), lse)
 
     def add(self, rows: slice, out: torch.Tensor, lse: torch.Tensor) -> None:
-        """Take in the attention to more keys.
-
-        Args:
-            rows: The queries.
-            out: Their attention to these keys.
-            lse: The logarithms of their sums.
-        """
+        """Take in the attention to more keys."""
         before = self.lse[:, :, rows]
         total = torch.logaddexp(before, lse.to(before.dtype))
         known = total.masked_fill(total.isneginf(), 0)  # a query that has seen no key yet has an output of zero
@@ -69,19 +58,7 @@ def attend(
     is_causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the attention of some queries to some keys.
-
-    Args:
-        query: (batch, heads, queries, features).
-        key: (batch, heads, keys, features).
-        value: (batch, heads, keys, features).
-        scale: Factor of products of queries and keys.
-        is_causal: Whether query i sees keys 0 to i only.
-        mask: True for what is seen; it broadcasts to (batch, heads, queries, keys).
-
-    Returns:
-        The output, and the logarithm of each query's sum of exponentials; minus infinity for one that sees no key.
-    """
+    """Compute the attention of some queries to some keys."""
     if mask is None and query.is_cpu:
         return _ATEN._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, scale=scale)  # noqa: SLF001 (see the note)
     if mask is None and (kernel := _choose(query, key, value, is_causal)):
@@ -103,22 +80,7 @@ def attend_backward(
     is_causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute what some keys contribute to the gradients.
-
-    Args:
-        grad: Of the output of all keys.
-        query: See `attend`, as are the keys and values.
-        key: These keys.
-        value: Their values.
-        out: The output of all keys.
-        lse: The logarithm of each query's sum over all keys.
-        scale: See `attend`.
-        is_causal: See `attend`.
-        mask: See `attend`.
-
-    Returns:
-        The gradients of query, key and value; that of the query is a summand.
-    """
+    """Compute what some keys contribute to the gradients."""
     if mask is None and query.is_cpu:
         backward = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001 (see the note)
         return backward(grad, query, key, value, out, lse, 0.0, is_causal, scale=scale)

@@ -211,15 +211,7 @@ class _Ring:
     def turn(
         self, pair: torch.Tensor, grads: torch.Tensor | None = None
     ) -> Iterator[tuple[int, torch.Tensor, _Back | None]]:
-        """Let keys and values go round.
-
-        Args:
-            pair: This rank's.
-            grads: Where their gradients are added up, if these go round as well; they come `home` at the end.
-
-        Yields:
-            Whose keys are here, the keys and values, and where their gradient goes.
-        """
+        """Let keys and values go round."""
         source = rank = self._channel.rank
         back = None if grads is None else _Back(grads)
         for step in range(self._channel.size):

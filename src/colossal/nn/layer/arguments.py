@@ -13,22 +13,7 @@ Initializer = Callable[..., Any]
 
 
 def check_types(layer: object, *, dtype: Any, device: Any, switches: Mapping[str, Any]) -> None:
-    """Refuse a value that stands at the place of another argument, which torch or Python would silently accept.
-
-    Args:
-        layer: The layer, for its name.
-        dtype: What stands for the dtype.
-        device: What stands for the device.
-        switches: What stands for the arguments that are True or False, by their names.
-
-    Raises:
-        ConfigError: A value has the type of another argument.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.layer.arguments import check_types
-        >>> check_types(torch.nn.Linear(1, 1), dtype=torch.float16, device="cpu", switches={"bias": True})
-    """
+    """Refuse a value that stands at the place of another argument, which torch or Python would silently accept."""
     wanted = {switch: (isinstance(value, int), value, "True or False") for switch, value in switches.items()}
     wanted["dtype"] = dtype is None or isinstance(dtype, torch.dtype), dtype, "a torch.dtype"
     is_device = isinstance(device, (str, int, torch.device)) and not isinstance(device, bool)
@@ -58,22 +43,6 @@ def initialize(fill: Initializer, tensor: torch.Tensor, fans: tuple[int, int]) -
 
     One with parameters named `fan_in` or `fan_out` gets those by their names, one that requires three values gets all
     of them in this order, any other the tensor alone.
-
-    Args:
-        fill: The initializer.
-        tensor: The full parameter.
-        fans: Features before and after the layer, of the full weight.
-
-    Raises:
-        ConfigError: It requires other arguments.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.layer.arguments import initialize
-        >>> weight = torch.zeros(1)
-        >>> initialize(lambda tensor, fan_in, fan_out: tensor.fill_(fan_in + fan_out), weight, (2, 3))
-        >>> weight
-        tensor([5.])
     """
     try:
         parameters = inspect.signature(fill).parameters.values()

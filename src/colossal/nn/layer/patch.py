@@ -172,23 +172,7 @@ class PatchEmbedding(ParallelLayer):
 
 @final
 class Patches(torch.nn.Conv2d):
-    """The serial module that a `PatchEmbedding` is made from, and makes.
-
-    Args:
-        img_size: Height and width of the images, in pixels.
-        patch_size: Height and width of a patch.
-        in_chans: Channels of the images.
-        embed_size: Features of the tokens.
-        flatten: Whether it makes a sequence of tokens.
-        device: Of the parameters.
-        dtype: Of the parameters.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.layer.patch import Patches
-        >>> Patches(8, 4, 1, 16)(torch.ones(2, 1, 8, 8)).shape
-        torch.Size([2, 5, 16])
-    """
+    """The serial module that a `PatchEmbedding` is made from, and makes."""
 
     def __init__(
         self,
@@ -212,14 +196,7 @@ class Patches(torch.nn.Conv2d):
             torch.nn.init.trunc_normal_(self.pos_embed, std=_POSITION_STD, a=-2 * _POSITION_STD, b=2 * _POSITION_STD)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (the name in torch.nn.Conv2d)
-        """Make tokens of images.
-
-        Args:
-            input: (images, channels, height, width).
-
-        Returns:
-            (images, 1 + patches, features); or (images, features, rows, columns).
-        """
+        """Make tokens of images."""
         found = super().forward(input)
         if self.cls_token is None or self.pos_embed is None:
             return found

@@ -16,19 +16,12 @@ MEANS = ("exp_avg", "exp_avg_sq")
 
 @final
 class Held(NamedTuple):
-    """A parameter, or some elements of it, with its means.
+    """A parameter, or some elements of it, with its means."""
 
-    Args:
-        param: The parameter.
-        exp_avg: The mean of its gradients.
-        exp_avg_sq: The mean of their squares.
-        part: Which elements of the parameter they are of, counted in its memory; None for all.
-    """
-
-    param: torch.Tensor
-    exp_avg: torch.Tensor
-    exp_avg_sq: torch.Tensor
-    part: slice | None = None
+    param: torch.Tensor  # the parameter
+    exp_avg: torch.Tensor  # the mean of its gradients
+    exp_avg_sq: torch.Tensor  # the mean of their squares
+    part: slice | None = None  # which elements of the parameter they are of, counted in its memory; None for all
 
 
 @final
@@ -36,24 +29,13 @@ class AdamStates:
     """Makes the means of parameters, and hands them out for a step.
 
     They are on the device of the parameter; those on the CPU are cut from huge pages, or lie on a disk.
-
-    Args:
-        state: The state of the optimizer, in which they stand under the names that torch uses; without those on a disk.
-        disk: What keeps some of them on a disk; none by default.
     """
 
     def __init__(self, state: MutableMapping[torch.Tensor, Any], disk: StatesOnDisk | None = None) -> None:
         self._state, self._disk = state, disk
 
     def count(self, params: Sequence[torch.Tensor]) -> dict[torch.Tensor, int]:
-        """Count a step of each parameter, and make the state of those that have none.
-
-        Args:
-            params: The parameters to update.
-
-        Returns:
-            The number of the step of each, from 1.
-        """
+        """Count a step of each parameter, and make the state of those that have none."""
         self._make([param for param in params if not self._state.get(param)])
         steps = [self._state[param]["step"] for param in params]
         if steps:
@@ -61,14 +43,7 @@ class AdamStates:
         return {param: int(step) for param, step in zip(params, steps, strict=True)}
 
     def batches(self, params: Sequence[torch.Tensor]) -> Iterator[list[Held]]:
-        """Hand out the means, some parameters after others; what is written to them until the next batch is kept.
-
-        Args:
-            params: Parameters that were counted.
-
-        Yields:
-            Parameters with their means.
-        """
+        """Hand out the means, some parameters after others; what is written to them until the next batch is kept."""
         away = [param for param in params if self._is_away(param)]
         self.put_away(away)
         with closing(self._visit(away)) as visits:
@@ -79,11 +54,7 @@ class AdamStates:
             yield from visits
 
     def put_away(self, params: Sequence[torch.Tensor]) -> None:
-        """Bring means that somebody put into memory, such as a checkpoint, to the disk.
-
-        Args:
-            params: Parameters whose means belong there.
-        """
+        """Bring means that somebody put into memory, such as a checkpoint, to the disk."""
         for param in params:
             entry = self._state.get(param, {})
             if self._disk is not None and param in self._disk and MEANS[0] in entry:

@@ -104,14 +104,7 @@ class CheckedOptimizer(Optimizer, ABC):
 
 
 def evaluate(closure: Closure) -> Any:
-    """Call a closure with gradients.
-
-    Args:
-        closure: Computes the loss and its gradients, or None.
-
-    Returns:
-        What it returned.
-    """
+    """Call a closure with gradients."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -119,12 +112,5 @@ def evaluate(closure: Closure) -> Any:
 
 
 def dtype_of_state(param: torch.Tensor) -> torch.dtype:
-    """Tell what to compute with and keep for a parameter.
-
-    Args:
-        param: Any parameter.
-
-    Returns:
-        float64 for float64, else float32.
-    """
+    """Tell what to compute with and keep for a parameter."""
     return torch.float64 if param.dtype == torch.float64 else torch.float32

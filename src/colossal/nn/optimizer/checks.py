@@ -13,27 +13,14 @@ from colossal.errors import ConfigError, UnsupportedError
 @final
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a hyperparameter may be, or each of several.
+    """The numbers that a hyperparameter may be, or each of several."""
 
-    Args:
-        low: The least.
-        high: The number that all are below.
-        words: The same in words.
-    """
-
-    low: float
-    high: float
-    words: str
+    low: float  # the least
+    high: float  # the number that all are below
+    words: str  # the same in words
 
     def holds(self, value: Any) -> bool:
-        """Tell whether a value, or each of a sequence, is such a number.
-
-        Args:
-            value: A number, a tensor of one, or a sequence of them.
-
-        Returns:
-            Whether it is.
-        """
+        """Tell whether a value, or each of a sequence, is such a number."""
         if isinstance(value, Sequence) and not isinstance(value, str):
             return all(map(self.holds, value))
         if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -57,15 +44,7 @@ RANGES: Mapping[str, Range] = {
 
 
 def check_group(group: Mapping[str, Any]) -> None:
-    """Refuse hyperparameters and parameters that an optimizer cannot work with.
-
-    Args:
-        group: A group of an optimizer's parameters; None stands for a hyperparameter that is not used.
-
-    Raises:
-        ConfigError: A hyperparameter is out of its range.
-        UnsupportedError: A parameter is not of real floating-point numbers.
-    """
+    """Refuse hyperparameters and parameters that an optimizer cannot work with."""
     for name, allowed in RANGES.items():
         if group.get(name) is not None and not allowed.holds(group[name]):
             raise ConfigError(f"{name} is {allowed.words}. Found {group[name]!r}. Pass a number in that range.")
@@ -78,14 +57,7 @@ def check_group(group: Mapping[str, Any]) -> None:
 
 
 def check_grads(params: Iterable[torch.Tensor]) -> None:
-    """Refuse gradients that only hold some of their elements.
-
-    Args:
-        params: Parameters that have gradients.
-
-    Raises:
-        UnsupportedError: A gradient is sparse.
-    """
+    """Refuse gradients that only hold some of their elements."""
     for param in params:
         if param.grad is not None and param.grad.layout != torch.strided:
             raise UnsupportedError(
@@ -95,14 +67,5 @@ def check_grads(params: Iterable[torch.Tensor]) -> None:
 
 
 def refuse(option: str, value: object, instead: str) -> None:
-    """Refuse an option that is valid elsewhere and not built here.
-
-    Args:
-        option: Its name.
-        value: What was passed.
-        instead: What to do, as a sentence.
-
-    Raises:
-        UnsupportedError: Always.
-    """
+    """Refuse an option that is valid elsewhere and not built here."""
     raise UnsupportedError(f"This optimizer does not have {option} other than by default. Found {value!r}. {instead}")

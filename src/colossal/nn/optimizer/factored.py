@@ -11,27 +11,12 @@ Factors = tuple[torch.Tensor, torch.Tensor]
 
 
 def shapes_of_factors(placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tell how many rows and columns there are.
-
-    Args:
-        placement: That of a matrix.
-
-    Returns:
-        The shapes of its factors.
-    """
+    """Tell how many rows and columns there are."""
     return placement.shape[:-1], (*placement.shape[:-2], placement.shape[-1])
 
 
 def sums_of_squares(placement: Placement, local: torch.Tensor) -> list[torch.Tensor]:
-    """Add the squares of this rank's elements up, by row and by column.
-
-    Args:
-        placement: Where the elements are.
-        local: The elements.
-
-    Returns:
-        The sums; 0 for rows and columns that are elsewhere.
-    """
+    """Add the squares of this rank's elements up, by row and by column."""
     rows, columns = (local.new_zeros(shape) for shape in shapes_of_factors(placement))
     for region, box in placement.views(local):
         squares = box.square()
@@ -41,30 +26,13 @@ def sums_of_squares(placement: Placement, local: torch.Tensor) -> list[torch.Ten
 
 
 def blend(means: Factors, sums: list[torch.Tensor], kept: float, eps: float, placement: Placement) -> None:
-    """Move means of squares towards new ones, in place.
-
-    Args:
-        means: The means.
-        sums: The sums of the new squares over all ranks.
-        kept: The share that the means keep.
-        eps: Added to each square.
-        placement: That of the matrix.
-    """
+    """Move means of squares towards new ones, in place."""
     for mean, total, length in zip(means, sums, (placement.shape[-1], placement.shape[-2]), strict=True):
         mean.mul_(kept).add_(total / max(1, length) + eps, alpha=1 - kept)
 
 
 def divide_by_roots(placement: Placement, local: torch.Tensor, means: Factors) -> torch.Tensor:
-    """Divide by the roots of the means of squares.
-
-    Args:
-        placement: Where the elements are.
-        local: The elements.
-        means: The means by row and by column, of the whole matrix.
-
-    Returns:
-        The quotients, in memory of their own.
-    """
+    """Divide by the roots of the means of squares."""
     rows, columns = means
     of_rows, of_columns = (rows / rows.mean(-1, keepdim=True)).rsqrt(), columns.rsqrt()
     result = local.clone()
@@ -75,25 +43,10 @@ def divide_by_roots(placement: Placement, local: torch.Tensor, means: Factors) -
 
 
 def limit_rms(update: torch.Tensor, total_of_squares: torch.Tensor, placement: Placement, threshold: float) -> None:
-    """Scale an update so that the root of the mean of its squares is at most a threshold, in place.
-
-    Args:
-        update: This rank's part.
-        total_of_squares: The sum of squares over all ranks.
-        placement: That of the parameter.
-        threshold: The limit.
-    """
+    """Scale an update so that the root of the mean of its squares is at most a threshold, in place."""
     update.div_((rms(total_of_squares, placement) / threshold).clamp(min=1.0))
 
 
 def rms(total_of_squares: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """Take the root of the mean of squares.
-
-    Args:
-        total_of_squares: The sum of squares over all ranks.
-        placement: That of the parameter.
-
-    Returns:
-        A scalar.
-    """
+    """Take the root of the mean of squares."""
     return (total_of_squares / max(1, prod(placement.shape))).sqrt()

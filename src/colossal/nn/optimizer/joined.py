@@ -32,9 +32,6 @@ def run_joined(updates: Iterable[tuple[Placement, Sums]]) -> None:
 
     An update of a whole parameter is over before the next one begins, and no memory is taken for both.
 
-    Args:
-        updates: The placement of each parameter, and its update; in the same order on all ranks.
-
     Communication: all_reduce, the axes that cut the parameters, the bytes of the sums; one for each turn of the update.
     """
     waiting = []

@@ -19,21 +19,14 @@ _LARGEST_NORM = 10.0
 
 @dataclass(frozen=True)
 class _Rules:
-    """Where the LAMBs differ.
+    """Where the LAMBs differ."""
 
-    Args:
-        adapts: Whether the step depends on the norm of the parameter.
-        bias_correction: Whether the means are corrected for having begun at zero.
-        largest_norm: What the norm of a parameter is limited to.
-        averages_grads: Whether the gradient counts by what the share of the mean leaves to 1; if not, in full.
-        is_decoupled: Whether weight decay is added to the update; if not, to the gradient.
-    """
-
-    adapts: bool
-    bias_correction: bool
-    largest_norm: float = inf
+    adapts: bool  # whether the step depends on the norm of the parameter
+    bias_correction: bool  # whether the means are corrected for having begun at zero
+    largest_norm: float = inf  # what the norm of a parameter is limited to
+    # whether the gradient counts by what the share of the mean leaves to 1; if not, in full
     averages_grads: bool = True
-    is_decoupled: bool = True
+    is_decoupled: bool = True  # whether weight decay is added to the update; if not, to the gradient
 
 
 class LambBase(SummingOptimizer):

@@ -19,19 +19,12 @@ _PIECE_NUMEL = 1 << 21
 
 @final
 class Piece(NamedTuple):
-    """Some elements of a parameter, with their means.
+    """Some elements of a parameter, with their means."""
 
-    Args:
-        param: The parameter.
-        begin: The first element, counted in its memory.
-        end: The one behind the last.
-        means: exp_avg and exp_avg_sq of these elements; what is written to them goes to the disk.
-    """
-
-    param: torch.Tensor
-    begin: int
-    end: int
-    means: list[torch.Tensor]
+    param: torch.Tensor  # the parameter
+    begin: int  # the first element, counted in its memory
+    end: int  # the one behind the last
+    means: list[torch.Tensor]  # exp_avg and exp_avg_sq of these elements; what is written to them goes to the disk
 
 
 class _Cut(NamedTuple):
@@ -45,12 +38,7 @@ class _Cut(NamedTuple):
 
 @final
 class StatesOnDisk:
-    """Means that lie in files instead of in memory: those of a share of all parameters.
-
-    Args:
-        directory: Where the files are; each process has its own.
-        fraction: The share of all elements, of which the largest parameters that fit into it are chosen.
-    """
+    """Means that lie in files instead of in memory: those of a share of all parameters."""
 
     def __init__(self, directory: str | Path, fraction: float) -> None:
         self._directory, self._fraction = Path(directory), fraction
@@ -67,15 +55,7 @@ class StatesOnDisk:
         return sum(8 * local_of(param).numel() for param in self._places)
 
     def choose(self, params: Sequence[torch.Tensor]) -> None:
-        """Make room for the means of those parameters that are new, as zeros.
-
-        Args:
-            params: All parameters of the optimizer.
-
-        Raises:
-            ConfigError: The directory is gone, or has too little room.
-            UnsupportedError: A parameter is not in host memory, or not of at most 32 bits.
-        """
+        """Make room for the means of those parameters that are new, as zeros."""
         new = [param for param in params if param not in self._seen]
         self._seen.update(new)
         total, taken, chosen = sum(local_of(param).numel() for param in new), 0, []
@@ -104,18 +84,7 @@ class StatesOnDisk:
             first += numel
 
     def walk(self, params: Sequence[torch.Tensor], *, is_read_only: bool = False) -> Iterator[list[Piece]]:
-        """Visit the means of parameters, some pieces at a time; what is left in them is written back.
-
-        Args:
-            params: Some of those that lie here.
-            is_read_only: Leave the files as they are.
-
-        Yields:
-            Pieces, whose means are valid until the next turn.
-
-        Raises:
-            CheckpointError: Reading or writing failed.
-        """
+        """Visit the means of parameters, some pieces at a time; what is left in them is written back."""
         for number, store in enumerate(self._stores):
             wanted: dict[int, list[tuple[torch.Tensor, _Cut]]] = {}
             for param in (each for each in params if self._places[each][0] == number):
@@ -126,14 +95,7 @@ class StatesOnDisk:
                     yield [_piece(param, cut, means) for param, cut in wanted[entry]]
 
     def load(self, param: torch.Tensor) -> list[torch.Tensor]:
-        """Read the means of one parameter.
-
-        Args:
-            param: One that lies here.
-
-        Returns:
-            Its means, in memory of their own, in the shape of what is here of it.
-        """
+        """Read the means of one parameter."""
         means = [torch.empty(local_of(param).shape, dtype=torch.float32, device="cpu") for _ in range(2)]
         for (piece,) in self.walk([param], is_read_only=True):
             for mean, part in zip(means, piece.means, strict=True):
@@ -141,12 +103,7 @@ class StatesOnDisk:
         return means
 
     def store(self, param: torch.Tensor, means: Sequence[torch.Tensor]) -> None:
-        """Write the means of one parameter, such as those of a checkpoint.
-
-        Args:
-            param: One that lies here.
-            means: As `load` returns them.
-        """
+        """Write the means of one parameter, such as those of a checkpoint."""
         for (piece,) in self.walk([param]):
             for mean, part in zip(means, piece.means, strict=True):
                 part.copy_(mean.reshape(-1)[piece.begin : piece.end])
@@ -173,18 +130,7 @@ def _check(param: torch.Tensor) -> None:
 
 
 def disk_of(fraction: float, folder: str | None) -> StatesOnDisk | None:
-    """Find where a share of the means lies.
-
-    Args:
-        fraction: The share, from 0 to 1.
-        folder: Where their files are; that of temporary files by default.
-
-    Returns:
-        None for no share.
-
-    Raises:
-        ConfigError: The share is out of its range, or there is no such folder.
-    """
+    """Find where a share of the means lies."""
     if not 0.0 <= fraction <= 1.0:
         raise ConfigError(
             f"nvme_offload_fraction is a share, from 0 to 1. Found {fraction!r}. Pass 1.0 to have all of the state on "

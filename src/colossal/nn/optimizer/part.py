@@ -13,25 +13,7 @@ from colossal.tensor import Placement, copy_placement, is_dtensor, layout_of, lo
 
 @final
 class Part:
-    """What a rank has of a parameter that is being updated.
-
-    Args:
-        param: The parameter, which has a gradient.
-        group: Its group, with the hyperparameters.
-        state: Its state, which is filled.
-        placement: Where its elements are in the full parameter; by default what the parameter itself says.
-        index: Its number among those that are updated.
-
-    Attributes:
-        group: The hyperparameters.
-        placement: Where the elements are.
-        index: The number of the parameter, the same on all ranks.
-        grad: The gradient of these elements, in the precision of the state.
-        step: The number of this step, from 1.
-
-    Raises:
-        UnsupportedError: The gradient of a DTensor is placed otherwise than the parameter.
-    """
+    """What a rank has of a parameter that is being updated."""
 
     def __init__(
         self,
@@ -61,14 +43,7 @@ class Part:
         return self._own.to(self._dtype)
 
     def like_values(self, name: str) -> torch.Tensor:
-        """Find a state that has a number for each element here; zeros at first.
-
-        Args:
-            name: The name of the state.
-
-        Returns:
-            The state, to be changed in place.
-        """
+        """Find a state that has a number for each element here; zeros at first."""
         if name not in self._state:
             is_padded = self._own.numel() != local_of(self._param).numel()
             like = self._own if is_padded else self._param.detach()
@@ -78,26 +53,14 @@ class Part:
         return self._without_padding(self._state[name])
 
     def whole(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """Find a state that all ranks have in whole; zeros at first.
-
-        Args:
-            name: The name of the state.
-            shape: Its shape.
-
-        Returns:
-            The state, to be changed in place.
-        """
+        """Find a state that all ranks have in whole; zeros at first."""
         if name not in self._state:
             self._state[name] = torch.zeros(tuple(shape), dtype=self._dtype, device=self._own.device)
         self._widen(name)
         return self._state[name]
 
     def subtract(self, update: torch.Tensor) -> None:
-        """Take an update away from the values.
-
-        Args:
-            update: As `values`.
-        """
+        """Take an update away from the values."""
         self._own.sub_(update)
 
     def _widen(self, name: str) -> bool:

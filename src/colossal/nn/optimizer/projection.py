@@ -21,30 +21,14 @@ _SIDES = {
 @final
 @dataclass(frozen=True)
 class Projection:
-    """Orthonormal columns by which a matrix is multiplied on its left, and rows by which on its right.
+    """Orthonormal columns by which a matrix is multiplied on its left, and rows by which on its right."""
 
-    Args:
-        left: The columns, (rows of the matrix, rank); None to keep its rows.
-        right: The rows, (rank, columns of the matrix); None to keep its columns.
-    """
-
-    left: torch.Tensor | None
-    right: torch.Tensor | None
+    left: torch.Tensor | None  # the columns, (rows of the matrix, rank); None to keep its rows
+    right: torch.Tensor | None  # the rows, (rank, columns of the matrix); None to keep its columns
 
     @classmethod
     def of(cls, matrix: torch.Tensor, rank: int, proj_type: str) -> Self:
-        """Find the subspace in which most of a matrix lies.
-
-        Args:
-            matrix: A whole gradient.
-            rank: The number of dimensions.
-            proj_type: ``"left"``, ``"right"``, ``"full"`` for both, ``"std"`` for that of the shorter side, or
-                ``"reverse_std"`` for that of the longer one.
-
-        Returns:
-            The projection onto the leading singular vectors, whose signs a decomposition leaves open: the largest
-            element of each on the left is positive, lest rounding turns a direction around.
-        """
+        """Find the subspace in which most of a matrix lies."""
         is_left, is_right = sides_of(proj_type, tuple(matrix.shape))
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
         left, right = left[:, :rank], right[:rank]
@@ -52,27 +36,12 @@ class Projection:
         return cls(left * signs if is_left else None, right * signs.T if is_right else None)
 
     def shape_of(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Tell the shape of a projected matrix.
-
-        Args:
-            shape: That of the matrix.
-
-        Returns:
-            That of what `down` returns.
-        """
+        """Tell the shape of a projected matrix."""
         rows = shape[0] if self.left is None else self.left.shape[1]
         return rows, shape[1] if self.right is None else self.right.shape[0]
 
     def down(self, placement: Placement, local: torch.Tensor) -> torch.Tensor:
-        """Project what a rank has of a matrix.
-
-        Args:
-            placement: Where its elements are.
-            local: The elements.
-
-        Returns:
-            A summand of the projected matrix; the sum over all ranks is that of the whole one.
-        """
+        """Project what a rank has of a matrix."""
         low = local.new_zeros(self.shape_of(placement.shape))
         for box, left, right, place in self._steps(placement, local):
             moved = box if left is None else left.T @ box
@@ -80,16 +49,7 @@ class Projection:
         return low
 
     def up(self, placement: Placement, low: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Bring a projected matrix back.
-
-        Args:
-            placement: Where this rank's elements are.
-            low: The whole projected matrix.
-            like: This rank's elements of any such matrix.
-
-        Returns:
-            This rank's elements.
-        """
+        """Bring a projected matrix back."""
         local = torch.empty_like(like)
         for box, left, right, place in self._steps(placement, local):
             moved = low[place] if left is None else left @ low[place]
@@ -108,18 +68,7 @@ class Projection:
 
 
 def sides_of(proj_type: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
-    """Tell which sides of a matrix are projected.
-
-    Args:
-        proj_type: As `Projection.of` takes it.
-        shape: The shape of the matrix.
-
-    Returns:
-        Whether the left, and whether the right one.
-
-    Raises:
-        ConfigError: There is no such type.
-    """
+    """Tell which sides of a matrix are projected."""
     if proj_type not in _SIDES:
         raise ConfigError(f"proj_type is one of {', '.join(_SIDES)}. Found {proj_type!r}. Pass one of them.")
     return _SIDES[proj_type](shape)

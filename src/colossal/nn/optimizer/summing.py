@@ -47,12 +47,5 @@ class SummingOptimizer(CheckedOptimizer):
 
 
 def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
-    """Add the squares of all elements up.
-
-    Args:
-        tensor: Any shape.
-
-    Returns:
-        A scalar of the same dtype.
-    """
+    """Add the squares of all elements up."""
     return torch.linalg.vector_norm(tensor).square()

@@ -55,15 +55,7 @@ def check_schedule(orders: Orders, placement: StagePlacement, shared: Sequence[S
 
 
 def check_programs(programs: Programs) -> None:
-    """Prove that what ranks send and receive fits together, and comes to an end.
-
-    Args:
-        programs: What each rank does to its links; see `programs_of`.
-
-    Raises:
-        ConfigError: A message has no receive, or one has no message; the order is another one on both sides; or ranks
-            wait for each other, and which of them waits for what.
-    """
+    """Prove that what ranks send and receive fits together, and comes to an end."""
     for source in range(len(programs)):
         for target in range(len(programs)):
             _match(programs, source, target)

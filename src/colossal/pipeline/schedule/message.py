@@ -36,27 +36,14 @@ class Message(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A message, and the other rank.
+    """A message, and the other rank."""
 
-    Attributes:
-        peer: The rank of the pp axis that sends it or receives it.
-        message: What is sent.
-    """
-
-    peer: int
-    message: Message
+    peer: int  # the rank of the pp axis that sends it or receives it
+    message: Message  # what is sent
 
 
 def taken_by(action: Action, placement: StagePlacement) -> Transfer | None:
-    """Tell what a pass needs of another rank.
-
-    Args:
-        action: The pass.
-        placement: Which rank has which stage.
-
-    Returns:
-        The message and its sender; None if there is none.
-    """
+    """Tell what a pass needs of another rank."""
     kind, stage, microbatch = action
     if kind == "F" and stage > 0:
         return _between(stage, stage - 1, Message(False, stage - 1, microbatch), placement)
@@ -66,15 +53,7 @@ def taken_by(action: Action, placement: StagePlacement) -> Transfer | None:
 
 
 def given_by(action: Action, placement: StagePlacement) -> Transfer | None:
-    """Tell what a pass makes for another rank.
-
-    Args:
-        action: The pass.
-        placement: Which rank has which stage.
-
-    Returns:
-        The message and its receiver; None if there is none.
-    """
+    """Tell what a pass makes for another rank."""
     kind, stage, microbatch = action
     if kind == "F" and stage < placement.num_stages - 1:
         return _between(stage, stage + 1, Message(False, stage, microbatch), placement)
@@ -116,34 +95,13 @@ def messages_between(orders: Orders, placement: StagePlacement, source: int, tar
 
 @final
 class PostOrder:
-    """Which receives of the messages of one rank are posted, and when.
-
-    Args:
-        order: The messages that it sends to this rank, in its order.
-
-    Example:
-        >>> from colossal.pipeline.schedule.message import Message, PostOrder
-        >>> order = [Message(False, 0, microbatch) for microbatch in range(4)]
-        >>> [message.microbatch for message in PostOrder(order).take(order[0], known={0})]
-        [0, 1, 2]
-    """
+    """Which receives of the messages of one rank are posted, and when."""
 
     def __init__(self, order: Iterable[Message]) -> None:
         self._order, self._posted = deque(order), set[Message]()
 
     def take(self, message: Message, known: Container[int]) -> Iterator[Message]:
-        """Go through the receives that are posted before a rank waits for a message.
-
-        Args:
-            message: The message; it counts as received after that.
-            known: Stages whose messages have known shapes: only those are posted ahead.
-
-        Yields:
-            The messages whose receives are to be posted now.
-
-        Raises:
-            ConfigError: The message is not among those that are sent, or was taken before.
-        """
+        """Go through the receives that are posted before a rank waits for a message."""
         while message not in self._posted:
             if not self._order:
                 raise ConfigError(

@@ -11,11 +11,7 @@ from colossal.pipeline.shared_parameter import SharedParameter
 
 
 class Header(NamedTuple):
-    """The shapes of what leaves a stage.
-
-    Attributes:
-        stage: The stage.
-    """
+    """The shapes of what leaves a stage."""
 
     stage: int
 
@@ -25,23 +21,11 @@ Parcel = Message | Header | SharedParameter
 
 
 class Operation(NamedTuple):
-    """One thing that a rank does to a link.
+    """One thing that a rank does to a link."""
 
-    Attributes:
-        kind: It sends, posts a receive, or waits for what it has posted.
-        peer: The rank of the pp axis at the other end.
-        parcel: What is sent or received.
-
-    Example:
-        >>> from colossal.pipeline import Message
-        >>> from colossal.pipeline.schedule.program import Operation
-        >>> print(Operation("send", 1, Message(False, stage=0, microbatch=2)))
-        sends the hidden states of micro-batch 2 after stage 0 to rank 1
-    """
-
-    kind: Literal["send", "post", "wait"]
-    peer: int
-    parcel: Parcel
+    kind: Literal["send", "post", "wait"]  # it sends, posts a receive, or waits for what it has posted
+    peer: int  # the rank of the pp axis at the other end
+    parcel: Parcel  # what is sent or received
 
     def __str__(self) -> str:
         verb, direction = {"send": ("sends", "to"), "post": ("receives", "from"), "wait": ("waits for", "from")}[
@@ -51,14 +35,7 @@ class Operation(NamedTuple):
 
 
 def describe(parcel: Parcel) -> str:
-    """Name what is sent.
-
-    Args:
-        parcel: What is sent.
-
-    Returns:
-        A name for messages of errors.
-    """
+    """Name what is sent."""
     if isinstance(parcel, Header):
         return f"the shapes after stage {parcel.stage}"
     if isinstance(parcel, SharedParameter):
@@ -74,30 +51,7 @@ Programs = tuple[tuple[Operation, ...], ...]
 def programs_of(
     orders: Orders, placement: StagePlacement, shared: Sequence[SharedParameter] = (), is_first: bool = False
 ) -> Programs:
-    """Find what ranks do to their links in a step.
-
-    Args:
-        orders: What each rank does.
-        placement: Which rank has which stage.
-        shared: The parameters that several stages have, whose gradients are exchanged after the last backward pass.
-        is_first: Whether shapes are sent too, as in the first step with batches of a shape.
-
-    Returns:
-        The operations of each rank.
-
-    Raises:
-        ConfigError: A rank waits for a message that nobody sends.
-
-    Example:
-        >>> from colossal.pipeline import StagePlacement, one_forward_one_backward
-        >>> from colossal.pipeline.schedule.program import programs_of
-        >>> placement = StagePlacement(2)
-        >>> for operation in programs_of(one_forward_one_backward(placement, 1), placement)[0]:
-        ...     print(operation)
-        sends the hidden states of micro-batch 0 after stage 0 to rank 1
-        receives the gradients of micro-batch 0 after stage 0 from rank 1
-        waits for the gradients of micro-batch 0 after stage 0 from rank 1
-    """
+    """Find what ranks do to their links in a step."""
     trains = any(action.kind != "F" for order in orders for action in order)
     programs: list[tuple[Operation, ...]] = []
     for rank, order in enumerate(orders):

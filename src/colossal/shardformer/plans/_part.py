@@ -6,22 +6,7 @@ from colossal.tensor import HeadCounts, ParallelPlan
 
 
 def plan_of_part(plan: ParallelPlan, begin: str, is_inside: bool = True) -> ParallelPlan:
-    """Choose the rows of a part.
-
-    Args:
-        plan: The plan of the whole model.
-        begin: How the names of the part's modules begin.
-        is_inside: Whether the part is what this names; otherwise it is around it, and names stay as they are.
-
-    Returns:
-        The plan; its heads are counted by the configuration of the part.
-
-    Example:
-        >>> from colossal.shardformer.plans._part import plan_of_part
-        >>> from colossal.tensor import ParallelPlan
-        >>> plan_of_part(ParallelPlan({"vision.up": "col", "?text.up": "row"}), "text.").styles
-        {'up': 'row'}
-    """
+    """Choose the rows of a part."""
     cut = len(begin) if is_inside else 0
     styles = {name.removeprefix("?"): style for name, style in plan.styles.items()}
     numbers = [name.removeprefix("?") for name in plan.divide_by_tp]

@@ -17,28 +17,14 @@ from colossal.zero.gemini.chunk import Chunk
 @final
 @dataclass(frozen=True)
 class Saved:
-    """A view of a chunk that the backward pass is going to read.
-
-    Args:
-        chunk: The chunk.
-        index: The parameter in which the view begins.
-        offset: Where it begins in the chunk.
-        size: Its shape.
-        stride: Its strides.
-        version: How often the values of the chunk had changed.
-
-    Example:
-        >>> from colossal.zero.gemini.activations import Saved
-        >>> [field for field in Saved.__dataclass_fields__]
-        ['chunk', 'index', 'offset', 'size', 'stride', 'version']
-    """
+    """A view of a chunk that the backward pass is going to read."""
 
     chunk: Chunk
-    index: int
-    offset: int
-    size: torch.Size
-    stride: tuple[int, ...]
-    version: int
+    index: int  # the parameter in which the view begins
+    offset: int  # where it begins in the chunk
+    size: torch.Size  # its shape
+    stride: tuple[int, ...]  # its strides
+    version: int  # how often the values of the chunk had changed
 
 
 @final

@@ -41,40 +41,7 @@ def build_chunks(
 ) -> ChunkManager:
     """Put the parameters of a model into chunks, one parameter after the other; all ranks get those of the first.
 
-    Args:
-        model: Its parameters are managed from now on.
-        partition: The ranks that divide chunks among themselves.
-        config: What the user said.
-        gradients: How gradients travel.
-        device: Where the model computes.
-        dtype: What it computes in; the dtypes that it has by default.
-        memstats: Knows the order in which the parameters are used.
-        scatter_after_inference: Release all chunks after a forward pass without gradients.
-
-    Returns:
-        What makes chunks whole.
-
-    Raises:
-        ConfigError: A parameter has no values or is none of the plain kind, or the budget is too small.
-        UnsupportedError: The model has sparse gradients.
-
     Communication: broadcast, dp, the model's bytes.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import current_mesh
-        >>> from colossal.comm import Partition
-        >>> from colossal.testing import fake_world
-        >>> from colossal.zero import ZeroConfig
-        >>> from colossal.zero.gemini import GeminiConfig
-        >>> from colossal.zero.gemini.build import build_chunks
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
-        >>> config = GeminiConfig(chunk_config_dict={2: {"chunk_size": 20}})
-        >>> with fake_world(2):
-        ...     group = Partition(current_mesh().group("dp"))
-        ...     chunks = build_chunks(model, group, config, ZeroConfig(stage=2), torch.device("cpu"))
-        >>> [chunk.numel for chunk in chunks.chunks]
-        [20, 20]
     """
     check_model(model)
     memory, traffic = _memory(partition, config, device), Traffic()
@@ -92,21 +59,7 @@ def build_chunks(
 
 
 def check_devices(device: torch.device, wanted: DeviceLike = None, chunk_init_device: DeviceLike = None) -> None:
-    """Refuse to compute, or to build chunks, elsewhere than on the device of the ranks.
-
-    Args:
-        device: That of the ranks.
-        wanted: Where the user wants to compute; None for the device of the ranks.
-        chunk_init_device: Where the user wants chunks to be built; None for where the model computes.
-
-    Raises:
-        ConfigError: The user wants another device.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.gemini.build import check_devices
-        >>> check_devices(torch.device("cpu"), wanted="cpu")
-    """
+    """Refuse to compute, or to build chunks, elsewhere than on the device of the ranks."""
     own = None if wanted is None else torch.device(wanted)
     if own is not None and (own.type != device.type or own.index not in (None, device.index)):
         raise ConfigError(
@@ -122,20 +75,7 @@ def check_devices(device: torch.device, wanted: DeviceLike = None, chunk_init_de
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what chunks can not hold.
-
-    Args:
-        model: As the user built it.
-
-    Raises:
-        ConfigError: A parameter has no values, or is none of the plain kind.
-        UnsupportedError: The model has sparse gradients.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.gemini.build import check_model
-        >>> check_model(torch.nn.Linear(2, 1))
-    """
+    """Refuse what chunks can not hold."""
     from colossal.lazy import LazyTensor
 
     for name, parameter in model.named_parameters():

@@ -264,62 +264,21 @@ class DeviceMemory:
 
 @final
 class GradientBuffers:
-    """Lends room for gradients from the memory of a device.
-
-    Args:
-        memory: That memory.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.gemini import DeviceMemory
-        >>> from colossal.zero.gemini.memory import GradientBuffers
-        >>> memory = DeviceMemory(torch.device("cpu"))
-        >>> buffer = GradientBuffers(memory).take(4, torch.float32, memory.device)
-        >>> memory.used["gradients"]
-        16
-    """
+    """Lends room for gradients from the memory of a device."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:  # noqa: ARG002 (there is one)
-        """Lend a buffer.
-
-        Args:
-            numel: How many elements.
-            dtype: Of which type.
-            device: That of the memory.
-
-        Returns:
-            A tensor of one dimension with any content.
-        """
+        """Lend a buffer."""
         return self._memory.take(numel, dtype, "gradients")
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back.
-
-        Args:
-            buffer: What `take` lent.
-        """
+        """Take a buffer back."""
         self._memory.give_back(buffer, "gradients")
 
 
 def num_references(buffer: torch.Tensor) -> int:
-    """Count the tensors that share the memory of one, and itself.
-
-    Args:
-        buffer: Any tensor.
-
-    Returns:
-        At least 1.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.gemini.memory import num_references
-        >>> buffer = torch.zeros(4)
-        >>> view = buffer[:2]
-        >>> num_references(buffer)
-        2
-    """
+    """Count the tensors that share the memory of one, and itself."""
     storage = buffer.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) - 1  # noqa: SLF001 (torch tells it nowhere else)

@@ -24,33 +24,7 @@ _USUAL_STATES = 2
 
 
 def shards_over_chunks(optimizer: Optimizer, chunks: ChunkManager, config: ZeroConfig) -> ZeroShards:
-    """Let an optimizer update this rank's shards of parameters that lie in chunks.
-
-    Args:
-        optimizer: Of parameters of the model; changed in place.
-        chunks: Where they lie.
-        config: How gradients travel.
-
-    Returns:
-        What the optimizer holds from now on.
-
-    Raises:
-        ConfigError: A parameter is not the model's, or the device has no room for the optimizer.
-        UnsupportedError: The optimizer looks at more than one element at once.
-
-    Example:
-        >>> import torch
-        >>> from colossal.testing import fake_world
-        >>> from colossal.zero import ZeroConfig
-        >>> from colossal.zero.gemini import GeminiDDP
-        >>> from colossal.zero.gemini.optimizer import shards_over_chunks
-        >>> with fake_world(2):
-        ...     model = GeminiDDP(torch.nn.Linear(4, 1), mixed_precision=None)
-        ...     adam = torch.optim.AdamW(model.parameters())
-        ...     shards = shards_over_chunks(adam, model.chunks, ZeroConfig(stage=2))
-        >>> len(shards.pairs), [tuple(shard.shape) for shard in adam.param_groups[0]["params"]]
-        (2, [(3,), (0,)])
-    """
+    """Let an optimizer update this rank's shards of parameters that lie in chunks."""
     check_optimizer(optimizer, shards=True)
     order = [parameter for chunk in chunks.chunks for parameter in chunk.parameters]
     shards = ZeroShards(

@@ -44,27 +44,10 @@ _TELL_ONLY = _tell_only()
 
 
 class Reader(Protocol):
-    """What has the values of parameters.
-
-    Example:
-        >>> from colossal.zero.gemini.parameter import Reader
-        >>> class Echo(Reader):
-        ...     def reading(self, parameters, call):
-        ...         return call()
-        >>> Echo().reading([], lambda: 1)
-        1
-    """
+    """What has the values of parameters."""
 
     def reading(self, parameters: Sequence[nn.Parameter], call: Callable[[], Any]) -> Any:
-        """Make a call that reads parameters.
-
-        Args:
-            parameters: Those that it reads.
-            call: The call.
-
-        Returns:
-            What it returns.
-        """
+        """Make a call that reads parameters."""
         ...
 
 
@@ -74,36 +57,13 @@ class ManagedParameter(Parameter):
 
     Each operation that takes one of these asks its `Reader` for the values first; so it does not matter which module
     uses it, or how often. What it returns are plain tensors.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.gemini.parameter import ManagedParameter, Reader, manage
-        >>> class Loud(Reader):
-        ...     def reading(self, parameters, call):
-        ...         print(f"reads {len(parameters)}")
-        ...         return call()
-        >>> linear = torch.nn.Linear(2, 1)
-        >>> manage(linear.parameters(), Loud())
-        >>> linear(torch.ones(1, 2)).shape
-        reads 2
-        torch.Size([1, 1])
     """
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Have the values fetched, then run an operation of torch as if its parameters were plain ones.
-
-        Args:
-            func: The operation.
-            types: The types of its arguments.
-            args: Its arguments.
-            kwargs: Those with names.
-
-        Returns:
-            What it returns.
-        """
+        """Have the values fetched, then run an operation of torch as if its parameters were plain ones."""
         named = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
             if func in _TELL_ONLY:
@@ -121,20 +81,7 @@ class ManagedParameter(Parameter):
 
 
 def manage(parameters: Iterable[nn.Parameter], reader: Reader) -> None:
-    """Let parameters ask for their values from now on.
-
-    Args:
-        parameters: Plain ones; they stay the objects that they are.
-        reader: Has their values.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.gemini.parameter import ManagedParameter, manage
-        >>> weight = torch.nn.Parameter(torch.zeros(1))
-        >>> manage([weight], reader=None)
-        >>> type(weight) is ManagedParameter
-        True
-    """
+    """Let parameters ask for their values from now on."""
     for parameter in parameters:
         setattr(parameter, _LINK, reader)
         parameter.__class__ = ManagedParameter

@@ -35,25 +35,11 @@ _Piece = tuple[int, int]  # the elements of a parameter, and the shortest chunk 
 @final
 @dataclass(frozen=True)
 class ChunkUsage:
-    """How much of a model's chunks holds parameters; as text it is what the search logs.
+    """How much of a model's chunks holds parameters; as text it is what the search logs."""
 
-    Args:
-        chunk_numel: The elements of a chunk.
-        used_numel: The elements of all parameters.
-        wasted_numel: The elements of all chunks that hold none.
-
-    Example:
-        >>> from colossal.zero.gemini.search import ChunkUsage
-        >>> usage = ChunkUsage(chunk_numel=1 << 20, used_numel=3 << 20, wasted_numel=1 << 20)
-        >>> usage.wasted_percentage
-        25.0
-        >>> print(usage)
-        Chunks of 1,048,576 elements: parameters fill 3.00 Mi elements, 1.00 Mi stay empty (25.00 % of all).
-    """
-
-    chunk_numel: int
-    used_numel: int
-    wasted_numel: int
+    chunk_numel: int  # the elements of a chunk
+    used_numel: int  # the elements of all parameters
+    wasted_numel: int  # the elements of all chunks that hold none
 
     @property
     def wasted_percentage(self) -> float:
@@ -136,28 +122,7 @@ def _sizes(smallest: int, range_m: float, interval: int, parameters: Sequence[nn
 
 
 def ordered_parameters(model: nn.Module, memstas: ParameterOrder | None = None) -> list[nn.Parameter]:
-    """List the parameters of a model in the order in which they are put into chunks, each of them once.
-
-    Args:
-        model: Has the parameters.
-        memstas: Knows the order in which they are used; that of `model.parameters()` by default. Parameters that it
-            does not mention come last.
-
-    Returns:
-        All parameters of the model.
-
-    Raises:
-        ConfigError: The model has no parameters, or `memstas` mentions one that is not the model's.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> from torch import nn
-        >>> from colossal.zero.gemini.search import ordered_parameters
-        >>> model = nn.Linear(2, 3)
-        >>> order = SimpleNamespace(param_order=[model.bias])
-        >>> [tuple(parameter.shape) for parameter in ordered_parameters(model, order)]
-        [(3,), (3, 2)]
-    """
+    """List the parameters of a model in the order in which they are put into chunks, each of them once."""
     parameters = dict.fromkeys(model.parameters())
     if not parameters:
         raise ConfigError(
@@ -179,23 +144,6 @@ def alone_parameters(model: nn.Module, chunk_numel: int) -> set[nn.Parameter]:
 
     A tied parameter is used at several places of the model, often the first and the last. What lies in one chunk with
     it would have to be whole all the time between, so that it gets a chunk for itself, unless it is short.
-
-    Args:
-        model: Has the parameters. Those that it knows under several names are tied; the parameters of a module that is
-            at several places are, too.
-        chunk_numel: The elements of a chunk.
-
-    Returns:
-        The tied parameters that are longer than a quarter of a chunk.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.zero.gemini.search import alone_parameters
-        >>> embed, head = nn.Embedding(10, 4), nn.Linear(4, 10)
-        >>> head.weight = embed.weight
-        >>> model = nn.Sequential(embed, head)
-        >>> [len(alone_parameters(model, chunk_numel)) for chunk_numel in (159, 160)]
-        [1, 0]
     """
     return {parameter for parameter in _tied(model) if _TIED_FRACTION * parameter.numel() > chunk_numel}
 
@@ -208,24 +156,6 @@ def pack_parameters(
     A chunk holds parameters of one dtype, of one type of device, and either with gradients or without. Of each such
     kind one chunk is open. A parameter that does not fit into it closes it, and begins the next one. A parameter that
     is longer than a chunk, or is to be alone, gets one for itself; the open one stays open.
-
-    Args:
-        parameters: In the order in which they are used; one that comes again counts once.
-        chunk_numel: The elements of a chunk.
-        alone: Parameters that share no chunk.
-
-    Returns:
-        The parameters of each chunk, in their order; the chunks in the order of their first parameters.
-
-    Raises:
-        ConfigError: A chunk has less than one element.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal.zero.gemini.search import pack_parameters
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4), nn.Linear(4, 2))
-        >>> [[parameter.numel() for parameter in run] for run in pack_parameters(model.parameters(), 11)]
-        [[6, 3], [12], [4], [8, 2]]
     """
     if chunk_numel < 1:
         raise ConfigError(
@@ -252,27 +182,7 @@ def pack_parameters(
 def allocated_numel(
     run: Sequence[nn.Parameter], chunk_numel: int, dp_size: int, *, alone: Container[nn.Parameter] = ()
 ) -> int:
-    """Tell how long the buffer is that one chunk takes.
-
-    Args:
-        run: What `pack_parameters` put into the chunk.
-        chunk_numel: The elements of a chunk that parameters share.
-        dp_size: The number of ranks that share the parameters.
-        alone: What `pack_parameters` got.
-
-    Returns:
-        The elements of the buffer: `chunk_numel`, or, for a parameter that is longer or is to be alone, its own
-        elements rounded up to a multiple of the number of ranks.
-
-    Example:
-        >>> import torch
-        >>> from colossal.zero.gemini.search import allocated_numel
-        >>> short, long = torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(9))
-        >>> [allocated_numel([parameter], 8, 4) for parameter in (short, long)]
-        [8, 12]
-        >>> allocated_numel([short], 16, 4, alone={short})
-        8
-    """
+    """Tell how long the buffer is that one chunk takes."""
     if len(run) == 1 and (run[0].numel() > chunk_numel or run[0] in _as_container(alone)):
         return _padded(run[0].numel(), dp_size)
     return chunk_numel

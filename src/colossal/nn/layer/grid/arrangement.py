@@ -144,24 +144,7 @@ def lay(
 
 
 def part_of(length: int, axes: Sequence[Axis], mesh: ParallelMesh | None) -> int:
-    """Count what a rank has of a dimension that some axes cut.
-
-    Args:
-        length: Its whole length.
-        axes: The axes, the outermost first.
-        mesh: The mesh; None where there are no axes.
-
-    Returns:
-        The length of this rank's part.
-
-    Example:
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.nn.layer.grid.arrangement import part_of
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(4, rank=3):
-        ...     part_of(7, ("row", "col"), ParallelMesh(tp=4, tp_mode="2d"))
-        1
-    """
+    """Count what a rank has of a dimension that some axes cut."""
     for axis in axes:
         assert mesh is not None
         length = chunk(length, mesh.size(axis), mesh.rank(axis))[1]
@@ -169,20 +152,7 @@ def part_of(length: int, axes: Sequence[Axis], mesh: ParallelMesh | None) -> int
 
 
 def row_pieces(length: int, mesh: ParallelMesh | None) -> tuple[int, ...]:
-    """Cut the rows of a weight into the pieces that its layout packs.
-
-    Args:
-        length: Their number.
-        mesh: The mesh, or None for one rank that has everything.
-
-    Returns:
-        One piece, but for a 3D grid as many as its axes are long: see `colossal.comm.cube`.
-
-    Example:
-        >>> from colossal.nn.layer.grid.arrangement import row_pieces
-        >>> row_pieces(8, None)
-        (8,)
-    """
+    """Cut the rows of a weight into the pieces that its layout packs."""
     if mesh is None or mesh.tp_mode != "3d":
         return (length,)
     q = mesh.size("output")
@@ -200,23 +170,7 @@ def regathered(
 
     It sends what the sum of the gradients of copies would, and no rank keeps a copy.
 
-    Args:
-        tensor: This rank's part.
-        dim: The dimension that is cut.
-        length: Its whole length.
-        axes: The axes that go on cutting it, and then those along which it is gathered.
-        mesh: The mesh; None where there are no axes.
-
-    Returns:
-        What this rank uses; its gradient is summed up where it was gathered.
-
     Communication: all_gather, the second axes, the result's bytes; backward reduce_scatter, the same.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.layer.grid.arrangement import regathered
-        >>> regathered(torch.ones(1), 0, 1, ((), ()), None)
-        tensor([1.])
     """
     kept, inner = axes
     for i in reversed(range(len(inner))):
@@ -228,21 +182,7 @@ def regathered(
 def shared(tensor: torch.Tensor, axes: Sequence[Axis], mesh: ParallelMesh | None) -> torch.Tensor:
     """Use a parameter that is the same along some axes, whose ranks have different tokens.
 
-    Args:
-        tensor: The parameter.
-        axes: The axes.
-        mesh: The mesh; None where there are no axes.
-
-    Returns:
-        The same values; the gradient is the sum over the axes.
-
     Communication: none forward; backward all_reduce, the axes, the tensor's bytes.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.layer.grid.arrangement import shared
-        >>> shared(torch.ones(1), (), None)
-        tensor([1.])
     """
     for axis in axes:
         tensor = comm.replicate(tensor, axis, mesh)
@@ -252,21 +192,7 @@ def shared(tensor: torch.Tensor, axes: Sequence[Axis], mesh: ParallelMesh | None
 def total(tensor: torch.Tensor, axes: Sequence[Axis], mesh: ParallelMesh | None) -> torch.Tensor:
     """Sum over some axes what each rank goes on to use in its own way.
 
-    Args:
-        tensor: A summand.
-        axes: The axes.
-        mesh: The mesh; None where there are no axes.
-
-    Returns:
-        The sum; its gradient is summed up too.
-
     Communication: all_reduce, the axes, the tensor's bytes; backward the same.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.layer.grid.arrangement import total
-        >>> total(torch.ones(1), (), None)
-        tensor([1.])
     """
     for axis in axes:
         tensor = comm.replicate(comm.reduce(tensor, axis, mesh), axis, mesh)

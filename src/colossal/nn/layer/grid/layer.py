@@ -141,23 +141,7 @@ class ParallelLayer(torch.nn.Module, ABC):
 
 
 def part_for(whole: torch.nn.Parameter, layout: Layout, mesh: ParallelMesh | None) -> torch.nn.Parameter:
-    """Make a parameter of this rank's part of a whole one, that knows what it is a part of.
-
-    Args:
-        whole: The whole parameter.
-        layout: How it shall lie.
-        mesh: The mesh, or None for one rank that has everything.
-
-    Returns:
-        The part, in a new tensor.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.layer.grid import lay
-        >>> from colossal.nn.layer.grid.layer import part_for
-        >>> part_for(torch.nn.Parameter(torch.zeros(4, 2)), lay(None, (4, 2), {}), None).shape
-        torch.Size([4, 2])
-    """
+    """Make a parameter of this rank's part of a whole one, that knows what it is a part of."""
     rank = 0 if mesh is None else mesh.global_rank
     own = torch.nn.Parameter(_own_values(whole, layout, rank), whole.requires_grad)
     if mesh is not None:
@@ -189,9 +173,6 @@ def native_of(native: torch.nn.Module, *kinds: type[torch.nn.Module]) -> Any:
 @contextmanager
 def same_draws(mesh: ParallelMesh | None) -> Iterator[None]:
     """Let all ranks of the tp axis draw what its first one draws, inside and afterwards.
-
-    Args:
-        mesh: The mesh; None where one rank has everything.
 
     Communication: broadcast, tp, the state of the random numbers: 5 KB, and that of an accelerator's generator.
     """

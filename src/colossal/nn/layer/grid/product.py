@@ -33,18 +33,7 @@ from colossal.tensor import relayout
 
 
 class LinearProduct(ABC):
-    """X W^T + b on one arrangement of ranks.
-
-    Args:
-        mesh: The mesh, or None for one rank that has everything.
-        in_features: Features of X.
-        out_features: Features of the result.
-        split_sizes: The lengths of the pieces that are packed into the latter, such as query, key and value.
-
-    Attributes:
-        weight: How the weight lies.
-        bias: How the bias lies.
-    """
+    """X W^T + b on one arrangement of ranks."""
 
     _advice = "Cut a whole input with colossal.nn.split_input, and build the layers on one mesh."
     weight_axes: tuple[tuple[Axis, ...], tuple[Axis, ...]] = (), ()
@@ -73,19 +62,7 @@ class LinearProduct(ABC):
 
     @abstractmethod
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply this rank's parts.
-
-        Args:
-            x: This rank's part of X, its features last.
-            weight: Its part of the weight.
-            bias: Its part of the bias.
-
-        Returns:
-            Its part of the result.
-
-        Raises:
-            ShapeError: X has not the features of the layer.
-        """
+        """Multiply this rank's parts."""
 
     def usable_bias(self, bias: torch.Tensor) -> torch.Tensor:
         """Prepare the bias for being added by this rank, to its own tokens."""
@@ -96,11 +73,7 @@ class LinearProduct(ABC):
         return bias
 
     def gather_output(self) -> None:
-        """Return all features on every rank from now on; nothing changes where that is so anyway.
-
-        Raises:
-            UnsupportedError: The ranks form a grid, on which activations lie in parts.
-        """
+        """Return all features on every rank from now on; nothing changes where that is so anyway."""
         raise UnsupportedError(
             f"gather_output is for a tp axis that is arranged as 1d. Found {self.mesh}, on which the next layer takes "
             "features that are cut. Leave it out, and call colossal.nn.gather_output where the full output is needed."
@@ -335,22 +308,7 @@ class Classes(LinearProduct):
 def product_of(
     mesh: ParallelMesh | None, in_features: int, out_features: int, split_sizes: Sequence[int] | None = None
 ) -> LinearProduct:
-    """Choose the product for a linear layer on a mesh.
-
-    Args:
-        mesh: The mesh, or None for one rank that has everything.
-        in_features: Features of the input.
-        out_features: Features of the output.
-        split_sizes: See `LinearProduct`.
-
-    Returns:
-        In 1D, Column for a layer that makes more features, else Row; in 2D and 2.5D that which sends less.
-
-    Example:
-        >>> from colossal.nn.layer.grid.product import product_of
-        >>> type(product_of(None, 4, 8)).__name__
-        'Whole'
-    """
+    """Choose the product for a linear layer on a mesh."""
     widens = out_features > in_features or len(split_sizes or ()) > 1
     planar = Summa if widens else SummaTurned
     kinds = {None: Whole, "1d": Column if widens else Row, "2d": planar, "2.5d": planar, "3d": Cube}
