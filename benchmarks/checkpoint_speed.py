@@ -24,7 +24,7 @@ from torch.distributed import checkpoint as dcp
 
 import colossal
 from colossal.accelerator import get_accelerator
-from colossal.checkpoint_io import Alone, CheckpointIO, OneForAll
+from colossal.checkpoint_io import CheckpointIO, ProcessGroupIO, SingleProcessIO
 from colossal.cluster import current_mesh
 from colossal.tensor import local_of
 
@@ -54,7 +54,7 @@ class Contenders:
     def __init__(self, folder: Path, tensors: int) -> None:
         self.folder = folder
         self.model, self.num_bytes = build_model(tensors), 4 * tensors * ELEMENTS
-        self.io = CheckpointIO(OneForAll() if dist.is_initialized() else Alone())
+        self.io = CheckpointIO(ProcessGroupIO() if dist.is_initialized() else SingleProcessIO())
         self.buffer = memoryview(bytearray(torch.ones(CHUNK, dtype=torch.uint8).numpy().tobytes()))
         self.target = bytearray(CHUNK)
         self.pending: Any = None

@@ -35,8 +35,9 @@ from typing import Any
 
 import torch
 
-from colossal.kernel import FileRequest, TensorFile, huge_zeros
+from colossal.kernel import huge_zeros
 from colossal.nn.optimizer import HybridAdam
+from colossal.offload import FileRequest, TensorFile
 
 LR, WEIGHT_DECAY, BAR = 1e-4, 0.01, 1.15
 OFFLOADED, WALK, MEMORY, READ, WRITE = "offloaded", "walk", "memory", "read", "write"
@@ -88,7 +89,7 @@ def optimizer_of(params: list[torch.nn.Parameter], kind: str, **options: Any) ->
     """An optimizer that has taken its first step."""
     optimizer = HybridAdam(params, lr=LR, weight_decay=WEIGHT_DECAY, **options)
     if kind == "masters":
-        optimizer.write_copies({param: torch.empty_like(param, dtype=torch.bfloat16) for param in params})
+        optimizer.set_param_copies({param: torch.empty_like(param, dtype=torch.bfloat16) for param in params})
     optimizer.step()
     return optimizer
 

@@ -37,7 +37,7 @@ import torch
 import xxhash
 
 if TYPE_CHECKING:  # the interpreter of a peer need not have it
-    from colossal.kernel import StateStore
+    from colossal.offload import StateStore
 
 WRITE, READ = "write", "read"
 ENGINES = (("io_uring", 8), ("io_uring", 32), ("libaio", 8), ("psync", 1))
@@ -73,7 +73,7 @@ class Store:
     """A `TensorFile`, as it is."""
 
     def __init__(self, directory: Path, memory: torch.Tensor) -> None:
-        from colossal.kernel import TensorFile
+        from colossal.offload import TensorFile
 
         self.parts = memory.chunk(SLOTS)
         self.file = TensorFile(directory, [part.nbytes for part in self.parts])
@@ -207,7 +207,7 @@ def deepspeed_pass(handle: Any, parts: tuple[torch.Tensor, ...], path: Path, ver
 
 def contenders(directory: Path, memory: torch.Tensor, python: str, exits: ExitStack) -> dict[str, Contender]:
     """Everything that is installed."""
-    from colossal.kernel import StateStore
+    from colossal.offload import StateStore
 
     ours = Store(directory, memory)
     numels = [memory.nbytes // SLOTS // 8] * SLOTS

@@ -47,7 +47,7 @@ def plan(rank: int, args: argparse.Namespace) -> Any:
 def row(rank: int, found: Any) -> str:
     """One rank, in GB (10**9 bytes)."""
     states = (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes)
-    passing = (found.kept_bytes, found.working_bytes, found.peak_bytes)
+    passing = (found.activation_bytes, found.working_bytes, found.peak_bytes)
     numbers = [*states, *passing, *(found.sent_bytes[axis] for axis in ("tp", "pp", "dp"))]
     return f"{rank:>6}{found.num_parameters:>16,}" + "".join(f"{number / 1e9:>9.2f}" for number in numbers)
 
@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(row(rank, found[-1]), flush=True)
     if args.ranks is None:
         whole = sum(
-            TP * (each.num_parameters - each.num_whole_parameters) + each.num_whole_parameters for each in found
+            TP * (each.num_parameters - each.num_replicated_parameters) + each.num_replicated_parameters
+            for each in found
         )
         print(f"all {TP * PP} ranks of a replica together have {whole:,} parameters")
     seconds = time.perf_counter() - begin

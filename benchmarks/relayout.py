@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 
-from colossal.tensor import Layout, greedy_path, one_step, path, plan_relayout, step
+from colossal.tensor import Layout, greedy_path, one_step_layouts, plan_relayout, relayout_path, relayout_step
 
 CASES = (((2, 2), 2), ((2, 2), 3), ((2, 4), 3), ((2, 2, 2), 2), ((2, 2, 2), 3))
 REPEATS = 20
@@ -22,7 +22,7 @@ def all_layouts(dims: int, grid: tuple[int, ...]) -> list[Layout]:
     found = {Layout((16,) * dims, grid=grid): None}
     waiting = list(found)
     while waiting:
-        for _, layout in one_step(waiting.pop()):
+        for _, layout in one_step_layouts(waiting.pop()):
             if layout not in found:
                 found[layout] = None
                 waiting.append(layout)
@@ -51,10 +51,10 @@ def main() -> None:
         pairs = random.sample(pairs, min(most_pairs, len(pairs)))
         first = []
         for source, target in random.sample(pairs, min(REPEATS, len(pairs))):
-            path._PATHS.clear()  # noqa: SLF001 (a cold start is measured)
-            step.neighbours.cache_clear()
+            relayout_path._PATHS.clear()  # noqa: SLF001 (a cold start is measured)
+            relayout_step.neighbor_specs.cache_clear()
             first.append(microseconds(source, target))
-        path._PATHS.clear()  # noqa: SLF001 (a cold start is measured)
+        relayout_path._PATHS.clear()  # noqa: SLF001 (a cold start is measured)
         cold = [microseconds(source, target) for source, target in pairs]
         cached = [microseconds(source, target) for source, target in pairs]
         greedy, best = (

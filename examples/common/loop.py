@@ -47,7 +47,7 @@ def run(make_model: Callable[[], nn.Module], samples: Samples, options: Options)
     scheduler: Any = CosineAnnealingWarmupLR(
         optimizer, total_steps=options.steps, warmup_steps=max(1, options.steps // 10)
     )
-    num_replicas = plugin.data_parallel_place()[1]
+    num_replicas = plugin.data_parallel_rank_and_size()[1]
     train_set, test_set = samples.split(0.1, options.seed)
     loader, tests = (
         plugin.prepare_dataloader(part, options.batch_size // num_replicas, shuffle=True, drop_last=True)

@@ -45,7 +45,7 @@ class Accelerator:
     name: str
 
     def __post_init__(self) -> None:
-        here = _found_accelerator()
+        here = _detect_accelerator()
         if self.name in (_CPU, here):
             return
         kinds = f"{_CPU!r} or {here!r}" if here else f"{_CPU!r}"
@@ -210,7 +210,7 @@ def get_accelerator(name: str | None = None) -> Accelerator:
         >>> cpu is get_accelerator("cpu")
         True
     """
-    return _accelerator(name or os.environ.get("COLOSSAL_DEVICE") or _found_accelerator() or _CPU)
+    return _accelerator(name or os.environ.get("COLOSSAL_DEVICE") or _detect_accelerator() or _CPU)
 
 
 def get_current_device() -> torch.device:
@@ -229,7 +229,7 @@ def get_current_device() -> torch.device:
     return get_accelerator().get_current_device()
 
 
-def _found_accelerator() -> str | None:
+def _detect_accelerator() -> str | None:
     """Return the type of the accelerator of this machine, if it can be used."""
     device = torch.accelerator.current_accelerator(check_available=True)
     return None if device is None else device.type

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from colossal.amp import MasterWeights, NoScaler
-from colossal.amp.half import cast_floats, cast_model, castable_parameters
+from colossal.amp.half_precision import cast_floats, cast_model, castable_parameters
 from colossal.errors import UnsupportedError
 from colossal.interface import OptimizerWrapper
 
@@ -26,10 +26,10 @@ def test_small_updates_add_up_in_the_masters() -> None:
     (first, second), optimizer, masters = build()
     for step in range(1, 17):
         first.grad = torch.full_like(first, -SMALL)
-        masters.pull_grads()
+        masters.copy_grads_to_masters()
         optimizer.step()
         optimizer.zero_grad()
-        masters.push_params()
+        masters.copy_params_from_masters()
         (master,) = (master for master, working in masters.pairs.items() if working is first)
         assert torch.equal(master, torch.full_like(master, 1 + step * SMALL))
         assert torch.equal(first, master.half())
@@ -70,7 +70,7 @@ def test_gradients_move_and_add_up() -> None:
     (first, second), optimizer, masters = build()
     for _ in range(2):
         first.grad = torch.full_like(first, 3.0)
-        masters.pull_grads()
+        masters.copy_grads_to_masters()
         assert first.grad is None
     grads = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
     assert torch.equal(grads[0], torch.full((3,), 6.0))
@@ -91,14 +91,14 @@ def test_values_that_are_written_into_the_model_reach_the_masters() -> None:
         own[second].add_(SMALL)
         first[0] = 5.0
     first.grad = torch.zeros_like(first)
-    masters.pull_grads()
+    masters.copy_grads_to_masters()
     optimizer.step()
-    masters.push_params()
+    masters.copy_params_from_masters()
     assert own[first].tolist() == [5.0, 1 + SMALL, 1 + SMALL]
     assert own[second].tolist() == [1 + SMALL] * 3
     assert first.tolist() == [5.0, 1.0, 1.0]
     first.data[1] = 6.0  # past torch's counter
-    masters.pull_grads()
+    masters.copy_grads_to_masters()
     assert own[first][1] == 1 + SMALL
     masters.refresh()
     assert own[first].tolist() == [5.0, 6.0, 1 + SMALL]
@@ -108,11 +108,11 @@ def test_zeros_are_counted_if_wanted(logged) -> None:
     (first, second), _, masters = build(log_zeros=True)
     first.grad = torch.tensor([0.0, 1.0, 2.0**-30]).half()
     second.grad = torch.ones_like(second)
-    masters.pull_grads()
-    masters.pull_grads()
+    masters.copy_grads_to_masters()
+    masters.copy_grads_to_masters()
     quiet = build()
     quiet[0][0].grad = torch.ones_like(first)
-    quiet[2].pull_grads()
+    quiet[2].copy_grads_to_masters()
     assert logged() == ["[rank 0] 2 of 6 gradient elements are 0 (33.3%)"]
 
 

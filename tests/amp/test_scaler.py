@@ -46,7 +46,7 @@ def trajectory(scaler: DynamicScaler, overflows: list[bool]) -> list[float]:
     optimizer, scales = optimizer_of(), [scaler.scale_value]
     for overflow in overflows:
         take_step(scaler, optimizer, overflow)
-        assert scaler.dropped == overflow
+        assert scaler.skipped == overflow
         scales.append(scaler.scale_value)
     return scales
 
@@ -225,14 +225,14 @@ def test_one_bad_element_of_one_gradient_drops_the_step(bad, dtype) -> None:
     parameters[1].grad[3] = bad
     scaler = DynamicScaler(ScalerConfig(4.0), "cpu")
     assert scaler.step(optimizer) is None
-    assert scaler.dropped
+    assert scaler.skipped
     assert scaler.scale_value == 2.0
     assert all(torch.equal(parameter, torch.ones_like(parameter)) for parameter in parameters)
     parameters[1].grad[3] = 1.0
     for parameter in parameters[:2]:
         parameter.grad.fill_(1.0)
     scaler.step(optimizer)
-    assert not scaler.dropped
+    assert not scaler.skipped
     assert all(torch.equal(parameter, torch.full_like(parameter, 0.5)) for parameter in parameters[:2])
 
 
@@ -283,7 +283,7 @@ def overflow_on_one_rank(bad_rank: int) -> list[tuple[bool, float]]:
         parameter.grad = torch.full((3,), math.inf if rank == bad_rank else 0.0)
         scaler.unscale(optimizer, peers)
         scaler.step(optimizer)
-        seen.append((scaler.dropped, scaler.scale_value))
+        seen.append((scaler.skipped, scaler.scale_value))
     return seen
 
 
@@ -298,10 +298,10 @@ def test_an_overflow_on_one_rank_skips_the_step_on_replicas_and_peers(bad_rank) 
 def test_an_optimizer_that_unscales_by_itself_skips_a_step_whose_norm_is_not_finite() -> None:
     scaler, optimizer, seen = DynamicScaler(ScalerConfig(8.0), "cpu"), optimizer_of(), []
     for norm in (math.inf, 1.0):
-        divide = scaler.judge(torch.tensor(norm))
-        assert scaler.judge(torch.tensor(norm)) is None
+        divide = scaler.overflow_from_norm(torch.tensor(norm))
+        assert scaler.overflow_from_norm(torch.tensor(norm)) is None
         scaler.step(optimizer)
-        seen.append((divide, scaler.dropped, scaler.scale_value))
+        seen.append((divide, scaler.skipped, scaler.scale_value))
     assert seen == [(8.0, True, 4.0), (4.0, False, 4.0)]
 
 
@@ -320,7 +320,7 @@ def test_an_overflow_on_one_of_several_devices_drops_the_step(bad) -> None:
     assert len({parameter.grad.device for parameter in parameters}) == 2
     scaler = DynamicScaler(ScalerConfig(4.0), "cpu")
     scaler.step(torch.optim.SGD(parameters, lr=1.0))
-    assert scaler.dropped
+    assert scaler.skipped
     assert [parameter.grad[0].item() for parameter in parameters] == [math.inf if i == bad else 0.25 for i in range(3)]
 
 
@@ -339,7 +339,7 @@ def overflow_in_one_shard() -> tuple[list[bool], float, torch.Tensor, torch.Tens
             local[0, 0] = math.inf
         parameter.grad = DTensor.from_local(local, mesh, placements)
         scaler.step(optimizer)
-        seen.append(scaler.dropped)
+        seen.append(scaler.skipped)
     return seen, scaler.scale_value, parameter.detach().to_local().clone(), parameter.grad.to_local().clone()
 
 

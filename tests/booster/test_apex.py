@@ -126,8 +126,8 @@ def test_an_overflow_drops_one_step_and_halves_the_scale(level) -> None:
         step(booster, model, optimizer, factor * 0.01)
         schedule.step()
         moved = any(not torch.equal(*pair) for pair in zip(before, optimizer.parameters, strict=True))
-        assert moved != optimizer.scaler.dropped
-        seen.append((optimizer.scaler.dropped, optimizer.scaler.scale_value / 2**14))
+        assert moved != optimizer.scaler.skipped
+        seen.append((optimizer.scaler.skipped, optimizer.scaler.scale_value / 2**14))
     assert seen == [(True, 2), (False, 2), (True, 1), (False, 1), (False, 1), (False, 1), (False, 2)]
 
 
@@ -138,7 +138,7 @@ def test_an_overflow_that_is_thrown_away_does_not_cost_the_next_step() -> None:
     optimizer.zero_grad()
     before = model.unwrap()[0].weight.detach().clone()
     step(booster, model, optimizer)
-    assert not optimizer.scaler.dropped
+    assert not optimizer.scaler.skipped
     assert not torch.equal(model.unwrap()[0].weight, before)
 
 

@@ -10,7 +10,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.boosted import Parts
+from colossal.booster.boost_types import Parts
 from colossal.booster.mixed_precision import BF16MixedPrecision, MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin import Plugin, TorchDDPPlugin
 from colossal.cluster import ParallelMesh
@@ -312,4 +312,4 @@ def test_hugging_face_loads_what_ddp_saved(tmp_path, monkeypatch) -> None:
 
 def test_two_meshes_give_two_sizes_of_data_parallelism() -> None:
     with fake_world(8, rank=5), ParallelMesh(tp=2):
-        assert TorchDDPPlugin().data_parallel_place() == (2, 4)
+        assert TorchDDPPlugin().data_parallel_rank_and_size() == (2, 4)

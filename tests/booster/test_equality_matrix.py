@@ -32,12 +32,12 @@ from colossal.booster.plugin import (
     TorchFSDPPlugin,
 )
 from colossal.booster.plugin.base import Plugin
-from colossal.booster.plugin.single import SingleProcessPlugin
+from colossal.booster.plugin.single_process import SingleProcessPlugin
 from colossal.cluster import AXES, ParallelMesh
 from colossal.errors import UnsupportedError
 from colossal.nn import optimizer as optimizers
 from colossal.nn.layer import ParallelLayer
-from colossal.tensor import copy_placement, resting_part, shard, whole_of
+from colossal.tensor import backing_shard, copy_placement, full_tensor_of, shard
 from colossal.testing import fake_world, run_processes, run_threads
 
 BATCH, WIDTH, CLASSES, STEPS = 8, 8, 6, 3
@@ -237,7 +237,7 @@ def boost(plugin: Any, way: Way, dtype: torch.dtype, mesh: ParallelMesh, precisi
 def values(model: Any) -> dict[str, torch.Tensor]:
     """The full parameters, of a pipelined model those of this rank."""
     return {
-        name.rpartition(".module.")[2]: whole_of(resting_part(parameter)).detach().clone()
+        name.rpartition(".module.")[2]: full_tensor_of(backing_shard(parameter)).detach().clone()
         for name, parameter in model.unwrap().named_parameters()
     }
 
@@ -245,7 +245,7 @@ def values(model: Any) -> dict[str, torch.Tensor]:
 def grads(optimizer: Any) -> dict[str, torch.Tensor]:
     """The full gradients."""
     return {
-        optimizer.param_names[parameter]: whole_of(copy_placement(parameter.grad.detach(), parameter)).clone()
+        optimizer.param_names[parameter]: full_tensor_of(copy_placement(parameter.grad.detach(), parameter)).clone()
         for parameter in optimizer.parameters
         if parameter.grad is not None
     }
@@ -256,7 +256,7 @@ def train(mesh: ParallelMesh, plugin: str, way: Way) -> dict[str, Any]:
     in_step = way.in_step if plugin in CLIP_IN_STEP else None
     chosen = PLUGINS[plugin](mesh, precision="fp32", **(in_step or {}))
     booster, model, optimizer, criterion = boost(chosen, way, torch.float64, mesh)
-    place = booster.plugin.data_parallel_place()
+    place = booster.plugin.data_parallel_rank_and_size()
     losses, norms, seen = [], [], {}
     for step in range(STEPS):
         for tokens, labels in batches_of(step, way.accumulate, place):
@@ -355,7 +355,7 @@ def train_on(mesh: ParallelMesh, plugin: str, name: str, folder: str) -> dict[st
         if step:
             booster.load_model(model, f"{folder}/model")
             booster.load_optimizer(optimizer, f"{folder}/optimizer")
-        for batch in batches_of(step, 1, booster.plugin.data_parallel_place()):
+        for batch in batches_of(step, 1, booster.plugin.data_parallel_rank_and_size()):
             loss_of_batch = lambda outputs, inputs, of=criterion: of(outputs, inputs[1])  # noqa: E731
             booster.execute_pipeline(iter([batch]), model, loss_of_batch, optimizer)
         optimizer.step()
@@ -431,7 +431,7 @@ def train_family(world: str | None, name: str, **more: Any) -> dict[str, Any]:
         booster = Booster(device=DEVICE, plugin=plugin)
         model: Any = build_family(FAMILY)
         model, optimizer, criterion, *_ = booster.boost(model, way.optimizer(model.parameters()), loss_of)
-        place, losses, norms, seen = booster.plugin.data_parallel_place(), [], [], dict[str, torch.Tensor]()
+        place, losses, norms, seen = booster.plugin.data_parallel_rank_and_size(), [], [], dict[str, torch.Tensor]()
         for step in range(STEPS):
             for batch in family_batches(step, way.accumulate, place):
                 scaled = lambda outputs, inputs: criterion(outputs, inputs) / way.accumulate  # noqa: E731
@@ -445,7 +445,7 @@ def train_family(world: str | None, name: str, **more: Any) -> dict[str, Any]:
         model.state_dict()
         working = {} if optimizer.masters is None else optimizer.masters.pairs
         seen |= {
-            optimizer.param_names[each]: whole_of(resting_part(working.get(each, each))).detach().clone()
+            optimizer.param_names[each]: full_tensor_of(backing_shard(working.get(each, each))).detach().clone()
             for each in optimizer.parameters
         }
     return {
@@ -514,7 +514,7 @@ def overflow_on_the_last_rank(world: str, plugin: str, layer: str) -> list[tuple
     with ParallelMesh(**WORLDS[world]) as mesh:
         chosen, precision = HALF[plugin](mesh)
         booster, model, optimizer, criterion = boost(chosen, WAYS["plain"], torch.float32, mesh, precision)
-        place = booster.plugin.data_parallel_place()
+        place = booster.plugin.data_parallel_rank_and_size()
         is_last = mesh.rank("tp") == mesh.size("tp") - 1 and (mesh.rank("dp") == 0 or place[1] == 1)
         overflows, seen, before = [False], [], values(model)
         weight = model.unwrap().get_submodule(f"block.{layer}").weight
@@ -527,7 +527,7 @@ def overflow_on_the_last_rank(world: str, plugin: str, layer: str) -> list[tuple
             optimizer.zero_grad()
             after = values(model)
             moved = any(not torch.equal(after[key], value) for key, value in before.items())
-            seen.append((optimizer.scaler.dropped, optimizer.scaler.scale_value, moved))
+            seen.append((optimizer.scaler.skipped, optimizer.scaler.scale_value, moved))
             before = after
         return seen
 

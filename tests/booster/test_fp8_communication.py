@@ -65,7 +65,7 @@ def step(name: str, **options: bool) -> tuple[dict[str, torch.Tensor], int]:
     booster = Booster(device="cpu", plugin=plugin)
     model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
     assert optimizer is not None
-    place, _ = plugin.data_parallel_place()
+    place, _ = plugin.data_parallel_rank_and_size()
     with CommCounter() as counter:
         booster.execute_pipeline(iter([batch_of(place)]), model, loss_of, optimizer)
         optimizer.step()
@@ -140,7 +140,7 @@ def overflow(name: str) -> tuple[float, bool]:
     model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
     assert optimizer is not None
     before = {key: value.clone() for key, value in model.state_dict(only_rank_0=False).items()}
-    rank, _ = booster.plugin.data_parallel_place()
+    rank, _ = booster.plugin.data_parallel_rank_and_size()
     booster.backward(model(batch_of(rank)).float().sum() * (float("inf") if rank else 1.0), optimizer)
     optimizer.step()
     after = model.state_dict(only_rank_0=False)
@@ -208,7 +208,7 @@ def accumulated(name: str, fp8: bool) -> dict[str, torch.Tensor]:
     booster = Booster(device="cpu", plugin=PLUGINS[name](fp8_communication=fp8))
     model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
     assert optimizer is not None
-    place, _ = booster.plugin.data_parallel_place()
+    place, _ = booster.plugin.data_parallel_rank_and_size()
     with booster.no_sync(model, optimizer):
         booster.backward(loss_of(model(batch_of(place + 2)), batch_of(place + 2)), optimizer)
     booster.backward(loss_of(model(batch_of(place)), batch_of(place)), optimizer)

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchFSDPPlugin
-from colossal.booster.plugin.fsdp_options import read_options
+from colossal.booster.plugin.fsdp.fsdp_options import parse_fsdp_options
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.testing import fake_world, run_processes
@@ -452,7 +452,7 @@ def test_gradients_travel_in_the_dtype_that_is_asked_for(kind, reduce_dtype) -> 
 
 
 def test_offloaded_parameters_take_the_precision_of_the_plugin() -> None:
-    options = read_options(None, None, True, None, None, None, False, False)
+    options = parse_fsdp_options(None, None, True, None, None, None, False, False)
     with pytest.raises(
         UnsupportedError, match=r"mixed_precision='bf16'\. Pass TorchFSDPPlugin\(cpu_offload=True, mixed"
     ):

@@ -20,7 +20,7 @@ from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.lazy import LazyInitContext, lazy_tensors
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.nn.optimizer import DistributedLamb, HybridAdam
-from colossal.tensor import whole_of
+from colossal.tensor import full_tensor_of
 from colossal.testing import fake_world, run_processes, run_threads
 from colossal.testing.processes import PRELOADED
 
@@ -111,7 +111,7 @@ def boost(plugin: Any, model: nn.Module, kind: str = "adamw") -> tuple[Booster, 
 
 def go_on(booster: Booster, boosted: tuple[Any, ...], first: int, last: int) -> list[float]:
     model, optimizer, criterion, _, schedule = boosted
-    rank, size = booster.plugin.data_parallel_place()
+    rank, size = booster.plugin.data_parallel_rank_and_size()
     losses = []
     for inputs, labels in BATCHES[first:last]:
         loss = criterion(model(inputs.chunk(size)[rank]), labels.chunk(size)[rank])
@@ -124,10 +124,10 @@ def go_on(booster: Booster, boosted: tuple[Any, ...], first: int, last: int) -> 
 
 
 def state_of(model: Any) -> dict[str, torch.Tensor]:
-    from colossal.tensor import resting_part
+    from colossal.tensor import backing_shard
 
     return {
-        name: whole_of(resting_part(value)).detach().clone().double()
+        name: full_tensor_of(backing_shard(value)).detach().clone().double()
         for name, value in model.unwrap().state_dict(keep_vars=True).items()
     }
 
@@ -353,7 +353,7 @@ def train_adapters(start: nn.Module, folder: Path | None, loaded: Path | None, p
                 parameter.copy_(torch.linspace(-0.3, 0.3 + 0.1 * number, parameter.numel()).view_as(parameter))
     optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.5)
     model, optimizer, criterion, *_ = booster.boost(model, optimizer, nn.CrossEntropyLoss())
-    rank, size = (0, 1) if plain else booster.plugin.data_parallel_place()
+    rank, size = (0, 1) if plain else booster.plugin.data_parallel_rank_and_size()
     losses = []
     for inputs, labels in BATCHES[:BEFORE]:
         loss = criterion(model(inputs.chunk(size)[rank]), labels.chunk(size)[rank])
@@ -575,7 +575,7 @@ def train_lamb(model: nn.Module, plain: bool) -> Any:
     booster = Booster(device="cpu", plugin=None if plain else gemini())
     model = copy.deepcopy(model)
     boosted = booster.boost(model, DistributedLamb(model.parameters(), lr=0.01), nn.CrossEntropyLoss())
-    rank, size = (0, 1) if plain else booster.plugin.data_parallel_place()
+    rank, size = (0, 1) if plain else booster.plugin.data_parallel_rank_and_size()
     for inputs, labels in BATCHES[:2]:
         booster.backward(boosted[2](boosted[0](inputs.chunk(size)[rank]), labels.chunk(size)[rank]), boosted[1])
         boosted[1].step()

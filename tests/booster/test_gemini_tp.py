@@ -24,7 +24,7 @@ from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, MeshError, PlanError, UnsupportedError
 from colossal.lazy import LazyInitContext, lazy_tensors
 from colossal.shardformer import ShardConfig, ShardFormer
-from colossal.tensor import copy_placement, resting_part, whole_of
+from colossal.tensor import backing_shard, copy_placement, full_tensor_of
 from colossal.testing import fake_world, run_processes, run_threads
 from colossal.zero.gemini import GeminiDDP, GeminiOptimizer
 
@@ -61,14 +61,14 @@ def batch_of(family: str, step: int, place: tuple[int, int]) -> dict[str, torch.
 
 def whole_state(model: Any) -> dict[str, torch.Tensor]:
     return {
-        name: whole_of(resting_part(parameter)).detach().clone()
+        name: full_tensor_of(backing_shard(parameter)).detach().clone()
         for name, parameter in model.unwrap().named_parameters()
     }
 
 
 def whole_grads(optimizer: Any) -> dict[str, torch.Tensor]:
     return {
-        optimizer.param_names[each]: whole_of(copy_placement(each.grad.detach(), each)).clone()
+        optimizer.param_names[each]: full_tensor_of(copy_placement(each.grad.detach(), each)).clone()
         for each in optimizer.parameters
     }
 
@@ -78,7 +78,7 @@ def train(booster: Booster, boosted: tuple[Any, ...], family: str, first: int, l
     model, optimizer, *_ = boosted
     losses, norms, grads = [], [], {}
     for step in range(first, last):
-        loss = model(**batch_of(family, step, booster.plugin.data_parallel_place())).loss
+        loss = model(**batch_of(family, step, booster.plugin.data_parallel_rank_and_size())).loss
         booster.backward(loss, optimizer)
         norms.append(optimizer.get_grad_norm())
         grads |= {f"{name} in step {step}": grad for name, grad in whole_grads(optimizer).items()}
@@ -297,7 +297,7 @@ def test_layers_that_are_sharded_already_are_not_sharded_again() -> None:
         shape, plugin = layer.weight.shape, gemini()
         booster, (model, *_) = boost(plugin, layer)
         assert plugin.mesh is mesh
-        assert booster.plugin.data_parallel_place() == (0, 2)
+        assert booster.plugin.data_parallel_rank_and_size() == (0, 2)
         assert model.unwrap().weight.shape == shape
 
 

@@ -23,7 +23,7 @@ from colossal.booster import Booster
 from colossal.booster.mixed_precision import FP16TorchMixedPrecision
 from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
-from colossal.tensor import resting_part, whole_of
+from colossal.tensor import backing_shard, full_tensor_of
 from colossal.testing import assert_same_on_all_ranks, run_processes
 
 GLOBAL_BATCH = 36
@@ -190,7 +190,7 @@ def train(recipe: Recipe, world_size: int, plugin: str | None) -> dict[str, Any]
         schedule.step()
         optimizer.zero_grad()
     parameters = {
-        name: whole_of(resting_part(parameter)).detach().clone()
+        name: full_tensor_of(backing_shard(parameter)).detach().clone()
         for name, parameter in model.unwrap().named_parameters()
     }
     if plugin:
@@ -209,7 +209,7 @@ def gradients_of(model: Any, optimizer: Any) -> list[torch.Tensor]:
     """Every gradient, put together where ranks share it, in the order of the model's parameters."""
     masters = {working: master for master, working in optimizer.masters.pairs.items()} if optimizer.masters else {}
     return [
-        whole_of(masters.get(parameter, parameter).grad).detach().clone()
+        full_tensor_of(masters.get(parameter, parameter).grad).detach().clone()
         for parameter in model.parameters()
         if parameter.requires_grad
     ]

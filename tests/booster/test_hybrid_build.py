@@ -120,7 +120,7 @@ def train(options: dict[str, Any], calls: bool, size: int) -> dict[str, Any]:
     assert optimizer is not None
     losses = []
     for batch in batches():
-        part = tuple(each.chunk(size)[plugin.data_parallel_place()[0]] for each in batch)
+        part = tuple(each.chunk(size)[plugin.data_parallel_rank_and_size()[0]] for each in batch)
         if calls:
             loss = loss_of(model(part[0]), part)
             booster.backward(loss, optimizer)
@@ -169,7 +169,7 @@ def go_on(zero_stage: int, size: int) -> list[torch.Tensor]:
     boosted, wrapper, *_ = booster.boost(model, optimizer)
     assert wrapper is not None
     for each in batch[1:]:
-        part = tuple(tensor.chunk(size)[plugin.data_parallel_place()[0]] for tensor in each)
+        part = tuple(tensor.chunk(size)[plugin.data_parallel_rank_and_size()[0]] for tensor in each)
         booster.backward(loss_of(boosted(part[0]), part), wrapper)
         wrapper.step()
         wrapper.zero_grad()

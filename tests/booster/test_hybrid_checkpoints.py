@@ -22,7 +22,7 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
-from colossal.checkpoint_io.save import SafeSave
+from colossal.checkpoint_io.file_writers import SafetensorsWriter
 from colossal.errors import CheckpointError
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.testing import WorldError, run_processes
@@ -63,7 +63,7 @@ def loss_of(outputs: Any, _inputs: Any = None) -> torch.Tensor:
 
 def train(name: str, booster: Booster, boosted: Any, first: int, steps: int) -> None:
     model, optimizer, criterion, _, schedule = boosted
-    rank, size = booster.plugin.data_parallel_place()
+    rank, size = booster.plugin.data_parallel_rank_and_size()
     for step in range(first, first + steps):
         pairs = [inputs_of(name, num_changed=each) for each in (step, step + 4)]
         dtype = next(model.parameters()).dtype
@@ -274,9 +274,12 @@ def killed_while_saving(root: str, killed: bool) -> None:
     """Save a model; or begin to, and die on the last rank when it has written its part."""
     booster, (model, *_) = start("gpt2", plugin_of("tp2-pp2"))
     if killed:
-        write = SafeSave._write_blocks
+        write = SafetensorsWriter._write_blocks
         last = dist.get_rank() == dist.get_world_size() - 1
-        SafeSave._write_blocks = lambda self, *rest: (write(self, *rest), last and os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]
+        SafetensorsWriter._write_blocks = lambda self, *rest: (
+            write(self, *rest),
+            last and os.kill(os.getpid(), signal.SIGKILL),
+        )  # type: ignore[assignment]
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
     booster.save_model(model, Path(root, "model"), shard=True, use_safetensors=True, size_per_shard=0.1)

@@ -103,7 +103,7 @@ def train_one(name: str, targets: list[str], options: dict[str, Any], root: str)
     model = booster.enable_lora(model, lora_config=config(targets, name)).double()
     optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
     model, optimizer, criterion, *_ = booster.boost(model, optimizer, loss_of)
-    rank, size = plugin.data_parallel_place()
+    rank, size = plugin.data_parallel_rank_and_size()
     norms = []
     for step in range(STEPS):
         batch = {key: value.chunk(size)[rank] for key, value in batch_of(name, step).items()}
@@ -191,7 +191,11 @@ def test_adapters_beside_layers_that_take_the_tokens_of_others_are_refused() -> 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "embeddings": ("llama", {"target_modules": ["embed_tokens"]}, "embed_tokens, a Embedding around Embedding"),
     "a variant": ("llama", {"target_modules": ["q_proj"], "use_dora": True}, "q_proj.*with a variant of LoRA"),
-    "keys packed with queries": ("falcon-one-key", {"target_modules": ["query_key_value"]}, "style 'col/mq'"),
+    "keys packed with queries": (
+        "falcon-one-key",
+        {"target_modules": ["query_key_value"]},
+        "style 'colwise_multi_query'",
+    ),
     "a divided layer as a whole": ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "lm_head"),
 }
 

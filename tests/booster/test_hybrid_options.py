@@ -125,7 +125,7 @@ def test_models_that_cannot_be_divided() -> None:
     with pytest.raises(PlanError, match="Found Linear, of the family 'None'"):
         boost(nn.Linear(2, 2), tp_size=2, size=2)
     with pytest.raises(PlanError, match="Found no module of GPT2Model for 'nothing'"):
-        boost(build("gpt2"), tp_size=2, size=2, custom_policy=ParallelPlan({"nothing": "col"}))
+        boost(build("gpt2"), tp_size=2, size=2, custom_policy=ParallelPlan({"nothing": "colwise"}))
     with pytest.raises(ConfigError, match=r"Found \[1, 1, 1\] for 2 layers"):
         boost(build("gpt2"), pp_size=2, num_microbatches=2, num_layers_per_stage=[1, 1, 1], size=2)
     with pytest.raises(ConfigError, match=r"a number for each of 2 stages\. Found \[1, 1, 1\]"):
@@ -250,7 +250,7 @@ def train_own() -> list[list[float]]:
                 hidden = block(hidden)
             return self.leave(hidden)
 
-    plan, found = ParallelPlan({}, stages=Stages("blocks", first=("enter",))), []
+    plan, found = ParallelPlan({}, stages=Stages("blocks", pre_layers=("enter",))), []
     for layers in (None, [3, 1]):
         torch.manual_seed(0)
         model: nn.Module = Own().double()
@@ -282,7 +282,7 @@ def buffers_of(options: dict[str, Any]) -> list[Any]:
         model: nn.Module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         booster = Booster(plugin=HybridParallelPlugin(1, 1, precision="fp32", broadcast_buffers=broadcast, **options))
         model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        rank, _ = booster.plugin.data_parallel_place()
+        rank, _ = booster.plugin.data_parallel_rank_and_size()
         x = torch.randn(4, 2, generator=torch.Generator().manual_seed(rank))
 
         def run(

@@ -15,7 +15,7 @@ from torch import nn
 
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
-from colossal.shardformer.sequence_mode import MODES_OF_TP
+from colossal.shardformer.sequence_parallel_config import MODES_OF_TP
 from colossal.testing import run_processes
 
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4
@@ -106,7 +106,7 @@ def train_one(name: str, options: dict[str, Any]) -> dict[str, Any]:
     model: nn.Module = build(name, num_layers=4)
     optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
     model, optimizer, criterion, *_ = booster.boost(model, optimizer, loss_of)
-    rank, size = plugin.data_parallel_place()
+    rank, size = plugin.data_parallel_rank_and_size()
     losses, norms = [], []
     for step in range(STEPS):
         batch = {key: value.chunk(size)[rank] for key, value in batch_of(name, step).items()}

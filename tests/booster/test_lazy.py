@@ -17,7 +17,7 @@ from colossal.booster.plugin import LowLevelZeroPlugin, TorchDDPPlugin, TorchFSD
 from colossal.errors import ConfigError
 from colossal.lazy import LazyInitContext, lazy_tensors
 from colossal.nn.optimizer import HybridAdam
-from colossal.tensor import whole_of
+from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -71,7 +71,7 @@ def train(plugin: str, lazily: bool, kind: Any) -> tuple[list[float], dict[str, 
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, {name: whole_of(value).clone() for name, value in model.unwrap().state_dict().items()}
+    return losses, {name: full_tensor_of(value).clone() for name, value in model.unwrap().state_dict().items()}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,8 @@ def boost_of_the_first() -> dict[str, torch.Tensor]:
     model, *_ = Booster(device="cpu", plugin=TorchFSDPPlugin(sync_module_states=True)).boost(model)
     inner = model.unwrap()
     return {
-        name: whole_of(value).detach().clone() for name, value in [*inner.named_parameters(), *inner.named_buffers()]
+        name: full_tensor_of(value).detach().clone()
+        for name, value in [*inner.named_parameters(), *inner.named_buffers()]
     }
 
 

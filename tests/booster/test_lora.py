@@ -137,7 +137,7 @@ def by_booster(plugin: str, name: str, precision: str | None) -> dict[str, Any]:
     model, optimizer, criterion, *_ = booster.boost(model, optimizer, nn.CrossEntropyLoss())
     adapted = model.unwrap(unwrap_peft=False)
     assert {id(parameter) for parameter in optimizer.parameters} == {id(value) for value in trained(adapted).values()}
-    rank, size = booster.plugin.data_parallel_place()
+    rank, size = booster.plugin.data_parallel_rank_and_size()
     losses, gradients = [], []
     for step in range(STEPS):
         images, labels = (part.chunk(size)[rank] for part in digits(step))

@@ -50,7 +50,7 @@ def train(booster: Booster, model: nn.Module, steps: int = 3) -> tuple[Any, Any]
 
 
 def run(booster: Booster, model: Any, optimizer: Any, steps: int) -> list[float]:
-    rank, size = booster.plugin.data_parallel_place()
+    rank, size = booster.plugin.data_parallel_rank_and_size()
     losses = []
     for _ in range(steps):
         loss = (model(inputs().chunk(size)[rank]) - 1).square().mean()
@@ -251,7 +251,7 @@ class WithoutLora(Plugin):
 
     supported_devices = ("cpu",)
     supported_precisions = ()
-    configure = get_checkpoint_io = data_parallel_place = None  # type: ignore[assignment]
+    configure = get_checkpoint_io = data_parallel_rank_and_size = None  # type: ignore[assignment]
 
 
 def test_the_order_of_the_verbs() -> None:

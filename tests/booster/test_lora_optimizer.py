@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 from colossal.booster import Booster
-from colossal.booster.boosted import Parts
-from colossal.booster.lora.optimizer import leave_frozen_out
+from colossal.booster.boost_types import Parts
+from colossal.booster.lora.frozen_params import drop_frozen_params
 from colossal.booster.plugin import (
     GeminiPlugin,
     HybridParallelPlugin,
@@ -24,7 +24,7 @@ from colossal.booster.plugin import (
     TorchFSDPPlugin,
 )
 from colossal.errors import ConfigError
-from colossal.tensor import resting_part, whole_of
+from colossal.tensor import backing_shard, full_tensor_of
 from colossal.testing import run_processes
 from colossal.testing.processes import PRELOADED
 
@@ -73,7 +73,7 @@ def loss_of(outputs: Any, _inputs: Any = None) -> torch.Tensor:
 
 def train(booster: Booster, model: nn.Module, optimizer: Any, schedule: Any) -> dict[str, Any]:
     model, optimizer, criterion, _, schedule = booster.boost(model, optimizer, loss_of, lr_scheduler=schedule)
-    rank, size = booster.plugin.data_parallel_place()
+    rank, size = booster.plugin.data_parallel_rank_and_size()
     losses, norms, values = [], [], {}
     for step in range(STEPS):
         batch = {key: value.chunk(size)[rank] for key, value in batch_of(step).items()}
@@ -84,7 +84,7 @@ def train(booster: Booster, model: nn.Module, optimizer: Any, schedule: Any) -> 
         schedule.step()
     working = {} if optimizer.masters is None else optimizer.masters.pairs
     for each in optimizer.parameters:
-        own = whole_of(resting_part(working.get(each, each))).detach()
+        own = full_tensor_of(backing_shard(working.get(each, each))).detach()
         values[optimizer.param_names[each]] = getattr(own, "full_tensor", own.clone)()
     lrs = [group["lr"] for group in optimizer.param_groups]
     return {"losses": losses, "norms": norms, "values": values, "lrs": lrs}
@@ -139,14 +139,14 @@ def test_parameters_come_in_the_order_of_the_model_and_the_log_tells(capsys: pyt
     config = peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True, bias="all", modules_to_save=["wpe"])
     parts = adapted(lambda model: torch.optim.AdamW(model.named_parameters()), config)
     held = parts.optimizer.param_groups[0]
-    leave_frozen_out(parts)
+    drop_frozen_params(parts)
     expected = {name: each for name, each in parts.model.named_parameters() if each.requires_grad}
     assert all(a is b for a, b in zip(held["params"], expected.values(), strict=True))
     assert len(held["param_names"]) == len(expected)
     for short, name in zip(held["param_names"], expected, strict=True):  # biases had a name already
         assert name.replace(".base_layer", "").endswith(short)
     assert "5 parameters of these join its first group" in capsys.readouterr().err
-    leave_frozen_out(parts)
+    drop_frozen_params(parts)
     assert not capsys.readouterr().err, "they are in it now"
 
 
@@ -159,7 +159,7 @@ def test_states_of_what_is_frozen_now_are_dropped() -> None:
 
     parts = adapted(stepped)
     assert parts.optimizer.state
-    leave_frozen_out(parts)
+    drop_frozen_params(parts)
     assert not parts.optimizer.state
 
 
@@ -179,7 +179,7 @@ def two_groups(model: nn.Module) -> torch.optim.Optimizer:
 def test_what_may_be_meant_in_two_ways_is_refused(optimizer_of: Any, message: str) -> None:
     parts = adapted(optimizer_of)
     with pytest.raises(ConfigError, match=message):
-        leave_frozen_out(parts)
+        drop_frozen_params(parts)
 
 
 def test_some_of_the_adapters_beside_what_is_frozen_are_refused() -> None:
@@ -187,4 +187,4 @@ def test_some_of_the_adapters_beside_what_is_frozen_are_refused() -> None:
     some = [each for name, each in parts.model.named_parameters() if "q_proj" in name]
     parts = Parts(parts.model, torch.optim.SGD(some), None, None, None)
     with pytest.raises(ConfigError, match="8 adapters missing"):
-        leave_frozen_out(parts)
+        drop_frozen_params(parts)

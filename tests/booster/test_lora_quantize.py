@@ -18,7 +18,7 @@ from torch import nn
 from colossal.booster import Booster
 from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
-from colossal.checkpoint_io import Alone
+from colossal.checkpoint_io import SingleProcessIO
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.testing import fake_world
 
@@ -165,7 +165,7 @@ class Halves:
 
 def test_adapters_stand_beside_the_quantised_weights() -> None:
     quantizer, settings = Halves(), object()
-    model = Lora(Alone(), quantizer=quantizer).enable(
+    model = Lora(SingleProcessIO(), quantizer=quantizer).enable(
         nn.Sequential(nn.Linear(4, 4)), torch.device("cpu"), None, peft.LoraConfig(target_modules=["0"]), settings, True
     )
     assert quantizer.told == [("cpu", settings)]

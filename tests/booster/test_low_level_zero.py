@@ -15,7 +15,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import LowLevelZeroPlugin
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.nn.optimizer import DistributedLamb, HybridAdam
-from colossal.tensor import whole_of
+from colossal.tensor import full_tensor_of
 from colossal.testing import TOLERANCES, fake_world, run_processes
 from colossal.testing.processes import WorldError
 from colossal.zero import zero_model_wrapper, zero_optim_wrapper
@@ -48,7 +48,7 @@ def train(kind: str = "sgd", steps: int = STEPS, **options: Any) -> tuple[list[f
     model, optimizer, criterion, *_ = booster.boost(model, optimizer_of(kind, model), nn.CrossEntropyLoss())
     losses = []
     for step in range(steps):
-        inputs, labels = batch_of(step, *booster.plugin.data_parallel_place())
+        inputs, labels = batch_of(step, *booster.plugin.data_parallel_rank_and_size())
         loss = criterion(model(inputs), labels)
         booster.backward(loss, optimizer)
         optimizer.step()
@@ -306,7 +306,7 @@ def train_on_disk(root: str, fraction: float, saved: bool) -> tuple[list[float],
             booster.load_optimizer(optimizer, Path(root, "optimizer"))
         steps = range(part * 4, part * 4 + 4) if saved else range(8 - 8 * part)
         for step in steps:
-            inputs, labels = batch_of(step, *booster.plugin.data_parallel_place())
+            inputs, labels = batch_of(step, *booster.plugin.data_parallel_rank_and_size())
             loss = nn.functional.cross_entropy(model(inputs), labels)
             booster.backward(loss, optimizer)
             optimizer.step()
@@ -365,4 +365,4 @@ def put_together() -> bool:
     model = build()
     model, optimizer, *_ = booster.boost(model, optimizer_of("adamw", model))
     pairs = optimizer.masters.pairs
-    return all(torch.equal(whole_of(shard), working) for shard, working in pairs.items())
+    return all(torch.equal(full_tensor_of(shard), working) for shard, working in pairs.items())

@@ -186,7 +186,7 @@ def accumulate(name: str) -> dict[str, Any]:
     own = net(torch.float64)
     model, optimizer, *_ = booster.boost(own, torch.optim.Adam(own.parameters(), lr=0.1))
     assert optimizer is not None
-    place, size = (0, 1) if plugin is None else plugin.data_parallel_place()
+    place, size = (0, 1) if plugin is None else plugin.data_parallel_rank_and_size()
     norms = []
     for number, batch in enumerate(batches()):
         part = tuple(each.chunk(size)[place] for each in batch)

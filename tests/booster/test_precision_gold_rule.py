@@ -238,11 +238,11 @@ def overflow_on_one_rank(precision: str, bad_rank: int) -> list[tuple[bool, floa
         optimizer.step()
         optimizer.zero_grad()
         moved = any(not torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-        assert moved != optimizer.scaler.dropped
+        assert moved != optimizer.scaler.skipped
         for parameter in [*model.parameters(), *optimizer.parameters]:
             assert_same_on_all_ranks(parameter.detach())
             assert parameter.isfinite().all()
-        seen.append((optimizer.scaler.dropped, optimizer.scaler.scale_value))
+        seen.append((optimizer.scaler.skipped, optimizer.scaler.scale_value))
     return seen
 
 
@@ -293,8 +293,8 @@ def overflow_in_one_shard() -> list[tuple[bool, float]]:
         optimizer.zero_grad()
         after = [parameter.to_local() for parameter in optimizer.parameters]
         moved = any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
-        assert moved != optimizer.scaler.dropped
-        seen.append((optimizer.scaler.dropped, optimizer.scaler.scale_value))
+        assert moved != optimizer.scaler.skipped
+        seen.append((optimizer.scaler.skipped, optimizer.scaler.scale_value))
     return seen
 
 

@@ -168,7 +168,7 @@ def test_a_model_that_is_loaded_alone_reaches_the_masters(tmp_path) -> None:
     for group in twin_optimizer.param_groups:
         group["lr"] = 0.0
     run(again, twin, twin_optimizer, 1)
-    assert not twin_optimizer.scaler.dropped
+    assert not twin_optimizer.scaler.skipped
     for own, other in zip(twin_optimizer.parameters, optimizer.parameters, strict=True):
         torch.testing.assert_close(own, other, rtol=2**-11, atol=2**-24)
     for own, master in zip(twin.unwrap().parameters(), twin_optimizer.parameters, strict=True):
@@ -224,7 +224,7 @@ def test_the_defaults_drop_steps_with_hysteresis() -> None:
         booster.backward(model(torch.ones(2, 4)).mean() * 0.1 * factor, optimizer)
         optimizer.step()
         optimizer.zero_grad()
-        scales.append((optimizer.scaler.dropped, optimizer.scaler.scale_value))
+        scales.append((optimizer.scaler.skipped, optimizer.scaler.scale_value))
     assert scales == [(False, 2.0**16), (True, 2.0**16), (False, 2.0**16), (True, 2.0**15), (True, 2.0**14)]
 
 

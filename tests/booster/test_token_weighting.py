@@ -22,7 +22,7 @@ from colossal.booster.plugin import (
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError
 from colossal.interface import TokenWeighting
-from colossal.tensor import copy_placement, whole_of
+from colossal.tensor import copy_placement, full_tensor_of
 from colossal.testing import run_processes, run_threads
 
 FAMILY = "llama-tied"
@@ -74,7 +74,7 @@ def batch() -> dict[str, torch.Tensor]:
 def grads_of(optimizer: Any) -> dict[str, torch.Tensor]:
     """The full gradients of the parameters that this rank has."""
     return {
-        optimizer.param_names[parameter]: whole_of(copy_placement(parameter.grad.detach(), parameter)).clone()
+        optimizer.param_names[parameter]: full_tensor_of(copy_placement(parameter.grad.detach(), parameter)).clone()
         for parameter in optimizer.parameters
         if parameter.grad is not None
     }
@@ -84,7 +84,7 @@ def run(plugin: Any, num_batches: int, calls_model: bool, weighs: bool = True) -
     """The loss of a step on the batch, and the gradients."""
     booster, model = Booster(device="cpu", plugin=plugin), build(FAMILY)
     boosted, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    place, size = booster.plugin.data_parallel_place()
+    place, size = booster.plugin.data_parallel_rank_and_size()
     batches = [
         {key: value.chunk(num_batches)[number].chunk(size)[place] for key, value in batch().items()}
         for number in range(num_batches)

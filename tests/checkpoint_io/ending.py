@@ -22,10 +22,10 @@ from torch import nn
 import colossal
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
-from colossal.checkpoint_io import save
+from colossal.checkpoint_io import file_writers
 
 PLUGINS: dict[str, Any] = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin}
-write, ended = save.SafeSave._write_blocks, threading.Event()
+write, ended = file_writers.SafetensorsWriter._write_blocks, threading.Event()
 
 
 def build() -> nn.Module:
@@ -33,7 +33,7 @@ def build() -> nn.Module:
     return nn.Sequential(*(nn.Linear(700, 700) for _ in range(4)))
 
 
-def late(self: save.SafeSave, arenas: Any, paths: Any) -> Any:
+def late(self: file_writers.SafetensorsWriter, arenas: Any, paths: Any) -> Any:
     """Write when the program has begun to end."""
     ended.wait()
     time.sleep(0.5)
@@ -41,7 +41,7 @@ def late(self: save.SafeSave, arenas: Any, paths: Any) -> Any:
 
 
 def be_a_rank(plugin: str, ending: str, folder: Path) -> None:
-    save.SafeSave._write_blocks = late
+    file_writers.SafetensorsWriter._write_blocks = late
     if plugin != "none":
         colossal.launch_from_torch(verbose=False)
     net = build()

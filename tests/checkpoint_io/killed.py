@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIO, Steps
+from colossal.checkpoint_io import CheckpointIO, CheckpointManager
 
 FILE_EVENTS = ("open", "os.", "shutil.", "pathlib.")
 KILLED = -signal.SIGKILL
@@ -48,7 +48,7 @@ def save_sharded(io: CheckpointIO, value: int, path: Path, **options: Any) -> No
 
 def save_steps(io: CheckpointIO, value: int, path: Path, **options: Any) -> None:
     model = Net(value)
-    Steps(path, io).save(model, optimizer_of(model), None, step=value // 2, keep=1 + value % 2, **options)
+    CheckpointManager(path, io).save(model, optimizer_of(model), None, step=value // 2, keep=1 + value % 2, **options)
 
 
 Save = Callable[[CheckpointIO, int, Path], None]
@@ -75,7 +75,7 @@ def load(kind: str, path: Path) -> int:
         tensors = [entry["momentum_buffer"] for entry in optimizer.state.values()]
     elif kind.endswith("steps"):
         optimizer = optimizer_of(model)
-        Steps(path, CheckpointIO()).load(model, optimizer, None)
+        CheckpointManager(path, CheckpointIO()).load(model, optimizer, None)
         tensors = [*model.parameters(), *(entry["momentum_buffer"] for entry in optimizer.state.values())]
     else:
         CheckpointIO().load_model(model, path)

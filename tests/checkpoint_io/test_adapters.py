@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO, Steps, adapter_files
+from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO, CheckpointManager, adapter_files
 from colossal.errors import CheckpointError
 from colossal.interface import AdapterNames, base_model_of
 
@@ -205,10 +205,10 @@ def test_a_save_in_the_background_and_states_of_steps(tmp_path: Path) -> None:
     model(IDS, labels=IDS).loss.backward()
     optimizer.step()
     assert torch.equal(logits(IO.load_model(adapted(1), tmp_path / "async")), expected)
-    Steps(tmp_path / "steps", IO).save(model, optimizer, None, step=1, keep=1)
+    CheckpointManager(tmp_path / "steps", IO).save(model, optimizer, None, step=1, keep=1)
     fresh = adapted(1)
     again = torch.optim.AdamW([each for each in fresh.parameters() if each.requires_grad])
-    assert Steps(tmp_path / "steps", IO).load(fresh, again, None) == 1
+    assert CheckpointManager(tmp_path / "steps", IO).load(fresh, again, None) == 1
     assert_same(fresh, model)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIO, OneForAll, save
+from colossal.checkpoint_io import CheckpointIO, ProcessGroupIO, file_writers
 from colossal.errors import CheckpointError
 from colossal.testing import WorldError, run_processes
 
@@ -26,13 +26,13 @@ ASYNC: dict[str, Any] = {"use_safetensors": True, "use_async": True}
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Hold the writing of blocks until the event is set."""
     event = threading.Event()
-    write = save.SafeSave._write_blocks
+    write = file_writers.SafetensorsWriter._write_blocks
 
-    def wait_and_write(self: save.SafeSave, *arguments: Any) -> Any:
+    def wait_and_write(self: file_writers.SafetensorsWriter, *arguments: Any) -> Any:
         assert event.wait(60)
         return write(self, *arguments)
 
-    monkeypatch.setattr(save.SafeSave, "_write_blocks", wait_and_write)
+    monkeypatch.setattr(file_writers.SafetensorsWriter, "_write_blocks", wait_and_write)
     yield event
     event.set()
 
@@ -94,7 +94,7 @@ def test_copies_do_not_fill_the_memory(tmp_path: Path, gate: threading.Event) ->
     gate.set()
     threads[2].join()
     io.synchronize()
-    assert len(io._saver._arenas._free) <= 2, "memory is used again"
+    assert len(io._save_queue._arenas._free) <= 2, "memory is used again"
 
 
 def test_an_error_is_raised_by_the_next_call(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_error_is_raised_by_the_next_call(tmp_path: Path) -> None:
         io.synchronize,
     ):
         io.save_model(model, tmp_path / "file" / "model", **ASYNC)
-        while not io._saver._background._pending[0].done():
+        while not io._save_queue._background._pending[0].done():
             time.sleep(0.001)
         with pytest.raises(CheckpointError, match="cannot be created"):
             call()
@@ -138,7 +138,7 @@ def test_a_program_waits_at_its_end_and_fails_if_the_save_did(tmp_path: Path) ->
 
 def _train_while_saving(folder: str) -> list[float]:
     """Communicate in training while the background does, many times."""
-    io, model = CheckpointIO(OneForAll()), nn.parallel.DistributedDataParallel(linear(1.0))
+    io, model = CheckpointIO(ProcessGroupIO()), nn.parallel.DistributedDataParallel(linear(1.0))
     seen = []
     for step in range(20):
         io.save_model(model, Path(folder, "model"), shard=True, **ASYNC)
@@ -161,7 +161,7 @@ def call_until_it_raises(call: Callable[[], object]) -> None:
 
 
 def _fail_on_one_rank(folder: str) -> str:
-    io, model = CheckpointIO(OneForAll()), linear(1.0)
+    io, model = CheckpointIO(ProcessGroupIO()), linear(1.0)
     if dist.get_rank() == 1:
         os.open = lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error"))  # this process ends soon
     io.save_model(model, Path(folder, "model"), **ASYNC)
@@ -179,7 +179,7 @@ def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
 
 
 def _lose_a_peer(folder: str) -> None:
-    io, model = CheckpointIO(OneForAll()), linear(1.0)
+    io, model = CheckpointIO(ProcessGroupIO()), linear(1.0)
     io.save_model(model, Path(folder, "model"), **ASYNC)
     io.synchronize()
     dist.barrier()

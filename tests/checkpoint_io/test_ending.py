@@ -10,7 +10,7 @@ import torch
 from ports import free_port
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIO, Steps
+from colossal.checkpoint_io import CheckpointIO, CheckpointManager
 
 PROGRAM = Path(__file__).with_name("ending.py")
 CASES = {"none,exit": 1, "ddp,dissolve": 2, "fsdp,last line": 2}
@@ -45,7 +45,7 @@ def test_it_waits_for_the_checkpoint(case: str, folder: Path) -> None:
         assert codes[full_name] == [0] * CASES[case], outputs
     for load in (
         lambda model: CheckpointIO().load_model(model, folder / full_name / "model"),
-        lambda model: Steps(folder / full_name / "steps", CheckpointIO()).load(model, None, None) == 5,
+        lambda model: CheckpointManager(folder / full_name / "steps", CheckpointIO()).load(model, None, None) == 5,
     ):
         fresh = net(4)
         assert load(fresh)

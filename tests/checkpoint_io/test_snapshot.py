@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from colossal.checkpoint_io import CheckpointIO, snapshot
-from colossal.checkpoint_io.snapshot import Arena, Arenas, batches, boxes_on_host
+from colossal.checkpoint_io.snapshot import Arena, Arenas, batches, copy_regions_to_host
 
 
 def test_what_is_in_host_memory_is_lent_as_it_is() -> None:
@@ -26,7 +26,7 @@ def test_what_is_on_a_device_is_divided_by_what_may_be_held(monkeypatch) -> None
 
 def test_copies_have_storages_of_their_own_size(tmp_path: Path) -> None:
     tensors = [torch.arange(6.0).view(2, 3), torch.zeros(0, 4), torch.ones((), dtype=torch.bfloat16)]
-    for copies in (Arena(1 << 12, pin=False).copy(tensors), boxes_on_host(tensors)):
+    for copies in (Arena(1 << 12, pin=False).copy(tensors), copy_regions_to_host(tensors)):
         assert all(copy.equal(tensor) for copy, tensor in zip(copies, tensors, strict=True))
         assert [copy.untyped_storage().nbytes() for copy in copies] == [tensor.nbytes for tensor in tensors]
         torch.save(copies, tmp_path / "copies.pt")

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
-from colossal.tensor import whole_of
+from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes
 
 
@@ -90,7 +90,7 @@ def start(kind: str, precision: str | None = None) -> tuple[Booster, tuple[Any, 
 def train(booster: Booster, boosted: tuple[Any, ...], first: int, steps: int, precision: str | None = None) -> None:
     model, optimizer, criterion, _, schedule = boosted
     images, labels = load_digits(return_X_y=True)
-    rank, size = booster.plugin.data_parallel_place()
+    rank, size = booster.plugin.data_parallel_rank_and_size()
     for step in range(first, first + steps):
         rows = slice(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
         inputs = torch.tensor(images[rows], dtype=dtype_of(precision))[rank::size] / 16
@@ -101,7 +101,9 @@ def train(booster: Booster, boosted: tuple[Any, ...], first: int, steps: int, pr
 
 
 def parameters(model: Any) -> dict[str, torch.Tensor]:
-    return {name: whole_of(value).detach().clone().double() for name, value in model.unwrap().state_dict().items()}
+    return {
+        name: full_tensor_of(value).detach().clone().double() for name, value in model.unwrap().state_dict().items()
+    }
 
 
 def save(kind: str, root: str, precision: str | None = None, use_async: bool = False) -> dict[str, torch.Tensor]:

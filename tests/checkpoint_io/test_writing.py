@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO, OneForAll
+from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO, ProcessGroupIO
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.testing import run_processes, run_threads
 
@@ -85,7 +85,7 @@ def test_a_move_that_stops_halfway_leaves_no_mixture(
 
 def _what_a_rank_sees(folder: str) -> list[str]:
     """Save, load and fail on both ranks; return what each rank saw."""
-    io, seen = CheckpointIO(OneForAll()), []
+    io, seen = CheckpointIO(ProcessGroupIO()), []
     model = nn.Linear(2, 2)
     io.save_model(nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), Path(folder, "ddp.pt"))
     io.load_model(nn.parallel.DistributedDataParallel(model), Path(folder, "ddp.pt"))
@@ -125,7 +125,7 @@ def test_every_rank_raises_the_first_ranks_error() -> None:
                 raise UnsupportedError(f"{dist.get_rank()} cannot.")
 
         with pytest.raises(UnsupportedError) as caught:
-            OneForAll().read(job)
+            ProcessGroupIO().read(job)
         return str(caught.value)
 
     assert set(run_threads(fail, 3)) == {"1 cannot. (This happened on rank 1.)"}
@@ -133,7 +133,7 @@ def test_every_rank_raises_the_first_ranks_error() -> None:
 
 def test_a_shared_checkpoint_needs_a_world() -> None:
     with pytest.raises(ConfigError, match="GeneralCheckpointIO"):
-        OneForAll()
+        ProcessGroupIO()
 
 
 def test_the_index_file_stands_on_its_own(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def _count_exchanges(folder: str) -> dict[str, int]:
     """Count the collectives of each verb."""
     exchange, calls = dist.all_gather_object, []
     dist.all_gather_object = lambda *args, **kwargs: (calls.append(1), exchange(*args, **kwargs))
-    io, model = CheckpointIO(OneForAll()), nn.Linear(2, 2)
+    io, model = CheckpointIO(ProcessGroupIO()), nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     verbs: dict[str, Callable[[], object]] = {
@@ -191,7 +191,7 @@ def test_the_documented_number_of_exchanges_is_the_real_one(tmp_path: Path) -> N
     words = {"one": 1, "twice": 2, "three times": 3, "four times": 4, "five times": 5, "six times": 6}
     for counts in run_processes(_count_exchanges, 2, str(tmp_path)):
         for verb, count in counts.items():
-            said = re.search(r"Communication: for `OneForAll` (\w+( times)?) all_gather_object", _doc(verb))
+            said = re.search(r"Communication: for `ProcessGroupIO` (\w+( times)?) all_gather_object", _doc(verb))
             assert said is not None, verb
             assert words[said[1]] == count, verb
 

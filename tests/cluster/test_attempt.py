@@ -6,18 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch import distributed as dist
 
-from colossal.cluster.attempt import enter_attempt
-from colossal.cluster.member import Member
+from colossal.cluster.process_spec import ProcessSpec
+from colossal.cluster.world_agreement import agree_on_world
 from colossal.errors import LaunchError
 
 
-def member(rank: int, world_size: int) -> Member:
-    return Member(rank, world_size, "node0", 29500, None)
+def member(rank: int, world_size: int) -> ProcessSpec:
+    return ProcessSpec(rank, world_size, "node0", 29500, None)
 
 
 def form(store: dist.Store, world_size: int) -> list[dist.Store]:
     with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(lambda rank: enter_attempt(store, member(rank, world_size), 20.0), range(world_size)))
+        return list(pool.map(lambda rank: agree_on_world(store, member(rank, world_size), 20.0), range(world_size)))
 
 
 def errors_of(sizes: list[int], lasting: bool = False) -> list[str]:
@@ -26,7 +26,7 @@ def errors_of(sizes: list[int], lasting: bool = False) -> list[str]:
 
     def enter(rank: int) -> str:
         with pytest.raises(LaunchError) as error:
-            enter_attempt(store, member(rank, sizes[rank]), 20.0, lasting=lasting)
+            agree_on_world(store, member(rank, sizes[rank]), 20.0, lasting=lasting)
         return str(error.value)
 
     greetings = [f"greetings {count}" for count in range(1, len(sizes))]
@@ -67,29 +67,29 @@ def test_an_attempt_may_lack_a_rank_that_an_earlier_one_had() -> None:
     store = dist.HashStore()
     form(store, 3)
     with ThreadPoolExecutor(2) as pool:  # a node has gone for good, and rank 1 is the first to come again
-        other = pool.submit(enter_attempt, store, member(1, 2), 20.0, lasting=True)
+        other = pool.submit(agree_on_world, store, member(1, 2), 20.0, lasting=True)
         time.sleep(0.2)
-        first = enter_attempt(store, member(0, 2), 20.0, lasting=True)
+        first = agree_on_world(store, member(0, 2), 20.0, lasting=True)
     other.result().set("address", "alive")
     assert first.get("address") == b"alive"
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     with pytest.raises(LaunchError, match=r"must come to node0:29500 within 0.1 s. Found no rank 1, 2\."):
-        enter_attempt(dist.HashStore(), member(0, 3), 0.1)
+        agree_on_world(dist.HashStore(), member(0, 3), 0.1)
 
 
 def test_ranks_that_have_come_learn_which_one_has_not() -> None:
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
         others = [
-            pool.submit(enter_attempt, store, member(rank, 3), seconds) for rank, seconds in ((0, 0.5), (1, 20.0))
+            pool.submit(agree_on_world, store, member(rank, 3), seconds) for rank, seconds in ((0, 0.5), (1, 20.0))
         ]
     assert all("Found no rank 2." in str(other.exception()) for other in others)
 
 
 def test_a_world_of_one_waits_for_nobody() -> None:
-    part = enter_attempt(dist.HashStore(), member(0, 1), 0.0)
+    part = agree_on_world(dist.HashStore(), member(0, 1), 0.0)
     part.set("key", "value")
     assert part.get("key") == b"value"
 
@@ -111,19 +111,19 @@ def test_a_rank_beyond_the_world_is_told_once_the_world_has_formed() -> None:
     store = dist.HashStore()
     form(store, 2)
     with pytest.raises(LaunchError, match="Found world_size=2 on rank 0 and world_size=3 on rank 2"):
-        enter_attempt(store, member(2, 3), 20.0)
+        agree_on_world(store, member(2, 3), 20.0)
 
 
 def test_a_world_of_one_is_told_of_by_those_who_come_to_it() -> None:
     store = dist.HashStore()
-    enter_attempt(store, member(0, 1), 0.0)
+    agree_on_world(store, member(0, 1), 0.0)
     found = "Found world_size=1 on rank 0 and world_size=2 on rank 1"
     with pytest.raises(LaunchError, match=found):
-        enter_attempt(store, member(1, 2), 20.0)
+        agree_on_world(store, member(1, 2), 20.0)
     with pytest.raises(LaunchError, match=found):  # a later one may form in a store that lasts, and does not
-        enter_attempt(store, member(1, 2), 0.2, lasting=True)
+        agree_on_world(store, member(1, 2), 0.2, lasting=True)
 
 
 def test_a_rank_that_rank_0_does_not_answer_gives_up() -> None:
     with pytest.raises(LaunchError, match="Rank 1 must reach rank 0 at node0:29500 within 0.1 s. Found its store"):
-        enter_attempt(dist.HashStore(), member(1, 2), 0.1)
+        agree_on_world(dist.HashStore(), member(1, 2), 0.1)

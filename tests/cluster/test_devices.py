@@ -9,7 +9,7 @@ import pytest
 from torch import distributed as dist
 
 from colossal.accelerator import Accelerator
-from colossal.cluster.rendezvous import World, take_device
+from colossal.cluster.rendezvous import WorldSpec, bind_device
 from colossal.errors import ConfigError, LaunchError
 
 
@@ -35,7 +35,7 @@ def take(hosts: list[Host], local_ranks: list[int], may_share: bool = False) -> 
 
     def one(rank: int) -> Exception | None:
         try:
-            take_device(World(store, rank, len(hosts), 20), hosts[rank], local_ranks[rank], may_share=may_share)
+            bind_device(WorldSpec(store, rank, len(hosts), 20), hosts[rank], local_ranks[rank], may_share=may_share)
         except (ConfigError, LaunchError) as error:
             return error
         return None

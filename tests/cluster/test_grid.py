@@ -3,7 +3,7 @@ import itertools
 import pytest
 from torch import distributed as dist
 
-from colossal.cluster import ParallelMesh, grid_of
+from colossal.cluster import ParallelMesh, make_tp_grid
 from colossal.errors import MeshError
 from colossal.testing import fake_world
 
@@ -13,7 +13,7 @@ GRIDS = [(6, "1d", None), (4, "2d", None), (9, "2d", None), (8, "2.5d", 2), (12,
 @pytest.mark.parametrize(("tp", "mode", "depth"), GRIDS)
 @pytest.mark.parametrize("dp", [1, 2])
 def test_the_axes_of_the_grid_are_views_of_the_tp_axis(tp, mode, depth, dp) -> None:
-    sizes = grid_of(tp, mode, depth)
+    sizes = make_tp_grid(tp, mode, depth)
     for rank in range(dp * tp):
         with fake_world(dp * tp, rank=rank):
             mesh = ParallelMesh(dp=dp, tp=tp, tp_mode=mode, tp_depth=depth)

@@ -22,9 +22,9 @@ from torch import distributed as dist
 
 import colossal
 from colossal.cluster import DistCoordinator, current_mesh, get_default_parser, rendezvous
-from colossal.cluster.member import Member
-from colossal.cluster.mesh import leave_ambient
-from colossal.cluster.rendezvous import World, connecting, form_world, meet
+from colossal.cluster.mesh import set_ambient_mesh
+from colossal.cluster.process_spec import ProcessSpec
+from colossal.cluster.rendezvous import WorldSpec, connect_to_store, connecting, form_world
 from colossal.cluster.watchdog import watchdog_settings
 from colossal.errors import ConfigError, LaunchError, MeshError
 from colossal.testing import fake_world, run_processes
@@ -35,7 +35,7 @@ TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 @pytest.fixture
 def left() -> None:
     yield
-    leave_ambient(None)
+    set_ambient_mesh(None)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -263,7 +263,7 @@ def test_a_rank_whose_first_rank_is_a_world_of_its_own_is_told(tmp_path) -> None
 def launch_without_rank_0(port: int, folder: Path) -> str:
     """Let rank 0 stop after it has met the others, before it says what host it is on."""
     if os.environ["TEST_RANK"] == "0":
-        store = meet(Member(0, 2, "127.0.0.1", port, None), 20.0)
+        store = connect_to_store(ProcessSpec(0, 2, "127.0.0.1", port, None), 20.0)
         while not list(folder.iterdir()):
             time.sleep(0.02)
         return repr(store)
@@ -284,7 +284,7 @@ def test_what_torch_raises_while_processes_connect_is_a_launch_error(tmp_path) -
 
 
 def test_a_mesh_that_cannot_be_formed_is_a_launch_error_and_what_the_user_chose_is_not() -> None:
-    world = World(dist.HashStore(), 1, 2, 3.0)
+    world = WorldSpec(dist.HashStore(), 1, 2, 3.0)
     with (
         pytest.raises(LaunchError, match=r"within 3 s. Found that rank 1 could not: connection reset"),
         connecting(world),
@@ -500,8 +500,8 @@ def test_the_watchdog_is_told_before_there_is_a_group(monkeypatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setattr(dist, "init_process_group", init)
     with pytest.raises(LaunchError, match="no GPU here"):
-        form_world(World(dist.HashStore(), 0, 1, 5.0), "nccl")
+        form_world(WorldSpec(dist.HashStore(), 0, 1, 5.0), "nccl")
     monkeypatch.setattr(rendezvous, "get_accelerator", lambda: SimpleNamespace(is_cpu=False))
     with pytest.raises(LaunchError, match="no GPU here"):
-        form_world(World(dist.HashStore(), 0, 1, 5.0), "nccl")
+        form_world(WorldSpec(dist.HashStore(), 0, 1, 5.0), "nccl")
     assert seen == [None, "2000"], "only beside an accelerator"

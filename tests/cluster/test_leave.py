@@ -1,5 +1,5 @@
 # pyright: reportAttributeAccessIssue=false
-"""See [Note: workers that outlive the interpreter] in cluster/leave.py."""
+"""See [Note: workers that outlive the interpreter] in cluster/teardown.py."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import torch
 from torch import distributed as dist
 
 import colossal
-from colossal.cluster import leave as leaving
+from colossal.cluster import teardown as leaving
 from colossal.cluster.mesh import _AMBIENT
 from colossal.testing import fake_world, run_processes
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from colossal.cluster import LINK_OPS, AxisCost, Link, LinkCost, LinkOrigin, ParallelMesh, current_mesh
-from colossal.cluster.link_cost import FORMAT, link_cost_of_environment, steps_of
+from colossal.cluster.link_cost import FORMAT, collective_cost_factors, link_cost_from_environment
 from colossal.cluster.link_fit import fit_axis, fit_link, typical
 from colossal.errors import ConfigError, MeshError
 from colossal.testing import fake_world, run_processes
@@ -30,7 +30,7 @@ COSTS = LinkCost(
 def test_the_steps_are_those_of_the_algorithm(op) -> None:
     """Counts messages and bytes along the longest chain of a simulated algorithm among p ranks."""
     for size in (2, 3, 4, 7, 8):
-        messages, share = steps_of(op, size)
+        messages, share = collective_cost_factors(op, size)
         if op == "broadcast":
             informed, rounds = 1, 0
             while informed < size:  # everyone who has the message passes it on
@@ -86,7 +86,7 @@ SIZES = [4**power for power in range(5, 12)]
 def measured(op: str, size: int, alpha: float, beta: float, noise: float, outliers: float, seed: int) -> list:
     """What a measurement gives: of each size 25 noisy samples, some of them a hundred times too long."""
     draw = random.Random(seed)  # noqa: S311 (no secret)
-    messages, share = steps_of(op, size)
+    messages, share = collective_cost_factors(op, size)
     found = []
     for num_bytes in SIZES:
         exact = alpha * messages + beta * share * num_bytes
@@ -243,7 +243,7 @@ def test_a_mesh_takes_the_costs_of_the_mesh_around_it_and_then_of_the_environmen
         assert current_mesh().link_cost == COSTS
         assert ParallelMesh(link_cost=other).link_cost is other
         monkeypatch.setenv("COLOSSAL_LINK_COST", "")
-        assert link_cost_of_environment() is None
+        assert link_cost_from_environment() is None
 
 
 def test_a_file_that_is_missing_is_an_error_of_the_mesh(tmp_path, monkeypatch) -> None:

@@ -85,13 +85,13 @@ def test_ranks_that_share_a_sequence_are_folded_behind_their_data_parallel_rank(
     for rank in range(24):
         with fake_world(24, rank=rank):
             mesh = ParallelMesh(pp=2, dp=3, sp=2, tp=2)
-            folded = mesh.fold_sequence()
+            folded = mesh.fold_sp_into_dp()
             assert folded.shape == {"pp": 2, "dp": 6, "sp": 1, "tp": 2}
             assert folded.rank("dp") == 2 * mesh.rank("dp") + mesh.rank("sp")
             assert folded.ranks("dp") == mesh.ranks("dp", "sp")
             assert [folded.ranks(axis) for axis in ("pp", "tp")] == [mesh.ranks(axis) for axis in ("pp", "tp")]
             assert mesh.shape == {"pp": 2, "dp": 3, "sp": 2, "tp": 2}
-            assert folded.fold_sequence() is folded
+            assert folded.fold_sp_into_dp() is folded
 
 
 @pytest.mark.parametrize("verb", ["size", "rank", "ranks", "group"])

@@ -6,7 +6,7 @@ from torch import distributed as dist
 
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter, Partition
-from colossal.comm.eight_bits import BLOCK, all_reduce_packed, pack, packed_nbytes, unpack
+from colossal.comm.fp8 import BLOCK, all_reduce_fp8, dequantize_fp8, fp8_nbytes, quantize_fp8
 from colossal.testing import run_processes, run_threads
 
 LARGEST, SMALLEST = 1 / 16, 2.2e-6  # errors: of the number itself, and of the largest in its block
@@ -28,16 +28,16 @@ def allowed(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_numbers_are_rounded_to_a_sixteenth(numel: int, dtype: torch.dtype) -> None:
     rows = torch.stack([numbers(0, numel), numbers(1, numel)]).to(dtype)
-    packed = pack(rows)
-    assert packed.shape == (2, packed_nbytes(numel))
-    for row, found in zip(rows.float(), unpack(packed, numel), strict=True):
+    packed = quantize_fp8(rows)
+    assert packed.shape == (2, fp8_nbytes(numel))
+    for row, found in zip(rows.float(), dequantize_fp8(packed, numel), strict=True):
         assert ((found - row).abs() <= allowed(row)).all()
 
 
 def test_a_block_of_zeros_is_zero_and_one_with_an_infinity_is_nan() -> None:
     rows = torch.zeros(1, 3 * BLOCK)
     rows[0, BLOCK], rows[0, -1] = float("inf"), float("nan")
-    found = unpack(pack(rows), 3 * BLOCK)[0]
+    found = dequantize_fp8(quantize_fp8(rows), 3 * BLOCK)[0]
     assert not found[:BLOCK].any()
     assert found[BLOCK:].isnan().all()
 
@@ -45,7 +45,7 @@ def test_a_block_of_zeros_is_zero_and_one_with_an_infinity_is_nan() -> None:
 def total_of_all(numel: int) -> tuple[torch.Tensor, torch.Tensor]:
     group = dist.group.WORLD
     assert group is not None
-    total = all_reduce_packed(numbers(dist.get_rank(), numel), group)
+    total = all_reduce_fp8(numbers(dist.get_rank(), numel), group)
     gathered = [torch.empty_like(total) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, total)
     return total, torch.stack(gathered)
@@ -68,7 +68,7 @@ def test_all_ranks_get_the_same_sum(run, size: int) -> None:
 def sum_segments(replicas: int, gives_scratch: bool) -> tuple[torch.Tensor, int]:
     mesh = ParallelMesh(dp=4)
     group, others = (mesh.group("dp"), None) if replicas == 1 else mesh.blocks("dp", 4 // replicas)
-    partition = Partition(group, others, in_eight_bits=True)
+    partition = Partition(group, others, compress_fp8=True)
     buffer = numbers(dist.get_rank(), 4 * BLOCK)
     own, scratch = partition.segment(buffer), torch.empty(partition.scratch_numel(buffer)) if gives_scratch else None
     with CommCounter() as counter:

@@ -9,8 +9,8 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel, Pending, all_reduce_over, gather_objects
-from colossal.comm.lost import LostPeers
+from colossal.comm import Channel, PendingComm, all_reduce_over, gather_objects
+from colossal.comm.lost_peers import LostPeerGuard
 from colossal.errors import CommunicationError
 from colossal.testing import fake_world
 
@@ -27,7 +27,7 @@ def lose(*_: Any, **__: Any) -> None:
         lambda: Channel("dp").all_to_all(torch.ones(2, 2), 0, 1),
         lambda: all_reduce_over(torch.ones(2), [dist.group.WORLD]),
         lambda: gather_objects(1),
-        lambda: Pending([SimpleNamespace(wait=lose)]).wait(),
+        lambda: PendingComm([SimpleNamespace(wait=lose)]).wait(),
     ],
 )
 def test_a_lost_peer_is_named_with_what_to_do(call, monkeypatch) -> None:
@@ -43,10 +43,10 @@ def test_a_lost_peer_is_named_with_what_to_do(call, monkeypatch) -> None:
 
 @pytest.mark.parametrize("error", [dist.DistNetworkError("x"), dist.DistStoreError("x")])
 def test_every_error_of_communication_of_torch_is_one(error) -> None:
-    with pytest.raises(CommunicationError, match="Found on rank 0: x"), LostPeers():
+    with pytest.raises(CommunicationError, match="Found on rank 0: x"), LostPeerGuard():
         raise error
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(ValueError, match="shape"), LostPeers():
+    with pytest.raises(ValueError, match="shape"), LostPeerGuard():
         raise ValueError("shape")

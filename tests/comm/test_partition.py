@@ -7,7 +7,7 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster import ParallelMesh
-from colossal.comm import CommCounter, Partition, Pending
+from colossal.comm import CommCounter, Partition, PendingComm
 from colossal.testing import run_processes, run_threads
 
 SIZE = 4
@@ -90,7 +90,7 @@ def test_all_works_are_waited_for_before_what_is_left_is_done_once() -> None:
         def wait(self) -> None:
             done.append(self.name)
 
-    pending = Pending(cast("list[dist.Work]", [Work("one"), Work("two")]), lambda: done.append("then"))
+    pending = PendingComm(cast("list[dist.Work]", [Work("one"), Work("two")]), lambda: done.append("then"))
     pending.wait()
     pending.wait()
     assert done == ["one", "two", "then"]

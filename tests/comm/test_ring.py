@@ -3,7 +3,7 @@
 import torch
 
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel, CommCounter, Exchange, pass_round, sum_round
+from colossal.comm import Channel, CommCounter, Exchange, ring_all_gather, ring_reduce_scatter
 from colossal.testing import run_processes
 
 SIZE = 3
@@ -13,8 +13,8 @@ def go_round() -> tuple[list[tuple[int, list[float]]], list[float], float, dict]
     channel, seen = Channel("sp", ParallelMesh(sp=SIZE)), []
     own = torch.arange(2.0) + 10 * channel.rank
     with CommCounter() as counter:
-        pass_round(own, channel, lambda rank, tensor: seen.append((rank, tensor.tolist())))
-        total = sum_round(lambda rank: torch.tensor([float(rank), 10.0 * channel.rank + rank]), channel)
+        ring_all_gather(own, channel, lambda rank, tensor: seen.append((rank, tensor.tolist())))
+        total = ring_reduce_scatter(lambda rank: torch.tensor([float(rank), 10.0 * channel.rank + rank]), channel)
         ahead, behind = (channel.rank + 1) % SIZE, (channel.rank - 1) % SIZE
         come = Exchange(own, channel, ahead, behind).wait()
     return seen, total.tolist(), come[0].item(), counter.calls

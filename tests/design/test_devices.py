@@ -29,10 +29,10 @@ NAMED: Mapping[tuple[str, str], str] = {
     ("kernel/adam/op.py", '"cuda": native.on_cuda'): OWN_CODE,
     ("kernel/adam/op.py", "torch.version.hip"): "AMD's GPUs are called cuda, and run no code in CUDA",
     (
-        "amp/fp8.py",
+        "amp/fp8_linear.py",
         "torch.version.hip",
     ): "units for 8-bit products are known of NVIDIA's GPUs; elsewhere it is emulated",
-    ("amp/fp8.py", "torch.cuda.get_device_capability"): "units for 8-bit products came with a capability",
+    ("amp/fp8_linear.py", "torch.cuda.get_device_capability"): "units for 8-bit products came with a capability",
     ("booster/lora/quantization.py", 'device.type != "cuda"'): "bitsandbytes; refused by name on other devices",
     ("cli/check/devices.py", 'other.type != "cuda"'): "GPUs of CUDA are listed one by one, others are counted",
     ("cli/check/devices.py", "torch.cuda"): "GPUs of CUDA are listed one by one, others are counted",
@@ -46,10 +46,16 @@ NAMED: Mapping[tuple[str, str], str] = {
     ("cluster/launch.py", '("nccl", *own)'): "what many programs pass on as the default stands for the device's own",
     ("cluster/watchdog.py", '"nccl" not in backend'): "the variables are those of torch's watchdog of this backend",
     ("comm/channel.py", '_IN_PLACE = ("nccl"'): "known to allow it; an unknown backend gets a buffer of its own",
-    ("zero/gemini/config.py", '"cuda": (0.0, 0.0)'): POLICY,
-    ("zero/gemini/config.py", "'cuda' for everything on the device"): POLICY,
-    ("zero/gemini/parameter.py", '"is_cuda"'): "attributes of a tensor that tell nothing of its values, of each kind",
-    ("zero/gemini/parameter.py", '"is_xpu"'): "attributes of a tensor that tell nothing of its values, of each kind",
+    ("zero/gemini/gemini_config.py", '"cuda": (0.0, 0.0)'): POLICY,
+    ("zero/gemini/gemini_config.py", "'cuda' for everything on the device"): POLICY,
+    (
+        "zero/gemini/managed_parameter.py",
+        '"is_cuda"',
+    ): "attributes of a tensor that tell nothing of its values, of each kind",
+    (
+        "zero/gemini/managed_parameter.py",
+        '"is_xpu"',
+    ): "attributes of a tensor that tell nothing of its values, of each kind",
 }
 """Lines that may name one, by file and a part of the line, and why."""
 
@@ -60,8 +66,11 @@ CONSTRUCTORS = {
 READ_BACK = "is read back at once, and is right wherever it was"
 UNPLACED: Mapping[tuple[str, str], str] = {
     ("zero/flat_parameters.py", "torch.tensor(lengths).cumsum(0).tolist()"): READ_BACK,
-    ("pipeline/cut.py", "torch.zeros(native.shape, dtype=native.dtype)"): "moves with the model that it stands in",
-    ("pipeline/lane.py", "torch.tensor(numbers + "): "a header, which its sender moves",
+    (
+        "pipeline/stage_extraction.py",
+        "torch.zeros(native.shape, dtype=native.dtype)",
+    ): "moves with the model that it stands in",
+    ("pipeline/p2p.py", "torch.tensor(numbers + "): "a header, which its sender moves",
 }
 """Lines that may leave the device to torch, and why."""
 

@@ -118,7 +118,7 @@ def boosted(
     wrapped, optimizer, criterion, *_ = booster.boost(model, optimizer, lambda outputs, _inputs: outputs.loss)
     assert optimizer is not None
     assert criterion is not None
-    rank, size = booster.plugin.data_parallel_place()
+    rank, size = booster.plugin.data_parallel_rank_and_size()
     keep: Callable[[], Any] = nullcontext if precision else KeepFloat64
     for step in range(STEPS):
         own = {name: value[rank * BATCH // size : (rank + 1) * BATCH // size] for name, value in batch_of(step).items()}

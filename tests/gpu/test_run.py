@@ -22,7 +22,7 @@ def results(tmp_path) -> Path:
     return tmp_path / "gpu.json"
 
 
-def parts_of(*cases: run.Case) -> dict[str, object]:
+def local_regions_of(*cases: run.Case) -> dict[str, object]:
     return {"rates": lambda _setting: iter(cases)}
 
 
@@ -37,7 +37,9 @@ def test_what_is_done_is_not_done_again_and_a_failure_is(results, tmp_path, monk
         done.append("broken")
         raise RuntimeError("no\nluck")
 
-    monkeypatch.setattr(run, "PARTS", parts_of(run.Case("rates", "a", 1, fine), run.Case("rates", "b", 1, broken)))
+    monkeypatch.setattr(
+        run, "PARTS", local_regions_of(run.Case("rates", "a", 1, fine), run.Case("rates", "b", 1, broken))
+    )
     words = ["--device", "cpu", "--results", str(results), "--table", str(tmp_path / "gpu.md")]
     assert run.main(words) == run.main(words) == 1
     assert done == ["fine", "broken", "broken"]
@@ -50,7 +52,7 @@ def test_what_is_done_is_not_done_again_and_a_failure_is(results, tmp_path, monk
 
 def test_it_ends_before_its_time_and_goes_on_later(results, monkeypatch) -> None:
     monkeypatch.setattr(
-        run, "PARTS", parts_of(run.Case("rates", "long", 100, dict), run.Case("rates", "short", 1, dict))
+        run, "PARTS", local_regions_of(run.Case("rates", "long", 100, dict), run.Case("rates", "short", 1, dict))
     )
     words = ["--device", "cpu", "--results", str(results)]
     assert run.main([*words, "--minutes", "1"]) == run.UNFINISHED

@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal.cluster import current_mesh
-from colossal.tensor import whole_of
+from colossal.tensor import full_tensor_of
 from colossal.zero.gemini import GeminiDDP, GeminiOptimizer
 
 ROWS, WIDTH = 24, 6
@@ -69,7 +69,7 @@ def gradients_of(model: nn.Module, optimizer: Any) -> dict[str, torch.Tensor | N
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             grad = masters[parameter].grad
-            found[name] = None if grad is None else whole_of(grad).detach().clone()
+            found[name] = None if grad is None else full_tensor_of(grad).detach().clone()
     return found
 
 

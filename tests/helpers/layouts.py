@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from colossal.tensor import Layout, one_step
+from colossal.tensor import Layout, one_step_layouts
 
 SIZES = st.lists(st.integers(0, 7), min_size=1, max_size=3).map(tuple)
 
@@ -47,7 +47,7 @@ def all_layouts(shape: Sequence[int], grid: Sequence[int], partial: Sequence[int
     found = {Layout(tuple(shape), grid=tuple(grid), partial=tuple(partial)): None}
     waiting = list(found)
     while waiting:
-        for _, layout in one_step(waiting.pop()):
+        for _, layout in one_step_layouts(waiting.pop()):
             if layout not in found:
                 found[layout] = None
                 waiting.append(layout)

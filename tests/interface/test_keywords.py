@@ -17,9 +17,9 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
-from colossal.booster.plugin.gemini_options import GeminiOptions
-from colossal.booster.plugin.hybrid_options import HybridOptions
-from colossal.booster.plugin.torch_ddp import DDPConfig
+from colossal.booster.plugin.ddp.torch_ddp import DDPConfig
+from colossal.booster.plugin.gemini.gemini_options import GeminiOptions
+from colossal.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface.clipping import Clipping

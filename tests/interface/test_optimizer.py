@@ -101,7 +101,7 @@ def test_an_overflow_drops_the_step_and_halves_the_scale() -> None:
     optimizer.backward(loss_of(model, 1e38))
     optimizer.clip_grad_by_norm(1.0)
     assert optimizer.step() is None
-    assert optimizer.scaler.dropped
+    assert optimizer.scaler.skipped
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert optimizer.scaler.scale_value == SCALE / 2
     optimizer.zero_grad()
@@ -109,7 +109,7 @@ def test_an_overflow_drops_the_step_and_halves_the_scale() -> None:
         optimizer.backward(loss_of(model, 1e-3))
         optimizer.step()
         optimizer.zero_grad()
-        assert not optimizer.scaler.dropped
+        assert not optimizer.scaler.skipped
     assert not any(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert optimizer.scaler.scale_value == SCALE
 
@@ -120,7 +120,7 @@ def test_a_schedule_goes_on_after_a_first_step_that_was_dropped() -> None:
     optimizer.backward(loss_of(model, 1e38))
     optimizer.step()
     schedule.step()
-    assert optimizer.scaler.dropped
+    assert optimizer.scaler.skipped
     assert schedule.get_last_lr() == [pytest.approx(0.05)]
 
 
@@ -244,7 +244,7 @@ def test_an_overflow_is_found_by_the_norm() -> None:
     optimizer = OptimizerWrapper(HybridAdam([weight], lr=0.1), scaler)
     optimizer.backward((weight * torch.tensor([1.0, float("inf")])).sum())
     optimizer.step()
-    assert scaler.dropped
+    assert scaler.skipped
     assert scaler.scale_value == 4.0
     assert weight.tolist() == [1.0, 1.0]
 

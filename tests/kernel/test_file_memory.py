@@ -7,23 +7,23 @@ import pytest
 import torch
 
 from colossal.errors import ConfigError
-from colossal.kernel import FileMemory
+from colossal.offload import FileBackedBuffer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_values_outlive_their_pages(tmp_path: Path, dtype: torch.dtype) -> None:
-    memory = FileMemory(tmp_path, 10_000, dtype)
+    memory = FileBackedBuffer(tmp_path, 10_000, dtype)
     assert memory.tensor.shape == (10_000,)
     assert not memory.tensor.any(), "it begins as zeros"
     values = torch.arange(10_000).to(dtype)
     memory.tensor.copy_(values)
-    memory.let_go()
+    memory.drop_page_cache()
     assert torch.equal(memory.tensor, values)
     assert not list(tmp_path.iterdir()), "the file has no name"
 
 
 def test_a_part_of_it_keeps_it_alive(tmp_path: Path) -> None:
-    part = FileMemory(tmp_path, 1000, torch.float32).tensor.fill_(3.0)[10:20]
+    part = FileBackedBuffer(tmp_path, 1000, torch.float32).tensor.fill_(3.0)[10:20]
     gc.collect()
     assert part.sum() == 30
 
@@ -31,7 +31,7 @@ def test_a_part_of_it_keeps_it_alive(tmp_path: Path) -> None:
 def test_nothing_is_left_of_it(tmp_path: Path) -> None:
     before = _open_files()
     for _ in range(50):
-        FileMemory(tmp_path, 1 << 20, torch.float32).tensor.add_(1)
+        FileBackedBuffer(tmp_path, 1 << 20, torch.float32).tensor.add_(1)
     gc.collect()
     assert _open_files() <= before + 1
 
@@ -41,9 +41,9 @@ def _open_files() -> int:
 
 
 def test_of_nothing(tmp_path: Path) -> None:
-    assert FileMemory(tmp_path, 0, torch.float32).tensor.shape == (0,)
+    assert FileBackedBuffer(tmp_path, 0, torch.float32).tensor.shape == (0,)
 
 
 def test_a_directory_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Found .*nowhere"):
-        FileMemory(tmp_path / "nowhere", 10, torch.float32)
+        FileBackedBuffer(tmp_path / "nowhere", 10, torch.float32)

@@ -17,18 +17,19 @@ import pytest
 import torch
 
 from colossal.errors import CheckpointError, ConfigError, ShapeError, UnsupportedError
-from colossal.kernel import DirectIO, StateStore, TensorFile, file_engine, file_probe, file_scratch, huge_zeros
-from colossal.kernel.file_engine import ENGINES, Transfer, open_engine
-from colossal.kernel.file_scratch import ScratchFile
+from colossal.kernel import huge_zeros
+from colossal.offload import DirectIO, StateStore, TensorFile, direct_io, io_engine, scratch_file
+from colossal.offload.io_engine import ENGINES, FileTransfer, open_io_engine
+from colossal.offload.scratch_file import ScratchFile
 
-PIECE = file_engine._PIECE
+PIECE = io_engine._PIECE
 SIZES = (0, 1, 511, 4096, 4097, 1_000_003, PIECE, 2 * PIECE + 4096, 3 * PIECE + 77)
 WAYS = (DirectIO(read=False, write=False), DirectIO(read=True, write=True), DirectIO(read=True, write=False))
 
 
 def allowed(name: str) -> bool:
     try:
-        open_engine(name).close()
+        open_io_engine(name).close()
     except UnsupportedError:
         return False
     return True
@@ -65,7 +66,7 @@ def aligned(num_bytes: int) -> torch.Tensor:
 
 def run(program: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(Path(file_engine.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(io_engine.__file__).parents[2])}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -168,7 +169,7 @@ def test_a_file_that_is_dropped_is_closed(engine, disk) -> None:
 def test_the_end_of_the_process_closes_it(engine, disk) -> None:
     program = """
         import sys, torch
-        from colossal.kernel import TensorFile
+        from colossal.offload import TensorFile
         file = TensorFile(sys.argv[1], [1 << 24], sys.argv[2])
         file.write(0, torch.zeros(1 << 24, dtype=torch.uint8))
     """
@@ -182,16 +183,16 @@ def test_the_end_of_the_process_closes_it(engine, disk) -> None:
 def test_whole_blocks_go_past_the_page_cache_and_the_rest_does_not(disk) -> None:
     del disk
     for address, num_bytes, direct in ((4096, 8192, 8192), (4096, 8200, 8192), (4096, 100, 0), (4160, 8192, 0)):
-        assert Transfer(address, 0, num_bytes, 3, 4, is_write=True).num_direct_bytes == direct
+        assert FileTransfer(address, 0, num_bytes, 3, 4, is_write=True).num_direct_bytes == direct
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_small_files_are_not_probed_and_a_choice_is_honoured(way, disk, monkeypatch) -> None:
-    monkeypatch.setattr(file_probe, "_FOUND", {})
+    monkeypatch.setattr(direct_io, "_FOUND", {})
     with TensorFile(disk, [100]) as file, TensorFile(disk, [100], direct=way) as other:
         assert file.direct == DirectIO(read=False, write=False)
         assert other.direct == way
-    assert not file_probe._FOUND
+    assert not direct_io._FOUND
 
 
 @pytest.mark.parametrize(
@@ -204,30 +205,30 @@ def test_small_files_are_not_probed_and_a_choice_is_honoured(way, disk, monkeypa
     ],
 )
 def test_the_probe_finds_the_faster_way(slow, found, disk, monkeypatch) -> None:
-    def seconds(_engine: object, transfer: Transfer) -> float:
+    def seconds(_engine: object, transfer: FileTransfer) -> float:
         way = "direct" if transfer.direct != transfer.buffered else "buffered"
         return 2.0 if slow & {way, f"{way} {'write' if transfer.is_write else 'read'}"} else 1.0
 
-    monkeypatch.setattr(file_probe, "_FOUND", {})
-    monkeypatch.setattr(file_probe, "_seconds", seconds)
-    monkeypatch.setattr(file_probe, "_BYTES", 4096)
+    monkeypatch.setattr(direct_io, "_FOUND", {})
+    monkeypatch.setattr(direct_io, "_seconds", seconds)
+    monkeypatch.setattr(direct_io, "_BYTES", 4096)
     monkeypatch.setattr(ScratchFile, "_past_the_cache", lambda self: os.dup(self.buffered))
-    opened = open_engine("python")
+    opened = open_io_engine("python")
     try:
-        assert file_probe.probe(disk, opened) == found
-        monkeypatch.setattr(file_probe, "_seconds", None)  # it is not asked again
-        assert file_probe.probe(disk, opened) == found
+        assert direct_io.probe(disk, opened) == found
+        monkeypatch.setattr(direct_io, "_seconds", None)  # it is not asked again
+        assert direct_io.probe(disk, opened) == found
     finally:
         opened.close()
 
 
 def test_the_probe_really_transfers(engine, disk, monkeypatch) -> None:
-    monkeypatch.setattr(file_probe, "_FOUND", {})
-    monkeypatch.setattr(file_probe, "_BYTES", 1 << 20)
-    opened = open_engine(engine)
+    monkeypatch.setattr(direct_io, "_FOUND", {})
+    monkeypatch.setattr(direct_io, "_BYTES", 1 << 20)
+    opened = open_io_engine(engine)
     try:
-        file_probe.probe(disk, opened)
-        assert len(file_probe._FOUND) == 1
+        direct_io.probe(disk, opened)
+        assert len(direct_io._FOUND) == 1
     finally:
         opened.close()
 
@@ -250,12 +251,12 @@ def test_a_refused_direct_transfer_is_made_through_the_page_cache(disk, monkeypa
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return real(descriptor, *rest)
 
-    real, file, opened = os.pwritev, ScratchFile(disk, 8192), open_engine("python")
+    real, file, opened = os.pwritev, ScratchFile(disk, 8192), open_io_engine("python")
     monkeypatch.setattr(os, "pwritev", picky)
     monkeypatch.setattr(file, "direct", os.dup(file.buffered))
     try:
         memory = aligned(8192).copy_(noise(8192))
-        handle = opened.submit(Transfer(memory.data_ptr(), 0, 8192, file.buffered, file.direct, is_write=True))
+        handle = opened.submit(FileTransfer(memory.data_ptr(), 0, 8192, file.buffered, file.direct, is_write=True))
         assert opened.wait(handle) == 0
         assert os.pread(file.buffered, 8192, 0) == bytes(memory.tolist())
         assert refused == [file.direct]
@@ -273,15 +274,15 @@ def test_without_a_compiler_it_is_python(disk, monkeypatch) -> None:
     def refuse(_: str) -> None:
         raise UnsupportedError("no compiler")
 
-    monkeypatch.setattr(file_engine, "library", refuse)
-    file_engine._functions.cache_clear()
+    monkeypatch.setattr(io_engine, "library", refuse)
+    io_engine._functions.cache_clear()
     try:
         with TensorFile(disk, [4]) as file:
             assert file.engine == "python"
         with pytest.raises(UnsupportedError, match="no compiler"):
             TensorFile(disk, [4], engine="threads")
     finally:
-        file_engine._functions.cache_clear()
+        io_engine._functions.cache_clear()
 
 
 @pytest.mark.skipif(not allowed("threads"), reason="needs a C++ compiler")
@@ -292,8 +293,8 @@ def test_where_io_uring_is_forbidden_it_is_threads(disk, monkeypatch) -> None:
         def __getattr__(self, name: str) -> object:
             return (lambda _depth: None) if name == "ring" else getattr(real, name)
 
-    real = file_engine._functions()
-    monkeypatch.setattr(file_engine, "_functions", Without)
+    real = io_engine._functions()
+    monkeypatch.setattr(io_engine, "_functions", Without)
     with TensorFile(disk, [4]) as file:
         assert file.engine == "threads"
     with pytest.raises(UnsupportedError, match="'io_uring' must be allowed"):
@@ -446,14 +447,14 @@ def test_a_closed_file_is_not_used(disk) -> None:
 
 KILLED = """
     import os, signal, sys, torch
-    from colossal.kernel import TensorFile, file_scratch
+    from colossal.offload import TensorFile, scratch_file
     if sys.argv[2] == "named":
         del os.O_TMPFILE
     if sys.argv[2] == "kept":
         del os.O_TMPFILE
         def refuse(self, missing_ok=False):
             raise OSError("busy")
-        file_scratch.Path.unlink = refuse
+        scratch_file.Path.unlink = refuse
     file = TensorFile(sys.argv[1], [1 << 24])
     file.write(0, torch.zeros(1 << 24, dtype=torch.uint8))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -483,10 +484,10 @@ def test_stores_that_share_a_directory_do_not_share_a_file(way, disk, monkeypatc
         def refuse(*_: object, **__: object) -> None:
             raise OSError("busy")
 
-        monkeypatch.setattr(file_scratch.Path, "unlink", refuse)
+        monkeypatch.setattr(scratch_file.Path, "unlink", refuse)
     with TensorFile(disk, [8]) as first:
         first.write(0, torch.ones(2)).wait()
-        monkeypatch.setattr(file_scratch.Path, "unlink", real)
+        monkeypatch.setattr(scratch_file.Path, "unlink", real)
         with TensorFile(disk, [8]) as second:  # takes the first for one that is in use
             assert len(list(disk.iterdir())) == (way == "kept")
             second.write(0, torch.zeros(2)).wait()
@@ -696,8 +697,8 @@ def test_a_store_of_nothing(disk) -> None:
 
 
 def test_a_probe_leaves_the_random_numbers_alone(disk, monkeypatch) -> None:
-    monkeypatch.setattr("colossal.kernel.file_probe._FOUND", {})
-    monkeypatch.setattr("colossal.kernel.tensor_file._WORTH_A_PROBE", 1)
+    monkeypatch.setattr("colossal.offload.direct_io._FOUND", {})
+    monkeypatch.setattr("colossal.offload.tensor_file._WORTH_A_PROBE", 1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         expected = torch.rand(3)

@@ -21,7 +21,7 @@ from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin, starting_values
 from colossal.cluster import ParallelMesh
 from colossal.lazy import LazyInitContext, LazyTensor, lazy_tensors, materialize
-from colossal.lazy.stored import Stored
+from colossal.lazy.stored_tensor import StoredTensor
 from colossal.shardformer import ShardConfig, ShardFormer
 from colossal.testing import fake_world, run_processes
 
@@ -130,14 +130,14 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the elements that are read from files."""
     read: list[int] = []
     for method in ("__call__", "read", "read_box"):
-        original = getattr(Stored, method)
+        original = getattr(StoredTensor, method)
 
-        def watched(self: Stored, *args: Any, original: Any = original) -> torch.Tensor:
+        def watched(self: StoredTensor, *args: Any, original: Any = original) -> torch.Tensor:
             found = original(self, *args)
             read.append(found.numel())
             return found
 
-        monkeypatch.setattr(Stored, method, watched)
+        monkeypatch.setattr(StoredTensor, method, watched)
     return read
 
 

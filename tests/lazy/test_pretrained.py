@@ -19,7 +19,7 @@ from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper
 from colossal.interface.pretrained import get_pretrained_path, set_pretrained_path
 from colossal.lazy import LazyInitContext, LazyTensor, lazy_tensors, materialize
-from colossal.lazy.stored import Stored, stored_tensors
+from colossal.lazy.stored_tensor import StoredTensor, stored_tensors
 from colossal.lazy.tensor import view_of
 
 transformers = pytest.importorskip("transformers")
@@ -369,10 +369,10 @@ def test_a_part_of_a_window_on_a_file(tmp_path) -> None:
 
 
 def test_a_part_is_all_that_is_read_and_converted(saved, monkeypatch) -> None:
-    def whole(stored: Stored) -> torch.Tensor:
+    def whole(stored: StoredTensor) -> torch.Tensor:
         raise AssertionError(stored.name)
 
-    monkeypatch.setattr(Stored, "__call__", whole)
+    monkeypatch.setattr(StoredTensor, "__call__", whole)
     for dtype in (torch.float32, torch.bfloat16):
         model = load_lazily(saved("llama"), dtype=dtype)
         assert {len(each.flat_values(1, 3)) for each in model.parameters()} == {2}

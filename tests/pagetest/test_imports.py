@@ -142,13 +142,16 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
 
 
 LAUNCH = ", colossal.cluster.watchdog"
-BOOST = """, colossal.booster.agreement, colossal.booster.batch, colossal.booster.inputs, colossal.booster.same_batch
-import colossal.booster.lora.optimizer, colossal.checkpoint_io.adapter_files, colossal.checkpoint_io.model_save
-import colossal.checkpoint_io.transport, colossal.interface.full_state, colossal.interface.token_weighting
+BOOST = """, colossal.booster.cross_rank_check, colossal.booster.batch_executor
+import colossal.booster.input_transfer, colossal.booster.batch_check
+import colossal.booster.lora.frozen_params, colossal.checkpoint_io.adapter_files, colossal.checkpoint_io.model_save_plan
+import colossal.checkpoint_io.gather_full, colossal.interface.full_state, colossal.interface.token_weighting
 import colossal.cluster.watchdog"""
-LAZY = ", colossal.lazy, colossal.lazy.part, colossal.lazy.shards"
+LAZY = ", colossal.lazy, colossal.lazy.ranges, colossal.lazy.shards"
 OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
-TENSOR_PARALLEL = ", colossal.booster.plugin.gemini_sharding, colossal.lazy.agreement, colossal.shardformer"
+TENSOR_PARALLEL = (
+    ", colossal.booster.plugin.gemini.gemini_tensor_parallel, colossal.lazy.rank_agreement, colossal.shardformer"
+)
 
 
 @pytest.mark.project

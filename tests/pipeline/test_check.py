@@ -9,8 +9,8 @@ from colossal.errors import ConfigError
 from colossal.pipeline import (
     SCHEDULES,
     Action,
-    Message,
-    Orders,
+    P2PMessage,
+    PipelineOrder,
     SharedParameter,
     StagePlacement,
     check_schedule,
@@ -18,8 +18,8 @@ from colossal.pipeline import (
     one_forward_one_backward,
     zero_bubble_v,
 )
-from colossal.pipeline.schedule.check import check_programs
-from colossal.pipeline.schedule.program import Operation, Programs, programs_of
+from colossal.pipeline.schedule.p2p_programs import Operation, P2PPrograms, p2p_programs
+from colossal.pipeline.schedule.verification import check_programs
 
 RANKS = range(2, 9)
 CHUNKS = {"1f1b": (1,), "interleaved": (1, 2, 3), "zbv": (1, 2, 3)}
@@ -48,7 +48,7 @@ def test_every_schedule_ends_even_if_each_send_waits_for_its_receive(style, size
 
 
 def programs(number: int = 3) -> list[list[Operation]]:
-    return [list(each) for each in programs_of(one_forward_one_backward(TWO, number), TWO)]
+    return [list(each) for each in p2p_programs(one_forward_one_backward(TWO, number), TWO)]
 
 
 def check(changed: list[list[Operation]]) -> None:
@@ -75,7 +75,7 @@ def test_two_messages_that_are_swapped_where_they_are_sent() -> None:
 def test_a_message_without_its_other_side(kind) -> None:
     changed = programs()
     source, target = (0, 1) if kind == "send" else (1, 0)
-    changed[0].remove(Operation(kind, 1, Message(kind == "post", 0, 2)))
+    changed[0].remove(Operation(kind, 1, P2PMessage(kind == "post", 0, 2)))
     with pytest.raises(ConfigError, match=rf"message 2 from rank {source} to rank {target} is .*nothing where it is"):
         check(changed)
 
@@ -92,9 +92,9 @@ def test_a_wait_for_what_was_not_posted_yet() -> None:
 
 def test_a_circle_of_sends_that_wait_for_their_receives() -> None:
     shared = SharedParameter(("wte.weight", "lm_head.weight"), (0, 1))
-    changed = [list(each) for each in programs_of(one_forward_one_backward(TWO, 1), TWO, [shared])]
+    changed = [list(each) for each in p2p_programs(one_forward_one_backward(TWO, 1), TWO, [shared])]
     for program in changed:
-        place = program.index(next(each for each in program if each.kind == "send" and each.parcel == shared))
+        place = program.index(next(each for each in program if each.kind == "send" and each.payload == shared))
         program.insert(place - 1, program.pop(place))  # ahead of the receive
     with pytest.raises(
         ConfigError,
@@ -105,9 +105,9 @@ def test_a_circle_of_sends_that_wait_for_their_receives() -> None:
 
 def test_a_circle_of_four_ranks_is_the_circle_alone() -> None:
     """Ranks 1 to 3 wait for each other, and rank 0 for rank 1."""
-    message = Message(False, 0, 0)
+    message = P2PMessage(False, 0, 0)
     pairs = [(0, 1), (1, 2), (2, 3), (3, 1)]
-    changed: Programs = tuple(
+    changed: P2PPrograms = tuple(
         (
             Operation("send", target, message),
             *(Operation("post", other, message) for other, here in pairs if here == source),
@@ -150,7 +150,7 @@ def test_orders_that_do_not_work(orders, found) -> None:
 
 def test_a_schedule_of_another_placement() -> None:
     v, round_ = StagePlacement(2, 2, is_v=True), StagePlacement(2, 2)
-    orders: Orders = zero_bubble_v(v, 4)
+    orders: PipelineOrder = zero_bubble_v(v, 4)
     check_schedule(orders, v)
     with pytest.raises(ConfigError, match=r"are \[0, 2\] on rank 0\. Found F3\.0 among its passes"):
         check_schedule(orders, round_)

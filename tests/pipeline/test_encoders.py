@@ -18,7 +18,7 @@ from colossal.cluster import ParallelMesh
 from colossal.errors import PlanError
 from colossal.pipeline import count_layers
 from colossal.shardformer import plan_of
-from colossal.tensor import Stages, copy_placement, whole_of
+from colossal.tensor import Stages, copy_placement, full_tensor_of
 from colossal.testing import run_processes
 
 INTERLEAVED = {"pp_style": "interleaved", "num_model_chunks": 2}
@@ -72,12 +72,12 @@ def step(name: str, plugin: HybridParallelPlugin | None) -> dict[str, Any]:
     with KeepFloat64():
         done = booster.execute_pipeline(iter([batch_of(name)]), boosted, criterion, optimizer, return_outputs=True)
     grads = {
-        optimizer.param_names[each]: whole_of(copy_placement(each.grad.detach(), each)).clone()
+        optimizer.param_names[each]: full_tensor_of(copy_placement(each.grad.detach(), each)).clone()
         for each in optimizer.parameters
         if each.grad is not None
     }
     optimizer.step()
-    after = {optimizer.param_names[each]: whole_of(each).detach().clone() for each in optimizer.parameters}
+    after = {optimizer.param_names[each]: full_tensor_of(each).detach().clone() for each in optimizer.parameters}
     outputs = done["outputs"]
     first = None if outputs is None else outputs["last_hidden_state" if "last_hidden_state" in outputs else "logits"]
     return {"loss": done["loss"].detach(), "outputs": first, "grads": grads, "after": after}
@@ -127,4 +127,4 @@ def test_lists_that_are_there_and_lists_that_have_to_be() -> None:
     with pytest.raises(PlanError, match=r"'encoder\.block', which is missing in Embedding"):
         stages.lists_in(nn.Embedding(2, 2))
     with pytest.raises(PlanError, match="'shared', which is Embedding in T5EncoderModel"):
-        Stages("encoder.block", (), before=Stages("shared", (), may_be_missing=True)).lists_in(model)
+        Stages("encoder.block", (), previous=Stages("shared", (), may_be_missing=True)).lists_in(model)

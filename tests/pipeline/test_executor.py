@@ -18,9 +18,9 @@ from colossal.pipeline import (
     PipelineStyle,
     Stage,
     StagePlacement,
+    broadcast_tied_parameters,
     copy_structure,
     partition_uniform,
-    share_tied_values,
 )
 from colossal.testing import WorldError, fake_world, run_processes
 
@@ -177,7 +177,7 @@ def share() -> list[float]:
         rank, linear = mesh.rank("pp"), nn.Linear(1, 1, bias=False)
         stage = Stage.of_sequential(nn.Sequential(linear, linear), [range(1), range(1, 2)], rank)
         nn.init.constant_(linear.weight, 5.0 + rank)
-        share_tied_values([stage], StagePlacement(2), mesh)
+        broadcast_tied_parameters([stage], StagePlacement(2), mesh)
     return linear.weight.flatten().tolist()
 
 

@@ -25,22 +25,22 @@ from colossal.pipeline import (
     copy_structure,
     partition_uniform,
 )
-from colossal.pipeline.lane import Link
-from colossal.pipeline.links import make_links, open_links, pairs_of
-from colossal.pipeline.schedule.program import programs_of
+from colossal.pipeline.p2p import P2PLink
+from colossal.pipeline.p2p_links import make_links, open_links, peer_pairs
+from colossal.pipeline.schedule.p2p_programs import p2p_programs
 from colossal.testing import WorldError, run_processes
 
 WIDTH, NUMBER = 4, 4
 
 
 def test_links_are_between_neighbours_and_ranks_that_share() -> None:
-    assert pairs_of(StagePlacement(4)) == [(0, 1), (1, 2), (2, 3)]
-    assert pairs_of(StagePlacement(4, 3)) == [(0, 1), (0, 3), (1, 2), (2, 3)]
-    assert pairs_of(StagePlacement(4, 2, is_v=True)) == [(0, 1), (1, 2), (2, 3)]
-    assert pairs_of(StagePlacement(2, 2)) == [(0, 1)]
-    assert pairs_of(StagePlacement(1, 2)) == []
+    assert peer_pairs(StagePlacement(4)) == [(0, 1), (1, 2), (2, 3)]
+    assert peer_pairs(StagePlacement(4, 3)) == [(0, 1), (0, 3), (1, 2), (2, 3)]
+    assert peer_pairs(StagePlacement(4, 2, is_v=True)) == [(0, 1), (1, 2), (2, 3)]
+    assert peer_pairs(StagePlacement(2, 2)) == [(0, 1)]
+    assert peer_pairs(StagePlacement(1, 2)) == []
     tied = SharedParameter(("a", "b", "c"), (0, 1, 3))
-    assert pairs_of(StagePlacement(4), [tied]) == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert peer_pairs(StagePlacement(4), [tied]) == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
 
 
 # ------------------------------------------------------------------------------------------ opening
@@ -65,7 +65,7 @@ class Calls:
 def open_all() -> list[tuple[str, int]]:
     """A ring of four, whose links are opened as on an accelerator; then each rank sends along it."""
     with ParallelMesh(pp=4) as mesh:
-        links = make_links(mesh, pairs_of(StagePlacement(4, 2)))
+        links = make_links(mesh, peer_pairs(StagePlacement(4, 2)))
         calls = Calls()
         open_links(list(links.values()), mesh.global_rank, mesh.accelerator, seconds=20)
         own = mesh.rank("pp")
@@ -80,7 +80,7 @@ def open_all() -> list[tuple[str, int]]:
 @pytest.mark.parametrize("backend", ["gloo", "shm"])
 def test_links_are_opened_both_ways_in_the_order_of_the_pairs(backend) -> None:
     found = run_processes(open_all, 4, environment={"COLOSSAL_BACKEND": backend})
-    pairs = pairs_of(StagePlacement(4, 2))
+    pairs = peer_pairs(StagePlacement(4, 2))
     for own, calls in enumerate(found):
         peers = [sum(pair) - own for pair in pairs if own in pair]
         expected = [
@@ -92,7 +92,7 @@ def test_links_are_opened_both_ways_in_the_order_of_the_pairs(backend) -> None:
 def come_late() -> str:
     """Rank 1 comes when the others have given up."""
     with ParallelMesh(pp=3) as mesh:
-        links = list(make_links(mesh, pairs_of(StagePlacement(3))).values())
+        links = list(make_links(mesh, peer_pairs(StagePlacement(3))).values())
         found = ""
         if mesh.rank("pp") == 1:
             time.sleep(3)
@@ -241,13 +241,13 @@ def step(style: PipelineStyle, size: int) -> tuple[list[tuple[str, int]], dict[s
             stages.append(Stage.of_sequential(part, layers, index))
         run = PipelineExecutor(stages, placement, mesh, style, Microbatching(NUMBER))
         optimizer = OptimizerWrapper(torch.optim.SGD([p for stage in stages for p in stage.parameters()]))
-        for name, plain in (("send", Link.send), ("post", Link.post)):
+        for name, plain in (("send", P2PLink.send), ("post", P2PLink.post)):
 
-            def call(link: Link, tensor: torch.Tensor, name: str = name, plain: Any = plain) -> Any:
+            def call(link: P2PLink, tensor: torch.Tensor, name: str = name, plain: Any = plain) -> Any:
                 calls.append((name, link.peer))
                 return plain(link, tensor)
 
-            setattr(Link, name, call)
+            setattr(P2PLink, name, call)
         for _ in range(2):
             run(iter([batch()]), loss_of, optimizer)
         grads = {name: p.grad for stage in stages for name, p in stage.module.named_parameters()}
@@ -260,7 +260,7 @@ def test_what_ranks_do_is_what_is_checked(style, size) -> None:
     shared = [SharedParameter(("0.weight", "2.weight"), (0, 2)), SharedParameter(("1.weight", "3.weight"), (1, 3))]
     shared = [each for each in shared if len(each.ranks(placement)) > 1]
     orders = SCHEDULES[style](placement, NUMBER)
-    programs = [programs_of(orders, placement, shared, is_first) for is_first in (True, False)]
+    programs = [p2p_programs(orders, placement, shared, is_first) for is_first in (True, False)]
     model = tied()
     for x in batch().chunk(NUMBER) * 2:
         (loss_of(model(x), None) / NUMBER).backward()
@@ -271,6 +271,6 @@ def test_what_ranks_do_is_what_is_checked(style, size) -> None:
 
 
 def test_pairs_ascend() -> None:
-    pairs = pairs_of(StagePlacement(8, 3), [SharedParameter(("a", "b"), (0, 21))])
+    pairs = peer_pairs(StagePlacement(8, 3), [SharedParameter(("a", "b"), (0, 21))])
     assert all(one < other for one, other in pairwise(pairs))
     assert (0, 5) in pairs

@@ -25,8 +25,8 @@ from colossal.pipeline import (
     split,
     stage_of_layer,
 )
-from colossal.pipeline.lane import Description, pack, unpack
 from colossal.pipeline.microbatch import tensors_in
+from colossal.pipeline.p2p import TensorMeta, decode_metas, encode_metas
 from colossal.shardformer import plan_of
 from colossal.tensor import Stages
 
@@ -134,12 +134,12 @@ def test_batches_that_do_not_divide() -> None:
 
 
 def test_a_header_says_what_comes() -> None:
-    known = (Description((2, 3), torch.bfloat16, True), Description((), torch.int64, False))
-    assert unpack(pack(known)) == known
+    known = (TensorMeta((2, 3), torch.bfloat16, True), TensorMeta((), torch.int64, False))
+    assert decode_metas(encode_metas(known)) == known
     with pytest.raises(ShapeError, match=r"Found torch\.complex64"):
-        pack([Description((1,), torch.complex64, False)])
+        encode_metas([TensorMeta((1,), torch.complex64, False)])
     with pytest.raises(ShapeError, match="Found 20 tensors"):
-        pack([Description((1,), torch.float32, False)] * 20)
+        encode_metas([TensorMeta((1,), torch.float32, False)] * 20)
 
 
 # ------------------------------------------------------------------------------------------ stages
@@ -183,7 +183,7 @@ def test_a_parameter_around_the_layers_is_found() -> None:
     model.inner, model.scale = nn.Module(), nn.Parameter(torch.ones(1))
     model.inner.layers = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
     with pytest.raises(PlanError, match="Found the parameter scale of Module"):
-        Stage.of_model(model, Stages("inner.layers", first=()), [range(1), range(1, 2)], 0)
+        Stage.of_model(model, Stages("inner.layers", pre_layers=()), [range(1), range(1, 2)], 0)
 
 
 # ------------------------------------------------------------------------------------------ gradients of weights

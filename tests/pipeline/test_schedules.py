@@ -11,10 +11,10 @@ from colossal.pipeline import (
     SCHEDULES,
     Action,
     Costs,
-    Orders,
+    PipelineOrder,
     StagePlacement,
     Timeline,
-    bubble_of,
+    bubble_fraction,
     forward_only,
     interleaved,
     one_forward_one_backward,
@@ -29,8 +29,8 @@ def place(style: str, size: int) -> StagePlacement:
     return StagePlacement(size, 1 if style == "1f1b" else 2, is_v=style == "zbv")
 
 
-def bubble(orders: Orders, placement: StagePlacement, costs: Costs | None = None) -> float:
-    return bubble_of(simulate(orders, placement, costs))
+def bubble(orders: PipelineOrder, placement: StagePlacement, costs: Costs | None = None) -> float:
+    return bubble_fraction(simulate(orders, placement, costs))
 
 
 @pytest.mark.parametrize(("style", "sizes"), list(product(SCHEDULES, SIZES)))

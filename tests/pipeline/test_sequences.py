@@ -15,8 +15,8 @@ from colossal.errors import ConfigError, PlanError
 from colossal.pipeline import (
     ExecutionSequence,
     Stage,
-    layer_parameters,
-    layer_seconds,
+    count_layer_parameters,
+    measure_layer_times,
     partition_balanced,
 )
 from colossal.shardformer import plan_of
@@ -100,7 +100,7 @@ def train(kind: str, size: int, style: Any, counts: Any) -> list[Any]:
     if kind == "named":
         model = ExecutionSequence(model, EXEC_SEQ)
     assert isinstance(model, (nn.Sequential, ExecutionSequence))
-    layers = counts or partition_balanced(layer_parameters(model), size * (1 if style == "1f1b" else 2))
+    layers = counts or partition_balanced(count_layer_parameters(model), size * (1 if style == "1f1b" else 2))
     plugin = HybridParallelPlugin(
         1,
         size,
@@ -196,7 +196,7 @@ class Slow(nn.Module):
 
 
 def measure() -> list[float]:
-    return layer_seconds(nn.Sequential(*map(Slow, (40, 1, 1, 1))), torch.ones(64, 64), num_runs=3)
+    return measure_layer_times(nn.Sequential(*map(Slow, (40, 1, 1, 1))), torch.ones(64, 64), num_runs=3)
 
 
 def test_all_ranks_know_what_the_first_has_measured() -> None:
@@ -209,19 +209,23 @@ def test_layers_are_measured_and_gradients_stay() -> None:
     model = nn.Sequential(slow := Slow(2), nn.Flatten(), nn.Linear(64, 1))
     model(torch.ones(2, 64)).sum().backward()
     before, slow.calls = [p.grad.clone() for p in model.parameters() if p.grad is not None], 0
-    assert len(layer_seconds(model, torch.ones(2, 64), num_runs=2)) == 3
+    assert len(measure_layer_times(model, torch.ones(2, 64), num_runs=2)) == 3
     assert slow.calls == 1 + 1 + 2  # to see what it gets, to warm up, and to measure
     assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), before, strict=True))
     with pytest.raises(ConfigError, match="Found num_runs=0"):
-        layer_seconds(model, torch.ones(2, 64), num_runs=0)
+        measure_layer_times(model, torch.ones(2, 64), num_runs=0)
     with pytest.raises(PlanError, match="Found Linear without a plan"):
-        layer_parameters(nn.Linear(1, 1))
+        count_layer_parameters(nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_layers_of_a_plan_have_weights(name) -> None:
     model = build(name, num_layers=3)
     stages = plan_of(model).stages
-    counts = layer_parameters(model, stages)
-    assert len(counts) == len(layer_seconds(model, inputs_of(name), stages, num_runs=1)) == (5 if name == "t5" else 3)
+    counts = count_layer_parameters(model, stages)
+    assert (
+        len(counts)
+        == len(measure_layer_times(model, inputs_of(name), stages, num_runs=1))
+        == (5 if name == "t5" else 3)
+    )
     assert all(count > 0 for count in counts)

@@ -25,11 +25,11 @@ from colossal.shardformer import (
     ShardFormer,
     compiled_activation,
     option_matrix,
-    options_of,
     plan_of,
+    supported_options,
 )
 from colossal.shardformer.fused_norm import FusedOffsetRMSNorm, FusedRMSNorm, FusedScaleNorm
-from colossal.shardformer.options import OPTIONS
+from colossal.shardformer.model_options import OPTIONS
 from colossal.tensor import ParallelPlan, Stages
 from colossal.testing import fake_world, run_processes, run_threads
 
@@ -122,8 +122,8 @@ def test_the_matrix_is_what_models_say() -> None:
         model = build(name)
         family = model.config.model_type
         if family in matrix and name != "blip-2-t5":  # the language model of BLIP-2 is OPT by default
-            assert options_of(model) == matrix[family], name
-    assert set(options_of(nn.Linear(2, 2)).values()) == {"refused"}
+            assert supported_options(model) == matrix[family], name
+    assert set(supported_options(nn.Linear(2, 2)).values()) == {"refused"}
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_layers_of_a_user_are_checkpointed_while_they_train() -> None:
                 x = block(x)
             return x
 
-    plan = ParallelPlan({}, stages=Stages("blocks", first=()))
+    plan = ParallelPlan({}, stages=Stages("blocks", pre_layers=()))
     with fake_world(1), ParallelMesh() as mesh:
         alone = Own()
         config = PipelineGradientCheckpointConfig(num_ckpt_layers_per_stage=[3])

@@ -49,7 +49,7 @@ def test_tables_are_short_and_name_styles_that_exist(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 60
     module = importlib.import_module(f"colossal.shardformer.plans.{path.stem}")
     plans = [value for value in vars(module).values() if isinstance(value, ParallelPlan)]
-    assert {style for plan in plans for style in [*plan.styles.values(), *plan.beside.values()]} <= set(STYLES)
+    assert {style for plan in plans for style in [*plan.styles.values(), *plan.head_styles.values()]} <= set(STYLES)
 
 
 def test_a_plan_of_ones_own() -> None:
@@ -59,7 +59,7 @@ def test_a_plan_of_ones_own() -> None:
 
     def program() -> torch.Tensor:
         with ParallelMesh(tp=3) as mesh:
-            plan = ParallelPlan({"*.up": "col", "*.down": "row"})
+            plan = ParallelPlan({"*.up": "colwise", "*.down": "rowwise"})
             own, shared = ShardFormer(ShardConfig(mesh)).optimize(copy.deepcopy(model), plan)
             assert shared == []
             assert isinstance(own, nn.ModuleDict)
@@ -102,15 +102,15 @@ def test_heads_that_do_not_divide(sizes: dict[str, int], size: int, found: str) 
 
 def test_rows_that_match_nothing() -> None:
     with pytest.raises(PlanError, match=r"no module of Block for 'middle'.*up, down"):
-        divide(Block(), 2, ParallelPlan({"middle": "col"}))
-    assert divide(Block(), 2, ParallelPlan({"?middle": "col", "up": "col", "down": "row"}))
+        divide(Block(), 2, ParallelPlan({"middle": "colwise"}))
+    assert divide(Block(), 2, ParallelPlan({"?middle": "colwise", "up": "colwise", "down": "rowwise"}))
 
 
 def test_numbers_that_do_not_divide() -> None:
     with pytest.raises(PlanError, match=r"tp=2\. Found width=None in up"):
-        divide(Block(), 2, ParallelPlan({"up": "col"}, divide_by_tp=("up.width",)))
+        divide(Block(), 2, ParallelPlan({"up": "colwise"}, divide_by_tp=("up.width",)))
     with pytest.raises(PlanError, match=r"tp=4\. Found out_features=10 in up"):
-        divide(Block(), 4, ParallelPlan({"down": "row"}, divide_by_tp=("up.out_features",)))
+        divide(Block(), 4, ParallelPlan({"down": "rowwise"}, divide_by_tp=("up.out_features",)))
 
 
 def test_layers_with_a_computation_of_their_own() -> None:
@@ -130,7 +130,7 @@ def test_families_without_a_table() -> None:
     config = transformers.OlmoConfig(**SIZES)
     plan = hf_plan(config)
     assert plan is not None
-    assert plan.styles["layers.*.self_attn.k_proj"] == "kv"
+    assert plan.styles["layers.*.self_attn.k_proj"] == "colwise_kv"
     config.base_model_tp_plan = {**(config.base_model_tp_plan or {}), "embed_tokens": "embedding_rowwise"}
     assert hf_plan(config) == plan
     config.base_model_tp_plan = {"layers.*.mlp.up_proj": "sideways"}
@@ -163,5 +163,5 @@ def test_a_model_that_nothing_divides_stays_as_it_is(config: dict[str, bool]) ->
 def test_large_layers_that_stay_whole_are_named(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(1024, 1024))
     logging.getLogger("colossal").addHandler(caplog.handler)
-    divide(model, 2, ParallelPlan({"0": "col"}))
+    divide(model, 2, ParallelPlan({"0": "colwise"}))
     assert "Sequential: tp=2 divides 1 layers; large layers that stay whole: 1 (1024 x 1024)" in caplog.text

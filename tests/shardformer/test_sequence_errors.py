@@ -88,10 +88,10 @@ def test_the_mode_follows_from_the_axes() -> None:
     with fake_world(4):
         axes: dict[str, Any]
         for axes, mode in (({"sp": 2}, "all_to_all"), ({"tp": 2}, "split_gather")):
-            sharing = ShardConfig(enable_sequence_parallelism=True).sharing_on(ParallelMesh(**axes))
+            sharing = ShardConfig(enable_sequence_parallelism=True).sequence_parallel_config(ParallelMesh(**axes))
             assert sharing is not None
             assert sharing.mode == mode
-        assert ShardConfig(enable_sequence_parallelism=True).sharing_on(ParallelMesh()) is None
+        assert ShardConfig(enable_sequence_parallelism=True).sequence_parallel_config(ParallelMesh()) is None
 
 
 def test_split_gather_sends_as_much_as_tensor_parallelism_alone() -> None:

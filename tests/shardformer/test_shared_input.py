@@ -45,7 +45,7 @@ class Cross(nn.Module):
 
 
 def divide(model: nn.Module, mesh: ParallelMesh) -> Any:
-    plan = ParallelPlan({"q": "col", "k": "col", "out": "row"}) if isinstance(model, Cross) else None
+    plan = ParallelPlan({"q": "colwise", "k": "colwise", "out": "rowwise"}) if isinstance(model, Cross) else None
     return ShardFormer(ShardConfig(mesh)).optimize(copy.deepcopy(model), plan)[0]
 
 
@@ -151,7 +151,7 @@ def test_a_copy_of_a_divided_model_shares_nothing_with_it() -> None:
     with fake_world(2), ParallelMesh(tp=2) as mesh:
         own = divide(Cross(), mesh)
         other = copy.deepcopy(own)
-    assert other.q.product.enter is other.k.product.enter
-    assert other.q.product.enter is not own.q.product.enter
+    assert other.q.product.input_transform is other.k.product.input_transform
+    assert other.q.product.input_transform is not own.q.product.input_transform
     (hook,) = other._forward_hooks.values()
-    assert hook.__self__ is other.q.product.enter
+    assert hook.__self__ is other.q.product.input_transform

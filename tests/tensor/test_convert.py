@@ -4,7 +4,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
 from colossal.errors import UnsupportedError
-from colossal.tensor import Layout, layout_of, local_of, placement_of, placements_of, whole_of
+from colossal.tensor import Layout, dtensor_placements, full_tensor_of, layout_of, local_of, placement_of
 from colossal.testing import fake_world, run_processes
 
 PLACEMENTS = (
@@ -29,7 +29,7 @@ def check_bridge() -> None:
         assert torch.equal(local, whole[layout.region(rank).slices]), placements
         with torch.no_grad():
             local += 1
-        assert torch.equal(whole_of(tensor), whole + 1), "the local part shares the memory"
+        assert torch.equal(full_tensor_of(tensor), whole + 1), "the local part shares the memory"
         cutting = [mesh.get_group(axis) for axis, cut in enumerate(placements) if isinstance(cut, Shard)]
         assert list(placement_of(tensor).shard_groups) == cutting
         assert layout_of(tensor) is layout_of(torch.nn.Parameter(tensor.detach().clone())), "layouts are shared"
@@ -53,7 +53,7 @@ def test_a_layout_is_written_as_placements_and_back(text) -> None:
         mesh = init_device_mesh("cpu", (2, 2))
         local = torch.zeros(layout.local_shape(0))
         tensor = DTensor.from_local(
-            local, mesh, placements_of(layout), run_check=False, shape=torch.Size((5, 7)), stride=(7, 1)
+            local, mesh, dtensor_placements(layout), run_check=False, shape=torch.Size((5, 7)), stride=(7, 1)
         )
         assert layout_of(tensor) == layout
 
@@ -67,12 +67,12 @@ def test_a_layout_is_written_as_placements_and_back(text) -> None:
 )
 def test_what_dtensor_cannot_say_is_refused(layout, words) -> None:
     with pytest.raises(UnsupportedError, match=words):
-        placements_of(layout)
+        dtensor_placements(layout)
 
 
 def test_a_plain_tensor_is_whole_on_each_rank() -> None:
     tensor = torch.ones(2, 3, requires_grad=True)
     assert layout_of(tensor, (4, 5)) == Layout((2, 3), (4, 5))
     assert local_of(tensor) is tensor
-    assert whole_of(tensor) is tensor
+    assert full_tensor_of(tensor) is tensor
     assert placement_of(tensor).groups == ()

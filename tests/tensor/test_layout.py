@@ -64,11 +64,11 @@ def test_unshard_after_shard_changes_nothing(layout: Layout) -> None:
 @given(layouts(is_partial=True))
 def test_summands_are_added_and_replicas_are_not(layout: Layout) -> None:
     parts = {}
-    for rank, place in layout.places.items():
+    for rank, place in layout.coordinates.items():
         summand = sum((axis + 1) * place[axis] for axis in layout.partial)
         parts[rank] = shard(numbers(layout.shape), Layout(layout.shape, layout.ranks, layout.grid, layout.dims), rank)
         parts[rank] = parts[rank] + summand
-    per_rank = [sum((a + 1) * place[a] for a in layout.partial) for place in layout.places.values()]
+    per_rank = [sum((a + 1) * place[a] for a in layout.partial) for place in layout.coordinates.values()]
     copies = math.prod(size for axis, size in enumerate(layout.grid) if axis not in layout.partial)
     count = math.prod(layout.grid) // copies
     expected = count * numbers(layout.shape) + sum(per_rank) // copies

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from colossal.cluster import AxisCost, Link, LinkCost
 from colossal.errors import PlanError
-from colossal.tensor import Layout, difference, greedy_path, one_step, placements_of, plan_relayout
-from colossal.tensor.path import sent_bytes
+from colossal.tensor import Layout, dtensor_placements, greedy_path, layout_difference, one_step_layouts, plan_relayout
+from colossal.tensor.relayout_path import sent_bytes
 from colossal.testing import fake_world
 
 CUBE = (8, 8, 8)
@@ -36,10 +36,10 @@ def cube(text: str) -> Layout:
 )
 def test_the_rows_of_the_table(source, gathered, sharded, exchanged, best) -> None:
     """The second row of the published table leaves out S01RR, from where the search came."""
-    found = [(step.op, str(layout)) for step, layout in one_step(cube(source))]
+    found = [(step.op, str(layout)) for step, layout in one_step_layouts(cube(source))]
     for op, expected in {"all_gather": gathered, "shard": sharded, "all_to_all": exchanged}.items():
         assert {text for name, text in found if name == op} == expected
-    nearest = min(found, key=lambda each: difference(cube(each[1]), cube("RS01R")))
+    nearest = min(found, key=lambda each: layout_difference(cube(each[1]), cube("RS01R")))
     assert nearest[1] == best
 
 
@@ -59,7 +59,7 @@ def dijkstra(source: Layout, itemsize: int) -> dict[Layout, int]:
         spent, _, layout = heappop(heap)
         if spent > least[layout]:
             continue
-        for step, behind in one_step(layout):
+        for step, behind in one_step_layouts(layout):
             cost = spent + sent_bytes(layout, (layout.dims, layout.partial), step, itemsize)
             if cost < least.get(behind, math.inf):
                 least[behind] = cost
@@ -180,10 +180,10 @@ def sent_by_dtensor(mesh, source: Layout, target: Layout, monkeypatch) -> int:
     local = torch.zeros(source.local_shape(0))
     stride = torch.empty(source.shape, device="meta").stride()
     tensor = DTensor.from_local(
-        local, mesh, placements_of(source), run_check=False, shape=torch.Size(source.shape), stride=stride
+        local, mesh, dtensor_placements(source), run_check=False, shape=torch.Size(source.shape), stride=stride
     )
     with BytesSent() as sent:
-        assert tensor.redistribute(placements=placements_of(target)).to_local().shape == target.local_shape(0)
+        assert tensor.redistribute(placements=dtensor_placements(target)).to_local().shape == target.local_shape(0)
     return sent.total + sum(exchanged)
 
 
@@ -218,4 +218,4 @@ def is_known_to_dtensor(layout: Layout) -> bool:
 
 
 def test_placements_are_those_of_dtensor() -> None:
-    assert placements_of(Layout.parse("S0RP1", (4, 4), grid=(2, 2))) == (Shard(0), Partial())
+    assert dtensor_placements(Layout.parse("S0RP1", (4, 4), grid=(2, 2))) == (Shard(0), Partial())

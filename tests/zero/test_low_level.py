@@ -23,7 +23,7 @@ from colossal.comm import CommCounter, Partition
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.interface import OptimizerWrapper
 from colossal.nn.optimizer import HybridAdam
-from colossal.tensor import placement_of, whole_of
+from colossal.tensor import full_tensor_of, placement_of
 from colossal.testing import WorldError, fake_world, run_threads
 from colossal.zero import ZeroConfig, ZeroShards, shard_optimizer
 
@@ -372,7 +372,7 @@ def clip(size: int, model: nn.Module, stage: int) -> tuple[float, list[torch.Ten
     optimizer.backward(100 * loss_of(model, own_rows(BATCHES[0], size)))
     norm = optimizer.clip_grad_by_norm(0.5).item()
     optimizer.clip_grad_by_value(0.1)
-    return norm, [whole_of(shard.grad) for shard in optimizer.parameters if shard.grad is not None]
+    return norm, [full_tensor_of(shard.grad) for shard in optimizer.parameters if shard.grad is not None]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -48,7 +48,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         start(self)
         found.append("upload")
 
-    monkeypatch.setattr(Bucket, "_make_master", lambda self: self.rest.clone())
+    monkeypatch.setattr(Bucket, "_make_master", lambda self: self.shard.clone())
     monkeypatch.setattr(Bucket, "targets", property(lambda _: {}))
     for name in ("adam_step", "_exact_step"):
         monkeypatch.setattr(adam, name, noted(getattr(adam, name), found))

@@ -25,7 +25,7 @@ struct Message {
 };
 
 // What has come from one rank, and is coming.
-struct Inbox {
+struct RecvQueue {
   struct Kept {
     Envelope envelope;
     std::vector<char> content;
@@ -200,7 +200,7 @@ class Post {
 
   // Read what has come from a rank, as far as somebody has asked for it.
   bool pull(uint32_t peer) {
-    Inbox& box = inboxes_[peer];
+    RecvQueue& box = inboxes_[peer];
     const uint64_t before = box.position;
     serve(peer);
     while (!g_.is_broken() && (box.is_open || open(peer))) {
@@ -219,7 +219,7 @@ class Post {
 
   // Take the next message out of the ring if it, or one behind it, is asked for.
   bool open(uint32_t peer) {
-    Inbox& box = inboxes_[peer];
+    RecvQueue& box = inboxes_[peer];
     if (g_.mail(peer, g_.rank).written.load(std::memory_order_acquire) - box.position < sizeof(Envelope)) return false;
     Envelope envelope;
     read(peer, box.position, reinterpret_cast<char*>(&envelope), sizeof envelope);
@@ -234,7 +234,7 @@ class Post {
   }
 
   void close(uint32_t peer) {
-    Inbox& box = inboxes_[peer];
+    RecvQueue& box = inboxes_[peer];
     box.is_open = false;
     if (box.target) finish(*box.target);
     else box.early.push_back({box.envelope, std::move(box.content)});
@@ -287,7 +287,7 @@ class Post {
   std::mutex mutex_;
   bool has_finished_ = false;
   std::vector<Outbox> outboxes_;
-  std::vector<Inbox> inboxes_;
+  std::vector<RecvQueue> inboxes_;
   std::vector<Message*> incoming_;
 };
 

@@ -29,8 +29,10 @@ class ApexScaler(LossScaler):
 
     def __init__(self, amp: Any) -> None:
         self._amp = amp
-        self._dropped = False
-        self._to_skip: torch.optim.Optimizer | None = None  # apex has replaced its next step by one that does nothing
+        self._skipped = False
+        self._skipped_optimizer: torch.optim.Optimizer | None = (
+            None  # apex has replaced its next step by one that does nothing
+        )
 
     @property
     def _state(self) -> dict[str, Any]:
@@ -42,9 +44,9 @@ class ApexScaler(LossScaler):
         return float(self._state["loss_scale"])
 
     @property
-    def dropped(self) -> bool:
+    def skipped(self) -> bool:
         """Whether the last step was dropped because a gradient was infinite or NaN."""
-        return self._dropped
+        return self._skipped
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Multiply a loss by the scale.
@@ -57,7 +59,7 @@ class ApexScaler(LossScaler):
         """
         return loss.float() * self.scale_value
 
-    def scaling(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> AbstractContextManager[torch.Tensor]:
+    def scaled_loss(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> AbstractContextManager[torch.Tensor]:
         """Open ``apex.amp.scale_loss``, which unscales the gradients when it is closed.
 
         Args:
@@ -67,15 +69,15 @@ class ApexScaler(LossScaler):
         Returns:
             A new context manager that yields the scaled loss.
         """
-        return self._scaling(loss, optimizer)
+        return self._scaled_loss(loss, optimizer)
 
     @contextmanager
-    def _scaling(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    def _scaled_loss(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         step = optimizer.step
         with self._amp.scale_loss(loss, optimizer) as scaled:
             yield scaled
         if optimizer.step != step:
-            self._to_skip = optimizer
+            self._skipped_optimizer = optimizer
 
     def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
         """Do nothing: gradients are unscaled as soon as their backward pass ends.
@@ -104,17 +106,17 @@ class ApexScaler(LossScaler):
                 "A step under apex uses gradients that are there already. Found a closure, which computes new ones. "
                 "Call step() without a closure."
             )
-        self._dropped = self._to_skip is not None
-        self._to_skip = None
+        self._skipped = self._skipped_optimizer is not None
+        self._skipped_optimizer = None
         result = optimizer.step()
         optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a dropped step is one to a schedule)
         return result
 
     def discard(self) -> None:
         """Forget an overflow of gradients that are thrown away without a step, so that the next step is taken."""
-        if self._to_skip is not None:
-            self._to_skip.step()
-            self._to_skip = None
+        if self._skipped_optimizer is not None:
+            self._skipped_optimizer.step()
+            self._skipped_optimizer = None
 
     def state_dict(self) -> dict[str, Any]:
         """Collect the scale and the number of steps since it last moved.

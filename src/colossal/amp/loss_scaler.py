@@ -28,7 +28,7 @@ class LossScaler(ABC):
 
     @property
     @abstractmethod
-    def dropped(self) -> bool:
+    def skipped(self) -> bool:
         """Whether the last step was dropped because a gradient was infinite or NaN."""
 
     @abstractmethod
@@ -42,7 +42,7 @@ class LossScaler(ABC):
             The scaled loss; same shape.
         """
 
-    def scaling(
+    def scaled_loss(
         self,
         loss: torch.Tensor,
         optimizer: torch.optim.Optimizer,  # noqa: ARG002 (for those that look at the gradients)
@@ -67,7 +67,7 @@ class LossScaler(ABC):
             peers: Groups of ranks that have other parameters of the model.
         """
 
-    def judge(self, norm: torch.Tensor) -> float | None:  # noqa: ARG002 (for those that judge)
+    def overflow_from_norm(self, norm: torch.Tensor) -> float | None:  # noqa: ARG002 (for those that overflow_from_norm)
         """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass.
 
         Args:
@@ -129,7 +129,7 @@ class NoScaler(LossScaler):
         return 1.0
 
     @property
-    def dropped(self) -> bool:
+    def skipped(self) -> bool:
         """Always False."""
         return False
 
@@ -144,7 +144,7 @@ class NoScaler(LossScaler):
         """
         return loss
 
-    def judge(self, norm: torch.Tensor) -> float:  # noqa: ARG002 (any norm will do)
+    def overflow_from_norm(self, norm: torch.Tensor) -> float:  # noqa: ARG002 (any norm will do)
         """Decide by the norm of gradients.
 
         Args:

@@ -1,7 +1,7 @@
 """The documented constructors of loss scalers."""
 
 from colossal.accelerator import get_current_device
-from colossal.amp.scaler import DynamicScaler, ScalerConfig
+from colossal.amp.dynamic_scaler import DynamicScaler, ScalerConfig
 
 __all__ = ["ConstantGradScaler", "DynamicGradScaler"]
 

@@ -1,6 +1,6 @@
 """One set of verbs for training under any plugin."""
 
-from colossal.booster.boosted import Boosted, Capabilities, Executor, Parts
+from colossal.booster.boost_types import Boosted, Capabilities, Executor, Parts
 from colossal.booster.booster import Booster
 
 __all__ = ["Boosted", "Booster", "Capabilities", "Executor", "Parts"]

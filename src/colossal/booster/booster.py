@@ -14,12 +14,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from colossal.accelerator import get_accelerator
-from colossal.booster.boosted import Capabilities, Criterion, Five, Parts
-from colossal.booster.checkpointing import CheckpointVerbs
-from colossal.booster.checks import check_axes, check_dataloader, check_parts, check_plugin, check_precision
+from colossal.booster.argument_checks import check_axes, check_dataloader, check_parts, check_plugin, check_precision
+from colossal.booster.boost_types import BoostResult, Capabilities, Criterion, Parts
+from colossal.booster.checkpoint_mixin import CheckpointMixin
 from colossal.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin.base import Plugin
-from colossal.booster.plugin.single import SingleProcessPlugin
+from colossal.booster.plugin.single_process import SingleProcessPlugin
 from colossal.checkpoint_io import CheckpointIO
 from colossal.cluster import Axis, ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Booster(CheckpointVerbs):
+class Booster(CheckpointMixin):
     """Turns the parts of a single-process training program into those of a parallel one.
 
     Args:
@@ -112,7 +112,7 @@ class Booster(CheckpointVerbs):
         criterion: Criterion | None = None,
         dataloader: DataLoader[Any] | None = None,
         lr_scheduler: LRScheduler | None = None,
-    ) -> Five:
+    ) -> BoostResult:
         """Make the parts of a training program parallel.
 
         Args:
@@ -138,13 +138,13 @@ class Booster(CheckpointVerbs):
         """
         parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
         if is_peft_model(model):
-            from colossal.booster.lora.optimizer import leave_frozen_out
+            from colossal.booster.lora.frozen_params import drop_frozen_params
 
-            leave_frozen_out(parts)
+            drop_frozen_params(parts)
         check_parts(parts)
-        mesh, axes = self.plugin.agreeing_ranks()
+        mesh, axes = self.plugin.mesh_and_axes_to_compare()
         if mesh is not None:
-            from colossal.booster.agreement import check_agreement
+            from colossal.booster.cross_rank_check import check_agreement
 
             check_axes(self.plugin, mesh)
             check_dataloader(dataloader, self.plugin)
@@ -154,11 +154,11 @@ class Booster(CheckpointVerbs):
             self._guard(boosted.model, boosted.optimizer, mesh, axes)
         capabilities = boosted.capabilities
         if mesh is not None:
-            from colossal.booster.same_batch import compare_batches
+            from colossal.booster.batch_check import compare_batches
 
             capabilities = compare_batches(boosted.model, capabilities, mesh, self._check_batches)
         if not self._accelerator.is_cpu:
-            from colossal.booster.inputs import move_inputs
+            from colossal.booster.input_transfer import move_inputs
 
             move_inputs(boosted.model, self._accelerator)
         self._boosted[boosted.model] = boosted.optimizer, capabilities
@@ -169,9 +169,9 @@ class Booster(CheckpointVerbs):
     ) -> None:
         """Let an optimizer clip, and refuse what would go on silently wrong."""
         if self._max_norm > 0:
-            optimizer.clip_before_each_step(self._max_norm, self._norm_type)
-        if not optimizer.has_whole_grads:
-            model.guard_gradients()
+            optimizer.set_max_norm(self._max_norm, self._norm_type)
+        if not optimizer.has_full_grads:
+            model.forbid_torch_clipping()
         if self._refuse_nonfinite:
             groups = [] if mesh is None else [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
             optimizer.refuse_nonfinite(NonFiniteCheck(groups, self._accelerator.get_current_device()))
@@ -255,7 +255,7 @@ class Booster(CheckpointVerbs):
         """
         executor = self._find("execute_pipeline", model, None).executor
         if executor is None:
-            from colossal.booster.batch import BatchExecutor
+            from colossal.booster.batch_executor import BatchExecutor
 
             executor = BatchExecutor(model, self._accelerator.get_current_device())
         return executor(data_iter, criterion, optimizer, return_loss, return_outputs)
@@ -299,8 +299,8 @@ class Booster(CheckpointVerbs):
         """
         from colossal.interface import TokenWeighting
 
-        mesh, _ = self.plugin.agreeing_ranks()
-        _, num_replicas = self.plugin.data_parallel_place()
+        mesh, _ = self.plugin.mesh_and_axes_to_compare()
+        _, num_replicas = self.plugin.data_parallel_rank_and_size()
         mesh = mesh if num_replicas > 1 else None
         return TokenWeighting(labels, causal=causal, ignore_index=ignore_index, mesh=mesh)
 

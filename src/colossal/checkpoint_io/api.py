@@ -9,20 +9,20 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from colossal.checkpoint_io.content import Content, Piece
-from colossal.checkpoint_io.destination import Destination, OneFile, Shards
+from colossal.checkpoint_io.checkpoint_group import CheckpointGroup, SingleProcessIO
+from colossal.checkpoint_io.content import Content, ParameterContent
+from colossal.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
 from colossal.checkpoint_io.entries import MIB, Entry, plan_files
+from colossal.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
 from colossal.checkpoint_io.model_state import ModelState
 from colossal.checkpoint_io.naming import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
 from colossal.checkpoint_io.optimizer_state import OptimizerState, plain_of
 from colossal.checkpoint_io.optimizer_tree import optimizer_tree
-from colossal.checkpoint_io.plain import assemble, dismantle
-from colossal.checkpoint_io.save import SafeSave, Save
-from colossal.checkpoint_io.saver import Saver
+from colossal.checkpoint_io.plain_data import extract_tensors, insert_tensors
+from colossal.checkpoint_io.save_queue import SaveQueue
 from colossal.checkpoint_io.source import Source
-from colossal.checkpoint_io.writers import Alone, Writers
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
-from colossal.interface import OptimizerWrapper, innermost
+from colossal.interface import OptimizerWrapper, unwrap_model
 
 M = TypeVar("M", bound=nn.Module)
 _MODEL_KINDS = tuple(MODEL.values())
@@ -52,9 +52,9 @@ class CheckpointIO:
         True
     """
 
-    def __init__(self, writers: Writers | None = None) -> None:
-        self._writers = writers or Alone()
-        self._saver = Saver(self._writers)
+    def __init__(self, writers: CheckpointGroup | None = None) -> None:
+        self._writers = writers or SingleProcessIO()
+        self._save_queue = SaveQueue(self._writers)
 
     def save_model(
         self,
@@ -93,15 +93,15 @@ class CheckpointIO:
             ConfigError: `prefix` or `size_per_shard` makes no sense.
             UnsupportedError: Not `gather_dtensor`.
 
-        Communication: for `OneForAll` six times all_gather_object, the group, a few bytes; besides, PyTorch's format
-        gathers DTensors. For `Alone` none.
+        Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; in addition, PyTorch's
+        format gathers DTensors. For `SingleProcessIO` none.
         """
         _refuse_parts(gather_dtensor)
-        from colossal.checkpoint_io.model_save import ModelSave
+        from colossal.checkpoint_io.model_save_plan import ModelSavePlan
 
         path = Path(checkpoint)
-        one = ModelSave(model, path, shard, prefix, size_per_shard, use_safetensors, self._writers)
-        self._saver.save(one.look, one.build, one.destination, use_async)
+        one = ModelSavePlan(model, path, shard, prefix, size_per_shard, use_safetensors, self._writers)
+        self._save_queue.save(one.collect_content, one.make_writer, one.destination, use_async)
 
     def load_model(
         self,
@@ -131,11 +131,12 @@ class CheckpointIO:
                 the message says that bytes did not fit their digest.
             ConfigError: `num_threads` is less than 1.
 
-        Communication: for `OneForAll` five times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
         """
         _check_threads(num_threads)
-        self._saver.settle()
-        state = self._writers.read(lambda: ModelState(innermost(model), self._writers.rank))
+        self._save_queue.wait_until_saved()
+        state = self._writers.read(lambda: ModelState(unwrap_model(model), self._writers.rank))
         with self._open(Path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
             self._writers.read(lambda: state.check(source.items, strict, checkpoint))
             self._writers.read(lambda: source.each_file(state.fill, num_threads))
@@ -168,23 +169,24 @@ class CheckpointIO:
             ConfigError: `prefix` or `size_per_shard` makes no sense.
             UnsupportedError: Not `gather_dtensor`.
 
-        Communication: for `OneForAll` six times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
         """
         _refuse_parts(gather_dtensor)
         path, names = Path(checkpoint), OPTIMIZER.with_prefix(prefix)
         rivals = [kind.with_prefix(prefix) for kind in _OPTIMIZER_KINDS]
 
-        def look() -> Content:
+        def collect_content() -> Content:
             return OptimizerState(optimizer, self._writers.rank).content(self._writers.ranks)
 
-        def build(content: Content, save_id: str) -> Save:
+        def make_writer(content: Content, save_id: str) -> FileWriter:
             files = [*plan_files(content.entries, size_per_shard * MIB), []] if shard else [content.entries]
-            return SafeSave(files, save_id, self._writers.rank, plain_of(content))
+            return SafetensorsWriter(files, save_id, self._writers.rank, plain_of(content))
 
         def destination() -> Destination:
-            return Shards(path, names, rivals, groups=True) if shard else OneFile(path)
+            return ShardedDestination(path, names, rivals, groups=True) if shard else SingleFileDestination(path)
 
-        self._saver.save(look, build, destination, use_async)
+        self._save_queue.save(collect_content, make_writer, destination, use_async)
 
     def load_optimizer(
         self,
@@ -209,10 +211,11 @@ class CheckpointIO:
                 the message says that bytes did not fit their digest.
             ConfigError: `num_threads` is less than 1.
 
-        Communication: for `OneForAll` four times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` four times all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
         """
         _check_threads(num_threads)
-        self._saver.settle()
+        self._save_queue.wait_until_saved()
         state = OptimizerState(optimizer, self._writers.rank)
         with self._open(Path(checkpoint), _OPTIMIZER_KINDS, low_cpu_mem_mode) as source:
             restore = self._writers.read(lambda: state.prepare(optimizer_tree(source), checkpoint))
@@ -228,7 +231,8 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file cannot be written, or the state is not plain data.
 
-        Communication: for `OneForAll` six times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
         """
         self.save_plain(lambda: lr_scheduler.state_dict(), checkpoint)  # noqa: PLW0108 - looked up where ranks agree
 
@@ -242,7 +246,8 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file is missing, damaged, or of another kind of scheduler.
 
-        Communication: for `OneForAll` five times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
         """
         state = self.load_plain(checkpoint)
         self._writers.read(partial(_check_scheduler, lr_scheduler, state, checkpoint))
@@ -259,7 +264,8 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file cannot be written, or the state is not plain data.
 
-        Communication: for `OneForAll` six times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
 
         Example:
             >>> import tempfile
@@ -270,15 +276,15 @@ class CheckpointIO:
             {'epoch': 3}
         """
 
-        def look() -> Content:
-            plain, tensors = dismantle(state())
+        def collect_content() -> Content:
+            plain, tensors = extract_tensors(state())
             entries = tuple(Entry.of([name], tensor, self._writers.ranks) for name, tensor in tensors.items())
-            return Content({None: Piece(entries, plain)}, [None])
+            return Content({None: ParameterContent(entries, plain)}, [None])
 
-        def build(content: Content, save_id: str) -> Save:
-            return SafeSave([content.entries], save_id, self._writers.rank, content.plain[None])
+        def make_writer(content: Content, save_id: str) -> FileWriter:
+            return SafetensorsWriter([content.entries], save_id, self._writers.rank, content.plain[None])
 
-        self._saver.save(look, build, lambda: OneFile(Path(checkpoint)), use_async)
+        self._save_queue.save(collect_content, make_writer, lambda: SingleFileDestination(Path(checkpoint)), use_async)
 
     def load_plain(self, checkpoint: str | Path) -> Any:
         """Load what `save_plain` wrote, or a dict that PyTorch saved.
@@ -292,9 +298,10 @@ class CheckpointIO:
         Raises:
             CheckpointError: The file is missing or damaged.
 
-        Communication: for `OneForAll` three times all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` three times all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
         """
-        self._saver.settle()
+        self._save_queue.wait_until_saved()
         with self._open(Path(checkpoint), (), low_cpu_mem_mode=False) as source:
             return self._writers.read(partial(_read_plain, source))
 
@@ -304,9 +311,10 @@ class CheckpointIO:
         Raises:
             CheckpointError: An asynchronous save failed since the last call.
 
-        Communication: for `OneForAll` one all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` one all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
         """
-        self._saver.settle()
+        self._save_queue.wait_until_saved()
 
     def after(self, job: Callable[[], None], use_async: bool = False, always: bool = False) -> None:
         """Do something on the first rank once everything saved so far is on the disk, such as deleting what is old.
@@ -319,17 +327,18 @@ class CheckpointIO:
         Raises:
             CheckpointError: It failed, or an earlier asynchronous save did.
 
-        Communication: for `OneForAll` twice all_gather_object, the group, a few bytes; for `Alone` none.
+        Communication: for `ProcessGroupIO` twice all_gather_object, the group, a few bytes; for
+            `SingleProcessIO` none.
 
         Example:
             >>> from colossal.checkpoint_io import CheckpointIO
             >>> CheckpointIO().after(lambda: print("all is on the disk"))
             all is on the disk
         """
-        self._saver.after(job, use_async, always)
+        self._save_queue.after(job, use_async, always)
 
     @property
-    def writers(self) -> Writers:
+    def writers(self) -> CheckpointGroup:
         """Which ranks share a checkpoint."""
         return self._writers
 
@@ -356,7 +365,7 @@ def _check_threads(num_threads: int) -> None:
 
 def _read_plain(source: Source) -> Any:
     if source.plain is not None:
-        return assemble(source.plain, lambda name: source.item(name).whole())
+        return insert_tensors(source.plain, lambda name: source.item(name).whole())
     return {name: item.value if item.shape is None else item.whole() for name, item in source.items.items()}
 
 

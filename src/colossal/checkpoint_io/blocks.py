@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 20  # read and hashed before it leaves the cache of the core
 
 
 @lru_cache(4096)
-def cut_blocks(region: Region, itemsize: int) -> tuple[Region, ...]:
+def split_blocks(region: Region, itemsize: int) -> tuple[Region, ...]:
     """Cut a region along its first dimension into blocks of at most `BLOCK_BYTES`, where that is possible."""
     if not region.numel:
         return ()
@@ -33,7 +33,7 @@ def cut_blocks(region: Region, itemsize: int) -> tuple[Region, ...]:
     )
 
 
-def runs_of(region: Region, shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int, int]]:
+def contiguous_runs(region: Region, shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int, int]]:
     """Yield offset and length in bytes of each contiguous piece of a region, in the order of the tensor's elements."""
     inner = len(shape)
     while inner and region.shape[inner - 1] == shape[inner - 1]:
@@ -71,7 +71,7 @@ def digest_of(place: Place, region: Region, content: memoryview) -> str:
 def write_block(descriptor: int, data_start: int, place: Place, region: Region, content: memoryview) -> None:
     """Write a block to its place in a file."""
     done = 0
-    for offset, length in runs_of(region, place.shape, place.dtype.itemsize):
+    for offset, length in contiguous_runs(region, place.shape, place.dtype.itemsize):
         piece, at = content[done : done + length], data_start + place.start + offset
         while piece:
             written = os.pwrite(descriptor, piece, at)
@@ -107,7 +107,7 @@ class SafeFile:
     def read(self, name: str, region: Region, out: torch.Tensor) -> None:
         """Read part of a tensor, and check every block that it touches."""
         place = self.header.places[name]
-        blocks = place.blocks or dict.fromkeys(cut_blocks(Region.whole(place.shape), place.dtype.itemsize))
+        blocks = place.blocks or dict.fromkeys(split_blocks(Region.full(place.shape), place.dtype.itemsize))
         for block, digest in blocks.items():
             common = block.overlap(region)
             if not common.numel and region.numel:
@@ -125,7 +125,7 @@ class SafeFile:
 
         state = xxhash.xxh3_64(place.describe(block))
         done = 0
-        for offset, length in runs_of(block, place.shape, place.dtype.itemsize):
+        for offset, length in contiguous_runs(block, place.shape, place.dtype.itemsize):
             at = self.data_start + place.start + offset
             for piece in _pieces(into[done : done + length]):
                 if _read_fully(self.descriptor, piece, at) != len(piece):

@@ -5,16 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, final
 
+from colossal.checkpoint_io.checkpoint_group import CheckpointGroup
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
-from colossal.checkpoint_io.writers import Writers
 from colossal.errors import CheckpointError
-from colossal.tensor import BoxLayout
+from colossal.tensor import RegionLayout
 
 
 @final
 @dataclass(frozen=True)
-class Piece:
+class ParameterContent:
     """What is saved of one parameter, under a key."""
 
     entries: tuple[Entry, ...]  # its tensors
@@ -31,7 +31,7 @@ class Piece:
 class Content:
     """What a rank has of what is to be saved."""
 
-    pieces: Mapping[Any, Piece]  # what is here, by key
+    pieces: Mapping[Any, ParameterContent]  # what is here, by key
     order: Sequence[Any]  # all keys, in the order of the whole, the same on all ranks
 
     @property
@@ -59,14 +59,14 @@ class Content:
         return replace(self, pieces=pieces)
 
 
-def agree(writers: Writers, look: Callable[[], Content]) -> Content:
+def agree(writers: CheckpointGroup, collect_content: Callable[[], Content]) -> Content:
     """Let all ranks learn what there is to be saved, and who has it.
 
     Communication: all_gather_object, the writers, a few bytes; and once more, a few hundred bytes for each tensor, if
     the ranks hold different ones.
     """
     found: list[Content] = []
-    prints = writers.gather(lambda: found.append(look()) or found[0].fingerprint)
+    prints = writers.gather(lambda: found.append(collect_content()) or found[0].fingerprint)
     if len(set(prints)) == 1:
         return found[0]
     place = writers.ranks.index(writers.rank)
@@ -83,7 +83,7 @@ def agree(writers: Writers, look: Callable[[], Content]) -> Content:
 def _join(own: Content, told: Sequence[tuple[Content, set[int]]]) -> Content:
     """Put together what groups of ranks told; all of them come to the same result."""
     order = told[0][0].order
-    versions: dict[Any, list[tuple[Piece, set[int]]]] = {key: [] for key in order}
+    versions: dict[Any, list[tuple[ParameterContent, set[int]]]] = {key: [] for key in order}
     for report, ranks in told:
         for key, piece in report.pieces.items():
             versions.setdefault(key, []).append((piece, ranks))
@@ -96,7 +96,7 @@ def _join(own: Content, told: Sequence[tuple[Content, set[int]]]) -> Content:
     return Content({key: _join_piece(found, own.pieces.get(key)) for key, found in versions.items()}, order)
 
 
-def _agree_on(versions: Sequence[tuple[Piece, set[int]]]) -> bool:
+def _agree_on(versions: Sequence[tuple[ParameterContent, set[int]]]) -> bool:
     """Tell whether all that know a piece say the same of it, and all that should know it do."""
     told_by = {rank for _, ranks in versions for rank in ranks}
     layouts = [entry.layout for piece, _ in versions for entry in piece.entries if entry.layout is not None]
@@ -104,11 +104,13 @@ def _agree_on(versions: Sequence[tuple[Piece, set[int]]]) -> bool:
     return is_known and len({piece.is_like for piece, _ in versions}) == 1
 
 
-def _join_piece(versions: Sequence[tuple[Piece, set[int]]], own: Piece | None) -> Piece:
+def _join_piece(
+    versions: Sequence[tuple[ParameterContent, set[int]]], own: ParameterContent | None
+) -> ParameterContent:
     first, entries = versions[0][0], []
     for number, entry in enumerate(first.entries):
         entry = entry if own is None else replace(entry, value=own.entries[number].value)  # noqa: PLW2901
         layouts = [piece.entries[number].layout for piece, _ in versions]
         holders = [layout.holders for layout in layouts if layout is not None]
-        entries.append(replace(entry, layout=BoxLayout.joined(entry.shape, holders)) if holders else entry)
+        entries.append(replace(entry, layout=RegionLayout.merged(entry.shape, holders)) if holders else entry)
     return replace(first, entries=tuple(entries))

@@ -38,7 +38,7 @@ class Destination(ABC):
 
 
 @final
-class OneFile(Destination):
+class SingleFileDestination(Destination):
     """A checkpoint of one file."""
 
     def __init__(self, path: Path) -> None:
@@ -59,7 +59,7 @@ class OneFile(Destination):
 
 
 @final
-class Shards(Destination):
+class ShardedDestination(Destination):
     """A checkpoint of several files and an index, in the format of Hugging Face."""
 
     def __init__(

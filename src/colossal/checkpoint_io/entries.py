@@ -7,9 +7,9 @@ from typing import Any, Self, final
 
 import torch
 
-from colossal.checkpoint_io.blocks import cut_blocks
+from colossal.checkpoint_io.blocks import split_blocks
 from colossal.errors import CheckpointError, ConfigError
-from colossal.tensor import BoxLayout, FlatLayout, Layout, Region, layout_of, parts_of
+from colossal.tensor import FlatLayout, Layout, Region, RegionLayout, layout_of, local_regions_of
 
 MIB = 1024**2
 
@@ -22,7 +22,7 @@ class Entry:
     names: tuple[str, ...]  # its names; the one that a format without aliases keeps comes first
     value: Any  # the tensor, which may be a DTensor, or the value; None for a tensor that other ranks hold
     # which rank holds which part of the tensor; None for what is not a tensor
-    layout: Layout | FlatLayout | BoxLayout | None
+    layout: Layout | FlatLayout | RegionLayout | None
     dtype: torch.dtype | None  # the dtype of the tensor; None for what is not a tensor
 
     @classmethod
@@ -35,7 +35,7 @@ class Entry:
             raise CheckpointError(
                 f"All ranks that hold a part of a tensor must save and load together. Found {names[0]!r} on ranks "
                 f"{layout.ranks}, and only ranks {tuple(ranks)} here. Use the booster's own save and load, or "
-                "CheckpointIO(OneForAll())."
+                "CheckpointIO(ProcessGroupIO())."
             )
         return cls(tuple(names), value, layout, value.dtype)
 
@@ -71,7 +71,7 @@ class Entry:
 
 @final
 @dataclass(frozen=True)
-class Share:
+class BlockWrite:
     """A block that one rank writes."""
 
     file: int  # number of the file
@@ -98,22 +98,22 @@ def plan_files(entries: Iterable[Entry], max_bytes: float) -> list[list[Entry]]:
     return files
 
 
-def deal_out(files: Sequence[Sequence[Entry]], own_rank: int) -> list[Share]:
+def assign_blocks(files: Sequence[Sequence[Entry]], own_rank: int) -> list[BlockWrite]:
     """Choose for each block a rank that writes it: one that holds it, and has the least to write so far.
 
     All ranks come to the same result by themselves.
     """
     load: dict[int, int] = {}
-    shares: list[Share] = []
+    block_writes: list[BlockWrite] = []
     for number, entries in enumerate(files):
         for entry in entries:
             assert entry.layout is not None, "values that are no tensors have no blocks"
             itemsize = entry.itemsize
-            own = dict(parts_of(entry.value, own_rank)) if own_rank in entry.layout.ranks else {}
+            own = dict(local_regions_of(entry.value, own_rank)) if own_rank in entry.layout.ranks else {}
             for region, holders in entry.layout.holders.items():
-                for block in cut_blocks(region, itemsize):
+                for block in split_blocks(region, itemsize):
                     rank = min(holders, key=lambda each: (load.get(each, 0), each))
                     load[rank] = load.get(rank, 0) + block.numel * itemsize
                     part = own[region].detach()[block.inside(region).slices] if rank == own_rank else None
-                    shares.append(Share(number, entry.names[0], block, rank, part))
-    return shares
+                    block_writes.append(BlockWrite(number, entry.names[0], block, rank, part))
+    return block_writes

@@ -57,7 +57,7 @@ class Place:
     @property
     def num_bytes(self) -> int:
         """Size of the tensor."""
-        return Region.whole(self.shape).numel * self.dtype.itemsize
+        return Region.full(self.shape).numel * self.dtype.itemsize
 
     def describe(self, region: Region) -> bytes:
         """Return what a block's digest begins with: a block stands for its tensor and its place in it."""
@@ -74,7 +74,7 @@ class Header:
     save_id: str = ""  # what all files of one save have in common; empty in a file that others wrote
 
     @classmethod
-    def lay_out(
+    def from_tensors(
         cls,
         tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...], Iterable[Region]]],
         plain: Any,
@@ -181,7 +181,7 @@ def _parse_places(content: Mapping[str, Any], digests: Mapping[str, Any] | None)
         place = Place(name, _DTYPES[item["dtype"]], shape, start, blocks)
         if item["data_offsets"] != [start, start + place.num_bytes] or any(length < 0 for length in shape):
             raise ValueError(f"the tensor {name!r} does not lie where the one before it ends")
-        if digests is not None and sum(region.numel for region in blocks) != Region.whole(shape).numel:
+        if digests is not None and sum(region.numel for region in blocks) != Region.full(shape).numel:
             raise ValueError(f"the blocks of the tensor {name!r} do not cover it")
         places[name] = place
         start += place.num_bytes

@@ -11,7 +11,7 @@ from torch import nn
 
 from colossal.checkpoint_io.naming import ADAPTER_CONFIG
 from colossal.errors import CheckpointError
-from colossal.interface import active_adapter, base_model_of, outline_of
+from colossal.interface import active_adapter, base_model_of, full_spec_of
 
 
 def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
@@ -20,9 +20,9 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
     The names of the class and of the dtype are filled in on a copy, as ``from_pretrained`` expects them.
     """
     configs: list[Any] = []
-    whole, outline = model, outline_of(model)
-    model = base_model_of(model if outline is None else outline.roots[0])
-    config: Any = copy.deepcopy(getattr(model, "config", None) if outline is None else outline.config)
+    whole, full_spec = model, full_spec_of(model)
+    model = base_model_of(model if full_spec is None else full_spec.roots[0])
+    config: Any = copy.deepcopy(getattr(model, "config", None) if full_spec is None else full_spec.config)
     if hasattr(config, "save_pretrained"):
         config.architectures = [_class_name(model)]
         config.dtype = str(getattr(model, "dtype", "float32")).removeprefix("torch.")
@@ -39,8 +39,8 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
 
 def adapter_config_file(model: nn.Module) -> dict[str, Callable[[Path], object]]:
     """Prepare the configuration of a model's adapters, as peft saves it."""
-    outline = outline_of(model)
-    root: Any = model if outline is None else outline.roots[0]
+    full_spec = full_spec_of(model)
+    root: Any = model if full_spec is None else full_spec.roots[0]
     configs = getattr(root, "peft_config", None)
     if not configs:
         return {}

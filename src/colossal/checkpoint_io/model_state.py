@@ -9,15 +9,15 @@ import torch
 from torch import nn
 from torch.autograd.graph import increment_version
 
-from colossal.checkpoint_io.content import Content, Piece
+from colossal.checkpoint_io.content import Content, ParameterContent
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
-from colossal.checkpoint_io.parallel import in_threads
 from colossal.checkpoint_io.saved_names import SavedNames
 from colossal.checkpoint_io.source import Item
+from colossal.checkpoint_io.threads import map_in_threads
 from colossal.errors import CheckpointError
-from colossal.interface import AdapterNames, base_model_of, outline_of
-from colossal.tensor import copy_placement, local_of, parts_of, placement_of, resting_part
+from colossal.interface import AdapterNames, base_model_of, full_spec_of
+from colossal.tensor import backing_shard, copy_placement, local_of, local_regions_of, placement_of
 
 _THREADS = 2  # one hashes while the other one waits for the disk
 
@@ -28,18 +28,18 @@ class ModelState:
 
     def __init__(self, model: nn.Module, rank: int = 0) -> None:
         self._rank = rank
-        outline = outline_of(model)
-        self._roots: Sequence[nn.Module] = [model] if outline is None else outline.roots
+        full_spec = full_spec_of(model)
+        self._roots: Sequence[nn.Module] = [model] if full_spec is None else full_spec.roots
         states: list[Any] = [root.state_dict(keep_vars=True) for root in self._roots]
-        self._saved = SavedNames(AdapterNames.of(model) if outline is None else outline.adapter_names)
+        self._saved = SavedNames(AdapterNames.of(model) if full_spec is None else full_spec.adapter_names)
         found = [(name, value) for state in states for name, value in state.items()]
-        self._state = {saved: resting_part(value) for name, value in found for saved in self._saved[name]}
+        self._state = {saved: backing_shard(value) for name, value in found for saved in self._saved[name]}
         self._metadata = getattr(states[0], "_metadata", OrderedDict())
         self._names, self._ties, self._holders = list(self._state), list(_group_aliases(self._state)), None
-        if outline is not None:
-            self._names = [saved for name in outline.names for saved in self._saved[name]]
-            self._ties = [[saved for name in names for saved in self._saved[name]] for names in outline.groups]
-            self._holders, self._metadata = outline.ranks, outline.metadata
+        if full_spec is not None:
+            self._names = [saved for name in full_spec.names for saved in self._saved[name]]
+            self._ties = [[saved for name in names for saved in self._saved[name]] for names in full_spec.groups]
+            self._holders, self._metadata = full_spec.ranks, full_spec.metadata
             self._state = _under_all_names(self._state, self._ties)
         empty = [name for name, value in self._state.items() if getattr(value, "is_meta", False)]
         if empty:
@@ -55,7 +55,7 @@ class ModelState:
         ties = [part for names in self._ties for part in self._saved.split(names) if part]
         chosen = {names[0]: [self._leading(names)] if for_safetensors else names for names in ties}
         pieces = {
-            name: Piece((Entry.of(names, self._state[name], self._holders or ranks),))
+            name: ParameterContent((Entry.of(names, self._state[name], self._holders or ranks),))
             for name, names in chosen.items()
             if name in self._state
         }
@@ -133,7 +133,7 @@ class ModelState:
         not a parameter or a buffer itself goes through the `load_state_dict` of its module.
         """
         tensors = (each for root in self._roots for each in (*root.parameters(), *root.buffers()))
-        own = {id(resting_part(tensor)) for tensor in tensors}
+        own = {id(backing_shard(tensor)) for tensor in tensors}
         others: OrderedDict[str, Any] = OrderedDict()
         direct: list[tuple[torch.Tensor, Item]] = []
         for name, item in self._saved.translated(items, self._state).items():
@@ -142,7 +142,7 @@ class ModelState:
                 direct.append((value, item))
             elif name in self._state:
                 others[self._saved.in_state(name)] = item.value if item.shape is None else item.whole()
-        in_threads(self._fill_tensor, direct, _THREADS)
+        map_in_threads(self._fill_tensor, direct, _THREADS)
         others._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         try:
             for root in self._roots if others else ():
@@ -157,7 +157,7 @@ class ModelState:
         value, item = pair
         local = local_of(value).detach()
         with torch.no_grad():
-            for region, part in parts_of(copy_placement(value.detach(), value), self._rank):
+            for region, part in local_regions_of(copy_placement(value.detach(), value), self._rank):
                 item.read(region, part)
         # Bytes were read past torch's knowledge, and masters in full precision must hear of it.
         increment_version(local)

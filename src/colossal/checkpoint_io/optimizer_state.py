@@ -8,19 +8,19 @@ from typing import Any, final
 import torch
 from torch.optim import Optimizer
 
-from colossal.checkpoint_io.content import Content, Piece
+from colossal.checkpoint_io.content import Content, ParameterContent
 from colossal.checkpoint_io.entries import Entry
 from colossal.checkpoint_io.naming import listing
-from colossal.checkpoint_io.parallel import in_threads
-from colossal.checkpoint_io.plain import as_mapping, dismantle
+from colossal.checkpoint_io.plain_data import as_mapping, extract_tensors
 from colossal.checkpoint_io.source import Item, in_memory
+from colossal.checkpoint_io.threads import map_in_threads
 from colossal.errors import CheckpointError
-from colossal.interface import OptimizerOutline, OptimizerWrapper
-from colossal.tensor import copy_placement, parts_of, placement_of
+from colossal.interface import FullOptimizerSpec, OptimizerWrapper
+from colossal.tensor import copy_placement, local_regions_of, placement_of
 
 ParamId = int | str
-_WHOLE = ("step", "mu_product", "mu", "eta")
-_WHOLE_ENDINGS = ("_row", "_col")
+_PER_PARAMETER = ("step", "mu_product", "mu", "eta")
+_FACTORED_ENDINGS = ("_row", "_col")
 """What optimizers of torch keep of a parameter as a whole, and how ours call what they do."""
 _LIKE_THE_PARAMETER = ("exp_avg", "momentum_buffer")
 """What optimizers keep of each element of a parameter."""
@@ -40,9 +40,9 @@ class OptimizerState:
         names: Mapping[torch.nn.Parameter, str] = {}
         scaler = None
         self._masters: Any = getattr(optimizer, "masters", None)
-        self._outline: OptimizerOutline | None = None
+        self._outline: FullOptimizerSpec | None = None
         if isinstance(optimizer, OptimizerWrapper):
-            self._outline = optimizer.outline
+            self._outline = optimizer.full_spec
             optimizer, scaler, names = optimizer.unwrap(), optimizer.scaler, optimizer.param_names
         self._optim, self._scaler, self._rank = optimizer, scaler, rank
         self._params = _identify(self._optim, names)
@@ -62,12 +62,12 @@ class OptimizerState:
 
     def content(self, ranks: Sequence[int]) -> Content:
         """Take the state apart."""
-        plain, tensors = dismantle(self.header())
-        pieces: dict[Any, Piece] = {None: Piece(_entries(tensors, ranks), plain)}
+        plain, tensors = extract_tensors(self.header())
+        pieces: dict[Any, ParameterContent] = {None: ParameterContent(_entries(tensors, ranks), plain)}
         state, holders = self._state(), ranks if self._outline is None else self._outline.ranks
         for id_, parameter in self._params.items():
-            said, tensors = dismantle(state.get(id_), (str(id_),))
-            pieces[id_] = Piece(_entries(tensors, holders), (list(placement_of(parameter).shape), said))
+            said, tensors = extract_tensors(state.get(id_), (str(id_),))
+            pieces[id_] = ParameterContent(_entries(tensors, holders), (list(placement_of(parameter).shape), said))
         return Content(pieces, [None, *self.ids])
 
     def header(self) -> dict[str, Any]:
@@ -104,7 +104,12 @@ class OptimizerState:
         if getattr(value, "shape", None) == parameter.shape and not _is_whole(key):
             return copy_placement(value.detach(), parameter)
         is_full = _is_whole(key) or getattr(self._optim, "updates_shards", False)  # ours has sums in full on all ranks
-        if placement_of(parameter).is_divided and not is_full and isinstance(value, torch.Tensor) and value.numel() > 1:
+        if (
+            placement_of(parameter).is_compute_sharded
+            and not is_full
+            and isinstance(value, torch.Tensor)
+            and value.numel() > 1
+        ):
             raise CheckpointError(
                 "State of a parameter that ranks shard has a number for each of its elements, or is one number. Found "
                 f"{key} of the shape {tuple(value.shape)} for {id_}, of whose {list(placement_of(parameter).shape)} "
@@ -142,7 +147,9 @@ class OptimizerState:
                     self._optim.state.update({parameter: filled} if filled else {})
         self._read(reads, threads)
         if self._masters is not None:
-            self._masters.push_params() if any(MASTER in each for each in state.values()) else self._masters.refresh()
+            self._masters.copy_params_from_masters() if any(
+                MASTER in each for each in state.values()
+            ) else self._masters.refresh()
         if self._scaler is not None:
             self._scaler.load_state_dict(scaler)
 
@@ -151,10 +158,10 @@ class OptimizerState:
 
         def read(each: tuple[Item, torch.Tensor]) -> None:
             item, target = each
-            for region, part in parts_of(target, self._rank):
+            for region, part in local_regions_of(target, self._rank):
                 item.read(region, part)
 
-        in_threads(read, reads, threads)
+        map_in_threads(read, reads, threads)
 
     def _saved_ids(self, groups: list[dict[str, Any]]) -> dict[ParamId, ParamId]:
         """Return, for each parameter, the id under which it was saved: its name if that is there, else its position."""
@@ -210,7 +217,7 @@ def plain_of(content: Content) -> dict[str, Any]:
     groups, scaler = header["param_groups"], header["scaler"]
     return {
         "param_groups": groups,
-        "param_shapes": dismantle(shapes)[0],
+        "param_shapes": extract_tensors(shapes)[0],
         "scaler": scaler,
         "state": as_mapping(list(state.items())),
     }
@@ -260,7 +267,7 @@ def _shapes_of_state(saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any
 
 
 def _is_whole(key: str) -> bool:
-    return key in _WHOLE or key.endswith(_WHOLE_ENDINGS)
+    return key in _PER_PARAMETER or key.endswith(_FACTORED_ENDINGS)
 
 
 def _build(

@@ -8,7 +8,7 @@ the state dict of an optimizer, or a dict with that list in it.
 from pathlib import Path
 from typing import Any
 
-from colossal.checkpoint_io.plain import assemble, dismantle
+from colossal.checkpoint_io.plain_data import extract_tensors, insert_tensors
 from colossal.checkpoint_io.source import Source, in_memory
 from colossal.errors import CheckpointError
 
@@ -16,9 +16,9 @@ from colossal.errors import CheckpointError
 def optimizer_tree(source: Source) -> dict[str, Any]:
     """Return the groups, the state by parameter, and what else was saved, an `Item` in the place of each tensor."""
     if source.plain is not None:
-        return assemble(source.plain, source.item)
-    skeleton, tensors = dismantle(_torch_tree(source))
-    return assemble(skeleton, lambda name: in_memory(tensors[name]))
+        return insert_tensors(source.plain, source.item)
+    skeleton, tensors = extract_tensors(_torch_tree(source))
+    return insert_tensors(skeleton, lambda name: in_memory(tensors[name]))
 
 
 def _torch_tree(source: Source) -> dict[str, Any]:

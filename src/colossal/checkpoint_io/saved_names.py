@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, final
 
 from colossal.interface import AdapterNames
-from colossal.tensor import without_compile
+from colossal.tensor import strip_compile_prefix
 
 T = TypeVar("T")
 
@@ -24,14 +24,14 @@ class SavedNames:
         self._saved: dict[str, tuple[str, ...]] = {}
         if adapters is not None:
             for full, saved in (*adapters.base.items(), *((full, saved) for saved, full in adapters.adapters.items())):
-                self._saved[full] = (*self._saved.get(full, ()), without_compile(saved))
-        self._base = set() if adapters is None else {without_compile(name) for name in adapters.base.values()}
+                self._saved[full] = (*self._saved.get(full, ()), strip_compile_prefix(saved))
+        self._base = set() if adapters is None else {strip_compile_prefix(name) for name in adapters.base.values()}
         self._full = {saved: full for full, names in self._saved.items() for saved in names}
-        self._first = {without_compile(full): names[0] for full, names in self._saved.items()}
+        self._first = {strip_compile_prefix(full): names[0] for full, names in self._saved.items()}
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
         """Return the names in files of a name in the state; adapters that are not trained keep theirs."""
-        return self._saved.get(name, (without_compile(name),))
+        return self._saved.get(name, (strip_compile_prefix(name),))
 
     def split(self, items: Iterable[T], name_of: Callable[[T], str] = str) -> tuple[list[T], list[T]]:
         """Return what belongs to the base model, and what belongs to its adapters."""

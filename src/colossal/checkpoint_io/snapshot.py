@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from colossal.checkpoint_io.parallel import in_threads
+from colossal.checkpoint_io.threads import map_in_threads
 from colossal.kernel import huge_zeros, stream_copy
 
 _ALIGN = 64
@@ -104,7 +104,7 @@ def batches(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
     yield slice(begin, len(tensors))
 
 
-def boxes_on_host(boxes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def copy_regions_to_host(boxes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return contiguous copies in host memory, each of its own; the host waits once for all of them."""
     copies = [
         torch.empty(box.shape, dtype=box.dtype, device="cpu", pin_memory=not box.is_cpu).copy_(box, non_blocking=True)
@@ -131,7 +131,7 @@ def _copy_on_host(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
             pieces.append((target.data_ptr() + at, source.data_ptr() + at, length))
     threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     share = max(1, -(-len(pieces) // threads))
-    in_threads(_move, [pieces[at : at + share] for at in range(0, len(pieces), share)], threads)
+    map_in_threads(_move, [pieces[at : at + share] for at in range(0, len(pieces), share)], threads)
 
 
 def _move(pieces: Sequence[tuple[int, int, int]]) -> None:

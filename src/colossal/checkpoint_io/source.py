@@ -11,7 +11,7 @@ import torch
 from colossal.checkpoint_io.blocks import SafeFile
 from colossal.checkpoint_io.index_file import CheckpointIndexFile
 from colossal.checkpoint_io.naming import FileNames, find_checkpoint, listing
-from colossal.checkpoint_io.parallel import in_threads
+from colossal.checkpoint_io.threads import map_in_threads
 from colossal.checkpoint_io.torch_file import read_torch
 from colossal.errors import CheckpointError
 from colossal.tensor import Region
@@ -33,7 +33,7 @@ class Item:
         """Return the whole tensor, on the CPU, in memory of its own."""
         assert self.shape is not None, "only tensors have a shape"
         tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
-        self.read(Region.whole(self.shape), tensor)
+        self.read(Region.full(self.shape), tensor)
         return tensor
 
 
@@ -93,7 +93,7 @@ class Source:
     def each_file(self, action: Callable[[dict[Any, Item]], None], num_threads: int) -> None:
         """Do something with the entries of each file."""
         parts = [{name: self.items[name] for name in names} for names in self.files.values()]
-        in_threads(action, parts, num_threads)
+        map_in_threads(action, parts, num_threads)
 
     def _add(self, path: Path, promised: set[str]) -> None:
         items = self._open(path)

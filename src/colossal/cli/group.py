@@ -7,23 +7,23 @@ from typing import final
 
 import click
 
-from colossal.cli.spelling import SETTINGS
+from colossal.cli.click_settings import SETTINGS
 from colossal.cli.version import VERSION
 
 
 @final
 @dataclass(frozen=True)
-class Entry:
+class Subcommand:
     """Where a subcommand is defined, and what the list of commands says about it."""
 
     module: str
     help: str
 
 
-COMMANDS: Mapping[str, Entry] = {
-    "benchmark": Entry("colossal.cli.benchmark", "Measure linear layers in parallel, or the links between ranks."),
-    "check": Entry("colossal.cli.check", "Tell whether this machine can train, and what is missing."),
-    "run": Entry("colossal.cli.run", "Start a training program on one node or many."),
+COMMANDS: Mapping[str, Subcommand] = {
+    "benchmark": Subcommand("colossal.cli.benchmark", "Measure linear layers in parallel, or the links between ranks."),
+    "check": Subcommand("colossal.cli.check", "Tell whether this machine can train, and what is missing."),
+    "run": Subcommand("colossal.cli.run", "Start a training program on one node or many."),
 }
 
 

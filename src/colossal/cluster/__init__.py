@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from colossal.cluster.axes import AXES, Axis
 from colossal.cluster.backends import group_for, host_group
 from colossal.cluster.coordinator import DistCoordinator
-from colossal.cluster.grid import TENSOR_PARALLEL_MODES, TensorParallelMode, grid_of
 from colossal.cluster.launch import (
     get_default_parser,
     launch,
@@ -16,6 +15,7 @@ from colossal.cluster.launch import (
 )
 from colossal.cluster.link_cost import LINK_OPS, AxisCost, Link, LinkCost, LinkOp, LinkOrigin
 from colossal.cluster.mesh import ParallelMesh, ambient_mesh, current_mesh
+from colossal.cluster.tp_grid import TENSOR_PARALLEL_MODES, TensorParallelMode, make_tp_grid
 
 if TYPE_CHECKING:
     from colossal.cluster.link_timing import measure_link_cost
@@ -36,21 +36,21 @@ __all__ = [
     "ambient_mesh",
     "current_mesh",
     "get_default_parser",
-    "grid_of",
     "group_for",
     "host_group",
     "launch",
     "launch_from_openmpi",
     "launch_from_slurm",
     "launch_from_torch",
+    "make_tp_grid",
     "measure_link_cost",
 ]
 
 
-_HOMES = {"measure_link_cost": "colossal.cluster.link_timing"}  # which few programs need
+_LAZY_IMPORTS = {"measure_link_cost": "colossal.cluster.link_timing"}  # which few programs need
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module 'colossal.cluster' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_LAZY_IMPORTS[name]), name)

@@ -2,7 +2,7 @@
 
 Neighbours on the last axis are neighbours in rank, and so most likely share a host: tensor parallelism, which talks
 most, comes last; pipeline stages, which talk least, come first. The tp axis may itself be a grid, see
-`colossal.cluster.grid`.
+`colossal.cluster.tp_grid`.
 """
 
 from typing import Literal, get_args

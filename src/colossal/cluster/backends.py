@@ -15,7 +15,7 @@ from colossal.errors import UnsupportedError
 # accelerator has a twin, whose ranks are the same and whose backend is the host's, for facts that begin and end there.
 
 _OF_HOST = ("gloo", "shm", "fake", "threaded", "mpi", "undefined")
-_TWINS: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
+_HOST_GROUPS: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 def group_for(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -63,12 +63,12 @@ def host_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
     assert found is not None
     if dist.get_backend(found).partition(",")[0].removeprefix("cpu:") in _OF_HOST:
         return found
-    if found not in _TWINS:
-        _TWINS[found] = _make_twin(dist.get_process_group_ranks(found))
-    return _TWINS[found]
+    if found not in _HOST_GROUPS:
+        _HOST_GROUPS[found] = _make_host_group(dist.get_process_group_ranks(found))
+    return _HOST_GROUPS[found]
 
 
-def _make_twin(ranks: list[int]) -> dist.ProcessGroup:
+def _make_host_group(ranks: list[int]) -> dist.ProcessGroup:
     try:
         twin = dist.new_group(ranks, backend="shm", use_local_synchronization=True)
     except UnsupportedError:  # on all of them

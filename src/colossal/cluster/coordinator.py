@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster.backends import host_group
-from colossal.cluster.mesh import ParallelMesh, current_mesh, leave_ambient
+from colossal.cluster.mesh import ParallelMesh, current_mesh, set_ambient_mesh
 from colossal.errors import LaunchError
 
 _Arguments = ParamSpec("_Arguments")
@@ -180,7 +180,7 @@ class DistCoordinator:
             process_group: The group; by default the whole world, with all groups and the ambient mesh.
         """
         if process_group is None:
-            leave_ambient(None)
+            set_ambient_mesh(None)
         dist.destroy_process_group(process_group)
 
     def _count_failures(self, failed: bool, process_group: dist.ProcessGroup | None) -> int:

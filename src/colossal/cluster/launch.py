@@ -11,21 +11,21 @@ import numpy as np
 from torch import distributed as dist
 
 from colossal.accelerator import Accelerator, get_accelerator
-from colossal.cluster.leave import leave
-from colossal.cluster.link_cost import link_cost_of_environment
-from colossal.cluster.member import Member
-from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, leave_ambient
-from colossal.cluster.refuse_config import refuse_config
+from colossal.cluster.config_check import refuse_config
+from colossal.cluster.link_cost import link_cost_from_environment
+from colossal.cluster.mesh import DEFAULT_TIMEOUT_SECONDS, ParallelMesh, set_ambient_mesh
+from colossal.cluster.process_spec import ProcessSpec
 from colossal.cluster.rendezvous import (
-    World,
+    WorldSpec,
+    bind_device,
+    connect_to_store,
     connecting,
     find_local_rank,
     form_world,
-    meet,
-    take_device,
     wait_for_all,
 )
 from colossal.cluster.schedulers import openmpi_host, openmpi_port, slurm_host, slurm_port
+from colossal.cluster.teardown import leave
 from colossal.errors import ConfigError, LaunchError
 from colossal.logging import get_dist_logger
 
@@ -84,7 +84,7 @@ def launch(
         (1, 0, 0)
         >>> DistCoordinator().destroy()
     """
-    return _join(Member(rank, world_size, host, port, local_rank), backend, seed, verbose, timeout_seconds)
+    return _join(ProcessSpec(rank, world_size, host, port, local_rank), backend, seed, verbose, timeout_seconds)
 
 
 @refuse_config
@@ -120,7 +120,7 @@ def launch_from_torch(
     if not any(name in os.environ for name in names):
         return _join(None, backend, seed, verbose, timeout_seconds)
     found = _read_environment(names, "torchrun --standalone --nproc_per_node=2 page.py")
-    member = Member(
+    member = ProcessSpec(
         _whole("RANK", found["RANK"]),
         _whole("WORLD_SIZE", found["WORLD_SIZE"]),
         found["MASTER_ADDR"],
@@ -172,7 +172,7 @@ def launch_from_slurm(
     names = ("SLURM_PROCID", "SLURM_NPROCS", "SLURM_LOCALID")
     rank, world_size, local_rank = _read_numbers(names, "srun python train.py")
     meeting = (slurm_host() if host is None else host), (slurm_port() if port is None else port)
-    member = Member(rank, world_size, *meeting, local_rank)
+    member = ProcessSpec(rank, world_size, *meeting, local_rank)
     return _join(member, backend, seed, verbose, timeout_seconds)
 
 
@@ -218,7 +218,7 @@ def launch_from_openmpi(
     names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
     rank, world_size, local_rank = _read_numbers(names, "mpirun -np 2 python train.py")
     meeting = (openmpi_host() if host is None else host), (openmpi_port() if port is None else port)
-    member = Member(rank, world_size, *meeting, local_rank)
+    member = ProcessSpec(rank, world_size, *meeting, local_rank)
     return _join(member, backend, seed, verbose, timeout_seconds)
 
 
@@ -249,7 +249,7 @@ def get_default_parser() -> argparse.ArgumentParser:
 
 
 def _join(
-    member: Member | None, backend: str | None, seed: int, verbose: bool, timeout_seconds: float | None
+    member: ProcessSpec | None, backend: str | None, seed: int, verbose: bool, timeout_seconds: float | None
 ) -> ParallelMesh:
     """Form the world; `member` is None for a world of one that needs no address."""
     if dist.is_initialized():
@@ -257,25 +257,25 @@ def _join(
             f"A process joins one world. Found that it is rank {dist.get_rank()} of {dist.get_world_size()} already. "
             "Launch once, or call torch.distributed.destroy_process_group() in between."
         )
-    seconds, link_cost = _check_timeout(timeout_seconds), link_cost_of_environment()
+    seconds, link_cost = _check_timeout(timeout_seconds), link_cost_from_environment()
     accelerator = get_accelerator()
     asked = backend or os.environ.get("COLOSSAL_BACKEND") or None
     wanted = None if _is_default(asked, accelerator) else asked
     _check_backend(wanted or accelerator.communication_backend, accelerator)
     if member is None:
-        world = World(dist.HashStore(), 0, 1, seconds)
+        world = WorldSpec(dist.HashStore(), 0, 1, seconds)
     else:
-        world = World(meet(member, seconds), member.rank, member.world_size, seconds)
+        world = WorldSpec(connect_to_store(member, seconds), member.rank, member.world_size, seconds)
     with connecting(world):
         local_rank = _find_local_rank(member, world)
-        take_device(world, accelerator, local_rank, may_share=accelerator.is_cpu or wanted is not None)
+        bind_device(world, accelerator, local_rank, may_share=accelerator.is_cpu or wanted is not None)
         chosen, remark = form_world(world, wanted)
         _seed_everything(seed, accelerator)
         mesh = ParallelMesh(
             local_rank=local_rank, timeout_seconds=seconds, device=accelerator.name, link_cost=link_cost
         )
         wait_for_all(world)
-    leave_ambient(mesh)
+    set_ambient_mesh(mesh)
     atexit.unregister(leave)
     atexit.register(leave)
     if asked != wanted and accelerator.is_cpu:
@@ -289,7 +289,7 @@ def _join(
     return mesh
 
 
-def _find_local_rank(member: Member | None, world: World) -> int:
+def _find_local_rank(member: ProcessSpec | None, world: WorldSpec) -> int:
     if member is None:
         return 0
     return find_local_rank(member, world.store) if member.local_rank is None else member.local_rank

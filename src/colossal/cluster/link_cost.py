@@ -196,7 +196,7 @@ class LinkCost:
             )
         measured = self.axes[axis]
         link = measured.ops.get(op, measured.link)
-        messages, share = steps_of(op, measured.size if size is None else size)
+        messages, share = collective_cost_factors(op, measured.size if size is None else size)
         return link.alpha * messages + link.beta * share * num_bytes
 
     def save(self, path: str | Path) -> None:
@@ -209,17 +209,17 @@ class LinkCost:
             ConfigError: The file cannot be written.
         """
         target = Path(path)
-        beside = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         content = {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
         try:
-            with beside.open("w", encoding="utf-8") as file:
+            with temporary.open("w", encoding="utf-8") as file:
                 json.dump(content, file, indent=2)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(target)
+            temporary.replace(target)
         except OSError as error:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise ConfigError(
                 f"The costs of links are written to a file. Found that {target} cannot be written: {error.strerror}. "
                 "Name a file in a folder that exists and may be written to."
@@ -250,7 +250,7 @@ class LinkCost:
         )
 
 
-def steps_of(op: LinkOp, size: int) -> tuple[float, float]:
+def collective_cost_factors(op: LinkOp, size: int) -> tuple[float, float]:
     """Return how many messages in a row an operation among `size` ranks takes, and what share of the bytes."""
     ring = float(size - 1)
     tree = float(math.ceil(math.log2(size)))
@@ -261,7 +261,7 @@ def steps_of(op: LinkOp, size: int) -> tuple[float, float]:
     }.get(op, (ring, ring / size))
 
 
-def link_cost_of_environment() -> LinkCost | None:
+def link_cost_from_environment() -> LinkCost | None:
     """Read the file that the environment variable names; None without one."""
     path = os.environ.get(ENVIRONMENT_VARIABLE)
     return LinkCost.load(path) if path else None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from colossal.cluster.link_cost import AxisCost, Link, LinkOp, steps_of
+from colossal.cluster.link_cost import AxisCost, Link, LinkOp, collective_cost_factors
 
 Timings = Sequence[tuple[int, float]]
 
@@ -57,5 +57,5 @@ def _candidates(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 def _point(op: LinkOp, size: int, pair: tuple[int, float]) -> tuple[float, float, float]:
     num_bytes, seconds = pair
-    messages, share = steps_of(op, size)
+    messages, share = collective_cost_factors(op, size)
     return messages, share * num_bytes, seconds

@@ -17,16 +17,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from colossal.accelerator import Accelerator, get_accelerator
 from colossal.cluster.axes import AXES, Axis, MeshAxis
-from colossal.cluster.grid import TensorParallelMode, grid_of
-from colossal.cluster.inherited import Inherited
-from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, LinkCost, link_cost_of_environment
+from colossal.cluster.context_var import InheritedContextVar
+from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, LinkCost, link_cost_from_environment
+from colossal.cluster.tp_grid import TensorParallelMode, make_tp_grid
 from colossal.errors import MeshError
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 
 _T = TypeVar("_T")
 
-_AMBIENT: Inherited["ParallelMesh | None"] = Inherited("colossal_mesh", None)
+_AMBIENT: InheritedContextVar["ParallelMesh | None"] = InheritedContextVar("colossal_mesh", None)
 
 
 @final
@@ -106,15 +106,15 @@ class ParallelMesh:
         self.global_rank = dist.get_rank()
         self.shape = dict(zip(AXES, _fit_sizes(self.world_size, pp, dp, sp, tp), strict=True))
         self.tp_mode: TensorParallelMode = tp_mode
-        self.grid = grid_of(tp, tp_mode, tp_depth)
+        self.grid = make_tp_grid(tp, tp_mode, tp_depth)
         self.local_rank = _first(local_rank, outer and outer.local_rank, _environment_rank(), self.global_rank)
         self.timeout_seconds = _first(timeout_seconds, outer and outer.timeout_seconds, DEFAULT_TIMEOUT_SECONDS)
         self.accelerator = get_accelerator(device)
         self.link_cost = _find_link_cost(link_cost, outer and outer.link_cost, self.accelerator)
-        self._take_places(_arrange(self.shape, dp_outside))
+        self._set_ranks(_arrange(self.shape, dp_outside))
         self._tokens: list[tuple[Token[ParallelMesh | None], ParallelMesh | None]] = []
 
-    def _take_places(self, ranks: torch.Tensor) -> None:
+    def _set_ranks(self, ranks: torch.Tensor) -> None:
         """Find this process among all of them, of shape (pp, dp, sp, tp), and form the groups that it is in."""
         self.shape = dict(zip(AXES, ranks.shape, strict=True))
         self._ranks = ranks
@@ -232,7 +232,7 @@ class ParallelMesh:
         own = ranks[block * length : (block + 1) * length]
         return self._group_of(own), self._group_of(ranks[place % length :: length])
 
-    def fold_sequence(self) -> "ParallelMesh":
+    def fold_sp_into_dp(self) -> "ParallelMesh":
         """Count ranks that share a sequence as data-parallel ones, as what happens to parameters is the same for both.
 
         Returns:
@@ -245,7 +245,7 @@ class ParallelMesh:
             return self
         folded = copy.copy(self)
         folded._tokens = []  # noqa: SLF001 (of this class)
-        folded._take_places(self._ranks.flatten(1, 2).unsqueeze(2))  # noqa: SLF001 (of this class)
+        folded._set_ranks(self._ranks.flatten(1, 2).unsqueeze(2))  # noqa: SLF001 (of this class)
         return folded
 
     def _check_axis(self, axis: Axis) -> Axis:
@@ -313,7 +313,7 @@ def ambient_mesh() -> ParallelMesh | None:
     return _AMBIENT.get()
 
 
-def leave_ambient(mesh: ParallelMesh | None) -> None:
+def set_ambient_mesh(mesh: ParallelMesh | None) -> None:
     """Make `mesh` ambient without a scope: what `launch` does for the life of the program, and undoes with None."""
     _AMBIENT.set(mesh)
 
@@ -356,7 +356,7 @@ def _find_link_cost(
     if given is not None:
         costs = given if isinstance(given, LinkCost) else LinkCost.load(given)
     else:
-        costs = inherited or link_cost_of_environment()
+        costs = inherited or link_cost_from_environment()
     origin, backend = costs and costs.origin, dist.get_backend()
     if origin and backend != "fake" and (origin.backend, origin.device) != (backend, accelerator.name):
         raise MeshError(

@@ -13,9 +13,9 @@ import torch
 from torch import distributed as dist
 
 from colossal.accelerator import Accelerator, get_accelerator
-from colossal.cluster.attempt import FAREWELL_SECONDS, enter_attempt
-from colossal.cluster.deadline import call_within
-from colossal.cluster.member import Member
+from colossal.cluster.process_spec import ProcessSpec
+from colossal.cluster.timeouts import call_within
+from colossal.cluster.world_agreement import FAREWELL_SECONDS, agree_on_world
 from colossal.errors import ConfigError, LaunchError, MeshError, UnsupportedError
 
 _ADVICE = " Use the backend 'gloo'."
@@ -24,27 +24,27 @@ _PAUSE_SECONDS = 0.05
 _SLACK_SECONDS = 0.5  # for what ends by itself, with a reason of its own
 
 
-def meet(member: Member, seconds: float) -> dist.Store:
+def connect_to_store(member: ProcessSpec, seconds: float) -> dist.Store:
     """Return the store that all processes share, once all of them have come to it and agree on their number."""
     lasting = _serves_torchrun(member)
     try:
         store = call_within(seconds + _SLACK_SECONDS, lambda: _open_store(member, seconds, lasting))
         # Enough for two waits, each of which ends by itself: what is in the way is a store that has stopped to answer.
         patience = 2 * (seconds + FAREWELL_SECONDS) + _SLACK_SECONDS
-        return call_within(patience, lambda: enter_attempt(store, member, seconds, lasting=lasting))
+        return call_within(patience, lambda: agree_on_world(store, member, seconds, lasting=lasting))
     except TimeoutError as error:
         raise LaunchError(_explain(member, seconds, "")) from error
     except dist.DistError as error:
         raise LaunchError(_explain(member, seconds, str(error).splitlines()[0])) from error
 
 
-def _serves_torchrun(member: Member) -> bool:
+def _serves_torchrun(member: ProcessSpec) -> bool:
     """Tell whether torchrun's own process keeps a store at this address already."""
     address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address == (member.host, str(member.port))
 
 
-def _open_store(member: Member, seconds: float, exists: bool) -> dist.Store:
+def _open_store(member: ProcessSpec, seconds: float, exists: bool) -> dist.Store:
     """Return the store at the address of rank 0, which opens it unless it exists."""
     opens = member.rank == 0 and not exists
     if not opens:
@@ -53,7 +53,7 @@ def _open_store(member: Member, seconds: float, exists: bool) -> dist.Store:
     return dist.TCPStore(member.host, member.port, None, opens, timeout, wait_for_workers=False, multi_tenant=True)
 
 
-def _await_listener(member: Member, seconds: float) -> None:
+def _await_listener(member: ProcessSpec, seconds: float) -> None:
     """Wait until a program listens at the address of rank 0; torch would take twice the time, and print a stack."""
     deadline = time.monotonic() + seconds
     while True:
@@ -73,7 +73,7 @@ def _await_listener(member: Member, seconds: float) -> None:
             return
 
 
-def _explain(member: Member, seconds: float, reason: str) -> str:
+def _explain(member: ProcessSpec, seconds: float, reason: str) -> str:
     if "EADDRINUSE" in reason or "address already in use" in reason:
         return (
             f"Rank 0 opens a port for the others to meet. Found {member.address} in use by another program. "
@@ -87,7 +87,7 @@ def _explain(member: Member, seconds: float, reason: str) -> str:
     )
 
 
-def find_local_rank(member: Member, store: dist.Store) -> int:
+def find_local_rank(member: ProcessSpec, store: dist.Store) -> int:
     """Count the processes of lower rank that run on a host of the same name."""
     names = dist.PrefixStore("colossal/host", store)
     names.set(str(member.rank), socket.gethostname())
@@ -96,7 +96,7 @@ def find_local_rank(member: Member, store: dist.Store) -> int:
 
 
 @dataclass(frozen=True)
-class World:
+class WorldSpec:
     """What every process needs to know to become one world with the others."""
 
     store: dist.Store
@@ -105,7 +105,7 @@ class World:
     seconds: float
 
 
-def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
+def form_world(world: WorldSpec, backend: str | None = None) -> tuple[str, str]:
     """Open the connections between all processes: the default process group."""
     accelerator = get_accelerator()
     if backend is not None or not accelerator.is_cpu:
@@ -120,7 +120,7 @@ def form_world(world: World, backend: str | None = None) -> tuple[str, str]:
     return "shm", ""
 
 
-def take_device(world: World, accelerator: Accelerator, local_rank: int, *, may_share: bool) -> None:
+def bind_device(world: WorldSpec, accelerator: Accelerator, local_rank: int, *, may_share: bool) -> None:
     """Bind this process to its device."""
     problem = None
     try:
@@ -153,7 +153,7 @@ def _check_devices(found: Sequence[str], problem: ConfigError | None) -> None:
             )
 
 
-def _open_connections(world: World, backend: str) -> None:
+def _open_connections(world: WorldSpec, backend: str) -> None:
     timeout = timedelta(seconds=world.seconds)
     if not get_accelerator().is_cpu:
         from colossal.cluster.watchdog import set_watchdog
@@ -163,7 +163,7 @@ def _open_connections(world: World, backend: str) -> None:
         dist.init_process_group(backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 
-def wait_for_all(world: World) -> None:
+def wait_for_all(world: WorldSpec) -> None:
     """Wait until all processes are connected: one with little to do could end, and be missed by the slower ones.
 
     A backend of an accelerator opens its connections when it is first used, and its waits do not raise: what is missing
@@ -190,7 +190,7 @@ def wait_for_all(world: World) -> None:
 
 
 @contextmanager
-def connecting(world: World) -> Generator[None]:
+def connecting(world: WorldSpec) -> Generator[None]:
     """Turn what torch and the backends raise while processes connect into a LaunchError."""
     try:
         yield

@@ -1,12 +1,12 @@
 """Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
 
 from colossal.comm.channel import Channel
-from colossal.comm.counter import CommCounter, active_counters, count, uncounted
-from colossal.comm.cube import gather_packed_rows, matmul_3d
+from colossal.comm.counter import CommCounter, active_counters, count_collective, uncounted
+from colossal.comm.group_reduce import all_reduce_over, equal_on_all_ranks, gather_objects
+from colossal.comm.matmul3d import gather_packed_rows, matmul_3d
 from colossal.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
-from colossal.comm.over import all_reduce_over, gather_objects, same_over
-from colossal.comm.partition import Partition, Pending
-from colossal.comm.ring import Exchange, pass_round, sum_round
+from colossal.comm.partition import Partition, PendingComm
+from colossal.comm.ring_exchange import Exchange, ring_all_gather, ring_reduce_scatter
 from colossal.comm.summa import summa_ab, summa_abt, summa_atb
 
 __all__ = [
@@ -14,22 +14,22 @@ __all__ = [
     "CommCounter",
     "Exchange",
     "Partition",
-    "Pending",
+    "PendingComm",
     "active_counters",
     "all_reduce_over",
     "all_to_all",
-    "count",
+    "count_collective",
+    "equal_on_all_ranks",
     "gather",
     "gather_objects",
     "gather_packed_rows",
     "matmul_3d",
-    "pass_round",
     "reduce",
     "reduce_scatter",
     "replicate",
-    "same_over",
+    "ring_all_gather",
+    "ring_reduce_scatter",
     "scatter",
-    "sum_round",
     "summa_ab",
     "summa_abt",
     "summa_atb",

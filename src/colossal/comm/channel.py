@@ -10,8 +10,8 @@ from torch import distributed as dist
 
 from colossal.cluster import Axis, ParallelMesh, current_mesh, group_for
 from colossal.comm.counter import CommCounter, Op, active_counters
-from colossal.comm.lost import LostPeers
-from colossal.comm.pairwise import gather_pairwise, sum_pairwise
+from colossal.comm.lost_peers import LostPeerGuard
+from colossal.comm.pairwise import all_gather_pairwise, reduce_scatter_pairwise
 from colossal.errors import ShapeError
 
 _Collective = Callable[..., dist.Work | None]
@@ -94,7 +94,7 @@ class Channel:
         if self.size == 1:
             return tensor
         total = tensor.clone(memory_format=torch.contiguous_format)
-        with LostPeers():
+        with LostPeerGuard():
             dist.all_reduce(total, _REDUCE_OPS[op], self._group_for(total))
         self._count("all_reduce", total)
         return total
@@ -118,8 +118,8 @@ class Channel:
         if self.size == 1:
             return tensor
         whole = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
-        with LostPeers():
-            for work in gather_into(whole, tensor.contiguous(), self._group_for(tensor)):
+        with LostPeerGuard():
+            for work in all_gather_into(whole, tensor.contiguous(), self._group_for(tensor)):
                 work.wait()
         self._count("all_gather", whole)
         return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim)
@@ -144,8 +144,8 @@ class Channel:
             return tensor
         parts = tensor.contiguous() if dim == 0 else torch.cat(tensor.chunk(self.size, dim))
         part = parts.new_empty(parts.shape[0] // self.size, *parts.shape[1:])
-        with LostPeers():
-            works, finish = scatter_sums(part, parts, self._group_for(part))
+        with LostPeerGuard():
+            works, finish = reduce_scatter_into(part, parts, self._group_for(part))
             for work in works:
                 work.wait()
         finish()
@@ -173,7 +173,7 @@ class Channel:
             return tensor
         outgoing = torch.stack(tensor.chunk(self.size, split_dim))
         incoming = torch.empty_like(outgoing)
-        with LostPeers():
+        with LostPeerGuard():
             dist.all_to_all_single(incoming, outgoing, group=self._group_for(outgoing))
         self._count("all_to_all", outgoing)
         return torch.cat(incoming.unbind(), join_dim)
@@ -188,11 +188,11 @@ class Channel:
         """
         if self.size == 1:
             return
-        for pack in _packs(tensors):
+        for pack in _group_into_buckets(tensors):
             parts = [tensor.detach() for tensor in pack]
             joined = torch.cat([part.reshape(-1) for part in parts]).to(self.mesh.accelerator.get_current_device())
             sent = joined.view(torch.uint8)  # NCCL lacks dtypes
-            with LostPeers():
+            with LostPeerGuard():
                 dist.broadcast(sent, src=self.mesh.ranks(self.axis)[0], group=self._group_for(sent))
             self._count("broadcast", joined)
             for part, values in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
@@ -285,31 +285,31 @@ class Channel:
             counter.add(op, self.axis, num_bytes)
 
 
-def chunk(length: int, size: int, index: int) -> tuple[int, int]:
+def chunk_bounds(length: int, size: int, index: int) -> tuple[int, int]:
     """Return first index and length of a part of a dimension, as `torch.chunk` cuts it into `size` parts at most."""
     part = -(-length // size)
     begin = min(index * part, length)
     return begin, min(part, length - begin)
 
 
-def lengthen(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+def pad_dim(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
     """Make a dimension longer, by zeros."""
     shape = list(tensor.shape)
     shape[dim] = length - tensor.shape[dim]
     return torch.cat([tensor, tensor.new_zeros(shape)], dim) if shape[dim] else tensor
 
 
-def gather_into(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+def all_gather_into(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
     """Begin to join the ranks' parts, in rank order; `part` may lie inside of `whole`, where it belongs."""
     if dist.get_backend(group) != "gloo":
         return _some(_all_gather_single(whole, part, group=group, async_op=True))
     place = whole.chunk(dist.get_world_size(group))[dist.get_rank(group)]
     if place.data_ptr() != part.data_ptr():
         place.copy_(part.view(place.shape))
-    return gather_pairwise(whole, group)
+    return all_gather_pairwise(whole, group)
 
 
-def scatter_sums(
+def reduce_scatter_into(
     part: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
 ) -> tuple[list[dist.Work], Callable[[], object]]:
     """Begin to add up the ranks' tensors, each rank its part; return what to wait for, and what is to do then.
@@ -318,7 +318,7 @@ def scatter_sums(
     """
     backend = dist.get_backend(group)
     if backend == "gloo":
-        return sum_pairwise(part, parts, group, scratch)
+        return reduce_scatter_pairwise(part, parts, group, scratch)
     is_inside = part.untyped_storage().data_ptr() == parts.untyped_storage().data_ptr()
     out = torch.empty_like(part) if is_inside and backend not in _IN_PLACE else part
     work = _reduce_scatter_single(out, parts, group=group, async_op=True)
@@ -326,7 +326,7 @@ def scatter_sums(
 
 
 def needs_scratch(group: dist.ProcessGroup) -> bool:
-    """Tell whether `scatter_sums` uses room for the parts of other ranks."""
+    """Tell whether `reduce_scatter_into` uses room for the parts of other ranks."""
     return dist.get_backend(group) == "gloo"
 
 
@@ -334,7 +334,7 @@ def _some(work: dist.Work | None) -> list[dist.Work]:
     return [] if work is None else [work]
 
 
-def _packs(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def _group_into_buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Collect tensors of one dtype and device until a message is worth sending."""
     open_packs: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:

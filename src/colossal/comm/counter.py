@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Literal, Self, final
 
 from colossal.cluster import Axis
-from colossal.cluster.inherited import Inherited
+from colossal.cluster.context_var import InheritedContextVar
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send"]
 
-_ACTIVE: Inherited[tuple["CommCounter", ...]] = Inherited("colossal_comm_counters", ())
+_ACTIVE: InheritedContextVar[tuple["CommCounter", ...]] = InheritedContextVar("colossal_comm_counters", ())
 
 
 @final
@@ -74,7 +74,7 @@ class CommCounter:
         self.bytes[op, axis] += num_bytes
 
 
-def count(op: Op, axis: Axis, num_bytes: int) -> None:
+def count_collective(op: Op, axis: Axis, num_bytes: int) -> None:
     """Count one call that `colossal.comm` does not make itself, such as a message between two stages.
 
     Args:
@@ -83,9 +83,9 @@ def count(op: Op, axis: Axis, num_bytes: int) -> None:
         num_bytes: Bytes that this rank sends.
 
     Example:
-        >>> from colossal.comm import CommCounter, count
+        >>> from colossal.comm import CommCounter, count_collective
         >>> with CommCounter() as counter:
-        ...     count("send", "pp", 100)
+        ...     count_collective("send", "pp", 100)
         >>> counter.bytes["send", "pp"]
         100
     """
@@ -98,9 +98,9 @@ def uncounted() -> Generator[None]:
     """Leave out what happens inside, such as a check, which is no part of training.
 
     Example:
-        >>> from colossal.comm import CommCounter, count, uncounted
+        >>> from colossal.comm import CommCounter, count_collective, uncounted
         >>> with CommCounter() as counter, uncounted():
-        ...     count("send", "pp", 100)
+        ...     count_collective("send", "pp", 100)
         >>> counter.bytes["send", "pp"]
         0
     """

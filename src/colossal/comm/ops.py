@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from colossal.cluster import Axis, ParallelMesh
-from colossal.comm.channel import Channel, chunk, lengthen
+from colossal.comm.channel import Channel, chunk_bounds, pad_dim
 from colossal.errors import ShapeError
 
 _Map = Callable[[torch.Tensor], torch.Tensor]
@@ -152,7 +152,7 @@ def gather(
     back = channel.reduce_scatter if partial_grad else channel.split
     if length is not None and length % channel.size:
         _check_part(tensor, dim, length, channel)
-        padded = lengthen(tensor, dim, -(-length // channel.size))
+        padded = pad_dim(tensor, dim, -(-length // channel.size))
         return gather(padded, axis, dim, mesh, partial_grad=partial_grad).narrow(dim, 0, length)
     return _apply(tensor, lambda x: channel.all_gather(x, dim), lambda g: back(g, dim))
 
@@ -276,9 +276,9 @@ def all_to_all(
     if join_length is not None and (join_length % channel.size or whole % channel.size):
         _check_part(tensor, join_dim, join_length, channel)
         most = [-(-length // channel.size) for length in (whole, join_length)]
-        padded = lengthen(lengthen(tensor, split_dim, most[0] * channel.size), join_dim, most[1])
+        padded = pad_dim(pad_dim(tensor, split_dim, most[0] * channel.size), join_dim, most[1])
         moved = all_to_all(padded, axis, split_dim, join_dim, mesh)
-        own = chunk(whole, channel.size, channel.rank)[1]
+        own = chunk_bounds(whole, channel.size, channel.rank)[1]
         return moved.narrow(split_dim, 0, own).narrow(join_dim, 0, join_length)
     return _apply(
         tensor,
@@ -290,12 +290,14 @@ def all_to_all(
 def _uneven(op: Callable[..., torch.Tensor], tensor: torch.Tensor, dim: int, channel: Channel) -> torch.Tensor:
     """Divide a tensor that is padded to a length that divides, and cut the padding off the part."""
     length = tensor.shape[dim]
-    padded = lengthen(tensor, dim, -(-length // channel.size) * channel.size)
-    return op(padded, channel.axis, dim, channel.mesh).narrow(dim, 0, chunk(length, channel.size, channel.rank)[1])
+    padded = pad_dim(tensor, dim, -(-length // channel.size) * channel.size)
+    return op(padded, channel.axis, dim, channel.mesh).narrow(
+        dim, 0, chunk_bounds(length, channel.size, channel.rank)[1]
+    )
 
 
 def _check_part(tensor: torch.Tensor, dim: int, length: int, channel: Channel) -> None:
-    expected = chunk(length, channel.size, channel.rank)[1]
+    expected = chunk_bounds(length, channel.size, channel.rank)[1]
     if tensor.shape[dim] != expected:
         raise ShapeError(
             f"A dimension of {length} that is divided among {channel.size} ranks as torch.chunk divides it has "

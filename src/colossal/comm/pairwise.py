@@ -13,13 +13,13 @@ _TAG = 0x5EC7
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def gather_pairwise(whole: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+def all_gather_pairwise(whole: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
     """Begin to give all ranks every part of a tensor."""
     parts, own = whole.chunk(dist.get_world_size(group)), dist.get_rank(group)
     return _exchange([parts[own]] * len(parts), parts, group)
 
 
-def sum_pairwise(
+def reduce_scatter_pairwise(
     own: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
 ) -> tuple[list[dist.Work], Callable[[], object]]:
     """Begin to add up the ranks' tensors, each rank its part."""

@@ -9,15 +9,15 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster import Axis
-from colossal.comm.channel import gather_into, needs_scratch, scatter_sums
+from colossal.comm.channel import all_gather_into, needs_scratch, reduce_scatter_into
 from colossal.comm.counter import CommCounter, Op, active_counters
-from colossal.comm.eight_bits import all_reduce_packed, packed_nbytes, scatter_packed_sums
-from colossal.comm.lost import LostPeers
-from colossal.comm.over import all_reduce_over
+from colossal.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
+from colossal.comm.group_reduce import all_reduce_over
+from colossal.comm.lost_peers import LostPeerGuard
 
 
 @final
-class Pending:
+class PendingComm:
     """Communication that is under way.
 
     Args:
@@ -25,8 +25,8 @@ class Pending:
         then: What is left to do afterwards.
 
     Example:
-        >>> from colossal.comm import Pending
-        >>> Pending(then=lambda: print("done")).wait()
+        >>> from colossal.comm import PendingComm
+        >>> PendingComm(then=lambda: print("done")).wait()
         done
     """
 
@@ -37,7 +37,7 @@ class Pending:
         """Wait until the result is there; a second call does nothing."""
         works, then = self._works, self._then
         self._works, self._then = (), None
-        with LostPeers():
+        with LostPeerGuard():
             for work in works:
                 work.wait()
         if then is not None:
@@ -56,7 +56,7 @@ class Partition:
         replicas: The ranks that own the same segment in other such groups; None if there is one group only.
         axis: The axis of the mesh that all of them are on, under which calls are counted.
         counters: What counts the calls; by default the counters that are open now.
-        in_eight_bits: Let the terms of sums travel in 8 bits, with scales.
+        compress_fp8: Let the terms of sums travel in 8 bits, with scales.
 
     Example:
         >>> import torch
@@ -79,7 +79,7 @@ class Partition:
     replicas: dist.ProcessGroup | None = None
     axis: Axis = "dp"
     counters: tuple[CommCounter, ...] = field(default_factory=active_counters)
-    in_eight_bits: bool = False
+    compress_fp8: bool = False
 
     @property
     def size(self) -> int:
@@ -132,13 +132,13 @@ class Partition:
         Returns:
             Elements of the same dtype.
         """
-        if self.in_eight_bits and self.size > 1:
-            return -(-2 * self.size * packed_nbytes(buffer.numel() // self.size) // buffer.itemsize)
+        if self.compress_fp8 and self.size > 1:
+            return -(-2 * self.size * fp8_nbytes(buffer.numel() // self.size) // buffer.itemsize)
         return buffer.numel() // self.size * (self.size - 1) if needs_scratch(self.group) else 0
 
     def start_reduce_scatter(
         self, buffer: torch.Tensor, own: torch.Tensor, scratch: torch.Tensor | None = None
-    ) -> Pending:
+    ) -> PendingComm:
         """Begin to sum a buffer up over all ranks, each segment for its owners.
 
         Args:
@@ -155,11 +155,11 @@ class Partition:
         if self.size == 1:
             if own.data_ptr() != buffer.data_ptr():
                 own.copy_(buffer)
-            return Pending(then=lambda: self._sum_replicas(own))
-        if self.in_eight_bits:
-            works, finish, num_bytes = scatter_packed_sums(own, buffer, self.group, scratch)
+            return PendingComm(then=lambda: self._sum_replicas(own))
+        if self.compress_fp8:
+            works, finish, num_bytes = reduce_scatter_fp8(own, buffer, self.group, scratch)
         else:
-            works, finish = scatter_sums(own, buffer, self.group, scratch)
+            works, finish = reduce_scatter_into(own, buffer, self.group, scratch)
             num_bytes = buffer.nbytes
         self._count("reduce_scatter", num_bytes, self.size)
 
@@ -167,9 +167,9 @@ class Partition:
             finish()
             self._sum_replicas(own)
 
-        return Pending(works, then)
+        return PendingComm(works, then)
 
-    def start_all_gather(self, buffer: torch.Tensor) -> Pending:
+    def start_all_gather(self, buffer: torch.Tensor) -> PendingComm:
         """Begin to give all ranks of the group every segment of a buffer, from its owner.
 
         Args:
@@ -181,9 +181,9 @@ class Partition:
         Communication: all_gather, dp, the buffer's bytes.
         """
         if self.size == 1:
-            return Pending()
+            return PendingComm()
         self._count("all_gather", buffer.nbytes, self.size)
-        return Pending(gather_into(buffer, self.segment(buffer), self.group))
+        return PendingComm(all_gather_into(buffer, self.segment(buffer), self.group))
 
     def total(self, values: torch.Tensor, op: Literal["sum", "max"] = "sum") -> torch.Tensor:
         """Combine small values over all ranks.
@@ -202,11 +202,11 @@ class Partition:
 
     def _sum_replicas(self, own: torch.Tensor) -> None:
         if self.replicas is not None and self.num_replicas > 1:
-            if self.in_eight_bits:
-                own.copy_(all_reduce_packed(own, self.replicas))
+            if self.compress_fp8:
+                own.copy_(all_reduce_fp8(own, self.replicas))
             else:
                 dist.all_reduce(own, group=self.replicas)
-            num_bytes = packed_nbytes(own.numel()) if self.in_eight_bits else own.nbytes
+            num_bytes = fp8_nbytes(own.numel()) if self.compress_fp8 else own.nbytes
             self._count("all_reduce", 2 * num_bytes, self.num_replicas)
 
     def _count(self, op: Op, num_bytes: int, size: int) -> None:

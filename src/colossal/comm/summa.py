@@ -27,8 +27,8 @@ import torch
 from torch import distributed as dist
 
 from colossal.cluster import ParallelMesh, current_mesh
-from colossal.comm.channel import Channel, chunk
-from colossal.comm.lost import LostPeers
+from colossal.comm.channel import Channel, chunk_bounds
+from colossal.comm.lost_peers import LostPeerGuard
 from colossal.errors import MeshError, ShapeError
 
 _Kind = Literal["ab", "abt", "atb"]
@@ -144,7 +144,7 @@ class _Grid:
 
     def part(self, index: int) -> int:
         """Return the length of a part of the dimension."""
-        return chunk(self._length, self.size, index)[1]
+        return chunk_bounds(self._length, self.size, index)[1]
 
 
 class _Product(torch.autograd.Function):
@@ -198,12 +198,12 @@ def _check_blocks(kind: _Kind, a: torch.Tensor, b: torch.Tensor, grid: _Grid) ->
         )
 
 
-def _rounds(size: int, start: Callable[[int], list[_Pending]], use: Callable[..., None]) -> None:
+def _pipelined_rounds(size: int, start: Callable[[int], list[_Pending]], use: Callable[..., None]) -> None:
     """Call `use` with the turn and the panels of each round; those of the next one are on their way meanwhile."""
     ahead = start(0)
     for turn in range(size):
         panels, ahead = ahead, start(turn + 1) if turn + 1 < size else []
-        use(turn, *map(_arrived, panels))
+        use(turn, *map(_wait_for, panels))
         del panels  # before those after the next are made
 
 
@@ -212,15 +212,15 @@ def _panel(block: torch.Tensor, shape: tuple[int, int], channel: Channel, source
     return panel, channel.start_broadcast(panel, source)
 
 
-def _arrived(pending: _Pending) -> torch.Tensor:
+def _wait_for(pending: _Pending) -> torch.Tensor:
     tensor, work = pending
     if work is not None:
-        with LostPeers():
+        with LostPeerGuard():
             work.wait()
     return tensor
 
 
-class _Sums:
+class _RoundSums:
     """Sums each round's product up for the rank whose turn it is, while the next one is computed."""
 
     def __init__(self, channel: Channel) -> None:
@@ -243,7 +243,7 @@ class _Sums:
 
     def _settle(self) -> None:
         if self._pending is not None:
-            _arrived(self._pending)
+            _wait_for(self._pending)
             self._pending = None
 
 
@@ -257,27 +257,27 @@ def _ab(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
     def use(_turn: int, left: torch.Tensor, right: torch.Tensor) -> None:
         torch.addmm(result, left, right, out=result)
 
-    _rounds(grid.size, start, use)
+    _pipelined_rounds(grid.size, start, use)
     return result
 
 
 def _abt(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
-    sums = _Sums(grid.col)
+    sums = _RoundSums(grid.col)
 
     def use(turn: int, panel: torch.Tensor) -> None:
         sums.add(turn, a @ panel.mT)
 
-    _rounds(grid.size, lambda turn: [_panel(b, (grid.part(turn), b.shape[1]), grid.row, turn)], use)
+    _pipelined_rounds(grid.size, lambda turn: [_panel(b, (grid.part(turn), b.shape[1]), grid.row, turn)], use)
     return sums.own()
 
 
 def _atb(a: torch.Tensor, b: torch.Tensor, grid: _Grid) -> torch.Tensor:
-    sums = _Sums(grid.row)
+    sums = _RoundSums(grid.row)
 
     def use(turn: int, panel: torch.Tensor) -> None:
         sums.add(turn, panel.mT @ b)
 
-    _rounds(grid.size, lambda turn: [_panel(a, (a.shape[0], grid.part(turn)), grid.col, turn)], use)
+    _pipelined_rounds(grid.size, lambda turn: [_panel(a, (a.shape[0], grid.part(turn)), grid.col, turn)], use)
     return sums.own()
 
 

@@ -3,38 +3,38 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from colossal.interface.adapters import AdapterNames, active_adapter, base_model_of, is_peft_model
-from colossal.interface.elementwise import check_optimizer
-from colossal.interface.model import ModelWrapper, innermost
-from colossal.interface.nonfinite import NonFiniteCheck
+from colossal.interface.adapter_names import AdapterNames, active_adapter, base_model_of, is_peft_model
+from colossal.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
+from colossal.interface.model import ModelWrapper, unwrap_model
+from colossal.interface.nonfinite_check import NonFiniteCheck
 from colossal.interface.optimizer import OptimizerWrapper
-from colossal.interface.outline import ModelOutline, OptimizerOutline, Peers, outline_of
+from colossal.interface.optimizer_check import check_optimizer
 
 if TYPE_CHECKING:
     from colossal.interface.token_weighting import TokenWeighting
 
 __all__ = [
     "AdapterNames",
-    "ModelOutline",
+    "FullModelSpec",
+    "FullOptimizerSpec",
     "ModelWrapper",
     "NonFiniteCheck",
-    "OptimizerOutline",
     "OptimizerWrapper",
     "Peers",
     "TokenWeighting",
     "active_adapter",
     "base_model_of",
     "check_optimizer",
-    "innermost",
+    "full_spec_of",
     "is_peft_model",
-    "outline_of",
+    "unwrap_model",
 ]
 
 
-_HOMES = {"TokenWeighting": "colossal.interface.token_weighting"}  # which few programs need
+_MODULE_OF = {"TokenWeighting": "colossal.interface.token_weighting"}  # which few programs need
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'colossal.interface' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from colossal.errors import UnsupportedError
-from colossal.interface.adapters import base_model_of
-from colossal.interface.outline import outline_of
-from colossal.tensor import placement_of, resting_part, whole_of, without_compile
+from colossal.interface.adapter_names import base_model_of
+from colossal.interface.full_spec import full_spec_of
+from colossal.tensor import backing_shard, full_tensor_of, placement_of, strip_compile_prefix
 
 
 @torch.no_grad()
@@ -18,15 +18,15 @@ def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
 
     Communication: all_gather, the ranks that shard a tensor, its bytes.
     """
-    if outline_of(model) is not None:
+    if full_spec_of(model) is not None:
         raise UnsupportedError(
             "A full state is that of a model whose layers are all here. Found a model that is partitioned into "
             "pipeline stages. Call booster.save_model(model, checkpoint), which writes all stages."
         )
     found: dict[str, Any] = {}
     for name, value in model.state_dict(keep_vars=True).items():
-        held = resting_part(value)
-        full = whole_of(held).detach().cpu().clone() if isinstance(held, torch.Tensor) else held
+        held = backing_shard(value)
+        full = full_tensor_of(held).detach().cpu().clone() if isinstance(held, torch.Tensor) else held
         if is_kept:
             found[name] = full
     return found
@@ -38,9 +38,9 @@ def refuse_partial_export(model: nn.Module) -> None:
     transformers and peft write what a process has; they do not know of our shards, and would write a shard under the
     name of the full parameter.
     """
-    outline = outline_of(model)
-    for root in (model,) if outline is None else outline.roots:
-        missing = _sharded(root) if outline is None else _sharded(root) or _absent(root, outline.names)
+    full_spec = full_spec_of(model)
+    for root in (model,) if full_spec is None else full_spec.roots:
+        missing = _sharded(root) if full_spec is None else _sharded(root) or _absent(root, full_spec.names)
         exporters = [each for each in (root, base_model_of(root)) if hasattr(each, "save_pretrained")]
         for exporter in [*exporters, model] if missing and exporters else ():
             vars(exporter)["save_pretrained"] = partial(_refuse, missing)
@@ -49,15 +49,15 @@ def refuse_partial_export(model: nn.Module) -> None:
 def _sharded(model: nn.Module) -> str:
     """Describe a parameter of which this rank has a shard only; empty if there is none."""
     for name, parameter in model.named_parameters():
-        placement = placement_of(resting_part(parameter))
-        if placement.is_divided:
-            return f"{without_compile(name)}, of whose shape {list(placement.shape)} each rank has a shard"
+        placement = placement_of(backing_shard(parameter))
+        if placement.is_compute_sharded:
+            return f"{strip_compile_prefix(name)}, of whose shape {list(placement.shape)} each rank has a shard"
     return ""
 
 
 def _absent(model: nn.Module, names: Any) -> str:
     """Describe a tensor that is on another pipeline stage; empty if there is none."""
-    here = {without_compile(name) for name in model.state_dict(keep_vars=True)}
+    here = {strip_compile_prefix(name) for name in model.state_dict(keep_vars=True)}
     absent = next((name for name in names if name not in here), None)
     return "" if absent is None else f"a pipeline stage without {absent}"
 

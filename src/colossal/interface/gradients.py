@@ -9,8 +9,8 @@ from torch.nn.utils import get_total_norm
 
 from colossal.comm import all_reduce_over
 from colossal.errors import UnsupportedError
-from colossal.interface.outline import Peers
-from colossal.tensor import local_of, meeting_device, placement_of
+from colossal.interface.full_spec import Peers
+from colossal.tensor import comm_device, local_of, placement_of
 
 Groups = tuple[dist.ProcessGroup, ...]
 
@@ -40,7 +40,7 @@ def total_norm(parameters: Iterable[torch.Tensor], norm_type: float, peers: Peer
     is_largest = math.isinf(norm_type)
     op = "max" if is_largest else "sum"
     everything = [parameter for same in by_groups.values() for parameter in same]
-    device = _where_to_meet(everything) if peers is None else peers.device
+    device = _reduction_device(everything) if peers is None else peers.device
     norms = [_local_norm(same, norm_type).to(device) for same in by_groups.values()]
     zero = torch.zeros((), dtype=torch.float64, device=device)
     terms = [norm if is_largest else norm**norm_type for norm in norms] or [zero]
@@ -69,11 +69,11 @@ def clamp(grads: Iterable[torch.Tensor], limit: float) -> None:
         torch._foreach_clamp_max_(shards, limit)
 
 
-def _where_to_meet(parameters: Sequence[torch.Tensor]) -> torch.device:
+def _reduction_device(parameters: Sequence[torch.Tensor]) -> torch.device:
     """The device of the groups; the host if all gradients are there, as no device then has to be waited for."""
     if all(parameter.is_cpu for parameter in parameters):
         return torch.device("cpu")
-    return meeting_device(next(each for each in parameters if placement_of(each).shard_groups))
+    return comm_device(next(each for each in parameters if placement_of(each).shard_groups))
 
 
 def _local_norm(parameters: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
 from colossal.errors import ConfigError
-from colossal.interface.adapters import base_model_of
-from colossal.interface.outline import outline_of
+from colossal.interface.adapter_names import base_model_of
+from colossal.interface.full_spec import full_spec_of
 
 _FRAMES = 6
 """As far down the stack is looked: a function of torch, its list, and the generators of a module."""
@@ -39,10 +39,10 @@ class ModelWrapper(nn.Module):
         super().__init__()
         self.module = module
         self._forward_context = forward_context
-        self._has_whole_grads = True
+        self._has_full_grads = True
         from colossal.interface.full_state import refuse_partial_export
 
-        refuse_partial_export(innermost(module))
+        refuse_partial_export(unwrap_model(module))
 
     def __getattr__(self, name: str) -> Any:
         """Find a parameter, buffer or module, as of every `torch.nn.Module`.
@@ -53,7 +53,7 @@ class ModelWrapper(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
-            if advice := _where_it_is(vars(self).get("_modules", {}).get("module"), name):
+            if advice := _attribute_hint(vars(self).get("_modules", {}).get("module"), name):
                 raise AttributeError(f"{error}. {advice}") from None
             raise
 
@@ -70,9 +70,9 @@ class ModelWrapper(nn.Module):
         with self._forward_context():
             return self.module(*args, **kwargs)
 
-    def guard_gradients(self) -> None:
+    def forbid_torch_clipping(self) -> None:
         """Refuse functions of torch that clip gradients, which would see a part of them: the optimizer's do it."""
-        self._has_whole_grads = False
+        self._has_full_grads = False
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -91,7 +91,7 @@ class ModelWrapper(nn.Module):
             ConfigError: `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.clip_grad_value_` asks, and the gradients
                 are not in the parameters, or some are on other ranks.
         """
-        if not self._has_whole_grads and _is_clipping():
+        if not self._has_full_grads and _is_clipping():
             raise ConfigError(
                 "Gradients that several ranks have parts of, or that are in float32 copies, are clipped by the boosted "
                 "optimizer. Found a call of torch.nn.utils.clip_grad_norm_ or clip_grad_value_ on the boosted model, "
@@ -124,7 +124,7 @@ class ModelWrapper(nn.Module):
         from colossal.interface.full_state import full_state
 
         is_first = not dist.is_initialized() or dist.get_rank() == 0
-        return full_state(innermost(self.module), is_kept=is_first or not only_rank_0)
+        return full_state(unwrap_model(self.module), is_kept=is_first or not only_rank_0)
 
     def unwrap(self, unwrap_peft: bool = True) -> nn.Module:
         """Return the user's own model, with the parameter names that it was built with.
@@ -134,9 +134,9 @@ class ModelWrapper(nn.Module):
                 `peft.PeftModel` that `boost` was given, which can merge them: ``merge_and_unload()``.
 
         Returns:
-            The innermost module: not a wrapper such as `ModelWrapper` and `DistributedDataParallel`.
+            The unwrap_model module: not a wrapper such as `ModelWrapper` and `DistributedDataParallel`.
         """
-        module = innermost(self.module)
+        module = unwrap_model(self.module)
         return base_model_of(module) if unwrap_peft else module
 
 
@@ -152,7 +152,7 @@ def _is_clipping() -> bool:
     return False
 
 
-def innermost(module: nn.Module) -> nn.Module:
+def unwrap_model(module: nn.Module) -> nn.Module:
     """Take all wrappers off a model.
 
     Args:
@@ -163,8 +163,8 @@ def innermost(module: nn.Module) -> nn.Module:
 
     Example:
         >>> import torch
-        >>> from colossal.interface import ModelWrapper, innermost
-        >>> innermost(ModelWrapper(torch.nn.Linear(4, 2)))
+        >>> from colossal.interface import ModelWrapper, unwrap_model
+        >>> unwrap_model(ModelWrapper(torch.nn.Linear(4, 2)))
         Linear(in_features=4, out_features=2, bias=True)
     """
     found: Any = module
@@ -173,14 +173,14 @@ def innermost(module: nn.Module) -> nn.Module:
     return found
 
 
-def _where_it_is(module: nn.Module | None, name: str) -> str:
+def _attribute_hint(module: nn.Module | None, name: str) -> str:
     """Say how to get at an attribute of the user's own model that the boosted one does not have."""
     if module is None or name.startswith("__"):
         return ""
-    own = innermost(module)
+    own = unwrap_model(module)
     if hasattr(own, name):
         return f"The model that was boosted has it: use model.unwrap().{name}"
-    outline = outline_of(own)
-    if outline is not None and any(hasattr(root, name) for root in outline.roots):
+    full_spec = full_spec_of(own)
+    if full_spec is not None and any(hasattr(root, name) for root in full_spec.roots):
         return f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"
     return ""

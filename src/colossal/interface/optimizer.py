@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from colossal.amp import LossScaler, Masters, NoScaler
+from colossal.amp import LossScaler, MasterParams, NoScaler
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface.elementwise import check_optimizer
+from colossal.interface.full_spec import FullOptimizerSpec, Peers
 from colossal.interface.gradients import clamp, scale, total_norm
-from colossal.interface.nonfinite import NonFiniteCheck
-from colossal.interface.outline import OptimizerOutline, Peers
-from colossal.tensor import local_of, placement_of, without_compile
+from colossal.interface.nonfinite_check import NonFiniteCheck
+from colossal.interface.optimizer_check import check_optimizer
+from colossal.tensor import local_of, placement_of, strip_compile_prefix
 
 _WIDE = torch.float32.itemsize
 
@@ -33,7 +33,7 @@ class OptimizerWrapper:
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
         peers: The ranks that have other parameters of the model; none by default.
-        outline: What the whole optimizer is, where this rank has only some of its parameters.
+        full_spec: What the whole optimizer is, where this rank has only some of its parameters.
 
     Raises:
         UnsupportedError: The optimizer needs full parameters, and one of them is sharded.
@@ -56,22 +56,22 @@ class OptimizerWrapper:
         optim: torch.optim.Optimizer,
         scaler: LossScaler | None = None,
         param_names: Mapping[torch.nn.Parameter, str] | None = None,
-        masters: Masters | None = None,
+        masters: MasterParams | None = None,
         max_norm: float = 0.0,
         norm_type: float = 2.0,
         peers: Peers | None = None,
-        outline: OptimizerOutline | None = None,
+        full_spec: FullOptimizerSpec | None = None,
     ) -> None:
         shards = any(placement_of(each).is_sharded for group in optim.param_groups for each in group["params"])
         check_optimizer(optim, shards=shards, subsets=peers is not None)
         self.optim = optim
         self.scaler = scaler or NoScaler()
-        self.param_names = {each: without_compile(name) for each, name in (param_names or {}).items()}
+        self.param_names = {each: strip_compile_prefix(name) for each, name in (param_names or {}).items()}
         self.masters = masters
-        self.outline = outline
+        self.full_spec = full_spec
         self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
         self._name_masters(masters.pairs if masters else {})
-        self._on_discard: list[Callable[[], None]] = []
+        self._zero_grad_hooks: list[Callable[[], None]] = []
         self._has_scaled_grads = False
         self._nonfinite: NonFiniteCheck | None = None
 
@@ -107,7 +107,7 @@ class OptimizerWrapper:
         """
         self.optim.add_param_group(group)
         if self.masters is not None:
-            self._name_masters(self.masters.adopt(self.param_groups[-1]))
+            self._name_masters(self.masters.add_group(self.param_groups[-1]))
 
     def _name_masters(self, pairs: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
         for master, working in pairs.items():
@@ -115,12 +115,12 @@ class OptimizerWrapper:
                 self.param_names[master] = self.param_names.pop(working)
 
     @property
-    def has_whole_grads(self) -> bool:
+    def has_full_grads(self) -> bool:
         """Whether torch's functions can take the gradients, which are in the parameters then, full or as DTensors."""
         sharded = any(placement_of(each).is_sharded and local_of(each) is each for each in self.parameters)
         return self.masters is None and self._peers is None and not sharded
 
-    def clip_before_each_step(self, max_norm: float, norm_type: float = 2.0) -> None:
+    def set_max_norm(self, max_norm: float, norm_type: float = 2.0) -> None:
         """Clip the common norm of the gradients before each step.
 
         Args:
@@ -153,13 +153,13 @@ class OptimizerWrapper:
             )
         self._nonfinite = check
 
-    def when_discarding(self, callback: Callable[[], None]) -> None:
+    def register_zero_grad_hook(self, callback: Callable[[], None]) -> None:
         """Have gradients thrown away that are not in the parameters, such as those that wait to be reduced.
 
         Args:
             callback: Called by `zero_grad`.
         """
-        self._on_discard.append(callback)
+        self._zero_grad_hooks.append(callback)
 
     def backward(
         self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None, retain_graph: bool = False
@@ -174,8 +174,8 @@ class OptimizerWrapper:
         inputs = None if inputs is None else list(inputs)
         self._has_scaled_grads = True
         if self._nonfinite is not None:
-            self._nonfinite.see_loss(loss)
-        with self._backward_pass(), self.scaler.scaling(loss, self.optim) as scaled:
+            self._nonfinite.record_loss(loss)
+        with self._backward_pass(), self.scaler.scaled_loss(loss, self.optim) as scaled:
             torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
 
     def _backward_pass(self) -> AbstractContextManager[Any]:
@@ -229,26 +229,26 @@ class OptimizerWrapper:
                 "half-precision parameters that do not move. Train in float32 or with mixed_precision='bf16'."
             )
         if self.masters is not None:
-            self.masters.pull_grads()
+            self.masters.copy_grads_to_masters()
         if self._nonfinite is not None:
             self._nonfinite.check({each: self.param_names.get(each, "a parameter") for each in self.parameters})
-        told = self._clip_and_divide()
+        step_options = self._clip_and_divide()
         self._unscale()
-        result = self.scaler.step(self.optim, **told)
+        result = self.scaler.step(self.optim, **step_options)
         self._has_scaled_grads = False
-        if self.masters is not None and not self.scaler.dropped:
-            self.masters.push_params()
+        if self.masters is not None and not self.scaler.skipped:
+            self.masters.copy_params_from_masters()
         return result
 
     def _clip_and_divide(self) -> dict[str, float]:
         """Clip to the norm of the constructor, or tell an optimizer to clip and unscale in its own pass."""
         is_scaled = not isinstance(self.scaler, NoScaler)
-        divides = hasattr(self.optim, "write_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
+        divides = hasattr(self.optim, "set_param_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
         self._check_scaled()
         reads = is_scaled or (self._max_norm > 0 and all(grad.is_cpu for grad in self._grads))
         if divides and reads:  # as those of colossal.nn.optimizer; unscaled gradients on an accelerator need no wait
             norm = self._measure(self._norm_type).cpu()
-            scale_ = self.scaler.judge(norm)
+            scale_ = self.scaler.overflow_from_norm(norm)
             if scale_ is not None:
                 limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0
                 return {"div_scale": scale_ * limit} if math.isfinite(limit) and limit > 1 else {"div_scale": scale_}
@@ -265,8 +265,8 @@ class OptimizerWrapper:
         self.scaler.discard()
         self._has_scaled_grads = False
         if self._nonfinite is not None:
-            self._nonfinite.forget()
-        for callback in self._on_discard:
+            self._nonfinite.clear()
+        for callback in self._zero_grad_hooks:
             callback()
         self.optim.zero_grad(set_to_none)
         if self.masters is not None:
@@ -355,7 +355,7 @@ class OptimizerWrapper:
         agreed on.
         """
         if self.masters is not None:
-            self.masters.pull_grads()
+            self.masters.copy_grads_to_masters()
         self._unscale()
 
     def _unscale(self) -> None:

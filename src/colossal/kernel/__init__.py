@@ -10,19 +10,10 @@ if TYPE_CHECKING:
     from colossal.kernel.adam import AdamStep, AdamTensors, adam_step
     from colossal.kernel.arena import huge_zeros
     from colossal.kernel.copy import stream_copy
-    from colossal.kernel.file_memory import FileMemory
-    from colossal.kernel.file_probe import DirectIO
-    from colossal.kernel.file_states import StateStore
-    from colossal.kernel.tensor_file import FileRequest, TensorFile
 
 _HOMES = {
     "AdamStep": "colossal.kernel.adam",
     "AdamTensors": "colossal.kernel.adam",
-    "DirectIO": "colossal.kernel.file_probe",
-    "FileMemory": "colossal.kernel.file_memory",
-    "FileRequest": "colossal.kernel.tensor_file",
-    "StateStore": "colossal.kernel.file_states",
-    "TensorFile": "colossal.kernel.tensor_file",
     "adam_step": "colossal.kernel.adam",
     "huge_zeros": "colossal.kernel.arena",
     "stream_copy": "colossal.kernel.copy",
@@ -31,11 +22,6 @@ _HOMES = {
 __all__ = [
     "AdamStep",
     "AdamTensors",
-    "DirectIO",
-    "FileMemory",
-    "FileRequest",
-    "StateStore",
-    "TensorFile",
     "adam_step",
     "huge_zeros",
     "stream_copy",

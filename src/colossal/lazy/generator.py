@@ -11,7 +11,7 @@ import torch
 _SCRATCH = 1 << 16
 _BLOCK = 16  # the elements that torch draws together for a normal distribution, on a CPU
 _aten = torch.ops.aten
-ONE_AT_A_TIME = RLock()
+GENERATOR_LOCK = RLock()
 """Held while a generator is set to another state for a moment: threads that stand for ranks share torch's."""
 _UNIFORM = {_aten.uniform_.default, _aten.rand.default, _aten.rand.generator, _aten.rand_like.default}
 _NORMAL = {_aten.normal_.default, _aten.randn.default, _aten.randn.generator, _aten.randn_like.default}
@@ -23,7 +23,7 @@ def is_random(func: Any) -> bool:
 
 
 @final
-class Draw:
+class RandomDraw:
     """What a random operation draws from: a generator, and the state that it had before."""
 
     def __init__(self, device: torch.device, generator: torch.Generator | None = None) -> None:
@@ -33,7 +33,7 @@ class Draw:
     @contextmanager
     def again(self) -> Generator[None]:
         """Set the generator back inside; behind, it goes on where it was. Other threads wait to do the same."""
-        with ONE_AT_A_TIME:
+        with GENERATOR_LOCK:
             after = self._generator.get_state()
             self._generator.set_state(self.state)
             try:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from colossal.errors import UnsupportedError
 from colossal.lazy.materialize import materialize
-from colossal.lazy.pretrained import Detour
+from colossal.lazy.pretrained import FromPretrainedPatch
 from colossal.lazy.recorder import record
 from colossal.lazy.tensor import LazyTensor
 
@@ -112,7 +112,7 @@ class _Recording(TorchDispatchMode):
             self._leave_detour = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._leave_detour = self._leave_detour or Detour.enter()  # transformers may be imported inside
+        self._leave_detour = self._leave_detour or FromPretrainedPatch.enter()  # transformers may be imported inside
         try:
             return record(func, args, kwargs or {})
         except UnsupportedError as error:

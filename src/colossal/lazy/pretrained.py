@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from colossal.errors import CheckpointError, UnsupportedError
-from colossal.lazy.stored import stored_tensors
+from colossal.lazy.stored_tensor import stored_tensors
 from colossal.lazy.tensor import LazyTensor
 
 _LOAD = "_load_pretrained_model"
@@ -25,7 +25,7 @@ _ELSE = "Call from_pretrained outside of LazyInitContext."
 
 
 @final
-class Detour:
+class FromPretrainedPatch:
     """Stands in the place of the function of transformers that loads weights, for as many contexts as are open."""
 
     _lock: ClassVar = Lock()
@@ -43,7 +43,7 @@ class Detour:
         with cls._lock:
             if not isinstance(vars(owner)[_LOAD], cls):
                 setattr(owner, _LOAD, cls(vars(owner)[_LOAD]))
-            detour: Detour = vars(owner)[_LOAD]
+            detour: FromPretrainedPatch = vars(owner)[_LOAD]
             detour._num_contexts += 1
         return lambda: detour._leave(owner)
 

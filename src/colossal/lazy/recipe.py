@@ -14,7 +14,7 @@ import xxhash
 from torch.utils._pytree import tree_leaves, tree_map
 
 from colossal.errors import UnsupportedError
-from colossal.lazy.generator import ONE_AT_A_TIME, Draw
+from colossal.lazy.generator import GENERATOR_LOCK, RandomDraw
 
 _INDEX = itertools.count()
 _aten = torch.ops.aten
@@ -28,7 +28,7 @@ _OVERWRITE = {
     _aten.random_.default,
     _aten.bernoulli_.float,
 }
-FOREVER = 1 << 62
+LATEST = 1 << 62
 
 
 @final
@@ -85,7 +85,7 @@ class Operation:
     args: Sequence[Any]  # its arguments, with `View` and `Constant` in place of tensors
     kwargs: Mapping[str, Any]  # its keyword arguments, likewise
     touched: "Sequence[Recipe]"  # the recipes of the storages that it writes to and that were there before
-    draw: Draw | None  # what it draws from; None if it draws nothing
+    draw: RandomDraw | None  # what it draws from; None if it draws nothing
     # windows on the storages that it makes, each under the place of that tensor among the results
     made: dict[int, View] = field(default_factory=dict[int, "View"])
     index: int = field(default_factory=lambda: next(_INDEX))  # its place in the order of all operations
@@ -114,7 +114,7 @@ class Operation:
 
         def real(value: Any) -> Any:
             if isinstance(value, View):
-                return value.on(value.recipe.in_world(world))
+                return value.on(value.recipe.storage_in(world))
             return value.unchanged(self.func) if isinstance(value, Constant) else value
 
         args, kwargs = tree_map(real, (tuple(self.args), dict(self.kwargs)))
@@ -123,7 +123,7 @@ class Operation:
         for number, view in self.made.items():
             world[view.recipe] = _fitting(results[number], view)
 
-    def run_in_vain(self) -> None:
+    def run_and_discard(self) -> None:
         """Run it for what it draws alone: its generator moves on."""
         needed: set[Recipe] = set() if self.func in _OVERWRITE else self.reads()
         world = _replay(dict.fromkeys(needed, self.index))
@@ -166,13 +166,13 @@ class Recipe:
 
     def forget(self) -> None:
         """Let go of what is kept: nobody may have it who expects to find it here again."""
-        with ONE_AT_A_TIME:
+        with GENERATOR_LOCK:
             self._kept, self._kept_at, self._num_done = None, -1, 0
 
     def storage(self) -> torch.UntypedStorage:
         """Make the values, once. Whoever gets them may change them: recipes that need them make them anew."""
-        with ONE_AT_A_TIME:
-            storage = _replay({self: FOREVER})[self]
+        with GENERATOR_LOCK:
+            storage = _replay({self: LATEST})[self]
             self._kept, self._kept_at, self._num_done = storage, next(_INDEX), len(self.writes)
             return storage
 
@@ -180,7 +180,7 @@ class Recipe:
         """Make the values that an operation sees, to be read, not changed."""
         return _replay({self: index})[self]
 
-    def in_world(self, world: "dict[Recipe, torch.UntypedStorage]") -> torch.UntypedStorage:
+    def storage_in(self, world: "dict[Recipe, torch.UntypedStorage]") -> torch.UntypedStorage:
         """Find its storage among others, or make room."""
         if self not in world:
             world[self] = torch.UntypedStorage(self.num_bytes, device=self.device)
@@ -216,14 +216,14 @@ class Recipe:
 def _replay(wanted: Mapping[Recipe, int]) -> dict[Recipe, torch.UntypedStorage]:
     """Make storages as they were before some index: what they need runs once each, in the order of the program."""
     world: dict[Recipe, torch.UntypedStorage] = {}
-    with ONE_AT_A_TIME:
+    with GENERATOR_LOCK:
         for event in reversed(list(_needed(wanted))):
             if isinstance(event, Recipe):
                 world[event] = event.kept()
                 continue
             event.run(world)
             for recipe in event.writes():
-                recipe.keep(recipe.in_world(world), event.index)
+                recipe.keep(recipe.storage_in(world), event.index)
     return world
 
 

@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import _disable_current_modes  # pyright: igno
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from colossal.errors import UnsupportedError
-from colossal.lazy.generator import Draw, is_random
+from colossal.lazy.generator import RandomDraw, is_random
 from colossal.lazy.recipe import Constant, Operation, Recipe, View
-from colossal.lazy.tensor import LazyTensor, show, stand_in, view_of
+from colossal.lazy.tensor import LazyTensor, make_lazy_tensor, set_view, view_of
 
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 _aten = torch.ops.aten
-_OTHER_WINDOW = {
+_ALIASING = {
     _aten.t_.default,
     _aten.transpose_.default,
     _aten.unsqueeze_.default,
@@ -26,7 +26,7 @@ _OTHER_WINDOW = {
     _aten.squeeze_.dim,
     _aten.squeeze_.dims,
 }
-_SHAPE_ALONE = {_aten.empty_like.default, _aten.zeros_like.default}  # of a tensor on the meta device that is enough
+_SHAPE_ONLY = {_aten.empty_like.default, _aten.zeros_like.default}  # of a tensor on the meta device that is enough
 _NEED_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -35,7 +35,7 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     seen = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
     lazy = [value for value in seen if isinstance(value, LazyTensor)]
     makes = not seen and any(argument.name == "device" for argument in func._schema.arguments)  # noqa: SLF001
-    makes = makes or (func in _SHAPE_ALONE and seen[0].is_meta and kwargs.get("device") is not None)
+    makes = makes or (func in _SHAPE_ONLY and seen[0].is_meta and kwargs.get("device") is not None)
     if kwargs.get("device") == _META:
         args, kwargs = tree_map(_lazy_on_meta, (args, kwargs))
         return func(*args, **kwargs)
@@ -43,10 +43,10 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
     with _disable_current_modes():  # those of contexts around this one
         if func is _aten.set_.source_Tensor and _share_layout(*seen):
-            show(args[0], view_of(args[1]))
+            set_view(args[0], view_of(args[1]))
             return args[0]
-        if func in _OTHER_WINDOW:
-            return _in_another_window(func, args, kwargs)
+        if func in _ALIASING:
+            return _record_alias(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             raise _refusal(func, "it changes the shape of a tensor in place")
         written = list(_written(func, args, kwargs))
@@ -56,13 +56,13 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return _run_now(func, args, kwargs)
         if makes:
             kwargs = {"device": _CPU, **kwargs}
-        return _write_down(func, args, kwargs, torch.device(kwargs.get("device") or lazy[0].device))
+        return _record_operation(func, args, kwargs, torch.device(kwargs.get("device") or lazy[0].device))
 
 
-def _write_down(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+def _record_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Any:
     leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
     generator = next((leaf for leaf in leaves if isinstance(leaf, torch.Generator)), None)
-    draw = Draw(device, generator) if is_random(func) else None
+    draw = RandomDraw(device, generator) if is_random(func) else None
     stored_args, stored_kwargs = tree_unflatten([_stored(leaf) for leaf in leaves], structure)
     results = _shapes_of(func, args, kwargs, draw)
     lazy = [(leaf, view_of(leaf).meta) for leaf in leaves if isinstance(leaf, LazyTensor)]
@@ -76,7 +76,7 @@ def _write_down(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], devic
     for recipe in operation.writes():
         recipe.writes.append(operation)
     if draw is not None and not draw.skip(func, tree_leaves(results)[0]):
-        operation.run_in_vain()
+        operation.run_and_discard()
     return tree_unflatten(wrapped, tree_structure(results))
 
 
@@ -92,7 +92,7 @@ def _wrapped(
             if _place(result) not in recipes:
                 recipe = recipes[_place(result)] = Recipe(result.untyped_storage().nbytes(), device)
                 operation.made[number] = View(recipe, result)
-            same = stand_in(View(recipes[_place(result)], result), device)
+            same = make_lazy_tensor(View(recipes[_place(result)], result), device)
         wrapped.append(result if same is None else same)
     return wrapped
 
@@ -109,11 +109,11 @@ def _run_now(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return result
 
 
-def _in_another_window(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LazyTensor:
+def _record_alias(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LazyTensor:
     """Let a tensor see the same storage in another shape, in place."""
     lazy, *rest = args
     view = view_of(lazy)
-    show(lazy, View(view.recipe, func(view.meta.detach(), *rest, **kwargs)))
+    set_view(lazy, View(view.recipe, func(view.meta.detach(), *rest, **kwargs)))
     with no_dispatch():
         func(*args, **kwargs)
     return lazy
@@ -130,7 +130,7 @@ def _share_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
     return layouts[0] == layouts[1] and first.device == second.device
 
 
-def _shapes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], draw: Draw | None) -> Any:
+def _shapes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], draw: RandomDraw | None) -> Any:
     """Run an operation without values; where torch can not, with them, for what they look like alone."""
     try:
         return func(*tree_map(_on_meta, tuple(args)), **tree_map(_on_meta, dict(kwargs)))

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from colossal.lazy.part import COPIES, makes_in_order
-from colossal.lazy.recipe import FOREVER, Operation, View
-from colossal.lazy.stored import Stored
+from colossal.lazy.ranges import COPIES, generates_in_order
+from colossal.lazy.recipe import LATEST, Operation, View
+from colossal.lazy.stored_tensor import StoredTensor
 from colossal.tensor import Layout, Region
 
 _aten = torch.ops.aten
@@ -17,16 +17,16 @@ Reader = Callable[[Region], torch.Tensor]
 """Makes the values of a box of a tensor, in memory of their own."""
 
 
-def reader_of(view: View, index: int = FOREVER) -> Reader | None:
+def reader_of(view: View, index: int = LATEST) -> Reader | None:
     """Find out how to read boxes of a tensor from files, without reading more.
 
     A copy of what lies in a file, in another dtype, is a copy of boxes; so is what was joined of several tensors, such
     as the experts of a layer.
     """
     _, event = view.recipe.event_before(index)
-    if not (isinstance(event, Operation) and makes_in_order(view, event) and view.is_whole):
+    if not (isinstance(event, Operation) and generates_in_order(view, event) and view.is_whole):
         return None
-    if isinstance(event.func, Stored):
+    if isinstance(event.func, StoredTensor):
         return event.func.read_box
     if event.func in COPIES and event.args[0].meta.shape == view.meta.shape:
         inner = reader_of(event.args[0], event.index)
@@ -45,7 +45,7 @@ def read_shard(reader: Reader, view: View, layout: Layout, rank: int) -> torch.T
     boxes = layout.regions_of(rank)
     if len(boxes) == 1:
         return reader(boxes[0])
-    place = layout.place_of(rank)
+    place = layout.coordinate_of(rank)
     part = torch.empty(layout.local_shape(rank), dtype=view.meta.dtype, device=view.recipe.device)
     for box, at in zip(boxes, product(*(_starts(layout, dim, place) for dim in range(part.dim()))), strict=True):
         part[Region(at, box.shape).slices] = reader(box)

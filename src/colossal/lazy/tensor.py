@@ -77,7 +77,7 @@ class LazyTensor(torch.Tensor):
             >>> table.flat_values(2, 5)
             tensor([2, 3, 4])
         """
-        from colossal.lazy.part import part_of
+        from colossal.lazy.ranges import read_range
 
         if not 0 <= begin <= end <= self.numel():
             raise ConfigError(
@@ -85,7 +85,7 @@ class LazyTensor(torch.Tensor):
                 f"{self.numel()} elements. Pass 0 <= begin <= end <= {self.numel()}."
             )
         with torch.no_grad(), _disable_current_modes():
-            return part_of(self._view, begin, end)
+            return read_range(self._view, begin, end)
 
     def shard_values(self, layout: "Layout", rank: int) -> torch.Tensor:
         """Make what a rank holds of the values; the tensor stays lazy.
@@ -183,7 +183,7 @@ class LazyTensor(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (the documented way to go on)  # pyright: ignore[reportPrivateUsage]
             result = func(*args, **(kwargs or {}))
         if func == torch.Tensor.data.__set__ and all(isinstance(each, LazyTensor) for each in args):  # type: ignore[attr-defined]
-            show(args[0], view_of(args[1]))
+            set_view(args[0], view_of(args[1]))
         return result
 
     @classmethod
@@ -206,7 +206,7 @@ class LazyTensor(torch.Tensor):
         )
 
 
-def stand_in(view: View, device: torch.device) -> LazyTensor:
+def make_lazy_tensor(view: View, device: torch.device) -> LazyTensor:
     """Make a lazy tensor."""
     meta = view.meta
     made = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001 (the documented way to make one)
@@ -217,7 +217,7 @@ def stand_in(view: View, device: torch.device) -> LazyTensor:
         dtype=meta.dtype,
         device=device,
     )
-    show(made, view)
+    set_view(made, view)
     return made
 
 
@@ -226,6 +226,6 @@ def view_of(tensor: LazyTensor) -> View:
     return tensor._view  # noqa: SLF001 (beside its class)  # pyright: ignore[reportPrivateUsage]
 
 
-def show(tensor: LazyTensor, view: View) -> None:
-    """Let a lazy tensor show something."""
+def set_view(tensor: LazyTensor, view: View) -> None:
+    """Let a lazy tensor set_view something."""
     tensor._view, tensor._owner = view, view.recipe.owner()  # noqa: SLF001 (beside its class)  # pyright: ignore[reportPrivateUsage]

@@ -1,75 +1,75 @@
 """Models cut into stages that ranks of the pp axis have, and batches that pass through them in parts."""
 
-from colossal.pipeline.cut import copy_structure, count_layers
+from colossal.pipeline.execution_sequence import ExecutionSequence, is_sequence
 from colossal.pipeline.executor import PipelineExecutor
+from colossal.pipeline.layer_costs import count_layer_parameters, measure_layer_times
 from colossal.pipeline.microbatch import Microbatching, join, map_tensors, split
 from colossal.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
-from colossal.pipeline.placement import PipelineStyle, StagePlacement
+from colossal.pipeline.placeholders import StageBoundary
 from colossal.pipeline.schedule import (
     SCHEDULES,
     Action,
     ActionKind,
     Costs,
-    Message,
-    Orders,
+    P2PMessage,
     Pass,
-    bubble_of,
+    PipelineOrder,
+    bubble_fraction,
     check_schedule,
     forward_only,
     interleaved,
-    messages_between,
     one_forward_one_backward,
+    p2p_messages,
     simulate,
     zero_bubble_v,
 )
-from colossal.pipeline.sequence import ExecutionSequence, is_sequence
-from colossal.pipeline.shared_grads import share_tied_values
 from colossal.pipeline.shared_parameter import SharedParameter
-from colossal.pipeline.stage import Carry, Stage, arguments_of
+from colossal.pipeline.stage import Stage, StageOutput, model_arguments
+from colossal.pipeline.stage_extraction import copy_structure, count_layers
 from colossal.pipeline.stage_manager import PipelineStageManager
-from colossal.pipeline.stand_in import Passage
+from colossal.pipeline.stage_placement import PipelineStyle, StagePlacement
+from colossal.pipeline.tied_gradients import broadcast_tied_parameters
 from colossal.pipeline.timeline import Timeline
 from colossal.pipeline.weight_grads import WeightGrads
-from colossal.pipeline.weights import layer_parameters, layer_seconds
 
 __all__ = [
     "SCHEDULES",
     "Action",
     "ActionKind",
-    "Carry",
     "Costs",
     "ExecutionSequence",
-    "Message",
     "Microbatching",
-    "Orders",
+    "P2PMessage",
     "Pass",
-    "Passage",
     "PipelineExecutor",
+    "PipelineOrder",
     "PipelineStageManager",
     "PipelineStyle",
     "SharedParameter",
     "Stage",
+    "StageBoundary",
+    "StageOutput",
     "StagePlacement",
     "Timeline",
     "WeightGrads",
-    "arguments_of",
-    "bubble_of",
+    "broadcast_tied_parameters",
+    "bubble_fraction",
     "check_schedule",
     "copy_structure",
+    "count_layer_parameters",
     "count_layers",
     "forward_only",
     "interleaved",
     "is_sequence",
     "join",
-    "layer_parameters",
-    "layer_seconds",
     "map_tensors",
-    "messages_between",
+    "measure_layer_times",
+    "model_arguments",
     "one_forward_one_backward",
+    "p2p_messages",
     "partition_balanced",
     "partition_by_counts",
     "partition_uniform",
-    "share_tied_values",
     "simulate",
     "split",
     "stage_of_layer",

@@ -14,14 +14,14 @@ from colossal.cluster import ParallelMesh, host_group
 from colossal.comm import Channel
 from colossal.errors import ConfigError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline.lane import Description, Inbox, wait
-from colossal.pipeline.links import make_links, pairs_of
 from colossal.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
-from colossal.pipeline.placement import PipelineStyle, StagePlacement
-from colossal.pipeline.schedule import SCHEDULES, Orders, Pass, forward_only, messages_between
-from colossal.pipeline.shared_grads import SharedGrads, shared_of
+from colossal.pipeline.p2p import RecvQueue, TensorMeta, wait
+from colossal.pipeline.p2p_links import make_links, peer_pairs
+from colossal.pipeline.pipeline_step import PipelineStep
+from colossal.pipeline.schedule import SCHEDULES, Pass, PipelineOrder, forward_only, p2p_messages
 from colossal.pipeline.stage import Stage
-from colossal.pipeline.step import Step
+from colossal.pipeline.stage_placement import PipelineStyle, StagePlacement
+from colossal.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
 from colossal.pipeline.timeline import Timeline
 
 Criterion = Callable[[Any, Any], torch.Tensor]
@@ -83,10 +83,10 @@ class PipelineExecutor:
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self._placement, self._mesh, self._microbatching = placement, mesh, microbatching
-        self._links = make_links(mesh, pairs_of(placement, shared_of(stages)))
-        self._shared = SharedGrads(self.stages, placement, self._links, mesh.rank("pp"))
+        self._links = make_links(mesh, peer_pairs(placement, shared_parameters_of(stages)))
+        self._shared = TiedGradientReducer(self.stages, placement, self._links, mesh.rank("pp"))
         self._caches = enable_metadata_cache
-        self._known: dict[int, dict[int, tuple[Description, ...]]] = {}
+        self._known: dict[int, dict[int, tuple[TensorMeta, ...]]] = {}
         self._context = forward_context
         self._orders = cache(lambda number, trains: (SCHEDULES[style] if trains else forward_only)(placement, number))
         self._recorded: list[Pass] | None = None
@@ -121,16 +121,16 @@ class PipelineExecutor:
         all_gather, pp, 8 bytes, to see that all ranks have the same batch; broadcast, pp, 16 bytes, of the loss.
         """
         trains = optimizer is not None and torch.is_grad_enabled()
-        batches, signature = self._agree(data_iter, trains)
+        batches, signature = self._next_micro_batches(data_iter, trains)
         orders = self._orders(len(batches), trains)
         known = self._known.setdefault(signature, {}) if self._caches else {}
-        step = Step(
+        step = PipelineStep(
             self.stages,
             batches,
             criterion,
             optimizer if trains else None,
             self._links,
-            self._inboxes(orders, known),
+            self._recv_queues(orders, known),
             known,
             self._placement,
             any(action.kind == "W" for action in orders[0]),
@@ -143,7 +143,7 @@ class PipelineExecutor:
             self._shared.exchange(optimizer.backward_by_grad)
         for link in self._links.values():
             link.drain()
-        return {"loss": self._tell_loss(step.loss, known) if return_loss else None, "outputs": step.join_outputs()}
+        return {"loss": self._broadcast_loss(step.loss, known) if return_loss else None, "outputs": step.join_outputs()}
 
     @contextmanager
     def record(self) -> Iterator[list[Timeline]]:
@@ -163,7 +163,7 @@ class PipelineExecutor:
         dist.all_gather_object(passes, own, group=host_group(self._mesh.group("pp")))
         found.append(Timeline(tuple(each for rank in passes for each in rank)))
 
-    def _run(self, step: Step, order: Sequence[Any]) -> None:
+    def _run(self, step: PipelineStep, order: Sequence[Any]) -> None:
         for action in order:
             begin = self._now()
             with self._context() if action.kind == "F" else nullcontext():
@@ -176,12 +176,12 @@ class PipelineExecutor:
             self._mesh.accelerator.synchronize()
         return time.time()
 
-    def _agree(self, data_iter: Iterator[Any], trains: bool) -> tuple[list[Any], int]:
+    def _next_micro_batches(self, data_iter: Iterator[Any], trains: bool) -> tuple[list[Any], int]:
         """Divide the next batch, and see that all ranks have it."""
         batches, signature, problem = [], 0, None
         try:
-            batches = split(self._placed(next(data_iter)), self._microbatching)
-            descriptions = [Description.of(tensor) for tensor in tensors_in(batches[0])]
+            batches = split(self._to_device(next(data_iter)), self._microbatching)
+            descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
             text = repr((len(batches), trains, descriptions)).encode()
             signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
         except (StopIteration, ConfigError) as error:
@@ -199,18 +199,18 @@ class PipelineExecutor:
             )
         return batches, signature
 
-    def _placed(self, batch: Any) -> Any:
+    def _to_device(self, batch: Any) -> Any:
         device = self._mesh.accelerator.get_current_device()
         return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
-    def _inboxes(self, orders: Orders, known: dict[int, tuple[Description, ...]]) -> dict[int, Inbox]:
+    def _recv_queues(self, orders: PipelineOrder, known: dict[int, tuple[TensorMeta, ...]]) -> dict[int, RecvQueue]:
         own = self._mesh.rank("pp")
         return {
-            rank: Inbox(link, messages_between(orders, self._placement, rank, own), known)
+            rank: RecvQueue(link, p2p_messages(orders, self._placement, rank, own), known)
             for rank, link in self._links.items()
         }
 
-    def _tell_loss(self, loss: torch.Tensor | None, known: dict[int, tuple[Description, ...]]) -> torch.Tensor:
+    def _broadcast_loss(self, loss: torch.Tensor | None, known: dict[int, tuple[TensorMeta, ...]]) -> torch.Tensor:
         """Let all ranks know the loss, in the dtype that it had on the last stage when such a batch came first."""
         last = self._placement.num_stages - 1
         source = self._placement.rank_of(last)
@@ -222,5 +222,5 @@ class PipelineExecutor:
             parcel[0], parcel[1] = loss, _LOSS_DTYPES.index(loss.dtype)
         wait(Channel("pp", self._mesh).start_broadcast(parcel, source))
         if last not in known:  # reading makes the host wait for the device
-            known[last] = (Description((), _LOSS_DTYPES[int(parcel[1])], False),)
+            known[last] = (TensorMeta((), _LOSS_DTYPES[int(parcel[1])], False),)
         return parcel[0].to(known[last][0].dtype)

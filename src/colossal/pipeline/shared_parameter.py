@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from colossal.pipeline.placement import StagePlacement
+from colossal.pipeline.stage_placement import StagePlacement
 
 
 @final

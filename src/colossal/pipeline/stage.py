@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from colossal.errors import PlanError
-from colossal.pipeline.cut import cut
-from colossal.pipeline.sequence import ExecutionSequence, cut_sequence
+from colossal.pipeline.execution_sequence import ExecutionSequence, extract_sequence_stage
+from colossal.pipeline.placeholders import StageBoundary, StageEnd
 from colossal.pipeline.shared_parameter import SharedParameter
-from colossal.pipeline.stand_in import Passage, StageEnd
-from colossal.tensor import Stages, without_adapters
+from colossal.pipeline.stage_extraction import extract_stage
+from colossal.tensor import Stages, unwrap_adapters
 
-Carry = torch.Tensor | tuple[torch.Tensor, ...]
+StageOutput = torch.Tensor | tuple[torch.Tensor, ...]
 """What one stage hands to the next."""
 
 
@@ -46,14 +46,14 @@ class Stage(nn.Module):
         module: nn.Module,
         index: int,
         num_stages: int,
-        passage: Passage | None = None,
+        passage: StageBoundary | None = None,
         shared: Sequence[SharedParameter] = (),
     ) -> None:
         super().__init__()
         self.module = module
         self.index, self.num_stages, self.shared = index, num_stages, tuple(shared)
         self._passage = passage
-        self._signature = inspect.signature(without_adapters(module).forward)
+        self._signature = inspect.signature(unwrap_adapters(module).forward)
 
     @classmethod
     def of_model(cls, model: nn.Module, stages: Stages, layers: Sequence[range], index: int) -> "Stage":
@@ -72,8 +72,8 @@ class Stage(nn.Module):
             PlanError: The plan does not fit the model.
         """
         if len(layers) == 1:
-            return cls(model, index, num_stages=1, passage=Passage())
-        passage, shared = cut(model, stages, layers, index)
+            return cls(model, index, num_stages=1, passage=StageBoundary())
+        passage, shared = extract_stage(model, stages, layers, index)
         return cls(model, index, len(layers), passage, shared)
 
     @classmethod
@@ -88,7 +88,7 @@ class Stage(nn.Module):
         Returns:
             The stage.
         """
-        shared = cut_sequence(model, layers, index)
+        shared = extract_sequence_stage(model, layers, index)
         return cls(model, index, len(layers), shared=shared)
 
     @property
@@ -101,16 +101,16 @@ class Stage(nn.Module):
         """Whether it returns the outputs of the whole model."""
         return self.index == self.num_stages - 1
 
-    def share_sequences(self, num_ranks: int) -> None:
+    def set_sequence_parallel_size(self, num_ranks: int) -> None:
         """Take and give hidden states of some tokens only.
 
         Args:
             num_ranks: How many ranks share a sequence, equally.
         """
         if self._passage is not None:
-            self._passage.num_shares = num_ranks
+            self._passage.sequence_parallel_size = num_ranks
 
-    def forward(self, carry: Carry | None, inputs: Any) -> Any:
+    def forward(self, carry: StageOutput | None, inputs: Any) -> Any:
         """Run the stage.
 
         Args:
@@ -126,7 +126,7 @@ class Stage(nn.Module):
         """
         if self._passage is None and carry is not None:
             return self.module(carry)
-        args, kwargs = arguments_of(self._signature, inputs)
+        args, kwargs = model_arguments(self._signature, inputs)
         if self._passage is None:
             return self.module(*args, **kwargs)
         self._passage.enter(carry)
@@ -145,7 +145,7 @@ class Stage(nn.Module):
         return outputs
 
 
-def arguments_of(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def model_arguments(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Find what a model takes of a batch.
 
     Args:
@@ -157,8 +157,8 @@ def arguments_of(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, 
 
     Example:
         >>> import inspect
-        >>> from colossal.pipeline import arguments_of
-        >>> arguments_of(inspect.signature(lambda x, mask=None: x), {"x": 1, "labels": 2})
+        >>> from colossal.pipeline import model_arguments
+        >>> model_arguments(inspect.signature(lambda x, mask=None: x), {"x": 1, "labels": 2})
         ((), {'x': 1})
     """
     kinds = [parameter.kind for parameter in signature.parameters.values()]

@@ -5,7 +5,7 @@ from typing import final
 
 from colossal.cluster import ParallelMesh
 from colossal.pipeline.partition import partition_uniform
-from colossal.pipeline.placement import StagePlacement
+from colossal.pipeline.stage_placement import StagePlacement
 
 
 @final

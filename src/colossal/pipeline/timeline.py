@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from colossal.pipeline.schedule import Pass, bubble_of
+from colossal.pipeline.schedule import Pass, bubble_fraction
 
-_COLOURS = {"F": "#4c78a8", "B": "#f2a03d", "I": "#f2a03d", "W": "#6aa84f"}
-_WORDS = {"F": "forward", "B": "backward", "I": "backward to inputs", "W": "gradients of weights"}
+_COLORS = {"F": "#4c78a8", "B": "#f2a03d", "I": "#f2a03d", "W": "#6aa84f"}
+_LABELS = {"F": "forward", "B": "backward", "I": "backward to inputs", "W": "gradients of weights"}
 _WIDTH, _ROW, _LEFT, _TOP, _NARROWEST = 960, 34, 64, 30, 9
 
 
@@ -39,7 +39,7 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """The share of the time in which ranks do not compute."""
-        return bubble_of(list(self.passes))
+        return bubble_fraction(list(self.passes))
 
     def to_svg(self) -> str:
         """Draw a row for each rank, time from left to right.
@@ -56,7 +56,7 @@ class Timeline:
             y, opacity = _TOP + each.rank * _ROW, 1.0 if each.action.stage == min(stages[each.rank]) else 0.6
             boxes.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 6}" fill-opacity="{opacity}" '
-                f'fill="{_COLOURS[each.action.kind]}" stroke="#fff" stroke-width="0.5">'
+                f'fill="{_COLORS[each.action.kind]}" stroke="#fff" stroke-width="0.5">'
                 f"<title>{each.action!r}</title></rect>"
             )
             if width >= _NARROWEST:
@@ -64,10 +64,10 @@ class Timeline:
                     f'<text x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle">{each.action.microbatch}</text>'
                 )
         ranks = [f'<text x="4" y="{_TOP + rank * _ROW + 19}">rank {rank}</text>' for rank in range(num_ranks)]
-        kinds = sorted({each.action.kind for each in self.passes}, key=list(_COLOURS).index)
+        kinds = sorted({each.action.kind for each in self.passes}, key=list(_COLORS).index)
         legend = [
-            f'<rect x="{_LEFT + place * 170}" y="8" width="12" height="12" fill="{_COLOURS[kind]}"/>'
-            f'<text x="{_LEFT + place * 170 + 17}" y="18">{_WORDS[kind]}</text>'
+            f'<rect x="{_LEFT + place * 170}" y="8" width="12" height="12" fill="{_COLORS[kind]}"/>'
+            f'<text x="{_LEFT + place * 170 + 17}" y="18">{_LABELS[kind]}</text>'
             for place, kind in enumerate(kinds)
         ]
         height = _TOP + num_ranks * _ROW + 4
@@ -87,7 +87,7 @@ class Timeline:
         events = [
             {
                 "name": repr(each.action),
-                "cat": _WORDS[each.action.kind],
+                "cat": _LABELS[each.action.kind],
                 "ph": "X",
                 "ts": (each.begin - begin) * 1e6,
                 "dur": each.duration * 1e6,

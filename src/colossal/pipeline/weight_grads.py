@@ -68,16 +68,16 @@ class _Interception(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        instead = _INSTEAD.get(func)
+        instead = _DEFERRING.get(func)
         result = instead(self._later, *args, **kwargs) if instead else None
         return func(*args, **kwargs) if result is None else result
 
 
-class _Debt(NamedTuple):
+class _DeferredGrad(NamedTuple):
     """Where the gradient of a weight goes; in a tuple, autograd does not see the weight."""
 
     weight: torch.Tensor
-    is_turned: bool
+    is_transposed: bool
     later: WeightGrads
 
 
@@ -89,7 +89,7 @@ def _linear(
 ) -> torch.Tensor | None:
     if not _is_deferred(input, weight):
         return None
-    return _Linear.apply(input, weight.detach(), bias, _Debt(weight, False, later))
+    return _Linear.apply(input, weight.detach(), bias, _DeferredGrad(weight, False, later))
 
 
 def _addmm(
@@ -101,14 +101,14 @@ def _addmm(
 ) -> torch.Tensor | None:
     if others or input.dim() != 1 or not _is_deferred(mat1, mat2):
         return None
-    return _Linear.apply(mat1, mat2.detach().t(), input, _Debt(mat2, True, later))
+    return _Linear.apply(mat1, mat2.detach().t(), input, _DeferredGrad(mat2, True, later))
 
 
 def _is_deferred(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and x.requires_grad and weight.is_leaf and weight.requires_grad
 
 
-_INSTEAD: Mapping[Any, Callable[..., torch.Tensor | None]] = {functional.linear: _linear, torch.addmm: _addmm}
+_DEFERRING: Mapping[Any, Callable[..., torch.Tensor | None]] = {functional.linear: _linear, torch.addmm: _addmm}
 
 
 class _Linear(torch.autograd.Function):
@@ -116,20 +116,22 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, debt: _Debt
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, deferred: _DeferredGrad
     ) -> torch.Tensor:
         if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         ctx.save_for_backward(x, weight)
-        ctx.debt = debt
+        ctx.deferred = deferred
         return functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        debt, rows_x, rows = ctx.debt, x.flatten(0, -2), grad.flatten(0, -2)
-        debt.later.add(debt.weight, (lambda: rows_x.t() @ rows) if debt.is_turned else (lambda: rows.t() @ rows_x))
+        deferred, rows_x, rows = ctx.deferred, x.flatten(0, -2), grad.flatten(0, -2)
+        deferred.later.add(
+            deferred.weight, (lambda: rows_x.t() @ rows) if deferred.is_transposed else (lambda: rows.t() @ rows_x)
+        )
         return grad @ weight, None, rows.sum(0) if ctx.needs_input_grad[2] else None, None

@@ -1,34 +1,34 @@
 """Models of Hugging Face, divided along the tp axis by a table for each family."""
 
-from colossal.shardformer.checkpointing import GradientCheckpointConfig, PipelineGradientCheckpointConfig
+from colossal.shardformer.activation_checkpointing import GradientCheckpointConfig, PipelineGradientCheckpointConfig
+from colossal.shardformer.causal_loss import ParallelCausalLoss
 from colossal.shardformer.conv1d import Conv1DCol, Conv1DRow
-from colossal.shardformer.heads import HeadTable, SharedHeads
+from colossal.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear
 from colossal.shardformer.hf_plan import hf_plan
-from colossal.shardformer.loss import DividedCausalLoss
-from colossal.shardformer.matrix import option_matrix, options_of
 from colossal.shardformer.plans import FAMILIES, plan_of
-from colossal.shardformer.sequence_mode import SequenceMode, SequenceSharing
+from colossal.shardformer.sequence_parallel_config import SequenceMode, SequenceParallelConfig
 from colossal.shardformer.shard_config import ShardConfig
 from colossal.shardformer.shardformer import ShardFormer
-from colossal.shardformer.styles import STYLES, Division
+from colossal.shardformer.styles import STYLES, StyleContext
+from colossal.shardformer.support_matrix import option_matrix, supported_options
 
 __all__ = [
     "FAMILIES",
     "STYLES",
     "Conv1DCol",
     "Conv1DRow",
-    "DividedCausalLoss",
-    "Division",
     "GradientCheckpointConfig",
-    "HeadTable",
+    "HeadParallelEmbedding",
+    "ParallelCausalLoss",
     "PipelineGradientCheckpointConfig",
+    "ReplicatedKVLinear",
     "SequenceMode",
-    "SequenceSharing",
+    "SequenceParallelConfig",
     "ShardConfig",
     "ShardFormer",
-    "SharedHeads",
+    "StyleContext",
     "hf_plan",
     "option_matrix",
-    "options_of",
     "plan_of",
+    "supported_options",
 ]

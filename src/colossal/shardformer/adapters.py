@@ -11,16 +11,25 @@ from typing import Any
 from torch import nn
 
 from colossal.errors import PlanError
-from colossal.shardformer.styles import STYLES, Division
+from colossal.shardformer.styles import STYLES, StyleContext
 
 # The styles of A, from the features of the input, and of B, to those of the output; None where it stays whole.
-# [Note: adapters of col-] Where a layer leaves the gradient of its input to be summed up by others, that of A, which
-# is computed from it, is not the sum yet either.
+# [Note: adapters of colwise_no_reduce] Where others sum up the gradient of the input of a layer, that of A, which is computed from it, is not the sum yet either.
 _THIN: Mapping[str, tuple[str | None, str | None]] = {
-    **{style: (None, style) for style in ("col", "col/2", "col/3", "col+", "kv", "head")},
-    "col-": ("shared", "col-"),
-    "row": ("row", None),
-    "row+": ("row+", None),
+    **{
+        style: (None, style)
+        for style in (
+            "colwise",
+            "packed_colwise(2)",
+            "packed_colwise(3)",
+            "colwise_gather_output",
+            "colwise_kv",
+            "lm_head",
+        )
+    },
+    "colwise_no_reduce": ("replicated_with_grad_allreduce", "colwise_no_reduce"),
+    "rowwise": ("rowwise", None),
+    "rowwise_split_input": ("rowwise_split_input", None),
 }
 
 
@@ -30,23 +39,23 @@ def is_adapted(module: nn.Module) -> bool:
     return peft is not None and isinstance(module, peft.BaseTunerLayer)
 
 
-def divide_adapted(name: str, module: nn.Module, style: str, division: Division) -> nn.Module:
+def shard_adapted_layer(name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:
     """Divide a layer and its adapters, in place."""
     layer: Any = module
     thin = [getattr(layer, side, {}) for side in ("lora_A", "lora_B")]
     is_plain = all(type(each) is nn.Linear for side in thin for each in side.values()) and thin[0]
-    if style == "whole" and is_plain:
-        return STYLES[style](module, division)
+    if style == "replicate" and is_plain:
+        return STYLES[style](module, context)
     if style not in _THIN or not is_plain or getattr(layer, "lora_variant", None):
         raise PlanError(
             "Low-rank adapters are divided beside linear layers of the styles "
-            f"{', '.join(map(repr, (*_THIN, 'whole')))}. Found {name}, a {type(module).__name__} "
+            f"{', '.join(map(repr, (*_THIN, 'replicate')))}. Found {name}, a {type(module).__name__} "
             f"around {type(layer.base_layer).__name__} of the style {style!r}"
             f"{', with a variant of LoRA' if getattr(layer, 'lora_variant', None) else ''}. Leave it out of "
             "target_modules, use plain LoRA, or train with tp_size=1."
         )
-    layer.base_layer = STYLES[style](layer.base_layer, division)
+    layer.base_layer = STYLES[style](layer.base_layer, context)
     for side, side_style in zip(thin, _THIN[style], strict=True):
         for key in list(side):
-            side[key] = side[key] if side_style is None else STYLES[side_style](side[key], division)
+            side[key] = side[key] if side_style is None else STYLES[side_style](side[key], context)
     return module

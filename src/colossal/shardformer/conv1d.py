@@ -7,9 +7,9 @@ from typing import Any, final
 import torch
 
 from colossal.cluster import ParallelMesh
-from colossal.nn.layer.grid.arrangement import find_mesh, lay
-from colossal.nn.layer.grid.layer import ParallelLayer
-from colossal.nn.layer.grid.product import Column, LinearProduct, Row
+from colossal.nn.layer.tp.linear_product import ColumnParallel, LinearProduct, RowParallel
+from colossal.nn.layer.tp.parallel_layer import ParallelLayer
+from colossal.nn.layer.tp.sharding import find_mesh, make_layout
 
 
 class Conv1DLayer(ParallelLayer, ABC):
@@ -44,7 +44,7 @@ class Conv1DLayer(ParallelLayer, ABC):
         self.nf, self.nx, self._dtype = nf, nx, dtype
         self.product = self._kind(self.mesh, nx, nf, split_sizes)
         out_axes, in_axes = self.product.weight_axes
-        weight = lay(self.mesh, (nx, nf), {0: in_axes, 1: out_axes}, {1: self.product.split_sizes})
+        weight = make_layout(self.mesh, (nx, nf), {0: in_axes, 1: out_axes}, {1: self.product.split_sizes})
         self._build({"weight": weight, "bias": self.product.bias}, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ class Conv1DCol(Conv1DLayer):
         torch.Size([4, 3])
     """
 
-    _kind = Column
+    _kind = ColumnParallel
 
 
 @final
@@ -121,4 +121,4 @@ class Conv1DRow(Conv1DLayer):
         torch.Size([2, 6])
     """
 
-    _kind = Row
+    _kind = RowParallel

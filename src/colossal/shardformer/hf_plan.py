@@ -7,14 +7,14 @@ from colossal.errors import PlanError
 from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 _STYLES: Mapping[str, str] = {
-    "colwise": "col",
-    "rowwise": "row",
-    "colwise_gather_output": "col+",
-    "colwise_rep": "col+",
-    "rowwise_split_input": "row+",
-    "rowwise_rep": "row+",
-    "replicated_with_grad_allreduce": "shared",
-    "moe_tp_experts": "experts",
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "colwise_gather_output": "colwise_gather_output",
+    "colwise_rep": "colwise_gather_output",
+    "rowwise_split_input": "rowwise_split_input",
+    "rowwise_rep": "rowwise_split_input",
+    "replicated_with_grad_allreduce": "replicated_with_grad_allreduce",
+    "moe_tp_experts": "moe_tp_experts",
 }
 _TABLE_OF_EMBEDDINGS = "embedding_rowwise"  # stays whole; transformers 5.17 has such a row in most plans
 _PART_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
@@ -38,7 +38,7 @@ def hf_plan(config: Any) -> ParallelPlan | None:
         >>> from transformers import GemmaConfig
         >>> from colossal.shardformer import hf_plan
         >>> hf_plan(GemmaConfig()).styles["layers.*.mlp.down_proj"]
-        'row'
+        'rowwise'
     """
     rows: Mapping[str, str] | None = getattr(config, "base_model_tp_plan", None)
     if not rows:
@@ -57,7 +57,7 @@ def hf_plan(config: Any) -> ParallelPlan | None:
 
 def _stages_of(config: Any) -> Stages | None:
     names: list[str] = list(getattr(config, "base_model_pp_plan", None) or ())
-    return Stages("layers", first=tuple(names[: names.index("layers")])) if "layers" in names else None
+    return Stages("layers", pre_layers=tuple(names[: names.index("layers")])) if "layers" in names else None
 
 
 def _style_of(name: str, style: str) -> str:
@@ -66,4 +66,4 @@ def _style_of(name: str, style: str) -> str:
             f"A plan of Hugging Face names one of the styles {', '.join(_STYLES)}. Found {style!r} for {name!r}. Pass "
             "a ParallelPlan of your own as the policy."
         )
-    return "kv" if style == "colwise" and name.endswith(_KEY_VALUE) else _STYLES[style]
+    return "colwise_kv" if style == "colwise" and name.endswith(_KEY_VALUE) else _STYLES[style]

@@ -13,14 +13,14 @@ from colossal import comm
 from colossal.cluster import ParallelMesh
 from colossal.errors import PlanError, UnsupportedError
 from colossal.nn.attention import Mask, ring_attention
-from colossal.shardformer.sequence_mode import SequenceSharing
+from colossal.shardformer.sequence_parallel_config import SequenceParallelConfig
 
 _numbers = itertools.count()
 _REFUSED_BY_RING = ("softcap", "s_aux", "position_bias")
 _IMPLEMENTATIONS_OF_RING = ("sdpa", "eager", "flash_attention_2")
 
 
-def share_attention(model: nn.Module, sharing: SequenceSharing) -> None:
+def parallelize_attention(model: nn.Module, sharing: SequenceParallelConfig) -> None:
     """Let attention see the tokens of all ranks."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -39,7 +39,7 @@ def share_attention(model: nn.Module, sharing: SequenceSharing) -> None:
         )
     name = f"{base}_of_sequence_{next(_numbers)}"
     if sharing.mode == "ring_attn":
-        AttentionInterface.register(name, RingOfRegistry(sharing))
+        AttentionInterface.register(name, RingAttentionFunction(sharing))
         AttentionMaskInterface.register(name, mask_by_position)
     else:
         AttentionInterface.register(name, Ulysses(base, sharing.cut.mesh))
@@ -151,10 +151,10 @@ def mask_by_position(
 
 
 @final
-class RingOfRegistry:
+class RingAttentionFunction:
     """`colossal.nn.attention.ring_attention` as transformers calls attention functions."""
 
-    def __init__(self, sharing: SequenceSharing) -> None:
+    def __init__(self, sharing: SequenceParallelConfig) -> None:
         self._sharing = sharing
 
     def __call__(

@@ -10,14 +10,14 @@ import torch
 from torch.nn import functional
 
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel, pass_round, sum_round
-from colossal.shardformer.shared_input import LastInput
+from colossal.comm import Channel, ring_all_gather, ring_reduce_scatter
+from colossal.shardformer.input_gradients import InputCache
 
 _TOKENS = -2
 
 
 @final
-class RingInput(LastInput):
+class RingInput(InputCache):
     """Column-parallel layers of one input, of which this rank has some tokens.
 
     The first layer multiplies tokens as they come; the others use what has come, as do all in the backward pass.
@@ -63,7 +63,7 @@ class _GatherLinear(torch.autograd.Function):
             whole.narrow(_TOKENS, source * length, length).copy_(tokens)
             out.narrow(_TOKENS, source * length, length).copy_(functional.linear(tokens, weight))
 
-        pass_round(x, channel, visit)
+        ring_all_gather(x, channel, visit)
         ctx.channel = channel
         ctx.save_for_backward(whole, weight)
         return out, whole
@@ -74,7 +74,7 @@ class _GatherLinear(torch.autograd.Function):
         whole, weight = ctx.saved_tensors
         channel: Channel = ctx.channel
         parts, others = (each.chunk(channel.size, _TOKENS) for each in (grad, of_whole))
-        grad_x = sum_round(lambda rank: parts[rank] @ weight + others[rank], channel)
+        grad_x = ring_reduce_scatter(lambda rank: parts[rank] @ weight + others[rank], channel)
         return grad_x, grad.flatten(0, -2).mT @ whole.flatten(0, -2), None
 
 
@@ -87,7 +87,7 @@ class _LinearScatter(torch.autograd.Function):
         ctx.channel = channel
         ctx.save_for_backward(x, weight)
         parts = x.chunk(channel.size, _TOKENS)
-        return sum_round(lambda rank: functional.linear(parts[rank], weight), channel)
+        return ring_reduce_scatter(lambda rank: functional.linear(parts[rank], weight), channel)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -100,5 +100,5 @@ class _LinearScatter(torch.autograd.Function):
             whole.narrow(_TOKENS, source * length, length).copy_(grad)
             grad_x.narrow(_TOKENS, source * length, length).copy_(grad @ weight)
 
-        pass_round(grads[0], channel, visit)
+        ring_all_gather(grads[0], channel, visit)
         return grad_x, whole.flatten(0, -2).mT @ x.flatten(0, -2), None

@@ -5,8 +5,8 @@ from typing import final
 
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError
-from colossal.shardformer.checkpointing import GradientCheckpointConfig, PipelineGradientCheckpointConfig
-from colossal.shardformer.sequence_mode import SequenceMode, SequenceSharing
+from colossal.shardformer.activation_checkpointing import GradientCheckpointConfig, PipelineGradientCheckpointConfig
+from colossal.shardformer.sequence_parallel_config import SequenceMode, SequenceParallelConfig
 
 
 @final
@@ -62,7 +62,7 @@ class ShardConfig:
                 f"{config!r}. Pass one of them, such as GradientCheckpointConfig(gradient_checkpointing_ratio=1.0)."
             )
 
-    def sharing_on(self, mesh: ParallelMesh) -> SequenceSharing | None:
+    def sequence_parallel_config(self, mesh: ParallelMesh) -> SequenceParallelConfig | None:
         """Find how sequences are shared on a mesh.
 
         Args:
@@ -75,7 +75,7 @@ class ShardConfig:
             ConfigError: There is no such mode, or its ranks are on the other axis.
         """
         if self.enable_sequence_parallelism:
-            return SequenceSharing.of(self.sequence_parallelism_mode, mesh, self.inner_ring_size)
+            return SequenceParallelConfig.of(self.sequence_parallelism_mode, mesh, self.inner_ring_size)
         if self.sequence_parallelism_mode is not None or mesh.size("sp") > 1:
             raise ConfigError(
                 "Sequences are shared where enable_sequence_parallelism=True. Found it False with "

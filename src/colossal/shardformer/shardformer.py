@@ -9,23 +9,28 @@ from torch import nn
 from colossal.cluster import ParallelMesh, current_mesh
 from colossal.errors import MeshError, PlanError
 from colossal.logging import get_dist_logger
-from colossal.shardformer.adapters import divide_adapted, is_adapted
-from colossal.shardformer.checkpointing import checkpoint_layers
-from colossal.shardformer.counts import check_heads, divide_number, keep_uneven, share_groups
-from colossal.shardformer.head_inputs import CutHeads
-from colossal.shardformer.loss import DividedCausalLoss
-from colossal.shardformer.options import apply_options, choose_options
+from colossal.shardformer.activation_checkpointing import checkpoint_layers
+from colossal.shardformer.adapters import is_adapted, shard_adapted_layer
+from colossal.shardformer.causal_loss import ParallelCausalLoss
+from colossal.shardformer.head_counts import (
+    adjust_key_value_groups,
+    check_heads,
+    divide_attribute,
+    skip_uneven_attention,
+)
+from colossal.shardformer.head_input_splitter import HeadInputSplitter
+from colossal.shardformer.input_gradients import merge_input_gradients
+from colossal.shardformer.model_options import apply_options, choose_options
 from colossal.shardformer.plans import plan_of
-from colossal.shardformer.sequence import share_sequence
-from colossal.shardformer.sequence_mode import SequenceSharing
+from colossal.shardformer.sequence_parallel import shard_sequence
+from colossal.shardformer.sequence_parallel_config import SequenceParallelConfig
 from colossal.shardformer.shard_config import ShardConfig
-from colossal.shardformer.shared_input import share_inputs
-from colossal.shardformer.styles import STYLES, Division
-from colossal.shardformer.ties import find_ties, tie_again
-from colossal.tensor import ParallelPlan, base_of, find_modules, without_adapters
+from colossal.shardformer.styles import STYLES, StyleContext
+from colossal.shardformer.tied_parameters import find_tied_parameters, retie_parameters
+from colossal.tensor import ParallelPlan, base_model_of, find_modules, unwrap_adapters
 
 _LARGE = 1 << 20
-_KEEP_MODULE = ("whole", "shared", "cut", "experts")
+_KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", "moe_tp_experts")
 _COMPUTE_ALIKE = ("FalconLinear",)
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
@@ -75,8 +80,11 @@ class ShardFormer:
         Communication: none; its layers communicate when they run.
         """
         config, mesh = self.shard_config, self.shard_config.mesh or current_mesh()
-        is_divided, sharing = config.enable_tensor_parallelism and mesh.size("tp") > 1, config.sharing_on(mesh)
-        needs_plan = is_divided or sharing is not None
+        is_compute_sharded, sharing = (
+            config.enable_tensor_parallelism and mesh.size("tp") > 1,
+            config.sequence_parallel_config(mesh),
+        )
+        needs_plan = is_compute_sharded or sharing is not None
         if needs_plan and mesh.tp_mode != "1d":
             raise MeshError(
                 f"Plans divide models along one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
@@ -89,28 +97,32 @@ class ShardFormer:
             checkpoint_layers(model, policy, config.gradient_checkpoint_config)
         apply_options(model, chosen)
         if needs_plan and policy is not None:
-            _share(without_adapters(model), policy, mesh, config, sharing)
+            _parallelize(unwrap_adapters(model), policy, mesh, config, sharing)
         return model, []
 
 
-def _share(
-    model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, config: ShardConfig, sharing: SequenceSharing | None
+def _parallelize(
+    model: nn.Module,
+    plan: ParallelPlan,
+    mesh: ParallelMesh,
+    config: ShardConfig,
+    sharing: SequenceParallelConfig | None,
 ) -> None:
     """Divide a model and its sequences, and let its loss know."""
-    keeps_divided, divides_words = config.parallel_output and _has_causal_loss(model), False
+    keep_sharded, is_vocab_parallel = config.parallel_output and _has_causal_loss(model), False
     if config.enable_tensor_parallelism and mesh.size("tp") > 1:
         _check_uneven(model, plan, mesh, sharing)
-        divides_words = _divide(model, plan, mesh, keeps_divided)
+        is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
     if sharing is not None:
         _refuse_adapters(model, sharing)
-        share_sequence(model, plan, sharing, keeps_divided)
+        shard_sequence(model, plan, sharing, keep_sharded)
     cut = None if sharing is None or sharing.is_over_tp else sharing.cut
-    if keeps_divided and (divides_words or cut is not None):
+    if keep_sharded and (is_vocab_parallel or cut is not None):
         causal: Any = model
-        causal.loss_function = DividedCausalLoss(mesh, cut, divides_words)
+        causal.loss_function = ParallelCausalLoss(mesh, cut, is_vocab_parallel)
 
 
-def _refuse_adapters(model: nn.Module, sharing: SequenceSharing) -> None:
+def _refuse_adapters(model: nn.Module, sharing: SequenceParallelConfig) -> None:
     found = next((name for name, module in model.named_modules() if is_adapted(module)), None)
     if sharing.is_over_tp and found is not None:
         raise PlanError(
@@ -120,49 +132,51 @@ def _refuse_adapters(model: nn.Module, sharing: SequenceSharing) -> None:
         )
 
 
-def _check_uneven(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, sharing: SequenceSharing | None) -> None:
+def _check_uneven(
+    model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, sharing: SequenceParallelConfig | None
+) -> None:
     config = getattr(model, "config", None)
-    if sharing is not None and sharing.is_over_tp and keep_uneven(plan, config, mesh.size("tp")) is not plan:
+    if sharing is not None and sharing.is_over_tp and skip_uneven_attention(plan, config, mesh.size("tp")) is not plan:
         raise PlanError(
             f"The mode {sharing.mode!r} needs attention that is divided. Found {type(model).__name__}, whose heads do "
             f"not divide by tp={mesh.size('tp')}, so that its attention stays whole. Leave sequence parallelism out."
         )
 
 
-def _divide(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keeps_divided: bool) -> bool:
+def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_sharded: bool) -> bool:
     """Divide a model along tp, and tell whether its logits stay divided by words."""
-    base, size = base_of(model), mesh.size("tp")
+    base, size = base_model_of(model), mesh.size("tp")
     for pattern in plan.nested:
         for _, module in find_modules(base, pattern):
             if next(module.parameters(), None) is not None:  # else another stage of a pipeline has it
                 inner = plan_of(module)
-                _divide(module, inner.for_a_part() if plan == plan.for_a_part() else inner, mesh, False)
+                _apply_plan(module, inner.for_stage() if plan == plan.for_stage() else inner, mesh, False)
     config = getattr(model, "config", None)
-    plan = keep_uneven(plan, config, size)
+    plan = skip_uneven_attention(plan, config, size)
     num_key_value_heads = check_heads(plan, config, size)
-    division = Division(mesh, num_key_value_heads, gathers_logits=not keeps_divided)
-    chosen, ties = list(_chosen(model, base, plan)), find_ties(model)
+    context = StyleContext(mesh, num_key_value_heads, gather_logits=not keep_sharded)
+    chosen, ties = list(_styled_modules(model, base, plan)), find_tied_parameters(model)
     made: dict[nn.Module, nn.Module] = {}
     for root, name, module, style in chosen:
         if module not in made:
             _check_kind(name, getattr(module, "base_layer", module), style)
-            made[module] = (divide_adapted if is_adapted(module) else _divide_layer)(name, module, style, division)
+            made[module] = (shard_adapted_layer if is_adapted(module) else _apply_style)(name, module, style, context)
         path, _, last = name.rpartition(".")
         setattr(root.get_submodule(path), last, made[module])
-    tie_again(model, ties, {getattr(each, "base_layer", each) for each in made.values()})
-    share_inputs(model, mesh)
+    retie_parameters(model, ties, {getattr(each, "base_layer", each) for each in made.values()})
+    merge_input_gradients(model, mesh)
     for pattern in plan.divide_by_tp:
-        divide_number(base, pattern, size)
-    share_groups(base, num_key_value_heads, size)
-    for pattern, arguments in plan.cut_inputs.items():
+        divide_attribute(base, pattern, size)
+    adjust_key_value_groups(base, num_key_value_heads, size)
+    for pattern, arguments in plan.split_inputs.items():
         for _, module in find_modules(base, pattern):
-            module.register_forward_pre_hook(CutHeads(arguments, mesh), with_kwargs=True)
-    _summarise(model, len(made), size)
-    return keeps_divided and any(style == "head" for *_, style in chosen)
+            module.register_forward_pre_hook(HeadInputSplitter(arguments, mesh), with_kwargs=True)
+    _log_summary(model, len(made), size)
+    return keep_sharded and any(style == "lm_head" for *_, style in chosen)
 
 
-def _divide_layer(_name: str, module: nn.Module, style: str, division: Division) -> nn.Module:
-    return STYLES[style](module, division)
+def _apply_style(_name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:
+    return STYLES[style](module, context)
 
 
 def _has_causal_loss(model: nn.Module) -> bool:
@@ -171,13 +185,15 @@ def _has_causal_loss(model: nn.Module) -> bool:
     return is_causal and hasattr(type(model), "loss_function")
 
 
-def _chosen(model: nn.Module, base: nn.Module, plan: ParallelPlan) -> Iterator[tuple[nn.Module, str, nn.Module, str]]:
-    beside = (
+def _styled_modules(
+    model: nn.Module, base: nn.Module, plan: ParallelPlan
+) -> Iterator[tuple[nn.Module, str, nn.Module, str]]:
+    of_heads = (
         (model, name, module, style)
-        for pattern, style in plan.beside.items()
+        for pattern, style in plan.head_styles.items()
         for name, module in find_modules(model, f"?{pattern}")
     )
-    for found in chain(((base, *row) for row in plan.rows(base)), beside):
+    for found in chain(((base, *row) for row in plan.rows(base)), of_heads):
         if next(found[2].parameters(), None) is not None:  # of other stages of a pipeline only stand-ins are here
             yield found
 
@@ -194,7 +210,7 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
         )
 
 
-def _summarise(model: nn.Module, num_divided: int, size: int) -> None:
+def _log_summary(model: nn.Module, num_divided: int, size: int) -> None:
     """Say which large layers every rank has whole."""
     whole = [
         f"{name} ({' x '.join(map(str, module.weight.shape))})"

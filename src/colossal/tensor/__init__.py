@@ -1,30 +1,29 @@
 """How tensors are distributed over ranks: layouts, placements, plans, and conversions between them."""
 
-from colossal.tensor.boxes import BoxLayout
-from colossal.tensor.convert import (
+from colossal.tensor.flat_layout import FlatLayout
+from colossal.tensor.introspection import (
+    comm_device,
+    dtensor_placements,
+    full_tensor_of,
     is_dtensor,
     layout_of,
     local_of,
-    meeting_device,
-    parts_of,
+    local_regions_of,
     placement_of,
-    placements_of,
-    whole_of,
 )
-from colossal.tensor.flat import FlatLayout
 from colossal.tensor.layout import Layout
-from colossal.tensor.names import parameter_names, without_compile
-from colossal.tensor.path import LayoutPath, greedy_path, plan_relayout
-from colossal.tensor.placement import Placement, copy_placement, mark_resting, resting_part, set_placement
-from colossal.tensor.plan import HeadCounts, ParallelPlan, Stages, base_of, find_modules, without_adapters
+from colossal.tensor.parallel_plan import HeadCounts, ParallelPlan, Stages, base_model_of, find_modules, unwrap_adapters
+from colossal.tensor.param_data import move_module, set_data
+from colossal.tensor.param_names import parameter_names, strip_compile_prefix
+from colossal.tensor.placement import Placement, backing_shard, copy_placement, set_backing_shard, set_placement
 from colossal.tensor.region import Region
+from colossal.tensor.region_layout import RegionLayout
 from colossal.tensor.relayout import relayout
+from colossal.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
+from colossal.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
 from colossal.tensor.shard import shard, unshard
-from colossal.tensor.step import Step, difference, one_step
-from colossal.tensor.values import move_module, set_data
 
 __all__ = [
-    "BoxLayout",
     "FlatLayout",
     "HeadCounts",
     "Layout",
@@ -32,32 +31,33 @@ __all__ = [
     "ParallelPlan",
     "Placement",
     "Region",
+    "RegionLayout",
+    "RelayoutStep",
     "Stages",
-    "Step",
-    "base_of",
+    "backing_shard",
+    "base_model_of",
+    "comm_device",
     "copy_placement",
-    "difference",
+    "dtensor_placements",
     "find_modules",
+    "full_tensor_of",
     "greedy_path",
     "is_dtensor",
+    "layout_difference",
     "layout_of",
     "local_of",
-    "mark_resting",
-    "meeting_device",
+    "local_regions_of",
     "move_module",
-    "one_step",
+    "one_step_layouts",
     "parameter_names",
-    "parts_of",
     "placement_of",
-    "placements_of",
     "plan_relayout",
     "relayout",
-    "resting_part",
+    "set_backing_shard",
     "set_data",
     "set_placement",
     "shard",
+    "strip_compile_prefix",
     "unshard",
-    "whole_of",
-    "without_adapters",
-    "without_compile",
+    "unwrap_adapters",
 ]

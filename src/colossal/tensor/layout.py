@@ -9,7 +9,7 @@ from itertools import product
 from typing import Self, final
 
 from colossal.cluster import Axis, ParallelMesh
-from colossal.comm.channel import chunk
+from colossal.comm.channel import chunk_bounds
 from colossal.errors import MeshError, PlanError
 from colossal.tensor.region import Region
 
@@ -124,14 +124,14 @@ class Layout:
         return "".join(words) + ("P" + "".join(map(str, self.partial)) if self.partial else "")
 
     @cached_property
-    def places(self) -> dict[int, tuple[int, ...]]:
+    def coordinates(self) -> dict[int, tuple[int, ...]]:
         """The coordinate of each rank on the grid."""
         return dict(zip(self.ranks, product(*map(range, self.grid)), strict=True))
 
     @cached_property
     def regions(self) -> dict[int, tuple[Region, ...]]:
         """The regions of each rank, one or as many as there are groups in what is sharded."""
-        return {rank: self._regions_at(place) for rank, place in self.places.items()}
+        return {rank: self._regions_at(place) for rank, place in self.coordinates.items()}
 
     @cached_property
     def holders(self) -> dict[Region, tuple[int, ...]]:
@@ -180,10 +180,10 @@ class Layout:
         Raises:
             PlanError: The rank holds no part of the tensor.
         """
-        self.place_of(rank)
+        self.coordinate_of(rank)
         return self.regions[rank]
 
-    def place_of(self, rank: int) -> tuple[int, ...]:
+    def coordinate_of(self, rank: int) -> tuple[int, ...]:
         """Find a rank on the grid.
 
         Args:
@@ -195,11 +195,11 @@ class Layout:
         Raises:
             PlanError: The rank holds no part of the tensor.
         """
-        if rank not in self.places:
+        if rank not in self.coordinates:
             raise PlanError(
                 f"Only ranks {self.ranks} hold parts of this tensor. Found rank {rank}. Ask one of them for its region."
             )
-        return self.places[rank]
+        return self.coordinates[rank]
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
         """Find the shape of what a rank holds.
@@ -213,7 +213,7 @@ class Layout:
         Raises:
             PlanError: The rank holds no part of the tensor.
         """
-        place = self.place_of(rank)
+        place = self.coordinate_of(rank)
         return tuple(sum(length for _, length in self.extents(dim, place)) for dim in range(len(self.shape)))
 
     def extents(self, dim: int, place: Sequence[int]) -> tuple[Extent, ...]:
@@ -233,7 +233,7 @@ class Layout:
         for length in self.groups[dim]:
             start, rest = at, length
             for axis in self.dims[dim]:
-                offset, rest = chunk(rest, self.grid[axis], place[axis])
+                offset, rest = chunk_bounds(rest, self.grid[axis], place[axis])
                 start += offset
             found.append((start, rest))
             at += length

@@ -10,10 +10,10 @@ import torch
 from torch import distributed as dist
 
 from colossal.errors import PlanError
-from colossal.tensor.boxes import BoxLayout
-from colossal.tensor.flat import FlatLayout
+from colossal.tensor.flat_layout import FlatLayout
 from colossal.tensor.layout import Extent, Layout
 from colossal.tensor.region import Region
+from colossal.tensor.region_layout import RegionLayout
 
 _MARK = "_colossal_placement"
 _RESTING = "_colossal_resting"
@@ -115,7 +115,7 @@ class Placement:
         rank = dist.get_rank()  # a full tensor does not know its rank: it is the same on all
         return replace(self, rank=rank, flat=flat, shard_groups=groups, device_type=device_type or self.device_type)
 
-    def meeting_device(self, device: torch.device) -> torch.device:
+    def comm_device(self, device: torch.device) -> torch.device:
         """Tell where the process groups communicate.
 
         Args:
@@ -139,14 +139,14 @@ class Placement:
         return self.layout.local_shape(self.rank)
 
     @property
-    def is_divided(self) -> bool:
+    def is_compute_sharded(self) -> bool:
         """Whether ranks compute with different shards of the tensor, as they do under tensor parallelism."""
         return any(self.layout.dims)
 
     @property
     def is_sharded(self) -> bool:
         """Whether a rank holds less than the full tensor."""
-        return self.flat is not None or self.is_divided
+        return self.flat is not None or self.is_compute_sharded
 
     @property
     def groups(self) -> Groups:
@@ -154,17 +154,17 @@ class Placement:
         return (*self.shard_groups, *self.replica_groups)
 
     @cached_property
-    def holders(self) -> Layout | FlatLayout | BoxLayout:
+    def holders(self) -> Layout | FlatLayout | RegionLayout:
         """Which rank holds which regions of the full tensor, as far as this rank's groups of shards know."""
         if self.flat is None:
             return self.layout
-        if not self.is_divided:
+        if not self.is_compute_sharded:
             return self.flat
         boxes = (
-            tuple(region for box in self.flat.regions_of(rank) for region, _ in self._outward(box))
+            tuple(region for box in self.flat.regions_of(rank) for region, _ in self._to_full_regions(box))
             for rank in self.flat.ranks
         )
-        return BoxLayout(self.shape, self.flat.ranks, tuple(boxes))
+        return RegionLayout(self.shape, self.flat.ranks, tuple(boxes))
 
     def views(self, local: torch.Tensor) -> list[tuple[Region, torch.Tensor]]:
         """Look at local elements as regions of the full tensor.
@@ -178,9 +178,9 @@ class Placement:
             Each region with its elements, which share memory with `local`, in the shape of the region.
         """
         boxes = self.local_views(local)
-        if not self.is_divided:
+        if not self.is_compute_sharded:
             return boxes
-        return [(region, held[inner.slices]) for box, held in boxes for region, inner in self._outward(box)]
+        return [(region, held[inner.slices]) for box, held in boxes for region, inner in self._to_full_regions(box)]
 
     def local_views(self, local: torch.Tensor) -> list[tuple[Region, torch.Tensor]]:
         """Look at the elements of a range as regions of the local shard, which is what this rank computes with.
@@ -196,15 +196,15 @@ class Placement:
     @cached_property
     def _whole(self) -> Region:
         """The region of all local elements of a tensor that is no range."""
-        return Region.whole(self.layout.local_shape(self.rank))
+        return Region.full(self.layout.local_shape(self.rank))
 
     @cached_property
     def _extents(self) -> list[tuple[Extent, ...]]:
         """First index and length of each piece that this rank has, for each dimension."""
-        place = self.layout.place_of(self.rank)
+        place = self.layout.coordinate_of(self.rank)
         return [self.layout.extents(dim, place) for dim in range(len(self.layout.shape))]
 
-    def _outward(self, box: Region) -> list[tuple[Region, Region]]:
+    def _to_full_regions(self, box: Region) -> list[tuple[Region, Region]]:
         """Find the regions of the full tensor that a box of the local shard consists of, and where they are in it."""
         sides = zip(self._extents, box.start, box.shape, strict=True)
         pieces = product(*(list(_pieces(extents, start, length)) for extents, start, length in sides))
@@ -274,7 +274,7 @@ def known_placement(tensor: torch.Tensor) -> Placement | None:
     return found
 
 
-def mark_resting(parameter: torch.Tensor, part: torch.Tensor) -> None:
+def set_backing_shard(parameter: torch.Tensor, part: torch.Tensor) -> None:
     """Remember where the values of a parameter are while it has none of its own.
 
     Args:
@@ -283,28 +283,28 @@ def mark_resting(parameter: torch.Tensor, part: torch.Tensor) -> None:
 
     Example:
         >>> import torch
-        >>> from colossal.tensor import mark_resting, resting_part
+        >>> from colossal.tensor import set_backing_shard, backing_shard
         >>> parameter, part = torch.nn.Parameter(torch.zeros(4)), torch.ones(2)
-        >>> mark_resting(parameter, part)
-        >>> resting_part(parameter)
+        >>> set_backing_shard(parameter, part)
+        >>> backing_shard(parameter)
         tensor([1., 1.])
     """
     setattr(parameter, _RESTING, part)
 
 
-def resting_part(value: Any) -> Any:
+def backing_shard(value: Any) -> Any:
     """Look where the values of a parameter are.
 
     Args:
         value: A parameter, or anything else.
 
     Returns:
-        What `mark_resting` was told; `value` itself if it has its own values.
+        What `set_backing_shard` was told; `value` itself if it has its own values.
 
     Example:
         >>> import torch
-        >>> from colossal.tensor import resting_part
-        >>> resting_part(torch.zeros(1))
+        >>> from colossal.tensor import backing_shard
+        >>> backing_shard(torch.zeros(1))
         tensor([0.])
     """
     return getattr(value, _RESTING, value)

@@ -25,7 +25,7 @@ class Region:
     shape: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: Sequence[int]) -> Self:
+    def full(cls, shape: Sequence[int]) -> Self:
         """Cover a tensor.
 
         Args:

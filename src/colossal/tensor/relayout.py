@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import pad
 
 from colossal.cluster import ParallelMesh, current_mesh
-from colossal.comm.channel import Channel, chunk
+from colossal.comm.channel import Channel, chunk_bounds
 from colossal.errors import MeshError, ShapeError
 from colossal.tensor.layout import Layout
-from colossal.tensor.path import plan_relayout
-from colossal.tensor.step import Step
+from colossal.tensor.relayout_path import plan_relayout
+from colossal.tensor.relayout_step import RelayoutStep
 
 
 def relayout(tensor: torch.Tensor, source: Layout, target: Layout, mesh: ParallelMesh | None = None) -> torch.Tensor:
@@ -63,35 +63,35 @@ def relayout(tensor: torch.Tensor, source: Layout, target: Layout, mesh: Paralle
     if source == target:
         return tensor
     plan_relayout(source, target, tensor.itemsize, mesh.link_cost)  # which checks both, before anything is sent
-    walk = _Walk(source, target, mesh, tuple(Channel(axis, mesh) for axis in source.axes))
+    walk = _Conversion(source, target, mesh, tuple(Channel(axis, mesh) for axis in source.axes))
     result = _Convert.apply(tensor, walk)
     assert isinstance(result, torch.Tensor)
     return result
 
 
-class _Walk:
+class _Conversion:
     """A conversion that was asked for, and what leads back."""
 
     def __init__(self, source: Layout, target: Layout, mesh: ParallelMesh, channels: tuple[Channel, ...]) -> None:
         self._source, self._target, self._mesh, self._channels = source, target, mesh, channels
 
-    def back(self) -> "_Walk":
+    def back(self) -> "_Conversion":
         """The same with gradients: a summand's is that of the sum, so there are no partial sums."""
         source, target = (replace(layout, partial=()) for layout in (self._target, self._source))
-        return _Walk(source, target, self._mesh, self._channels)
+        return _Conversion(source, target, self._mesh, self._channels)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         path = plan_relayout(self._source, self._target, tensor.itemsize, self._mesh.link_cost)
-        place = self._source.place_of(self._mesh.global_rank)
+        place = self._source.coordinate_of(self._mesh.global_rank)
         for i, step in enumerate(path.steps):
-            move = _Move(step, path.layouts[i], path.layouts[i + 1], place, self._channels[step.axis])
+            move = _StepRunner(step, path.layouts[i], path.layouts[i + 1], place, self._channels[step.axis])
             tensor = move(tensor)
         return tensor
 
 
 class _Convert(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, walk: _Walk) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, walk: _Conversion) -> torch.Tensor:
         ctx.walk = walk
         result = walk(tensor)
         return result.view_as(result) if result is tensor else result
@@ -101,7 +101,7 @@ class _Convert(torch.autograd.Function):
         return _Convert.apply(grads[0], ctx.walk.back()), None
 
 
-class _Move:
+class _StepRunner:
     """One step, on tensors that need not divide evenly, and whose dimensions may be packed.
 
     [Note: padding]
@@ -109,7 +109,9 @@ class _Move:
     travel, and behind it the padding is cut off: every rank knows how long all of them are.
     """
 
-    def __init__(self, step: Step, before: Layout, after: Layout, place: Sequence[int], channel: Channel) -> None:
+    def __init__(
+        self, step: RelayoutStep, before: Layout, after: Layout, place: Sequence[int], channel: Channel
+    ) -> None:
         self._step, self._size, self._index = step, before.grid[step.axis], place[step.axis]
         self._channel = channel
         dim, to = step.source_dim, step.target_dim
@@ -162,7 +164,7 @@ class _Move:
         """Cut the padding off what this rank got along the target dimension."""
         dim = self._step.target_dim
         assert dim is not None
-        lengths = [chunk(length, self._size, self._index)[1] for length in self._whole]
+        lengths = [chunk_bounds(length, self._size, self._index)[1] for length in self._whole]
         pieces = tensor.split([-(-length // self._size) for length in self._whole], dim)
         kept = [piece.narrow(dim, 0, length) for piece, length in zip(pieces, lengths, strict=True)]
         return kept[0] if len(kept) == 1 else torch.cat(kept, dim)
@@ -171,7 +173,7 @@ class _Move:
         dim = self._step.target_dim
         assert dim is not None
         pieces = tensor.split(self._whole, dim)
-        kept = [piece.narrow(dim, *chunk(piece.shape[dim], self._size, self._index)) for piece in pieces]
+        kept = [piece.narrow(dim, *chunk_bounds(piece.shape[dim], self._size, self._index)) for piece in pieces]
         return (kept[0] if len(kept) == 1 else torch.cat(kept, dim)).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""From a whole tensor to the parts of ranks, and back, without communication."""
+"""From a full tensor to the parts of ranks, and back, without communication."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -9,17 +9,17 @@ from colossal.errors import ShapeError
 from colossal.tensor.layout import Layout
 
 
-def shard(whole: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
+def shard(full: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
     """Take the part of a rank.
 
     Args:
-        whole: The whole tensor, of the layout's shape.
+        full: The full tensor, of the layout's shape.
         layout: How it shall lie.
         rank: A global rank.
 
     Returns:
         What the rank holds, in a new tensor of `layout.local_shape(rank)`. Of partial sums, the first rank has the
-        whole summand, and the others zeros.
+        full summand, and the others zeros.
 
     Raises:
         ShapeError: The tensor has another shape.
@@ -32,12 +32,12 @@ def shard(whole: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
         >>> shard(qkv, Layout.parse("S0", (6,), grid=(2,), groups=[(2, 2, 2)]), rank=1)
         tensor([1, 3, 5])
     """
-    _check_shape(whole, layout.shape, "The whole tensor")
-    place = layout.place_of(rank)
+    _check_shape(full, layout.shape, "The full tensor")
+    place = layout.coordinate_of(rank)
     if any(place[axis] for axis in layout.partial):
-        return whole.new_zeros(layout.local_shape(rank))
-    part = whole
-    for dim in range(whole.dim()):
+        return full.new_zeros(layout.local_shape(rank))
+    part = full
+    for dim in range(full.dim()):
         pieces = [part.narrow(dim, at, length) for at, length in layout.extents(dim, place)]
         part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
     return part.clone(memory_format=torch.contiguous_format)
@@ -51,7 +51,7 @@ def unshard(parts: Mapping[int, torch.Tensor], layout: Layout) -> torch.Tensor:
         layout: How the tensor lies.
 
     Returns:
-        The whole tensor; partial sums are added up.
+        The full tensor; partial sums are added up.
 
     Raises:
         ShapeError: A part is missing, or has another shape than the layout says.
@@ -62,42 +62,42 @@ def unshard(parts: Mapping[int, torch.Tensor], layout: Layout) -> torch.Tensor:
         >>> unshard({0: torch.tensor([1]), 1: torch.tensor([2])}, Layout.parse("S0", (2,), grid=(2,)))
         tensor([1, 2])
     """
-    whole: torch.Tensor | None = None
+    full: torch.Tensor | None = None
     cutting = {axis for axes in (*layout.dims, layout.partial) for axis in axes}
     seen: set[tuple[int, ...]] = set()
-    for rank, place in layout.places.items():
+    for rank, place in layout.coordinates.items():
         key = _key(place, cutting)
         if rank not in parts or key in seen:
             continue
         seen.add(key)
         part = parts[rank]
         _check_shape(part, layout.local_shape(rank), f"The part of rank {rank}")
-        whole = part.new_zeros(layout.shape) if whole is None else whole
-        _add(whole, part, layout, place)
-    missing = [rank for rank, place in layout.places.items() if _key(place, cutting) not in seen]
-    if whole is None or missing:
+        full = part.new_zeros(layout.shape) if full is None else full
+        _add(full, part, layout, place)
+    missing = [rank for rank, place in layout.coordinates.items() if _key(place, cutting) not in seen]
+    if full is None or missing:
         raise ShapeError(
             f"A tensor is put together from all its parts. Found none of what ranks {missing} hold. Pass them too."
         )
-    return whole
+    return full
 
 
 def _key(place: tuple[int, ...], cutting: set[int]) -> tuple[int, ...]:
     return tuple(index for axis, index in enumerate(place) if axis in cutting)
 
 
-def _add(whole: torch.Tensor, part: torch.Tensor, layout: Layout, place: tuple[int, ...]) -> None:
+def _add(full: torch.Tensor, part: torch.Tensor, layout: Layout, place: tuple[int, ...]) -> None:
     """Add a part to where it belongs."""
-    extents = [layout.extents(dim, place) for dim in range(whole.dim())]
+    extents = [layout.extents(dim, place) for dim in range(full.dim())]
     for pieces in product(*(_pairs(pairs) for pairs in extents)):
-        source, target = part, whole
+        source, target = part, full
         for dim, (here, there, length) in enumerate(pieces):
             source, target = source.narrow(dim, here, length), target.narrow(dim, there, length)
         target += source
 
 
 def _pairs(extents: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
-    """Where the pieces of a dimension are: in the part, in the whole, and how long."""
+    """Where the pieces of a dimension are: in the part, in the full, and how long."""
     found: list[tuple[int, int, int]] = []
     at = 0
     for start, length in extents:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from colossal.cluster.mesh import leave_ambient
+from colossal.cluster.mesh import set_ambient_mesh
 
 _SETTLE_SECONDS = 0.5
 """Some libraries tell their threads to end and do not wait for them."""
@@ -71,7 +71,7 @@ class ProcessState:
         """Undo what the last function did."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        leave_ambient(None)
+        set_ambient_mesh(None)
         torch.set_default_device(None)
         if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # noqa: SLF001 (torch tells it nowhere else)
             return ["a mode of torch"]

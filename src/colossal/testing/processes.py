@@ -31,7 +31,7 @@ from typing import Any, final
 import torch
 from torch import distributed as dist
 
-from colossal.cluster.rendezvous import World, form_world, wait_for_all
+from colossal.cluster.rendezvous import WorldSpec, form_world, wait_for_all
 from colossal.testing.process_state import ProcessState
 from colossal.testing.tensor_pickle import dumps
 
@@ -354,7 +354,7 @@ def _call(order: _Order) -> Any:
     args, kwargs = pickle.loads(order.arguments)  # noqa: S301 (from our own parent)
     if order.form:
         store = dist.FileStore(str(Path(order.folder, "store")), order.size)
-        world = World(store, order.rank, order.size, order.timeout_seconds)
+        world = WorldSpec(store, order.rank, order.size, order.timeout_seconds)
         form_world(world, os.environ.get("COLOSSAL_BACKEND"))
         wait_for_all(world)  # a function that does nothing must not end before the others are connected
     return function(*args, **kwargs)

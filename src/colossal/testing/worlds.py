@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import (
 )
 
 from colossal.accelerator import get_accelerator
-from colossal.cluster.mesh import leave_ambient
+from colossal.cluster.mesh import set_ambient_mesh
 from colossal.comm.counter import uncounted
 from colossal.testing.processes import WorldError
 
@@ -50,7 +50,7 @@ def fake_world(size: int, rank: int = 0) -> Iterator[None]:
     try:
         yield
     finally:
-        leave_ambient(None)
+        set_ambient_mesh(None)
         dist.destroy_process_group()
 
 
@@ -103,7 +103,7 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
     _prepare_threads()
 
     def be_rank(rank: int) -> None:
-        leave_ambient(None)  # of its own, not that of the main thread
+        set_ambient_mesh(None)  # of its own, not that of the main thread
         dist.init_process_group("threaded", rank=rank, world_size=size, store=store)
         try:
             with uncounted():
@@ -112,7 +112,7 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
             errors.append((rank, error))
             ProcessLocalGroup.exception_handle(error)
         finally:
-            leave_ambient(None)
+            set_ambient_mesh(None)
             dist.destroy_process_group()
 
     try:

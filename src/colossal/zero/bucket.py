@@ -6,11 +6,11 @@ from typing import final
 import torch
 from torch import nn
 
-from colossal.comm import Partition, Pending
-from colossal.zero.config import ZeroConfig
-from colossal.zero.copies import host_buffer
+from colossal.comm import Partition, PendingComm
+from colossal.zero.buffer_pool import BufferPool, zeros
 from colossal.zero.flat_parameters import FlatParameters
-from colossal.zero.pool import BufferPool, zeros
+from colossal.zero.host_copies import host_buffer
+from colossal.zero.zero_config import ZeroConfig
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -60,8 +60,8 @@ class Bucket(FlatParameters):
         if not config.keeps_gradients:
             pool.expect(self.numel)
         scratch.expect(partition.scratch_numel(self.working))
-        self.rest = partition.segment(self.working)
-        self._move_in()
+        self.shard = partition.segment(self.working)
+        self._copy_params_into_buffer()
         self._host_grad: torch.Tensor | None = None
         self.master = self._make_master()
         self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
@@ -70,16 +70,18 @@ class Bucket(FlatParameters):
     @property
     def has_copy(self) -> bool:
         """Whether the optimizer updates a copy of the segment instead of the segment itself."""
-        return self.master.data_ptr() != self.rest.data_ptr()
+        return self.master.data_ptr() != self.shard.data_ptr()
 
     @property
     def targets(self) -> dict[nn.Parameter, torch.Tensor]:
         """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
-        if not self.has_copy or self.rest.device != self.master.device:
+        if not self.has_copy or self.shard.device != self.master.device:
             return {}
-        return {shard: self.rest[begin:end] for shard, (begin, end) in zip(self.shards, self._here(), strict=True)}
+        return {
+            shard: self.shard[begin:end] for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
+        }
 
-    def start_gather(self, *, is_written: bool = False) -> Pending:
+    def start_gather(self, *, is_written: bool = False) -> PendingComm:
         """Bring the new values of all segments to this rank.
 
         Args:
@@ -88,7 +90,7 @@ class Bucket(FlatParameters):
         Returns:
             What to wait for.
         """
-        self._update_rest(is_written)
+        self._update_shard(is_written)
         self._versions = self._changes()
         return self._partition.start_all_gather(self.working)
 
@@ -103,14 +105,14 @@ class Bucket(FlatParameters):
         self._update_master(versions if only_written else None)
         self._versions = versions
 
-    def _move_in(self) -> None:
+    def _copy_params_into_buffer(self) -> None:
         for index, parameter in enumerate(self.parameters):
-            place = self._place(self.working, index)
+            place = self._view_of(self.working, index)
             place.copy_(parameter.detach())
             parameter.data = place
 
     def _make_master(self) -> torch.Tensor:
-        own = self.rest
+        own = self.shard
         wide = torch.float32 if self._config.master_weights and own.dtype in _HALF else own.dtype
         if self._config.cpu_offload and not own.is_cpu:
             self._host_grad = host_buffer(own.numel(), wide, own.device)

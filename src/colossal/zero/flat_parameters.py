@@ -6,11 +6,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from colossal.comm import Partition, Pending
+from colossal.comm import Partition, PendingComm
 from colossal.tensor import FlatLayout, copy_placement, placement_of, set_placement
-from colossal.zero.config import ZeroConfig
-from colossal.zero.copies import Arrival, CopyStreams
-from colossal.zero.pool import Pool
+from colossal.zero.buffer_pool import Pool
+from colossal.zero.host_copies import CopyEvent, CopyStreams
+from colossal.zero.zero_config import ZeroConfig
 
 _ALIGNMENT = 16
 _WORTH_ALIGNING = 1 << 12
@@ -39,9 +39,9 @@ class FlatParameters(ABC):
         numel: Their elements, and some more, so that all segments are of one length.
         dtype: The type that the parameters are computed in.
         device: Where they are computed.
-        own_grad: The average gradient of this rank's segment; None before the first reduction.
+        grad_shard: The average gradient of this rank's segment; None before the first reduction.
         used: For each parameter whether a gradient came since they were last thrown away.
-        rest: This rank's segment of the parameters.
+        shard: This rank's segment of the parameters.
         master: What the optimizer updates: this rank's segment, or a float32 copy of it.
         shards: What is here of each parameter; a range of `master`, maybe an empty one.
 
@@ -51,7 +51,7 @@ class FlatParameters(ABC):
         True
     """
 
-    rest: torch.Tensor
+    shard: torch.Tensor
     master: torch.Tensor
     _versions: list[int]
     shards: list[nn.Parameter]
@@ -68,22 +68,22 @@ class FlatParameters(ABC):
     ) -> None:
         self.parameters = list(parameters)
         self.dtype, self.device = dtype or parameters[0].dtype, device or parameters[0].device
-        self._partition, self._config, self._pool, self._rooms = partition, config, pool, scratch
+        self._partition, self._config, self._pool, self._scratch_pool = partition, config, pool, scratch
         self._shapes = [parameter.shape for parameter in self.parameters]
         lengths = [parameter.numel() for parameter in self.parameters]
         self._ends = torch.tensor(lengths).cumsum(0).tolist()
         self._starts = [end - length for end, length in zip(self._ends, lengths, strict=True)]
         self.numel = padded_numel(self._ends[-1], partition.size)
-        self.own_grad: torch.Tensor | None = None
+        self.grad_shard: torch.Tensor | None = None
         self.used = [False] * len(self.parameters)
         self._buffer: torch.Tensor | None = None
         self._filled: set[int] = set()
         self._num_expected = 0
-        self._reduction: tuple[Pending, torch.Tensor] | None = None
+        self._reduction: tuple[PendingComm, torch.Tensor] | None = None
         self._spare: torch.Tensor | None = None
         self._scratch: torch.Tensor | None = None
         self._streams = CopyStreams(self.device)
-        self._download = self._upload = Arrival()
+        self._download = self._upload = CopyEvent()
         self._is_uploaded = False
 
     @property
@@ -102,7 +102,7 @@ class FlatParameters(ABC):
         """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
 
     @abstractmethod
-    def start_gather(self, *, is_written: bool = False) -> Pending:
+    def start_gather(self, *, is_written: bool = False) -> PendingComm:
         """Bring the new values of the shards to where the model computes.
 
         Args:
@@ -114,9 +114,9 @@ class FlatParameters(ABC):
 
     @torch.no_grad()
     def start_upload(self) -> None:
-        """Begin to copy the new values of the shards to `rest`, if they are elsewhere; `start_gather` goes on."""
+        """Begin to copy the new values of the shards to `shard`, if they are elsewhere; `start_gather` goes on."""
         if self.has_copy:
-            self._upload, self._is_uploaded = self._streams.start(self.master, self.rest), True
+            self._upload, self._is_uploaded = self._streams.start(self.master, self.shard), True
 
     @abstractmethod
     def refresh(self, only_written: bool = True) -> None:
@@ -132,7 +132,7 @@ class FlatParameters(ABC):
         return any(parameter.requires_grad for parameter in self.parameters)
 
     @property
-    def is_full(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether every parameter that wants a gradient has brought it since the last reduction."""
         return bool(self._filled) and len(self._filled) >= self._num_expected
 
@@ -144,7 +144,7 @@ class FlatParameters(ABC):
         )
 
     @torch.no_grad()
-    def take(self, index: int) -> Iterator[int]:
+    def copy_grad(self, index: int) -> Iterator[int]:
         """Move a gradient from its parameter into the buffer, ready to be summed up.
 
         Args:
@@ -155,7 +155,7 @@ class FlatParameters(ABC):
         """
         buffer = yield from self._gradients()
         parameter = self.parameters[index]
-        grad, place = parameter.grad, self._place(buffer, index)
+        grad, place = parameter.grad, self._view_of(buffer, index)
         assert grad is not None
         if not self._filled:  # counted once for each pass, as it takes a look at all
             self._num_expected = sum(each.requires_grad for each in self.parameters)
@@ -184,7 +184,7 @@ class FlatParameters(ABC):
         assert parameter.grad is not None
         self.used[index] = True
         buffer = yield from self._gradients()
-        place = self._place(buffer, index)
+        place = self._view_of(buffer, index)
         if buffer.dtype == parameter.dtype and parameter.grad.data_ptr() != place.data_ptr():
             parameter.grad = place.copy_(parameter.grad)
 
@@ -198,9 +198,9 @@ class FlatParameters(ABC):
         buffer = yield from self._gradients()
         for index, parameter in enumerate(self.parameters):
             if index not in self._filled and parameter.grad is not None:
-                yield from self.take(index)
+                yield from self.copy_grad(index)
             elif index not in self._filled:
-                self._place(buffer, index).zero_()
+                self._view_of(buffer, index).zero_()
         buffer[self._ends[-1] :].zero_()
         self._filled.clear()
         own = buffer if self._partition.size == 1 else self._partition.segment(buffer)
@@ -209,7 +209,7 @@ class FlatParameters(ABC):
             own = self._new_segment(own)
         if room := self._partition.scratch_numel(buffer):
             yield room * buffer.itemsize
-            self._scratch = self._rooms.take(room, buffer.dtype, buffer.device)
+            self._scratch = self._scratch_pool.take(room, buffer.dtype, buffer.device)
         self._reduction = self._partition.start_reduce_scatter(buffer, own, self._scratch), own
 
     @torch.no_grad()
@@ -224,7 +224,7 @@ class FlatParameters(ABC):
         (pending, summed), self._reduction = self._reduction, None
         pending.wait()
         if self._scratch is not None:
-            self._rooms.give_back(self._scratch)
+            self._scratch_pool.give_back(self._scratch)
             self._scratch = None
         yield from self._add(summed)
         if not self._config.keeps_gradients and self._buffer is not None:
@@ -239,11 +239,11 @@ class FlatParameters(ABC):
 
     def _add(self, summed: torch.Tensor) -> Iterator[int]:
         """Add the sum of one backward pass to those of others."""
-        if self.own_grad is None:
-            self.own_grad = summed
+        if self.grad_shard is None:
+            self.grad_shard = summed
         else:
-            wide = self.own_grad.float() if self.own_grad.dtype in _HALF else self.own_grad
-            self.own_grad = wide.add_(summed)
+            wide = self.grad_shard.float() if self.grad_shard.dtype in _HALF else self.grad_shard
+            self.grad_shard = wide.add_(summed)
         yield from ()
 
     def grads(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
@@ -252,18 +252,18 @@ class FlatParameters(ABC):
         Yields:
             Each shard with its gradient, in the dtype and on the device of the shard.
         """
-        assert self.own_grad is not None
+        assert self.grad_shard is not None
         self._download.wait()
-        self.own_grad = self.own_grad.to(self.master.device, self.master.dtype)
-        for shard, (begin, end) in zip(self.shards, self._here(), strict=True):
-            yield shard, copy_placement(self.own_grad[begin:end], shard)
+        self.grad_shard = self.grad_shard.to(self.master.device, self.master.dtype)
+        for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True):
+            yield shard, copy_placement(self.grad_shard[begin:end], shard)
 
     def discard(self) -> None:
         """Throw the gradients away."""
         self.discard_new()
-        if not self._shares_buffer and self._partition.size > 1 and self._reduces_in(self.own_grad):
-            self._spare = self.own_grad
-        self.own_grad = None
+        if not self._shares_buffer and self._partition.size > 1 and self._reduces_in(self.grad_shard):
+            self._spare = self.grad_shard
+        self.grad_shard = None
         self.used = [False] * len(self.parameters)
 
     def discard_new(self) -> None:
@@ -276,7 +276,7 @@ class FlatParameters(ABC):
             self._buffer = None
 
     def _shard_of(self, index: int) -> nn.Parameter:
-        begin, end = self._here()[index]
+        begin, end = self._local_ranges()[index]
         length, start, whole = self.numel // self._partition.size, self._starts[index], self._shapes[index]
         ranks, ranges = [], []
         for rank, at in self._partition.members:
@@ -289,7 +289,7 @@ class FlatParameters(ABC):
         set_placement(shard, placement.flattened(flat, self._partition.group, self.device.type))
         return shard
 
-    def _here(self) -> list[tuple[int, int]]:
+    def _local_ranges(self) -> list[tuple[int, int]]:
         """Where each parameter begins and ends in this rank's segment."""
         length = self.numel // self._partition.size
         first = self._partition.rank * length
@@ -304,29 +304,29 @@ class FlatParameters(ABC):
             dtype = self._config.communication_dtype or self.dtype
             yield self.numel * dtype.itemsize
             self._buffer = self._pool.take(self.numel, dtype, self.device)
-        elif self.own_grad is not None and self._shares_buffer:
-            self.own_grad = self.own_grad.clone()  # the sum of an earlier backward pass makes room for this one
+        elif self.grad_shard is not None and self._shares_buffer:
+            self.grad_shard = self.grad_shard.clone()  # the sum of an earlier backward pass makes room for this one
         self._download.order()
         return self._buffer
 
     @property
     def _shares_buffer(self) -> bool:
         """Whether the summed gradient lies in the buffer that gradients are copied to."""
-        if self.own_grad is None or self._buffer is None:
+        if self.grad_shard is None or self._buffer is None:
             return False
-        return self.own_grad.data_ptr() == self._partition.segment(self._buffer).data_ptr()
+        return self.grad_shard.data_ptr() == self._partition.segment(self._buffer).data_ptr()
 
     def _add_on_host(self, summed: torch.Tensor, buffer: torch.Tensor) -> None:
         """Bring the sum of one backward pass to the host, while others are summed up."""
-        if self.own_grad is None:
+        if self.grad_shard is None:
             self._download = self._streams.start(summed, buffer)
-            self.own_grad = buffer
+            self.grad_shard = buffer
         else:
             self._download.wait()
-            self.own_grad.add_(summed.to(self.own_grad))
+            self.grad_shard.add_(summed.to(self.grad_shard))
 
-    def _update_rest(self, is_written: bool) -> None:
-        """Bring the new values of the shards to `rest`, unless the optimizer has written them there itself."""
+    def _update_shard(self, is_written: bool) -> None:
+        """Bring the new values of the shards to `shard`, unless the optimizer has written them there itself."""
         if self.has_copy and not (is_written and self.targets):
             if not self._is_uploaded:
                 self.start_upload()
@@ -334,12 +334,12 @@ class FlatParameters(ABC):
             self._upload.order()
 
     def _update_master(self, versions: list[int] | None) -> None:
-        """Take over what somebody wrote into `rest`: of all parameters, or of those whose version has changed."""
+        """Take over what somebody wrote into `shard`: of all parameters, or of those whose version has changed."""
         if self.has_copy:
-            for index, (begin, end) in enumerate(self._here()):
+            for index, (begin, end) in enumerate(self._local_ranges()):
                 if versions is None or versions[index] != self._versions[index]:
                     self._upload.wait()
-                    here, master = self.rest[begin:end], self.master[begin:end]
+                    here, master = self.shard[begin:end], self.master[begin:end]
                     kept = master.to(here.dtype) == here.to(master.device)
                     master.copy_(torch.where(kept, master, here.to(master)))
 
@@ -347,7 +347,7 @@ class FlatParameters(ABC):
         dtype = self._config.communication_dtype or self.dtype
         return grad is not None and grad.dtype == dtype and grad.device == self.device
 
-    def _place(self, buffer: torch.Tensor, index: int) -> torch.Tensor:
+    def _view_of(self, buffer: torch.Tensor, index: int) -> torch.Tensor:
         return buffer[self._starts[index] : self._ends[index]].view(self._shapes[index])
 
 

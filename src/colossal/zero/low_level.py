@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 from colossal.amp import LossScaler
 from colossal.comm import Partition
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import OptimizerOutline, OptimizerWrapper, Peers, check_optimizer
-from colossal.interface.rounding import check_equal_rounding
-from colossal.zero.config import ZeroConfig
-from colossal.zero.overlap import wait_before_use
-from colossal.zero.shards import ZeroShards
+from colossal.interface import FullOptimizerSpec, OptimizerWrapper, Peers, check_optimizer
+from colossal.interface.fp8_comm_check import check_equal_rounding
+from colossal.zero.overlap_allgather import wait_before_use
+from colossal.zero.zero_config import ZeroConfig
+from colossal.zero.zero_shards import ZeroShards
 
 
 def shard_optimizer(
@@ -29,7 +29,7 @@ def shard_optimizer(
     units: Sequence[nn.Module] = (),
     peers: Peers | None = None,
     param_names: Mapping[nn.Parameter, str] | None = None,
-    outline: OptimizerOutline | None = None,
+    full_spec: FullOptimizerSpec | None = None,
 ) -> OptimizerWrapper:
     """Let an optimizer update this rank's share of a model's parameters.
 
@@ -44,7 +44,7 @@ def shard_optimizer(
         units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
         peers: The ranks that have other parameters of the model; none by default.
         param_names: Names in the whole model; by default in `model`.
-        outline: What the whole optimizer is, if partitioned.
+        full_spec: What the whole optimizer is, if partitioned.
 
     Returns:
         The optimizer, wrapped; its gradients are averages over all ranks.
@@ -76,7 +76,7 @@ def shard_optimizer(
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:
         wait_before_use(model, units, shards)
-    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers, outline)
+    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers, full_spec)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer, config: ZeroConfig, needs_values: bool) -> None:

@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from colossal.errors import UnsupportedError
-from colossal.zero.config import ZeroConfig
 from colossal.zero.flat_parameters import FlatParameters
+from colossal.zero.zero_config import ZeroConfig
 
 
 @final
 class Reducer:
-    """Watches gradients arrive, and starts the reduction of each bucket that is full.
+    """Watches gradients on_grad_ready, and starts the reduction of each bucket that is full.
 
     [Note: one order] All ranks reduce the same buckets in the same order, whichever gradients they have: a bucket waits
     for the one before it, and those that are not full when the backward pass ends are reduced then, with zeros for what
@@ -36,7 +36,7 @@ class Reducer:
         self._config = config
         self._places: dict[FlatParameters, int] = {}
         self._next = 0
-        self._under_way: deque[FlatParameters] = deque()
+        self._in_flight: deque[FlatParameters] = deque()
         self._is_watched = False  # by `backward_pass`, which ends the pass by itself
         self._is_running = False
 
@@ -44,7 +44,7 @@ class Reducer:
         """Reduce the gradients of some more buckets, after those of the others."""
         self._places |= {bucket: len(self._places) + number for number, bucket in enumerate(buckets)}
         return [
-            parameter.register_post_accumulate_grad_hook(partial(_arrive, ref(self), ref(bucket), index))
+            parameter.register_post_accumulate_grad_hook(partial(_grad_ready_hook, ref(self), ref(bucket), index))
             for bucket in buckets
             for index, parameter in enumerate(bucket.parameters)
             if parameter.requires_grad
@@ -64,10 +64,10 @@ class Reducer:
 
     def finish(self, most: int = 0) -> None:
         """Wait for reductions that are under way, in the order in which they began."""
-        while len(self._under_way) > most:
-            self._run(self._under_way.popleft().finish_reduction())
+        while len(self._in_flight) > most:
+            self._run(self._in_flight.popleft().finish_reduction())
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew, as if no gradient had come since the last reduction."""
         self.finish()
         self._next, self._is_running = 0, False
@@ -78,7 +78,7 @@ class Reducer:
             self._start(bucket)
         self.finish()
 
-    def arrive(self, bucket: FlatParameters, index: int, parameter: torch.Tensor) -> None:
+    def on_grad_ready(self, bucket: FlatParameters, index: int, parameter: torch.Tensor) -> None:
         """Take a gradient that has just been accumulated, and start what it makes full."""
         assert isinstance(parameter, nn.Parameter)
         grad = parameter.grad
@@ -96,9 +96,9 @@ class Reducer:
             engine.queue_callback(self._end_pass)
         if self._places[bucket] < self._next:
             return  # a second visit in one pass: what it brought is reduced at the step
-        self._run(bucket.take(index))
+        self._run(bucket.copy_grad(index))
         order = list(self._places)
-        while self._next < len(order) and (order[self._next].is_full or not order[self._next].trains):
+        while self._next < len(order) and (order[self._next].is_ready or not order[self._next].trains):
             self._start_next(order)
 
     def _start_next(self, order: Sequence[FlatParameters]) -> None:
@@ -109,14 +109,14 @@ class Reducer:
 
     def _start(self, bucket: FlatParameters) -> None:
         """Start a reduction when few enough are under way, see [Note: in flight]."""
-        self.finish(self._most_beside(bucket))
+        self.finish(self._max_in_flight(bucket))
         self._run(bucket.start_reduction())
         self.num_changes += 1
-        self._under_way.append(bucket)
+        self._in_flight.append(bucket)
         if not self._config.overlap_communication:
             self.finish()
 
-    def _most_beside(self, bucket: FlatParameters) -> int:
+    def _max_in_flight(self, bucket: FlatParameters) -> int:
         if bucket.device.type == "cpu" or self._reserve is not None:
             return 0
         return len(self._places) if bucket.keeps_gradients else 1
@@ -137,7 +137,7 @@ class Reducer:
         self.finish()
 
 
-def _arrive(reducer: "ref[Reducer]", bucket: ref[FlatParameters], index: int, parameter: torch.Tensor) -> None:
+def _grad_ready_hook(reducer: "ref[Reducer]", bucket: ref[FlatParameters], index: int, parameter: torch.Tensor) -> None:
     """Tell the reducer of a gradient, unless it is gone.
 
     [Note: weak hooks] A parameter holds its hooks where the garbage collector does not look. If they held the bucket,
@@ -145,4 +145,4 @@ def _arrive(reducer: "ref[Reducer]", bucket: ref[FlatParameters], index: int, pa
     """
     own, its = reducer(), bucket()
     if own is not None and its is not None:
-        own.arrive(its, index, parameter)
+        own.on_grad_ready(its, index, parameter)

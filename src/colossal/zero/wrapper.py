@@ -14,8 +14,8 @@ from colossal.errors import ConfigError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.interface.clipping import Clipping
 from colossal.interface.keywords import Keywords, check_known, keywords_of
-from colossal.zero.config import ZeroConfig
 from colossal.zero.low_level import shard_optimizer
+from colossal.zero.zero_config import ZeroConfig
 
 _GEMINI = 3
 _STAGE = "_colossal_zero_stage"
@@ -143,7 +143,7 @@ def _over_buckets(
     half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
     scaler = None
     if half:
-        scaler = DynamicScaler(rule, half[0].device.type, verbose, divides_float16=not config.master_weights)
+        scaler = DynamicScaler(rule, half[0].device.type, verbose, unscale_fp16_grads=not config.master_weights)
     return shard_optimizer(
         model,
         optimizer,

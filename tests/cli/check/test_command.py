@@ -21,7 +21,7 @@ from colossal.cli.check import communication, compatibility, devices, kernels, m
 from colossal.cli.check.command import command
 from colossal.cli.check.kernels import Kernel
 from colossal.cli.check.rank import STEPS
-from colossal.cli.check.row import Report, Row, Section
+from colossal.cli.check.report import Report, Row, Section
 from colossal.cli.check.show import show, verdict
 from colossal.cli.check.versions import Package
 from colossal.cluster import AxisCost, Link, LinkCost

@@ -8,7 +8,7 @@ import pytest
 from chosen import chosen
 
 from colossal.cli.check.rank import STEPS
-from colossal.cli.check.row import Row
+from colossal.cli.check.report import Row
 from colossal.cli.check.selftest import SelfTest, self_tests
 
 BROKEN = """

@@ -5,8 +5,8 @@ import pytest
 from colossal.cli.run.hosts import Host, parse_hosts
 from colossal.cli.run.job import (
     Job,
-    Meeting,
-    choose_meeting,
+    Rendezvous,
+    choose_rendezvous,
     parse_environment,
     parse_extra,
     parse_nproc,
@@ -15,7 +15,7 @@ from colossal.cli.run.job import (
 )
 from colossal.errors import ConfigError
 
-MEETING = Meeting("node1", 29500)
+MEETING = Rendezvous("node1", 29500)
 
 
 def command(job: Job, rank: int = 1, num_nodes: int = 2, host: Host | None = None) -> str:
@@ -58,8 +58,8 @@ def test_a_meeting_of_ones_own_is_left_alone() -> None:
 
 
 def test_an_ipv6_endpoint_stands_in_brackets() -> None:
-    assert Meeting("fd00::1", 29500).endpoint == "[fd00::1]:29500"
-    assert Meeting("10.0.0.1", 29500).endpoint == "10.0.0.1:29500"
+    assert Rendezvous("fd00::1", 29500).endpoint == "[fd00::1]:29500"
+    assert Rendezvous("10.0.0.1", 29500).endpoint == "10.0.0.1:29500"
 
 
 def test_more_arguments_are_read_with_dashes_or_underscores() -> None:
@@ -115,25 +115,25 @@ def test_what_is_no_number_of_processes(text) -> None:
 
 def test_the_first_host_is_node_0_unless_the_master_is_another_one() -> None:
     hosts = parse_hosts("198.51.100.1,198.51.100.2,198.51.100.3")
-    assert choose_meeting(hosts, None, None) == (hosts, None)
-    assert choose_meeting(hosts, "10.9.9.9", None) == (hosts, Meeting("10.9.9.9", 29500))
-    assert choose_meeting(hosts, "198.51.100.2", 1234) == (
+    assert choose_rendezvous(hosts, None, None) == (hosts, None)
+    assert choose_rendezvous(hosts, "10.9.9.9", None) == (hosts, Rendezvous("10.9.9.9", 29500))
+    assert choose_rendezvous(hosts, "198.51.100.2", 1234) == (
         (hosts[1], hosts[0], hosts[2]),
-        Meeting("198.51.100.2", 1234),
+        Rendezvous("198.51.100.2", 1234),
     )
 
 
 def test_one_node_meets_at_home_at_a_free_port() -> None:
-    _, meeting = choose_meeting((Host("localhost"),), None, None)
+    _, meeting = choose_rendezvous((Host("localhost"),), None, None)
     assert meeting.address == "127.0.0.1"
     assert meeting.port != 29500
-    assert choose_meeting((Host("localhost"),), "localhost", 29500)[1] == Meeting("localhost", 29500)
+    assert choose_rendezvous((Host("localhost"),), "localhost", 29500)[1] == Rendezvous("localhost", 29500)
 
 
 def test_a_name_under_which_each_machine_finds_itself_is_no_meeting_place() -> None:
     with pytest.raises(ConfigError, match="Found the first host localhost, under which each machine finds itself"):
-        choose_meeting(parse_hosts("localhost,198.51.100.2"), None, None)
-    assert choose_meeting(parse_hosts("localhost,127.0.0.1"), None, None)[1] == Meeting("localhost", 29500)
+        choose_rendezvous(parse_hosts("localhost,198.51.100.2"), None, None)
+    assert choose_rendezvous(parse_hosts("localhost,127.0.0.1"), None, None)[1] == Rendezvous("localhost", 29500)
 
 
 def test_only_a_program_in_a_file_can_be_missing() -> None:

@@ -3,9 +3,9 @@ import io
 import pytest
 
 from colossal.cli.run import supervisor
-from colossal.cli.run.evidence import Evidence, Weight
+from colossal.cli.run.failure_diagnosis import FailureDiagnosis, Weight
 from colossal.cli.run.frames import Frames
-from colossal.cli.run.outcome import Ending, NodeEnd, culprit, lost, report
+from colossal.cli.run.outcome import Ending, NodeEnd, first_failure, lost, report
 from colossal.cli.run.output import Lines, Printer
 from colossal.cli.watchdog import ADVICE
 
@@ -93,8 +93,8 @@ TABLE = """Root Cause (first observed failure):
   exitcode  : {} (pid: 7044)  ({})"""
 
 
-def evidence(*texts: str) -> Evidence:
-    found = Evidence()
+def evidence(*texts: str) -> FailureDiagnosis:
+    found = FailureDiagnosis()
     for line in "\n".join(texts).splitlines():
         found.add(line)
     return found
@@ -141,7 +141,7 @@ def test_the_peer_that_it_lost_weighs_more() -> None:
     cause = evidence(WATCHDOG, RAISED, *ABORTED).cause()
     assert (cause.weight, cause.title) == (Weight.CAUSE, "rank 1 raised")
     killed = end(1, Ending.FAILED, 1, FAILED.format(-9), TABLE.format(-9, "SIGKILL"))
-    assert culprit([end(0, Ending.FAILED, 1, WATCHDOG, *ABORTED), killed]) is killed
+    assert first_failure([end(0, Ending.FAILED, 1, WATCHDOG, *ABORTED), killed]) is killed
 
 
 def test_a_watchdog_that_met_an_error_of_the_device_or_none_at_all_tells_of_a_crash() -> None:
@@ -181,7 +181,7 @@ def end(node: int, ending: Ending, status: int, *texts: str) -> NodeEnd:
 
 def test_the_node_at_fault_comes_first() -> None:
     ends = [end(0, Ending.FAILED, 1, LOST), end(1, Ending.ENDED, -15, RAISED), end(2, Ending.DONE, 0)]
-    assert culprit(ends) is ends[1]
+    assert first_failure(ends) is ends[1]
     assert report(ends).splitlines() == [
         "node1 (node 1) failed, and so the job was ended on all nodes.",
         "rank 1 raised:",

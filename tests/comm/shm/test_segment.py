@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 import colossal
 from colossal import _native
-from colossal.cluster.rendezvous import World, form_world
+from colossal.cluster.rendezvous import WorldSpec, form_world
 from colossal.comm._shm import engine, segment
 from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
@@ -110,7 +110,7 @@ def join_one_of_two(folder: str) -> tuple[float, set[int]]:
     """Form two worlds of the same shape at one store at the same time."""
     number, world = int(os.environ["NUMBER"]), int(os.environ["NUMBER"]) % 2
     store = dist.FileStore(str(Path(folder, "store")), 4)
-    backend, _ = form_world(World(dist.PrefixStore(f"world{world}", store), number // 2, 2, 60.0))
+    backend, _ = form_world(WorldSpec(dist.PrefixStore(f"world{world}", store), number // 2, 2, 60.0))
     assert backend == "shm"
     value = torch.zeros(1000)
     for _ in range(50):
@@ -189,7 +189,7 @@ def test_without_a_compiler_launch_falls_back_to_gloo_and_says_so_once(backend, 
 def formed(store: dist.Store, backend: str | None = None) -> tuple[str, str]:
     """Return the backend of a world and the remark about it, or the error."""
     try:
-        found = form_world(World(store, int(os.environ["NUMBER"]), 3, 60.0), backend)
+        found = form_world(WorldSpec(store, int(os.environ["NUMBER"]), 3, 60.0), backend)
     except UnsupportedError as error:
         return "none", str(error)
     assert total() == 3.0

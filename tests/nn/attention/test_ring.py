@@ -10,8 +10,8 @@ from torch.nn import functional
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, ShapeError
-from colossal.nn.attention import TokenCut, ring_attention
-from colossal.nn.attention.block import Partial, attend, attend_backward
+from colossal.nn.attention import SequenceSharding, ring_attention
+from colossal.nn.attention.partial_attention import PartialAttention, attend, attend_backward
 from colossal.testing import fake_world, run_processes, run_threads
 
 BATCH, HEADS, LENGTH, WINDOW = 2, 4, 16, 5
@@ -63,15 +63,15 @@ def alone(kind: str, case: str) -> list[torch.Tensor]:
 
 def on_ring(is_zigzag: bool, inner: int | None) -> dict[tuple[str, str], list[torch.Tensor]]:
     mesh = ParallelMesh(sp=torch.distributed.get_world_size())
-    cut = TokenCut(mesh, "sp", is_zigzag)
+    cut = SequenceSharding(mesh, "sp", is_zigzag)
     found = {}
     for kind in KINDS:
         for case, options in CASES.items():
-            *inputs, grad = (cut.own(each, 2) for each in tensors(kind))
+            *inputs, grad = (cut.split(each, 2) for each in tensors(kind))
             inputs = [each.clone().requires_grad_() for each in inputs]
             out = ring_attention(*inputs, cut, **options, inner_ring_size=inner)
             out.backward(grad)
-            whole = [cut.join(each.detach(), 2) for each in (out, *(each.grad for each in inputs))]
+            whole = [cut.gather(each.detach(), 2) for each in (out, *(each.grad for each in inputs))]
             found[kind, case] = whole
     return found
 
@@ -86,8 +86,8 @@ def test_equals_one_process(size, is_zigzag, inner) -> None:
 
 def count(inner: int | None) -> list[int]:
     mesh = ParallelMesh(sp=4)
-    cut = TokenCut(mesh, "sp", is_zigzag=True)
-    query, key, value, grad = (cut.own(each, 2) for each in tensors("equal"))
+    cut = SequenceSharding(mesh, "sp", is_zigzag=True)
+    query, key, value, grad = (cut.split(each, 2) for each in tensors("equal"))
     with CommCounter() as counter:
         out = ring_attention(query.requires_grad_(), key.requires_grad_(), value, cut, inner_ring_size=inner)
     forward = counter.bytes["send", "sp"]
@@ -105,7 +105,7 @@ def test_keys_go_round_once_forward_and_with_their_gradients_backward(inner) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_half_precision_is_as_close_as_torch_is(dtype) -> None:
     with fake_world(1):
-        cut = TokenCut(ParallelMesh(sp=1))
+        cut = SequenceSharding(ParallelMesh(sp=1))
         query, key, value, _ = tensors("groups", dtype)
         found = ring_attention(query, key, value, cut, is_causal=True)
         exact = functional.scaled_dot_product_attention(
@@ -131,7 +131,7 @@ def test_queries_that_see_nothing_get_zero_and_no_gradient() -> None:
     query, key, value, grad = tensors("equal")
     mask = torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool)
     mask[..., 0, :] = False
-    partial = Partial.nothing(query)
+    partial = PartialAttention.empty(query)
     for half in (slice(0, 8), slice(8, 16)):
         partial.add(slice(0, LENGTH), *attend(query, key[:, :, half], value[:, :, half], 0.5, mask=mask[..., half]))
     assert not partial.out[:, :, 0].any()
@@ -144,10 +144,10 @@ def test_queries_that_see_nothing_get_zero_and_no_gradient() -> None:
 @pytest.mark.parametrize("is_zigzag", [False, True])
 def test_a_cut_sequence_is_put_together_again(is_zigzag) -> None:
     def program() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        cut = TokenCut(ParallelMesh(sp=2), "sp", is_zigzag)
+        cut = SequenceSharding(ParallelMesh(sp=2), "sp", is_zigzag)
         x = torch.arange(12.0).reshape(1, 12).requires_grad_()
-        own = cut.own(x)
-        whole = cut.join(own)
+        own = cut.split(x)
+        whole = cut.gather(own)
         (whole * torch.arange(12.0)).sum().backward()
         return own.detach()[0], whole.detach()[0], x.grad[0]
 
@@ -159,13 +159,13 @@ def test_a_cut_sequence_is_put_together_again(is_zigzag) -> None:
 
 def test_a_sequence_that_does_not_divide_is_an_error_that_says_how_long_it_may_be() -> None:
     with fake_world(2), pytest.raises(ShapeError, match="multiple of 4, such as 12"):
-        TokenCut(ParallelMesh(sp=2), "sp", is_zigzag=True).own(torch.zeros(1, 10))
+        SequenceSharding(ParallelMesh(sp=2), "sp", is_zigzag=True).split(torch.zeros(1, 10))
 
 
 def test_wrong_heads_and_rings_are_errors() -> None:
     x = torch.zeros(1, 4, 4, 8)
     with fake_world(4):
-        cut = TokenCut(ParallelMesh(sp=4))
+        cut = SequenceSharding(ParallelMesh(sp=4))
         with pytest.raises(ShapeError, match="4 and 3"):
             ring_attention(x, x[:, :3], x[:, :3], cut)
         with pytest.raises(ConfigError, match="inner_ring_size=3 for 4"):

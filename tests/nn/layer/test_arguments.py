@@ -138,7 +138,7 @@ LAYERS: dict[str, tuple[Any, tuple[int, int]]] = {
 def filled(make: Any, fill: Any) -> dict[str, torch.Tensor]:
     layer = make(weight_initializer=fill)
     assert isinstance(layer, ParallelLayer)
-    return {name: layer.whole_of(name) for name in layer.layouts}
+    return {name: layer.full_parameter(name) for name in layer.layouts}
 
 
 def check_initializers(name: str, expected: dict[Any, dict[str, torch.Tensor]]) -> None:

@@ -58,7 +58,7 @@ def train(steps: int = 3, dtype: torch.dtype = torch.float32) -> tuple[list[floa
         losses.append(loss.item())
         found.append(accuracy(logits, tokens).item())
     wholes = {
-        f"{prefix}.{name}": module.whole_of(name).clone()
+        f"{prefix}.{name}": module.full_parameter(name).clone()
         for prefix, module in model.named_modules()
         if isinstance(module, ParallelLayer)
         for name in module.layouts
@@ -98,9 +98,9 @@ def wholes_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             for name in layer.layouts:
                 parameter = layer.get_parameter(name)
                 assert parameter.grad is not None
-                found[f"{prefix}.{name}"] = layer.whole_of(name).double()
+                found[f"{prefix}.{name}"] = layer.full_parameter(name).double()
                 own, parameter.data = parameter.data, parameter.grad
-                found[f"gradient of {prefix}.{name}"] = layer.whole_of(name).double()
+                found[f"gradient of {prefix}.{name}"] = layer.full_parameter(name).double()
                 parameter.data = own
     return found
 
@@ -147,7 +147,7 @@ def whole_weights(name: str) -> list[torch.Tensor]:
     torch.manual_seed(7 if name.startswith("3d") else torch.distributed.get_rank())  # ranks may be seeded differently
     with on_grid(name):
         model = MLP()
-        return [model.table.whole_of("weight"), model.dense_1.whole_of("weight"), torch.rand(1)]
+        return [model.table.full_parameter("weight"), model.dense_1.full_parameter("weight"), torch.rand(1)]
 
 
 @pytest.mark.parametrize("name", GRIDS)

@@ -78,7 +78,7 @@ def test_copies_are_the_new_values_rounded(dtype, low) -> None:
     optimizer = CPUAdam(model.parameters(), **OPTIONS)
     conv, linear = model[0].weight, model[1].weight
     copies = {conv: torch.zeros(conv.numel(), dtype=low), linear: torch.zeros(linear.shape, dtype=low)}
-    optimizer.write_copies(copies)
+    optimizer.set_param_copies(copies)
     versions = {param: param._version for param in model.parameters()} | {
         copied: copied._version for copied in copies.values()
     }
@@ -86,7 +86,7 @@ def test_copies_are_the_new_values_rounded(dtype, low) -> None:
     for param, copied in copies.items():
         torch.testing.assert_close(copied.flatten(), param.detach().to(low).flatten(), rtol=0, atol=0)
     assert all(tensor._version > version for tensor, version in versions.items())
-    optimizer.write_copies({})
+    optimizer.set_param_copies({})
     take(optimizer, model, range(2, 3))
     assert not torch.equal(copies[conv], conv.detach().to(low).flatten())
 
@@ -97,9 +97,9 @@ def test_copies_that_do_not_fit_are_refused() -> None:
     weight = model[1].weight
     for wrong in (torch.zeros(3), torch.zeros(30, dtype=torch.int32), torch.zeros(60)[::2], weight.to("meta")):
         with pytest.raises(ShapeError, match="The copy of a parameter is contiguous, of 30 elements"):
-            optimizer.write_copies({weight: wrong})
+            optimizer.set_param_copies({weight: wrong})
     with pytest.raises(ConfigError, match="parameters that the optimizer updates"):
-        optimizer.write_copies({nn.Parameter(torch.zeros(2)): torch.zeros(2)})
+        optimizer.set_param_copies({nn.Parameter(torch.zeros(2)): torch.zeros(2)})
 
 
 def test_parameters_and_gradients_may_lie_in_any_order() -> None:

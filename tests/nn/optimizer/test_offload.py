@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
-from colossal.nn.optimizer import CPUAdam, HybridAdam, offload
+from colossal.nn.optimizer import CPUAdam, HybridAdam
+from colossal.nn.optimizer import disk_states as offload
 
 FRACTIONS = (0.3, 0.5, 1.0)
 
@@ -117,7 +118,7 @@ def test_half_precision_copies(tmp_path: Path) -> None:
         param = nn.Parameter(torch.linspace(-1, 1, 250))
         optimizer = HybridAdam([param], lr=0.1, nvme_offload_fraction=fraction, nvme_offload_dir=str(tmp_path))
         copied = torch.zeros(250, dtype=torch.bfloat16)
-        optimizer.write_copies({param: copied})
+        optimizer.set_param_copies({param: copied})
         param.grad = torch.linspace(1, 2, 250)
         optimizer.step(div_scale=4.0)
         assert torch.equal(copied, param.detach().bfloat16())

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimizers import draw
 
-from colossal.nn.optimizer.factored import divide_by_roots, shapes_of_factors, sums_of_squares
-from colossal.nn.optimizer.joined import run_joined
+from colossal.nn.optimizer.batched_sums import run_with_batched_sums
+from colossal.nn.optimizer.factored import divide_by_roots, factor_shapes, row_and_column_sums
 from colossal.nn.optimizer.projection import Projection
 from colossal.tensor import FlatLayout, Layout, Placement
 
 SHAPES = st.lists(st.integers(1, 5), min_size=2, max_size=4).map(tuple)
 
 
-def placements_of(shape: tuple[int, ...], points: list[int]) -> list[tuple[Placement, slice]]:
+def dtensor_placements(shape: tuple[int, ...], points: list[int]) -> list[tuple[Placement, slice]]:
     numel = torch.Size(shape).numel()
     ends = [0, *sorted(point % (numel + 1) for point in points), numel]
     ranges = list(pairwise(ends))
@@ -26,13 +26,13 @@ def placements_of(shape: tuple[int, ...], points: list[int]) -> list[tuple[Place
 @settings(max_examples=60, deadline=None)
 @given(shape=SHAPES, points=st.lists(st.integers(0, 700), max_size=3), seed=st.integers(0, 99))
 def test_shards_add_up(shape: tuple[int, ...], points: list[int], seed: int) -> None:
-    whole, placed = draw(shape, seed), placements_of(shape, points)
+    whole, placed = draw(shape, seed), dtensor_placements(shape, points)
     flat = whole.flatten()
-    sums = [sums_of_squares(placement, flat[part]) for placement, part in placed]
+    sums = [row_and_column_sums(placement, flat[part]) for placement, part in placed]
     rows, columns = (sum(each) for each in zip(*sums, strict=True))
     torch.testing.assert_close(rows, (whole**2).sum(-1))
     torch.testing.assert_close(columns, (whole**2).sum(-2))
-    shapes = shapes_of_factors(placed[0][0])
+    shapes = factor_shapes(placed[0][0])
     factors = draw(shapes[0], 1).abs() + 1, draw(shapes[1], 2).abs() + 1
     quotients = torch.cat([divide_by_roots(placement, flat[part], factors) for placement, part in placed]).view(shape)
     estimate = factors[0][..., None] * factors[1][..., None, :] / factors[0].mean(-1)[..., None, None]
@@ -53,7 +53,7 @@ def test_projections_of_shards_add_up(shape: tuple[int, int], points: list[int],
         if side is not None:
             square = side.T @ side if side is projection.left else side @ side.T
             torch.testing.assert_close(square, torch.eye(len(square), dtype=whole.dtype))
-    flat, placed = whole.flatten(), placements_of(shape, points)
+    flat, placed = whole.flatten(), dtensor_placements(shape, points)
     low = sum(projection.down(placement, flat[part]) for placement, part in placed)
     assert isinstance(low, torch.Tensor)
     left = torch.eye(shape[0], dtype=whole.dtype) if projection.left is None else projection.left
@@ -76,5 +76,5 @@ def test_updates_of_whole_parameters_run_one_after_another() -> None:
         assert nothing == []
 
     whole = Placement.full((2,))
-    run_joined([(whole, update("first")), (whole, update("second"))])
+    run_with_batched_sums([(whole, update("first")), (whole, update("second"))])
     assert order == ["first begins", "first has [1.0, 1.0]", "second begins", "second has [1.0, 1.0]"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from colossal.booster import plugin as home
-from colossal.booster.boosted import Parts
+from colossal.booster.boost_types import Parts
 from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError
@@ -125,7 +125,7 @@ class Lazy(Plugin):
     def get_checkpoint_io(self) -> GeneralCheckpointIO:
         return GeneralCheckpointIO()
 
-    def data_parallel_place(self) -> tuple[int, int]:
+    def data_parallel_rank_and_size(self) -> tuple[int, int]:
         return 0, 1
 
 

@@ -86,7 +86,7 @@ def test_a_roomy_auto_policy_gathers_each_chunk_once() -> None:
     with fake_world(4):
         counter, _, chunks = count_step(4, placement_policy="auto", device_budget=10**6)
         assert counter.calls["all_gather", "dp"] == DEPTH + 1
-        assert sum(chunk.whole is not None for chunk in chunks.chunks) == 0, "old values are given back"
+        assert sum(chunk.full is not None for chunk in chunks.chunks) == 0, "old values are given back"
 
 
 def test_accumulation_gathers_and_reduces_in_each_pass() -> None:

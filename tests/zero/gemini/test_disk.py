@@ -12,7 +12,7 @@ from torch import nn
 from colossal.errors import ConfigError
 from colossal.nn.optimizer import HybridAdam
 from colossal.testing import fake_world, run_threads
-from colossal.zero.gemini import GeminiDDP, GeminiOptimizer, Tier
+from colossal.zero.gemini import GeminiDDP, GeminiOptimizer, MemoryTier
 
 OFFLOAD = {"offload_optim_frac": 1.0, "offload_param_frac": 1.0}
 
@@ -45,7 +45,7 @@ def train_on_disk(model: nn.Module, folder: str, fraction: float) -> tuple[list[
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, [chunk.home.parameters.name for chunk in wrapped.chunks.chunks], adam.num_offloaded_bytes
+    return losses, [chunk.placement.parameters.name for chunk in wrapped.chunks.chunks], adam.num_offloaded_bytes
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -53,9 +53,9 @@ def test_parameters_and_states_on_disk_change_nothing(size: int, tmp_path: Path)
     model = model_of(build).float()
     plain = run_threads(lambda: train_on_disk(model, str(tmp_path), 0.0), size)
     away = run_threads(lambda: train_on_disk(model, str(tmp_path), 1.0), size)
-    for (losses, homes, num_bytes), (expected, _, none) in zip(away, plain, strict=True):
+    for (losses, placements, num_bytes), (expected, _, none) in zip(away, plain, strict=True):
         assert losses == expected
-        assert set(homes) == {Tier.DISK.name}
+        assert set(placements) == {MemoryTier.DISK.name}
         assert num_bytes > none == 0
 
 

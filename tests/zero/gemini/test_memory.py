@@ -18,10 +18,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from colossal.cluster import current_mesh
 from colossal.errors import ConfigError
 from colossal.testing import WorldError, run_threads
-from colossal.zero import pool
+from colossal.zero import buffer_pool as pool
 from colossal.zero.gemini import Chunk, ChunkManager, DeviceMemory, SavedTensors
-from colossal.zero.gemini import memory as memory_module
-from colossal.zero.gemini.memory import GradientBuffers, num_references
+from colossal.zero.gemini import device_memory as memory_module
+from colossal.zero.gemini.device_memory import GradientBuffers, num_references
 
 CPU = torch.device("cpu")
 
@@ -311,7 +311,7 @@ def test_during_a_step_no_part_calls_one_above_it(monkeypatch: pytest.MonkeyPatc
     run_threads(train, 1, model, placement_policy="auto", chunk_numel=300, device_budget=least)
     chains = [chain for chain in seen if chain[0].endswith("gemini.chunks")]
     assert any("colossal.zero.reducer" in chain for chain in chains), "room was made for gradients"
-    below = ("colossal.zero.gemini.chunk", "colossal.zero.gemini.memory", "colossal.zero.flat_parameters")
+    below = ("colossal.zero.gemini.chunk", "colossal.zero.gemini.device_memory", "colossal.zero.flat_parameters")
     assert not [chain for chain in chains if set(chain) & set(below)]
 
 
@@ -364,7 +364,7 @@ def test_gradients_have_their_own_account() -> None:
 
 def test_beside_the_device_nothing_is_counted() -> None:
     memory = DeviceMemory(CPU, budget=10)
-    assert memory.beside(100, torch.float32).tolist() == [0.0] * 100
+    assert memory.allocate_host(100, torch.float32).tolist() == [0.0] * 100
     assert memory.total == 0
 
 

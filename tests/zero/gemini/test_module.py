@@ -583,7 +583,7 @@ def optimizer_moves(model: nn.Module, scatter: bool) -> list[bool]:
     wrapped, _ = wrap(model, None, scatter_after_inference=scatter, chunk_numel=1000)
     with torch.no_grad():
         wrapped(BATCHES[0])
-    return [chunk.whole is None for chunk in wrapped.chunks.chunks]
+    return [chunk.full is None for chunk in wrapped.chunks.chunks]
 
 
 @pytest.mark.parametrize("scatter", [True, False])

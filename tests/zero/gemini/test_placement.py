@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from colossal.errors import ConfigError
-from colossal.zero.gemini import AccessTrace, AutoPlacement, DeviceMemory, GeminiConfig, Home, StaticPlacement, Tier
+from colossal.zero.gemini import (
+    AccessTrace,
+    AutoPlacement,
+    ChunkPlacement,
+    DeviceMemory,
+    GeminiConfig,
+    MemoryTier,
+    StaticPlacement,
+)
 
 CPU = torch.device("cpu")
 FRACTIONS = (0.0, 0.25, 0.5, 1.0)
@@ -21,28 +29,32 @@ def test_shares_are_of_the_first_chunks(parameters: float, optimizer: float) -> 
             StaticPlacement(offload_optim_frac=optimizer, offload_param_frac=parameters)
         return
     placement = StaticPlacement(offload_optim_frac=optimizer, offload_param_frac=parameters)
-    homes = placement.homes(SIZES, DeviceMemory(CPU))
-    assert [home.parameters for home in homes] == [Tier.HOST if n < 4 * parameters else Tier.DEVICE for n in range(4)]
-    assert [home.optimizer for home in homes] == [Tier.HOST if n < 4 * optimizer else Tier.DEVICE for n in range(4)]
-    assert not any(home.is_whole for home in homes)
+    placements = placement.place_chunks(SIZES, DeviceMemory(CPU))
+    assert [chunk_placement.parameters for chunk_placement in placements] == [
+        MemoryTier.HOST if n < 4 * parameters else MemoryTier.DEVICE for n in range(4)
+    ]
+    assert [chunk_placement.optimizer for chunk_placement in placements] == [
+        MemoryTier.HOST if n < 4 * optimizer else MemoryTier.DEVICE for n in range(4)
+    ]
+    assert not any(chunk_placement.is_full for chunk_placement in placements)
 
 
 @pytest.mark.parametrize("share", FRACTIONS)
 def test_the_rest_of_the_shared_part_stays_whole(share: float) -> None:
-    homes = StaticPlacement(shard_param_frac=share).homes(SIZES, DeviceMemory(CPU))
-    assert [home.is_whole for home in homes] == [n < 4 * (1 - share) for n in range(4)]
+    placements = StaticPlacement(shard_param_frac=share).place_chunks(SIZES, DeviceMemory(CPU))
+    assert [chunk_placement.is_full for chunk_placement in placements] == [n < 4 * (1 - share) for n in range(4)]
 
 
 def test_room_of_the_static_policy() -> None:
     memory, trace = DeviceMemory(CPU, budget=10_000), AccessTrace()
-    assert [StaticPlacement(num_ahead=n).room(100, memory, trace) for n in (0, 1, 3)] == [200, 300, 500]
+    assert [StaticPlacement(num_ahead=n).full_chunk_budget(100, memory, trace) for n in (0, 1, 3)] == [200, 300, 500]
     assert not StaticPlacement().watches_activations
 
 
 def test_room_of_the_auto_policy() -> None:
     placement, memory, trace = AutoPlacement(0.75), DeviceMemory(CPU, budget=10_000), AccessTrace()
     assert placement.watches_activations
-    assert placement.room(100, memory, trace) == 2500
+    assert placement.full_chunk_budget(100, memory, trace) == 2500
     for chunk, peak in ((0, 500), (1, 3000), (2, 100), (1, 0)):
         trace.visit(chunk)
         trace.note_activations(peak)
@@ -54,11 +66,11 @@ def test_room_of_the_auto_policy() -> None:
     for at, chunk in enumerate((None, 0, 1, 2, 1)):
         if chunk is not None:
             trace.visit(chunk)
-        assert placement.room(100, memory, trace) == 10_000 - 1200 - expected[at]
-    assert placement.room(100, DeviceMemory(CPU), trace) == 200
-    homes = placement.homes(SIZES, memory)
-    assert homes == [Home(Tier.HOST, Tier.HOST)] * 4
-    assert placement.homes(SIZES, DeviceMemory(CPU)) == [Home()] * 4
+        assert placement.full_chunk_budget(100, memory, trace) == 10_000 - 1200 - expected[at]
+    assert placement.full_chunk_budget(100, DeviceMemory(CPU), trace) == 200
+    placements = placement.place_chunks(SIZES, memory)
+    assert placements == [ChunkPlacement(MemoryTier.HOST, MemoryTier.HOST)] * 4
+    assert placement.place_chunks(SIZES, DeviceMemory(CPU)) == [ChunkPlacement()] * 4
 
 
 @pytest.mark.parametrize(
@@ -99,9 +111,12 @@ def test_the_budget() -> None:
 def test_policies_that_keep_everything_in_host_memory(policy: str) -> None:
     placement = GeminiConfig(placement_policy=policy, max_prefetch=2).placement
     assert placement == StaticPlacement(offload_optim_frac=1.0, offload_param_frac=1.0, num_ahead=2)
-    assert placement.homes(SIZES, DeviceMemory(CPU)) == [Home(Tier.HOST, Tier.HOST)] * 4
+    assert placement.place_chunks(SIZES, DeviceMemory(CPU)) == [ChunkPlacement(MemoryTier.HOST, MemoryTier.HOST)] * 4
     whole = GeminiConfig(placement_policy=policy, strict_ddp_mode=True).placement
-    assert whole.homes(SIZES, DeviceMemory(CPU)) == [Home(Tier.DEVICE, Tier.HOST, is_whole=True)] * 4
+    assert (
+        whole.place_chunks(SIZES, DeviceMemory(CPU))
+        == [ChunkPlacement(MemoryTier.DEVICE, MemoryTier.HOST, is_full=True)] * 4
+    )
 
 
 def test_the_policy_that_keeps_everything_on_the_device() -> None:
@@ -110,6 +125,7 @@ def test_the_policy_that_keeps_everything_on_the_device() -> None:
 
 def test_strict_mode_shares_nothing() -> None:
     assert GeminiConfig(strict_ddp_mode=True).placement == StaticPlacement(shard_param_frac=0.0)
-    assert [home.is_whole for home in StaticPlacement(shard_param_frac=0.0).homes(SIZES, DeviceMemory(CPU))] == [
-        True
-    ] * 4
+    assert [
+        chunk_placement.is_full
+        for chunk_placement in StaticPlacement(shard_param_frac=0.0).place_chunks(SIZES, DeviceMemory(CPU))
+    ] == [True] * 4

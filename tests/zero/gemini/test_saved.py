@@ -118,9 +118,9 @@ def test_weights_are_not_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPa
         chunks, memory = model.chunks.chunks, model.chunks.memory
         monkeypatch.setattr(DeviceMemory, "_allocate", note)
         loss = loss_of(model, BATCHES[0])
-        assert [chunk.whole is not None for chunk in chunks] == [False] * 7 + [True] * 2
-        assert memory.used["parameters"] == sum(chunk.rest.nbytes for chunk in chunks) + 2 * chunks[1].num_bytes
-        assert sum(not each.expired() for each in made) <= 3, "two wholes, and what is kept for the next one"
+        assert [chunk.full is not None for chunk in chunks] == [False] * 7 + [True] * 2
+        assert memory.used["parameters"] == sum(chunk.shard.nbytes for chunk in chunks) + 2 * chunks[1].num_bytes
+        assert sum(not each.expired() for each in made) <= 3, "two chunks_by_storage, and what is kept for the next one"
         optimizer.backward(loss)
 
 

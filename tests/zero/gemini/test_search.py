@@ -16,13 +16,13 @@ from torch import nn
 from colossal.errors import ConfigError
 from colossal.logging import get_dist_logger
 from colossal.testing import fake_world, run_threads
-from colossal.zero.gemini.search import (
+from colossal.zero.gemini.chunk_search import (
     ChunkUsage,
     allocated_numel,
-    alone_parameters,
     ordered_parameters,
     pack_parameters,
     search_chunk_configuration,
+    unshared_parameters,
 )
 
 MEBI = 1 << 20
@@ -283,14 +283,14 @@ def test_a_tied_parameter_is_alone_where_it_is_longer_than_a_quarter_of_the_chun
     model = model_of(parameters_of(25, 75), tied=[0])
     assert search_in_elements(model, 100, 100, 1) == (100, 100, 0)
     assert search_in_elements(model, 99, 99, 1) == (99, 100, 24)
-    assert alone_parameters(model, 100) == set()
-    assert alone_parameters(model, 99) == {model.p0}
+    assert unshared_parameters(model, 100) == set()
+    assert unshared_parameters(model, 99) == {model.p0}
 
 
 def test_a_module_at_two_places_is_tied() -> None:
     layer = nn.Linear(3, 3)
-    assert alone_parameters(nn.Sequential(layer, nn.ReLU(), layer), 10) == {layer.weight, layer.bias}
-    assert alone_parameters(nn.Sequential(layer, nn.Linear(3, 3)), 10) == set()
+    assert unshared_parameters(nn.Sequential(layer, nn.ReLU(), layer), 10) == {layer.weight, layer.bias}
+    assert unshared_parameters(nn.Sequential(layer, nn.Linear(3, 3)), 10) == set()
 
 
 def test_gathered_chunks_waste_nothing() -> None:

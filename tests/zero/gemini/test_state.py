@@ -23,10 +23,10 @@ STEPS = {
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(TensorState, repeat=2)))
 def test_each_step(old: TensorState, new: TensorState) -> None:
     if new is old or new in STEPS[old]:
-        assert old.then(new) is new
+        assert old.transition_to(new) is new
     else:
         with pytest.raises(ConfigError, match=rf"After {old.name} a parameter can be .*Found a\s+step to {new.name}"):
-            old.then(new)
+            old.transition_to(new)
 
 
 def watch(model: torch.nn.Module) -> list[set[TensorState]]:

@@ -189,7 +189,7 @@ def last_pass(model: nn.Module, watched: dict[Any, Pass], budget: int, chunk_num
     for number in range(4):
         if number == 3:
             chunks.traffic.is_recording = True
-            found.start = [chunk.index for chunk in chunks.chunks if chunk.whole is not None]
+            found.start = [chunk.index for chunk in chunks.chunks if chunk.full is not None]
             watched[chunks] = found
         optimizer.backward(loss_of(wrapped, own_rows(BATCHES[0][:4])))
         optimizer.step()

@@ -67,7 +67,7 @@ class Choice:
 
     def row(self) -> dict[str, Any]:
         """What the website shows."""
-        from colossal.booster.plugin.single import SingleProcessPlugin
+        from colossal.booster.plugin.single_process import SingleProcessPlugin
 
         found: Any = self.plugin if self.name else SingleProcessPlugin
         return {

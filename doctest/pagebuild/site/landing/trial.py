@@ -83,7 +83,7 @@ def world_of_one() -> Iterator[Path]:
     """Be the only process of a world on the CPU, with a folder that goes away with it."""
     from torch import distributed as dist
 
-    from colossal.cluster.mesh import leave_ambient
+    from colossal.cluster.mesh import set_ambient_mesh
 
     before = os.environ.get("COLOSSAL_DEVICE")
     os.environ["COLOSSAL_DEVICE"] = "cpu"
@@ -92,7 +92,7 @@ def world_of_one() -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
     finally:
-        leave_ambient(None)
+        set_ambient_mesh(None)
         gc.collect()  # sharded models hold the group's connections, in cycles
         dist.destroy_process_group()
         os.environ.pop("COLOSSAL_DEVICE")

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import nn
 
-from colossal.booster.lora.adapters import adapter_tree, inject, require_peft, restored_on_error
-from colossal.booster.lora.draws import draws_of_the_first_rank
-from colossal.booster.lora.files import prepare_adapter_directory, publish, read_adapter_config, weights_in
+from colossal.booster.lora.adapter_directory import (
+    adapter_weights_path,
+    prepare_adapter_directory,
+    read_adapter_config,
+    write_adapter_directory,
+)
+from colossal.booster.lora.adapter_injection import adapter_tree, inject_adapters, require_peft, restore_on_error
 from colossal.booster.lora.quantization import Quantizer
-from colossal.checkpoint_io import CheckpointIO, Writers
+from colossal.booster.lora.synced_rng import synced_rng
+from colossal.checkpoint_io import CheckpointGroup, CheckpointIO
 from colossal.checkpoint_io.model_config import adapter_config_file
 from colossal.checkpoint_io.naming import ADAPTERS
 from colossal.cluster import Axis, ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface import ModelWrapper, is_peft_model, outline_of
+from colossal.interface import ModelWrapper, full_spec_of, is_peft_model
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -42,16 +47,17 @@ class Lora:
         >>> import torch
         >>> from peft import LoraConfig
         >>> from colossal.booster.lora import Lora
-        >>> from colossal.checkpoint_io import Alone
+        >>> from colossal.checkpoint_io import SingleProcessIO
         >>> net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 2))
-        >>> model = Lora(Alone()).enable(net, torch.device("cpu"), lora_config=LoraConfig(r=2, target_modules=["0"]))
+        >>> config = LoraConfig(r=2, target_modules=["0"])
+        >>> model = Lora(SingleProcessIO()).enable(net, torch.device("cpu"), lora_config=config)
         >>> sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)[0]
         'base_model.model.0.lora_A.default.weight'
     """
 
     def __init__(
         self,
-        writers: Writers,
+        writers: CheckpointGroup,
         axes: Sequence[Axis] = (),
         quantizer: Quantizer | None = None,
         mesh: ParallelMesh | None = None,
@@ -96,13 +102,13 @@ class Lora:
         require_peft()
         self._check(model, pretrained_dir, lora_config, bnb_quantization_config, quantize)
         config = self._writers.read(lambda: self._config(pretrained_dir, lora_config))
-        with restored_on_error(model):
+        with restore_on_error(model):
             if quantize:
                 self._quantize(model, device, bnb_quantization_config)
-            with draws_of_the_first_rank(self._axes, device, self._mesh):
-                adapted = self._writers.read(lambda: inject(model, config))
+            with synced_rng(self._axes, device, self._mesh):
+                adapted = self._writers.read(lambda: inject_adapters(model, config))
             if pretrained_dir is not None:
-                weights = self._writers.read(lambda: weights_in(Path(pretrained_dir)))
+                weights = self._writers.read(lambda: adapter_weights_path(Path(pretrained_dir)))
                 self._io.load_model(adapter_tree(adapted), weights)
         return adapted
 
@@ -128,7 +134,9 @@ class Lora:
         aside = directory / f".{ADAPTERS[use_safetensors]}.aside"
         self._writers.write(lambda: prepare_adapter_directory(directory))
         self._io.save_model(tree, aside, use_safetensors=use_safetensors)
-        self._writers.write(lambda: publish(directory, aside, adapter_config_file(adapted), use_safetensors))
+        self._writers.write(
+            lambda: write_adapter_directory(directory, aside, adapter_config_file(adapted), use_safetensors)
+        )
 
     def _check(
         self, model: nn.Module, pretrained_dir: object, lora_config: object, bnb_config: object, quantize: bool
@@ -173,8 +181,8 @@ class Lora:
 def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
     """Return what of the adapters of a model is here, and its `peft.PeftModel`; or that of one of its stages."""
     found: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
-    outline = outline_of(found)
-    roots: list[Any] = [found] if outline is None else list(outline.roots)
+    full_spec = full_spec_of(found)
+    roots: list[Any] = [found] if full_spec is None else list(full_spec.roots)
     if not is_peft_model(roots[0]):
         raise ConfigError(
             f"save_lora_as_pretrained needs a model with adapters. Found {type(found).__name__} without any. "
@@ -182,7 +190,7 @@ def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
         )
     trees: list[Any] = [adapter_tree(root) for root in roots]
     tree = trees[0]
-    if outline is not None:
+    if full_spec is not None:
         tree = nn.Module()
-        tree.outline = replace(found.adapters, roots=tuple(trees), ranks=outline.ranks)
+        tree.full_spec = replace(found.adapters, roots=tuple(trees), ranks=full_spec.ranks)
     return tree, roots[0]

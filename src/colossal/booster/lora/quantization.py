@@ -33,7 +33,7 @@ class Quantizer(Protocol):
 
 @final
 @dataclass(frozen=True)
-class _Recipe:
+class _QuantizationOptions:
     """What the documented configurations say, those of transformers and of accelerate alike."""
 
     bits: int  # 4 or 8
@@ -41,7 +41,7 @@ class _Recipe:
     skipped: tuple[str, ...] | None  # names of layers that stay as they are; None to find them out
 
     @classmethod
-    def of(cls, config: Any) -> "_Recipe":
+    def of(cls, config: Any) -> "_QuantizationOptions":
         if config is None:
             keywords = {"compute_dtype": torch.bfloat16, "compress_statistics": True, "quant_type": "nf4"}
             return cls(4, keywords, None)
@@ -94,17 +94,17 @@ class BitsAndBytes:
             ConfigError: The configuration asks for neither 4 nor 8 bits, or there is no layer to quantise.
             UnsupportedError: There is no GPU, or bitsandbytes is not installed.
         """
-        recipe = _Recipe.of(config)
+        recipe = _QuantizationOptions.of(config)
         if device.type != "cuda":
             raise UnsupportedError(
                 f"quantize=True stores weights by bitsandbytes on a GPU. Found the device {device.type!r}. "
                 "Pass quantize=False, or bfloat16 weights to halve their memory."
             )
         layers = _require_bitsandbytes()
-        names = _to_quantise(model, recipe.skipped)
+        names = _linears_to_quantize(model, recipe.skipped)
         for name in names:
             parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, _quantised(model.get_submodule(name), layers, recipe))
+            setattr(model.get_submodule(parent), leaf, _quantize_linear(model.get_submodule(name), layers, recipe))
         model.is_loaded_in_4bit, model.is_loaded_in_8bit = recipe.bits == 4, recipe.bits == 8  # type: ignore[assignment]  # noqa: PLR2004  (peft reads these)
         model.to(device)
 
@@ -119,7 +119,7 @@ def _require_bitsandbytes() -> Any:
         ) from error
 
 
-def _to_quantise(model: nn.Module, skipped: tuple[str, ...] | None) -> list[str]:
+def _linears_to_quantize(model: nn.Module, skipped: tuple[str, ...] | None) -> list[str]:
     if skipped is None:
         find: Any = getattr(model, "get_output_embeddings", lambda: None)
         output = find()
@@ -137,7 +137,7 @@ def _to_quantise(model: nn.Module, skipped: tuple[str, ...] | None) -> list[str]
     return names
 
 
-def _quantised(linear: nn.Module, layers: Any, recipe: _Recipe) -> nn.Module:
+def _quantize_linear(linear: nn.Module, layers: Any, recipe: _QuantizationOptions) -> nn.Module:
     """Return the layer that holds the weights of a linear one; it quantises them when it is moved to the GPU."""
     weight: Any = linear.weight
     bias: Any = linear.bias

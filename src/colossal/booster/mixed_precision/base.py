@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from colossal.booster.boosted import Criterion
+from colossal.booster.boost_types import Criterion
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
 

@@ -4,7 +4,7 @@ from typing import final
 
 import torch
 
-from colossal.booster.mixed_precision.autocast import AutocastMixedPrecision
+from colossal.booster.mixed_precision.autocast_base import AutocastMixedPrecision
 
 
 @final

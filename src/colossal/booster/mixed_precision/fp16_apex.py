@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from colossal.amp import ApexScaler
-from colossal.booster.boosted import Criterion
+from colossal.booster.boost_types import Criterion
 from colossal.booster.mixed_precision.base import MixedPrecision
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper, OptimizerWrapper

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from colossal.amp import DynamicScaler, MasterWeights, ScalerConfig
-from colossal.amp.half import cast_model, castable_parameters, run_in
-from colossal.booster.boosted import Criterion
+from colossal.amp.half_precision import cast_inputs_and_outputs, cast_model, castable_parameters
+from colossal.booster.boost_types import Criterion
 from colossal.booster.mixed_precision.base import MixedPrecision
 from colossal.interface import ModelWrapper, OptimizerWrapper
 
@@ -95,5 +95,5 @@ class FP16NaiveMixedPrecision(MixedPrecision):
             optimizer = OptimizerWrapper(optimizer.unwrap(), scaler, optimizer.param_names, masters)
         cast_model(model, torch.float16)
         wrapper = ModelWrapper(model)
-        run_in(wrapper, torch.float16)
+        cast_inputs_and_outputs(wrapper, torch.float16)
         return wrapper, optimizer, criterion

@@ -5,7 +5,7 @@ from typing import final
 import torch
 
 from colossal.amp import DynamicScaler, LossScaler, ScalerConfig
-from colossal.booster.mixed_precision.autocast import AutocastMixedPrecision
+from colossal.booster.mixed_precision.autocast_base import AutocastMixedPrecision
 
 
 @final

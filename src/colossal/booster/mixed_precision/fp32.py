@@ -4,7 +4,7 @@ from typing import final
 
 from torch import nn
 
-from colossal.booster.boosted import Criterion
+from colossal.booster.boost_types import Criterion
 from colossal.booster.mixed_precision.base import MixedPrecision
 from colossal.interface import ModelWrapper, OptimizerWrapper
 

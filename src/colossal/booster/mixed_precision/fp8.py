@@ -7,8 +7,8 @@ from torch import nn
 
 from colossal.accelerator import get_current_device
 from colossal.amp import FP8Linear
-from colossal.amp.fp8 import MULTIPLE, fits, has_float8
-from colossal.booster.mixed_precision.autocast import AutocastMixedPrecision
+from colossal.amp.fp8_linear import SIZE_MULTIPLE, has_float8, has_fp8_sizes
+from colossal.booster.mixed_precision.autocast_base import AutocastMixedPrecision
 from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
 
@@ -60,17 +60,19 @@ class FP8MixedPrecision(AutocastMixedPrecision):
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear) and type(module) in {nn.Linear, FP8Linear}
         }
-        fitting = [linear for linear in linears.values() if fits(linear)]
+        fitting = [linear for linear in linears.values() if has_fp8_sizes(linear)]
         others = [
             f"{name or 'itself'} ({linear.in_features} x {linear.out_features})"
             for name, linear in linears.items()
-            if not fits(linear)
+            if not has_fp8_sizes(linear)
         ]
-        sizes = f"not multiples of {MULTIPLE}: {', '.join(others)}"
+        sizes = f"not multiples of {SIZE_MULTIPLE}: {', '.join(others)}"
         if not fitting:
             raise UnsupportedError(
-                f"mixed_precision='fp8' needs torch.nn.Linear layers whose sizes are multiples of {MULTIPLE}. Found "
-                f"none in {type(model).__name__}" + (f"; sizes {sizes}. " if others else ". ") + "Pass 'bf16' instead."
+                f"mixed_precision='fp8' needs torch.nn.Linear layers whose sizes are multiples of {SIZE_MULTIPLE}. "
+                f"Found none in {type(model).__name__}"
+                + (f"; sizes {sizes}. " if others else ". ")
+                + "Pass 'bf16' instead."
             )
         for linear in fitting:
             linear.__class__ = FP8Linear

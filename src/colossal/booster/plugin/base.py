@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from colossal.booster.boosted import Boosted, Parts
+from colossal.booster.boost_types import Boosted, Parts
+from colossal.booster.epoch_sampler import EpochSampler
 from colossal.booster.mixed_precision import MixedPrecision
-from colossal.booster.sampler import EpochSampler
 from colossal.checkpoint_io import CheckpointIO
 from colossal.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal.errors import ConfigError, UnsupportedError
@@ -73,14 +73,14 @@ class Plugin(ABC):
         """
 
     @abstractmethod
-    def data_parallel_place(self) -> tuple[int, int]:
+    def data_parallel_rank_and_size(self) -> tuple[int, int]:
         """Tell which part of the data this rank sees.
 
         Returns:
             Its index among the replicas that see different data, and their number.
         """
 
-    def agreeing_ranks(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:
+    def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:
         """Tell which ranks have to boost the same model, with the same optimizer, plugin and precision.
 
         Returns:
@@ -135,7 +135,7 @@ class Plugin(ABC):
             UnsupportedError: The dataset is iterable and so has no order to divide.
         """
         _check_loader(dataset, batch_size, kwargs)
-        rank, size = self.data_parallel_place()
+        rank, size = self.data_parallel_rank_and_size()
         sampler = (distributed_sampler_cls or EpochSampler)(
             dataset, num_replicas=size, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
@@ -152,7 +152,7 @@ class Plugin(ABC):
         )
 
 
-def place(
+def wrap_parts(
     parts: Parts,
     device: torch.device,
     precision: MixedPrecision | None,

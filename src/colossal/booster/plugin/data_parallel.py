@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from colossal.booster.plugin.base import Plugin
-from colossal.checkpoint_io import CheckpointIO, OneForAll
+from colossal.checkpoint_io import CheckpointIO, ProcessGroupIO
 from colossal.cluster import AXES, Axis, ParallelMesh, current_mesh
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class DataParallelPlugin(Plugin):
         Returns:
             A checkpoint IO in which each rank writes and reads its part, and all learn how it went.
         """
-        return CheckpointIO(OneForAll())
+        return CheckpointIO(ProcessGroupIO())
 
     def get_lora(self) -> "Lora | None":
         """Make what adds low-rank adapters to models and saves them.
@@ -32,9 +32,9 @@ class DataParallelPlugin(Plugin):
         """
         from colossal.booster.lora import BitsAndBytes, Lora
 
-        return Lora(OneForAll(), axes=("dp",), quantizer=BitsAndBytes())
+        return Lora(ProcessGroupIO(), axes=("dp",), quantizer=BitsAndBytes())
 
-    def agreeing_ranks(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
+    def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
         """Tell which ranks have to boost the same.
 
         Returns:
@@ -45,7 +45,7 @@ class DataParallelPlugin(Plugin):
         """
         return current_mesh(), AXES
 
-    def data_parallel_place(self) -> tuple[int, int]:
+    def data_parallel_rank_and_size(self) -> tuple[int, int]:
         """Tell which part of the data this rank sees.
 
         Returns:

@@ -55,15 +55,15 @@ class ZeroOptions:
 
     def partition(self, mesh: ParallelMesh) -> Partition:
         """Find the ranks that share states, and those that hold the same share."""
-        size, in_eight_bits = mesh.size("dp"), self.zero.fp8_communication
+        size, compress_fp8 = mesh.size("dp"), self.zero.fp8_communication
         if self.extra_dp_size == 1:
-            return Partition(mesh.group("dp"), in_eight_bits=in_eight_bits)
+            return Partition(mesh.group("dp"), compress_fp8=compress_fp8)
         if size % self.extra_dp_size:
             raise MeshError(
                 f"extra_dp_size divides the ranks of the dp axis. Found {self.extra_dp_size} for {size} ranks. Pass a "
                 "divisor of their number, or leave it out."
             )
-        return Partition(*mesh.blocks("dp", size // self.extra_dp_size), in_eight_bits=in_eight_bits)
+        return Partition(*mesh.blocks("dp", size // self.extra_dp_size), compress_fp8=compress_fp8)
 
     def in_precision(self, chosen: MixedPrecision | None) -> Self:
         """Take the precision of the Booster, or of the plugin, or fp16."""

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from colossal.cli.benchmark.settings import DTYPES, LinkSettings, Settings
-from colossal.cli.spelling import SETTINGS
+from colossal.cli.click_settings import SETTINGS
 
 JSON_VERSION = 1
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
@@ -69,8 +69,8 @@ def _refuse(context: click.Context, names: tuple[str, ...], *, collectives: bool
 def _cases(chosen: dict[str, Any]) -> None:
     from colossal.cli.benchmark.cases import cases_of
     from colossal.cli.benchmark.measure import is_fastest, speedup_of
+    from colossal.cli.benchmark.run_ranks import outer_world_size, run_cases
     from colossal.cli.benchmark.show import show_cases
-    from colossal.cli.benchmark.world import outer_world_size, run_cases
 
     device = _device(chosen["device"])
     ranks = _ranks(chosen["ranks"], device, outer_world_size())
@@ -90,8 +90,8 @@ def _cases(chosen: dict[str, Any]) -> None:
 
 
 def _links(chosen: dict[str, Any]) -> None:
+    from colossal.cli.benchmark.run_ranks import outer_world_size, run_links, working_path
     from colossal.cli.benchmark.show import show_links
-    from colossal.cli.benchmark.world import outer_world_size, run_links, working_path
     from colossal.cluster import LinkCost
 
     device = _device(chosen["device"])

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import click
 
 from colossal.cli.check import communication, compatibility, devices, kernels, machine, versions
-from colossal.cli.check.row import Report, Row, Section
+from colossal.cli.check.report import Report, Row, Section
 from colossal.cli.check.selftest import self_tests
 from colossal.cli.check.show import show
-from colossal.cli.spelling import SETTINGS
+from colossal.cli.click_settings import SETTINGS
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _AFTER_VERSIONS = (compatibility.SECTION, devices.SECTION, communication.SECTION, kernels.SECTION)

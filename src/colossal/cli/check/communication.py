@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-from colossal.cli.check.row import Row, Section
+from colossal.cli.check.report import Row, Section
 
 TITLE = "communication"
 _NEEDED_FOR = {"gloo": "cpu", "nccl": "cuda"}
@@ -71,11 +71,11 @@ def _host_name() -> Row:
 
 
 def _link_cost() -> Row:
-    from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, link_cost_of_environment
+    from colossal.cluster.link_cost import ENVIRONMENT_VARIABLE, link_cost_from_environment
     from colossal.errors import ConfigError
 
     try:
-        costs = link_cost_of_environment()
+        costs = link_cost_from_environment()
     except ConfigError as error:
         advice = f"Unset {ENVIRONMENT_VARIABLE}, or let it name another file: no mesh can be made with this one."
         return Row(TITLE, "cost of links", "problem", str(error), None, advice)

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterator
 
 from colossal import _native as native
-from colossal.cli.check.row import Row, Section
+from colossal.cli.check.report import Row, Section
 from colossal.cli.check.versions import PACKAGES, kind_of_build, release
 from colossal.cli.version import VERSION
 

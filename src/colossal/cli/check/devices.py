@@ -5,7 +5,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from colossal.cli.check.row import Row, Section
+from colossal.cli.check.report import Row, Section
 
 TITLE = "devices"
 _CPU_INFO = Path("/proc/cpuinfo")

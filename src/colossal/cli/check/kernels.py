@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, final
 
-from colossal.cli.check.row import Row, Section
+from colossal.cli.check.report import Row, Section
 
 TITLE = "kernels"
 
@@ -66,7 +66,7 @@ def _float8() -> str:
     import torch
 
     from colossal.accelerator import get_current_device
-    from colossal.amp.fp8 import has_float8
+    from colossal.amp.fp8_linear import has_float8
 
     device = get_current_device()
     left, right = (torch.ones(16, 16, device=device).to(torch.float8_e4m3fn) for _ in range(2))

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from colossal.cli.check.row import Row, Section
+from colossal.cli.check.report import Row, Section
 
 TITLE = "machine"
 SHARED_BYTES = 2**30

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard, final
 
 from colossal.cli.check.rank import STEPS
-from colossal.cli.check.row import Row
+from colossal.cli.check.report import Row
 from colossal.cli.ranks import Outcome, run_ranks
 from colossal.cli.watchdog import is_lost_peer, watchdog_words
 

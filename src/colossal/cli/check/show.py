@@ -3,7 +3,7 @@
 import sys
 from itertools import groupby
 
-from colossal.cli.check.row import Report, Row
+from colossal.cli.check.report import Report, Row
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red", "skipped": "dim"}
 _MARKS = {"ok": "✓", "note": "!", "problem": "✗", "skipped": "-"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import final
 
-from colossal.cli.check.row import Row, Section
+from colossal.cli.check.report import Row, Section
 from colossal.cli.version import VERSION
 
 TITLE = "versions"

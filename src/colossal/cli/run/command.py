@@ -11,12 +11,13 @@ from typing import Any, final
 
 import click
 
+from colossal.cli.run.connection import LocalConnection, NodeConnection
 from colossal.cli.run.hosts import Host, parse_hosts, read_hostfile, select
 from colossal.cli.run.job import (
     DEFAULT_PORT,
     Job,
-    Meeting,
-    choose_meeting,
+    Rendezvous,
+    choose_rendezvous,
     parse_environment,
     parse_extra,
     parse_nproc,
@@ -24,11 +25,10 @@ from colossal.cli.run.job import (
     python_folder,
 )
 from colossal.cli.run.launcher import Launcher, connect
-from colossal.cli.run.link import Link, LocalLink
 from colossal.cli.run.node import Node
 from colossal.cli.run.outcome import Ending, report
 from colossal.cli.run.output import Printer
-from colossal.cli.run.session import Session
+from colossal.cli.run.ssh_session import SSHSession
 from colossal.cli.watchdog import HINT
 from colossal.errors import ColossalError, ConfigError
 
@@ -137,12 +137,12 @@ class Options:
 def _run(options: Options) -> int:
     hosts = options.hosts()
     job = options.job(len(hosts))
-    hosts, meeting = choose_meeting(hosts, options.master_addr, options.master_port)
+    hosts, meeting = choose_rendezvous(hosts, options.master_addr, options.master_port)
     alone = len(hosts) == 1 and hosts[0].is_local
     with _own_streams() if alone else _no_streams() as streams:
         links = [_link(host, options, streams) for host in hosts]
         if meeting is None:
-            meeting = Meeting(links[0].name, options.master_port or DEFAULT_PORT)
+            meeting = Rendezvous(links[0].name, options.master_port or DEFAULT_PORT)
         commands = [
             job.command(rank, len(hosts), host, meeting, link.name)
             for rank, (host, link) in enumerate(zip(hosts, links, strict=True))
@@ -185,10 +185,10 @@ def _details(job: Job, streams: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _link(host: Host, options: Options, streams: Sequence[int]) -> Link:
+def _link(host: Host, options: Options, streams: Sequence[int]) -> NodeConnection:
     if host.is_local:
-        return LocalLink(host.name, streams)
-    return Session(host, options.python, options.ssh_port, options.timeout)
+        return LocalConnection(host.name, streams)
+    return SSHSession(host, options.python, options.ssh_port, options.timeout)
 
 
 def _show(hosts: Sequence[Host], commands: Sequence[list[str]], job: Job) -> None:

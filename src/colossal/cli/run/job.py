@@ -28,12 +28,12 @@ OWN = {
 _PASSED_ON = ("PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OMP_NUM_THREADS")
 _PASSED_ON_PREFIXES = ("COLOSSAL_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)(?:=(.*))?", re.DOTALL)
-_MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone")
+_RENDEZVOUS_OPTIONS = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone")
 
 
 @final
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks find each other: an address of the first node, as all the others see it."""
 
     address: str
@@ -59,7 +59,7 @@ class Job:
     folder: str = "."
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def command(self, rank: int, num_nodes: int, host: Host, meeting: Meeting, name: str) -> list[str]:
+    def command(self, rank: int, num_nodes: int, host: Host, meeting: Rendezvous, name: str) -> list[str]:
         """Return the words that start torchrun on a node."""
         nproc = self.nproc_per_node or str(host.slots or 1)
         words = [self.python, "-m", "torch.distributed.run", f"--nnodes={num_nodes}", f"--nproc_per_node={nproc}"]
@@ -67,8 +67,8 @@ class Job:
         words += [f"--{key}" if value is None else f"--{key}={value}" for key, value in self.torchrun.items()]
         return [*words, *(["-m"] if self.is_module else []), self.program, *self.arguments]
 
-    def _meet(self, rank: int, num_nodes: int, meeting: Meeting, name: str) -> list[str]:
-        if any(key in self.torchrun for key in _MEETING):
+    def _meet(self, rank: int, num_nodes: int, meeting: Rendezvous, name: str) -> list[str]:
+        if any(key in self.torchrun for key in _RENDEZVOUS_OPTIONS):
             return [f"--node_rank={rank}", f"--local_addr={name}"] if num_nodes > 1 else []
         if num_nodes > 1 and self.torchrun.get("max_restarts", "0") != "0":
             # [Note: restarts need a meeting that repeats] torchrun's static meeting takes place once: a node that
@@ -132,9 +132,9 @@ def parse_nproc(text: str | None) -> str | None:
     )
 
 
-def choose_meeting(
+def choose_rendezvous(
     hosts: Sequence[Host], address: str | None, port: int | None
-) -> tuple[tuple[Host, ...], Meeting | None]:
+) -> tuple[tuple[Host, ...], Rendezvous | None]:
     """Decide who is node 0, and where the nodes meet.
 
     The first host is node 0, unless the address is the name of another one: then that one is. Its name is where the
@@ -142,7 +142,7 @@ def choose_meeting(
     """
     ordered = tuple(sorted(hosts, key=lambda host: host.name != address))
     if len(ordered) == 1 and ordered[0].is_local:
-        return ordered, Meeting(address or "127.0.0.1", port or free_port())
+        return ordered, Rendezvous(address or "127.0.0.1", port or free_port())
     if address is None and ordered[0].is_loopback and not all(host.is_local for host in ordered):
         raise ConfigError(
             f"All nodes meet at an address of the first one. Found the first host {ordered[0].name}, under which each "
@@ -150,7 +150,7 @@ def choose_meeting(
         )
     if address is None and not ordered[0].is_local:
         return ordered, None
-    return ordered, Meeting(address or ordered[0].name, port or DEFAULT_PORT)
+    return ordered, Rendezvous(address or ordered[0].name, port or DEFAULT_PORT)
 
 
 def free_port() -> int:

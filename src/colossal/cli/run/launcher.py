@@ -10,9 +10,9 @@ from queue import Empty, SimpleQueue
 from typing import final
 
 from colossal.cli.run import supervisor
-from colossal.cli.run.evidence import Weight
+from colossal.cli.run.failure_diagnosis import Weight
 from colossal.cli.run.node import Node
-from colossal.cli.run.outcome import Ending, NodeEnd, culprit, lost
+from colossal.cli.run.outcome import Ending, NodeEnd, first_failure, lost
 from colossal.cli.run.output import Printer
 from colossal.errors import LaunchError
 
@@ -86,7 +86,7 @@ class Launcher:
             node.link.close()
         if self._exit_code is not None:
             return self._exit_code
-        guilty = culprit(self.ends)
+        guilty = first_failure(self.ends)
         return 0 if guilty is None else guilty.exit_code
 
     def _take_event(self) -> None:

@@ -9,9 +9,9 @@ from contextlib import suppress
 from typing import Any, final
 
 from colossal.cli.run import supervisor
-from colossal.cli.run.evidence import Evidence
+from colossal.cli.run.connection import NodeConnection
+from colossal.cli.run.failure_diagnosis import FailureDiagnosis
 from colossal.cli.run.frames import Frames
-from colossal.cli.run.link import Link
 from colossal.cli.run.outcome import Ending, NodeEnd, lost
 from colossal.cli.run.output import Lines, Printer
 
@@ -23,9 +23,9 @@ _GUARD_SECONDS = 10.0
 class Node:
     """A supervisor at the other end of a link, with a thread that reads what it says."""
 
-    def __init__(self, number: int, label: str, link: Link, timeout: float | None) -> None:
+    def __init__(self, number: int, label: str, link: NodeConnection, timeout: float | None) -> None:
         self.number, self.label, self.link = number, label, link
-        self.evidence = Evidence()
+        self.evidence = FailureDiagnosis()
         self._timeout = timeout
         self._frames = Frames()
         self._lines = {supervisor.OUT: Lines(), supervisor.ERR: Lines()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import final
 
-from colossal.cli.run.evidence import Cause, Weight
+from colossal.cli.run.failure_diagnosis import Cause, Weight
 
 
 class Ending(Enum):
@@ -55,7 +55,7 @@ def lost(node: int, name: str, reason: str) -> NodeEnd:
     return NodeEnd(node, name, Ending.LOST, 1, cause)
 
 
-def culprit(ends: list[NodeEnd]) -> NodeEnd | None:
+def first_failure(ends: list[NodeEnd]) -> NodeEnd | None:
     """Return the node whose fault it was: the first with a reason of its own, not one that only lost its peers."""
     candidates = [
         end
@@ -68,7 +68,7 @@ def culprit(ends: list[NodeEnd]) -> NodeEnd | None:
 
 def report(ends: list[NodeEnd], interrupted: str | None = None) -> str:
     """Write what a user reads last: what ended the job, the node at fault with its error, then the others."""
-    guilty = culprit(ends)
+    guilty = first_failure(ends)
     if interrupted is not None:
         lines = [f"{interrupted} ended the job on all nodes."]
         others = [end for end in ends if end.ending is Ending.LOST]

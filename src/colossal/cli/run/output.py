@@ -11,7 +11,7 @@ from typing import TextIO, final
 import click
 
 STALE_SECONDS = 1.0
-_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
+_COLORS = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta", "bright_green")
 _MAX_LINE_BYTES = 1 << 20
 
 
@@ -66,7 +66,7 @@ class Printer:
         stream = sys.stderr if error else sys.stdout
         prefix = self._prefixes[node]
         if stream.isatty() and not os.environ.get("NO_COLOR"):
-            prefix = click.style(prefix, fg=_COLOURS[node % len(_COLOURS)])
+            prefix = click.style(prefix, fg=_COLORS[node % len(_COLORS)])
         with self._lock:
             if self._broken:
                 return

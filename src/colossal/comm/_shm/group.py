@@ -12,12 +12,12 @@ import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from colossal.comm._shm.caretaker import Caretaker
 from colossal.comm._shm.engine import Engine, Kind
-from colossal.comm._shm.options import as_list, options, own_reduction, reduction_number
+from colossal.comm._shm.options import as_list, native_reduction, options, reduction_number
+from colossal.comm._shm.progress_thread import ProgressThread
 from colossal.comm._shm.tensors import (
-    AllWritten,
-    Written,
+    WritableTensor,
+    WritableTensors,
     addresses,
     check_length,
     check_parts,
@@ -28,7 +28,7 @@ from colossal.comm._shm.tensors import (
     part_addresses,
     split_lengths,
 )
-from colossal.comm._shm.work import Delivery, Finished, Pending, Worker, stop
+from colossal.comm._shm.work import CompletedWork, P2PWork, PendingWork, TaskThread, stop
 from colossal.errors import UnsupportedError
 
 _Tensor = torch.Tensor
@@ -55,8 +55,8 @@ class SharedMemoryGroup(_ProcessGroup):
         self._store, self._engine, self._timeout, self._name = store, engine, timeout, name
         self._rank, self._num_ranks = engine.rank, engine.size
         self._seconds = timeout.total_seconds()
-        self._collectives, self._messages = Worker("shm_collectives"), Worker("shm_messages")
-        self._caretaker = Caretaker("shm_caretaker")
+        self._collectives, self._messages = TaskThread("shm_collectives"), TaskThread("shm_messages")
+        self._caretaker = ProgressThread("shm_caretaker")
         self._finalizer = weakref.finalize(self, stop, engine, self._collectives, self._messages, self._caretaker)
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
@@ -92,12 +92,12 @@ class SharedMemoryGroup(_ProcessGroup):
         """Reduce a tensor to all ranks, in place."""
         tensors, opts = as_list(tensors), options(opts, dist.AllreduceOptions)
         (tensor,) = tensors
-        reduction = own_reduction(opts, tensor)
+        reduction = native_reduction(opts, tensor)
         if reduction is None:
             return self._elsewhere(Kind.ALL_REDUCE, tensor, opts, lambda gloo, flat: gloo.allreduce([flat], opts))
 
         def task() -> None:
-            with Written(tensor) as dense:
+            with WritableTensor(tensor) as dense:
                 self._run(Kind.ALL_REDUCE, dense, dense.numel(), (), (dense.data_ptr(),), opts, reduction)
 
         return self._carry_out(task, opts, tensors)
@@ -111,12 +111,12 @@ class SharedMemoryGroup(_ProcessGroup):
         """Reduce a tensor to one rank, in place there."""
         opts = options(opts, c10d.ReduceOptions)
         (tensor,) = tensors
-        reduction, root = own_reduction(opts, tensor), opts.rootRank
+        reduction, root = native_reduction(opts, tensor), opts.rootRank
         if reduction is None:
             return self._elsewhere(Kind.REDUCE, tensor, opts, lambda gloo, flat: gloo.reduce([flat], opts))
 
         def task() -> None:
-            with Written(tensor) as dense:
+            with WritableTensor(tensor) as dense:
                 everywhere = (dense.data_ptr(),) * self._num_ranks
                 self._run(Kind.REDUCE, dense, dense.numel(), everywhere, everywhere, opts, reduction, root)
 
@@ -127,7 +127,7 @@ class SharedMemoryGroup(_ProcessGroup):
         opts = options(opts, c10d.ReduceScatterOptions)
         (output,), (parts,) = outputs, inputs
         check_parts("reduce_scatter", parts, output, self._num_ranks)
-        reduction = own_reduction(opts, output)
+        reduction = native_reduction(opts, output)
         if reduction is None:
             flat_parts = [packed(part).view(-1) for part in parts]
             return self._elsewhere(
@@ -144,7 +144,7 @@ class SharedMemoryGroup(_ProcessGroup):
         """Reduce equal parts of a tensor, one for each rank, to that rank."""
         opts = options(opts, c10d.ReduceScatterOptions)
         check_whole("reduce_scatter", tensor, output, self._num_ranks)
-        reduction, count = own_reduction(opts, output), output.numel()
+        reduction, count = native_reduction(opts, output), output.numel()
         if reduction is None:
             return self.reduce_scatter([output], [packed(tensor).view(self._num_ranks, count).unbind()], opts)
 
@@ -155,7 +155,7 @@ class SharedMemoryGroup(_ProcessGroup):
         return self._carry_out(task, opts, [output])
 
     def _reduce_to_each(self, output: _Tensor, read: _Tensors, parts: Sequence[int], opts: Any, reduction: int) -> None:
-        with Written(output, clear_of=read) as result:
+        with WritableTensor(output, clear_of=read) as result:
             out = (result.data_ptr(),) * self._num_ranks
             self._run(Kind.REDUCE_SCATTER, result, result.numel(), parts, out, opts, reduction)
 
@@ -173,7 +173,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         def task() -> None:
             own = packed(tensor)
-            with AllWritten(parts) as dense:
+            with WritableTensors(parts) as dense:
                 self._run(Kind.ALL_GATHER, own, own.numel(), (own.data_ptr(),), addresses(dense), opts)
 
         return self._carry_out(task, opts, outputs)
@@ -185,7 +185,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         def task() -> None:
             own = packed(tensor)
-            with Written(output) as whole:
+            with WritableTensor(output) as whole:
                 out = part_addresses(whole, (own.numel(),) * self._num_ranks)
                 self._run(Kind.ALL_GATHER, own, own.numel(), (own.data_ptr(),), out, opts)
 
@@ -210,7 +210,7 @@ class SharedMemoryGroup(_ProcessGroup):
         tensor, root = tensors[opts.rootTensor], opts.rootRank
 
         def task() -> None:
-            with Written(tensor) as dense:
+            with WritableTensor(tensor) as dense:
                 out = (dense.data_ptr(),) * self._num_ranks
                 self._run(Kind.BROADCAST, dense, dense.numel(), out[:1], out, opts, root=root)
 
@@ -231,7 +231,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         def task() -> None:
             dense = packed(tensor)
-            with Written(output, clear_of=[dense]) as result:
+            with WritableTensor(output, clear_of=[dense]) as result:
                 count = of[0] if is_even else 0
                 sent, expected = part_addresses(dense, of), part_addresses(result, to)
                 splits = None if is_even else [length * dense.itemsize for length in (*of, *to)]
@@ -247,7 +247,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         def task() -> None:
             dense = [packed(tensor) for tensor in inputs]
-            with AllWritten(outputs) as results:
+            with WritableTensors(outputs) as results:
                 splits = [tensor.numel() * tensor.itemsize for tensor in (*dense, *results)]
                 self._run(Kind.ALL_TO_ALL, dense[0], 0, addresses(dense), addresses(results), opts, splits=splits)
 
@@ -263,7 +263,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         def task() -> None:
             own = packed(tensor)
-            with AllWritten(parts) as dense:
+            with WritableTensors(parts) as dense:
                 sent = (own.data_ptr(),) * self._num_ranks
                 self._run(Kind.GATHER, own, own.numel(), sent, addresses(dense), opts, root=root)
 
@@ -279,7 +279,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         def task() -> None:
             dense = [packed(part) for part in parts]
-            with Written(output) as result:
+            with WritableTensor(output) as result:
                 out = (result.data_ptr(),) * self._num_ranks
                 self._run(Kind.SCATTER, result, result.numel(), addresses(dense), out, opts, root=root)
 
@@ -308,7 +308,7 @@ class SharedMemoryGroup(_ProcessGroup):
         (tensor,) = tensors
         return self._receive(tensor, _ANYBODY, tag)
 
-    def _receive(self, tensor: _Tensor, origin: int, tag: int) -> Delivery:
+    def _receive(self, tensor: _Tensor, origin: int, tag: int) -> P2PWork:
         if not checked(tensor).is_contiguous():
             raise UnsupportedError(
                 "A tensor to receive must be contiguous. Found one with strides "
@@ -316,8 +316,8 @@ class SharedMemoryGroup(_ProcessGroup):
             )
         return self._deliver(self._engine.receive(origin, tag, tensor), tensor)
 
-    def _deliver(self, message: int, tensor: _Tensor) -> Delivery:
-        work = Delivery(self._engine, message, tensor, self._seconds, self._messages.submit)
+    def _deliver(self, message: int, tensor: _Tensor) -> P2PWork:
+        work = P2PWork(self._engine, message, tensor, self._seconds, self._messages.submit)
         if not self._engine.is_over(message):
             self._caretaker.watch(work)
         return work
@@ -326,23 +326,23 @@ class SharedMemoryGroup(_ProcessGroup):
         """Run a task at once if the caller waits and nothing is before it, else in the thread for collectives."""
         if not opts.asyncOp and self._collectives.is_idle:
             task()
-            return Finished(result)
-        work = Pending(task, result)
+            return CompletedWork(result)
+        work = PendingWork(task, result)
         self._collectives.submit(work)
         return work
 
     def _all_of(self, works: Sequence[Any], result: Any) -> Any:
         """Make one of several works, of which the last is over last."""
         if not works:
-            return Finished(result)
+            return CompletedWork(result)
 
         def wait() -> None:
             for work in works:
                 work.wait()
 
-        if all(isinstance(work, Finished) for work in works):
-            return Finished(result)
-        whole = Pending(wait, result)
+        if all(isinstance(work, CompletedWork) for work in works):
+            return CompletedWork(result)
+        whole = PendingWork(wait, result)
         self._collectives.submit(whole)
         return whole
 
@@ -375,7 +375,7 @@ class SharedMemoryGroup(_ProcessGroup):
             if tensor.layout is not torch.strided:
                 call(self._gloo, tensor).wait()
                 return
-            with Written(tensor) as dense:
+            with WritableTensor(tensor) as dense:
                 call(self._gloo, dense.view(-1)).wait()
 
         return self._carry_out(task, opts, [tensor])

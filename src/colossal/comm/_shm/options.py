@@ -35,7 +35,7 @@ def reduction_number(given: Any) -> int:
     return _SUM if reduction == dist.ReduceOp.SUM else _REDUCTIONS[reduction.op]  # a lookup costs as much as a call
 
 
-def own_reduction(given: Any, tensor: torch.Tensor) -> int | None:
+def native_reduction(given: Any, tensor: torch.Tensor) -> int | None:
     """Return the number of a reduction that the library can do; None for what is left to gloo."""
     number = reduction_number(given)
     if number >= len(REDUCTIONS) or tensor.dtype not in _NUMBERS or tensor.layout is not torch.strided:

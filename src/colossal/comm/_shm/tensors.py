@@ -96,7 +96,7 @@ def part_addresses(tensor: _Tensor, lengths: Sequence[int]) -> list[int]:
 
 
 @final
-class Written:
+class WritableTensor:
     """Lets others write to a tensor: to itself, or to a dense copy that is copied back at the end."""
 
     def __init__(self, tensor: _Tensor, clear_of: _Tensors = ()) -> None:
@@ -114,11 +114,11 @@ class Written:
 
 
 @final
-class AllWritten:
+class WritableTensors:
     """The same for several tensors."""
 
     def __init__(self, tensors: _Tensors) -> None:
-        self._all = [Written(tensor) for tensor in tensors]
+        self._all = [WritableTensor(tensor) for tensor in tensors]
 
     def __enter__(self) -> list[_Tensor]:
         return [one.__enter__() for one in self._all]

@@ -11,8 +11,8 @@ import torch
 from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
-from colossal.comm._shm.caretaker import Caretaker
 from colossal.comm._shm.engine import Engine
+from colossal.comm._shm.progress_thread import ProgressThread
 from colossal.errors import CommunicationError
 
 _Task = Callable[[], None]
@@ -68,7 +68,7 @@ class _Promise:
 
 
 @final
-class Finished(_ShmWork):
+class CompletedWork(_ShmWork):
     """A collective that was over when the call returned."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:  # noqa: ARG002 (torch's signature)
@@ -87,7 +87,7 @@ class Finished(_ShmWork):
 
 
 @final
-class Pending(_ShmWork):
+class PendingWork(_ShmWork):
     """A task that a worker carries out."""
 
     def __init__(self, task: _Task, result: Any) -> None:
@@ -149,17 +149,22 @@ class Pending(_ShmWork):
 
 
 @final
-class Delivery(_ShmWork):
+class P2PWork(_ShmWork):
     """A message on its way; `hand_over` lets a worker wait for it."""
 
     def __init__(
-        self, engine: Engine, message: int, tensor: torch.Tensor, seconds: float, hand_over: Callable[[Pending], None]
+        self,
+        engine: Engine,
+        message: int,
+        tensor: torch.Tensor,
+        seconds: float,
+        hand_over: Callable[[PendingWork], None],
     ) -> None:
         super().__init__([tensor])
         self._engine, self._message, self._seconds, self._hand_over = engine, message, seconds, hand_over
         self._source, self._is_awaited = -1, False
 
-    def needs_care(self) -> bool:
+    def make_progress(self) -> bool:
         """Move what can be moved, and tell whether the message is under way while nobody waits for it."""
         return not self._is_awaited and not self._engine.is_over(self._message)
 
@@ -187,7 +192,7 @@ class Delivery(_ShmWork):
 
     def get_future(self) -> "Future[Any]":
         """Return a future that is done when the message has arrived."""
-        errand = Pending(self._finish, self._result)
+        errand = PendingWork(self._finish, self._result)
         self._hand_over(errand)
         return errand.get_future()
 
@@ -204,7 +209,7 @@ class Delivery(_ShmWork):
 
 
 @final
-class Worker:
+class TaskThread:
     """Carries out tasks in order, in a thread that starts with the first one.
 
     Futures are settled after that, which runs the callbacks of whoever asked for them. A callback may submit another
@@ -213,7 +218,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: SimpleQueue[Pending | None] = SimpleQueue()
+        self._tasks: SimpleQueue[PendingWork | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._mutex, self._baton = threading.Lock(), threading.Lock()
         self._unfinished, self._free, self._is_stopped = 0, 0, False
@@ -223,7 +228,7 @@ class Worker:
         """Whether everything that was submitted is over."""
         return self._unfinished == 0
 
-    def submit(self, work: Pending) -> None:
+    def submit(self, work: PendingWork) -> None:
         """Carry out a task after all those before."""
         with self._mutex:
             if not self._is_stopped:
@@ -269,7 +274,7 @@ class Worker:
                 thread.join(seconds)
 
 
-def stop(engine: Engine, *workers: Worker | Caretaker) -> None:
+def stop(engine: Engine, *workers: TaskThread | ProgressThread) -> None:
     """Leave the group, which ends the waits of its workers, and end them."""
     engine.leave()
     for worker in workers:

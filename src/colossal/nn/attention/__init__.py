@@ -1,6 +1,6 @@
 """Attention over sequences that several ranks share."""
 
 from colossal.nn.attention.ring import Mask, ring_attention
-from colossal.nn.attention.tokens import TokenCut
+from colossal.nn.attention.sequence_sharding import SequenceSharding
 
-__all__ = ["Mask", "TokenCut", "ring_attention"]
+__all__ = ["Mask", "SequenceSharding", "ring_attention"]

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from colossal.comm import Channel, Exchange
 from colossal.errors import ConfigError, ShapeError
-from colossal.nn.attention.block import Partial, attend, attend_backward
-from colossal.nn.attention.tokens import TokenCut
+from colossal.nn.attention.partial_attention import PartialAttention, attend, attend_backward
+from colossal.nn.attention.sequence_sharding import SequenceSharding
 
 Mask = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Which keys queries see: takes their positions, of shapes (queries, 1) and (1, keys), and returns what broadcasts to
@@ -21,7 +21,7 @@ def ring_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    cut: TokenCut,
+    cut: SequenceSharding,
     *,
     is_causal: bool = False,
     mask: Mask | None = None,
@@ -61,11 +61,11 @@ def ring_attention(
         >>> import torch
         >>> from torch.nn.functional import scaled_dot_product_attention
         >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.nn.attention import TokenCut, ring_attention
+        >>> from colossal.nn.attention import SequenceSharding, ring_attention
         >>> from colossal.testing import fake_world
         >>> x = torch.rand(1, 2, 4, 8)
         >>> with fake_world(1):
-        ...     found = ring_attention(x, x, x, TokenCut(ParallelMesh(sp=1)), is_causal=True)
+        ...     found = ring_attention(x, x, x, SequenceSharding(ParallelMesh(sp=1)), is_causal=True)
         >>> torch.allclose(found, scaled_dot_product_attention(x, x, x, is_causal=True))
         True
     """
@@ -73,7 +73,7 @@ def ring_attention(
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     most = max(query.shape[-1], features)
     query, key, value = (functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
-    attention = _Attention(cut, _Ring(cut, inner_ring_size), factor, is_causal, mask, num_groups)
+    attention = _Attention(cut, _KeyValueRing(cut, inner_ring_size), factor, is_causal, mask, num_groups)
     out: Any = _Function.apply(query, torch.stack([key, value]), attention)
     return out[..., :features]
 
@@ -91,8 +91,8 @@ def _groups_of(query: torch.Tensor, key: torch.Tensor) -> int:
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, pair: torch.Tensor, attention: "_Attention") -> torch.Tensor:
-        partial = Partial.nothing(query)
-        for source, seen, _ in attention.ring.turn(pair):
+        partial = PartialAttention.empty(query)
+        for source, seen, _ in attention.ring.rotate(pair):
             attention.add(partial, query, seen, source)
         out = partial.out.to(query.dtype)
         ctx.attention = attention
@@ -106,11 +106,11 @@ class _Function(torch.autograd.Function):
         dtype = torch.promote_types(query.dtype, torch.float32)
         grad_query, own = torch.zeros_like(query, dtype=dtype), torch.zeros_like(pair, dtype=dtype)
         grad = grads[0].contiguous()
-        for source, seen, back in attention.ring.turn(pair, own):
+        for source, seen, back in attention.ring.rotate(pair, own):
             assert back is not None
             part = attention.differentiate(grad, query, seen, out, lse, source, grad_query)
             back.add(part)
-        return grad_query.to(query.dtype), attention.ring.home.to(pair.dtype), None
+        return grad_query.to(query.dtype), attention.ring.local_grad.to(pair.dtype), None
 
 
 @final
@@ -118,14 +118,14 @@ class _Function(torch.autograd.Function):
 class _Attention:
     """What is the same for all blocks."""
 
-    cut: TokenCut
-    ring: "_Ring"
+    cut: SequenceSharding
+    ring: "_KeyValueRing"
     scale: float
     is_causal: bool
     mask: Mask | None
     num_groups: int
 
-    def add(self, partial: Partial, query: torch.Tensor, pair: torch.Tensor, source: int) -> None:
+    def add(self, partial: PartialAttention, query: torch.Tensor, pair: torch.Tensor, source: int) -> None:
         """Attend to the keys of one rank."""
         for rows, columns, is_causal, mask in self._blocks(query.shape[2], source, query.device):
             key, value = self._for_all_heads(pair[:, :, :, columns])
@@ -180,7 +180,7 @@ class _Attention:
             yield slice(length // 2, length), everything, False, None
 
 
-class _Back:
+class _KeyValueGrad:
     """The gradient of the keys that a rank sees now: what earlier ranks have found, and its own."""
 
     def __init__(self, pair: torch.Tensor) -> None:
@@ -194,12 +194,12 @@ class _Back:
 
 
 @final
-class _Ring:
+class _KeyValueRing:
     """Ranks along an axis, and to whom each gives what it has seen."""
 
-    def __init__(self, cut: TokenCut, inner: int | None) -> None:
+    def __init__(self, cut: SequenceSharding, inner: int | None) -> None:
         self._channel = Channel(cut.axis, cut.mesh)
-        self.home = torch.empty(0, device="cpu")
+        self.local_grad = torch.empty(0, device="cpu")
         """The gradient of this rank's keys and values, from all ranks."""
         self._inner = cut.size if inner is None else inner
         if self._inner < 1 or cut.size % self._inner:
@@ -208,12 +208,12 @@ class _Ring:
                 "sequence. Pass a divisor of their number."
             )
 
-    def turn(
+    def rotate(
         self, pair: torch.Tensor, grads: torch.Tensor | None = None
-    ) -> Iterator[tuple[int, torch.Tensor, _Back | None]]:
+    ) -> Iterator[tuple[int, torch.Tensor, _KeyValueGrad | None]]:
         """Let keys and values go round."""
         source = rank = self._channel.rank
-        back = None if grads is None else _Back(grads)
+        back = None if grads is None else _KeyValueGrad(grads)
         for step in range(self._channel.size):
             is_last = step == self._channel.size - 1
             ahead = None if is_last else self._pass_on(pair.contiguous(), step)
@@ -225,13 +225,13 @@ class _Ring:
                 source = self._source(rank, step + 1)
         if back is not None:
             assert back.arriving is not None
-            self.home = back.arriving.wait()
+            self.local_grad = back.arriving.wait()
 
     def _pass_on(self, tensor: torch.Tensor, step: int) -> Exchange:
         rank = self._channel.rank
-        return Exchange(tensor, self._channel, self._neighbour(rank, step, 1), self._neighbour(rank, step, -1))
+        return Exchange(tensor, self._channel, self._neighbor(rank, step, 1), self._neighbor(rank, step, -1))
 
-    def _neighbour(self, rank: int, step: int, way: int) -> int:
+    def _neighbor(self, rank: int, step: int, way: int) -> int:
         """Find the next rank of the inner ring; at its end, that of the next ring as well."""
         outer, inner = divmod(rank, self._inner)
         if (step + 1) % self._inner == 0:
@@ -241,5 +241,5 @@ class _Ring:
     def _source(self, rank: int, step: int) -> int:
         """Find whose keys a rank has at a step."""
         for before in reversed(range(step)):
-            rank = self._neighbour(rank, before, -1)
+            rank = self._neighbor(rank, before, -1)
         return rank

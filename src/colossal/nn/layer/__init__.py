@@ -3,10 +3,10 @@
 from colossal.nn.layer.classifier import Classifier, VocabParallelClassifier
 from colossal.nn.layer.dropout import Dropout
 from colossal.nn.layer.embedding import Embedding, VocabParallelEmbedding
-from colossal.nn.layer.grid import ParallelLayer, gather_output, split_input
 from colossal.nn.layer.linear import Linear, Linear1D_Col, Linear1D_Row, Linear2D, Linear2p5D, Linear3D
 from colossal.nn.layer.norm import LayerNorm, RMSNorm
 from colossal.nn.layer.patch import PatchEmbedding
+from colossal.nn.layer.tp import ParallelLayer, gather_output, split_input
 
 __all__ = [
     "Classifier",

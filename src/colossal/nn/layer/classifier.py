@@ -7,15 +7,22 @@ import torch
 from colossal.cluster import ParallelMesh, TensorParallelMode
 from colossal.errors import ShapeError
 from colossal.nn.layer.arguments import Initializer
-from colossal.nn.layer.grid.arrangement import find_mesh
-from colossal.nn.layer.grid.product import Classes, Column, Cube, Row, SummaTurned, Whole
 from colossal.nn.layer.linear import LinearLayer
+from colossal.nn.layer.tp.linear_product import (
+    ColumnParallel,
+    Matmul3D,
+    ReplicatedOutput,
+    RowParallel,
+    SummaABt,
+    Unsharded,
+)
+from colossal.nn.layer.tp.sharding import find_mesh
 
 
 class _ClassifierLayer(LinearLayer):
     """Shares what the two have in common: a weight that may be another's, and the names of the sizes."""
 
-    def _share(self, weight: torch.nn.Parameter | None) -> None:
+    def _tie_weight(self, weight: torch.nn.Parameter | None) -> None:
         if weight is None:
             return
         if weight.shape != self.weight.shape:
@@ -53,7 +60,7 @@ class Classifier(_ClassifierLayer):
         MeshError: The mesh has another mode.
         ShapeError: The shared weight is not this rank's part of this layer's.
 
-    Communication: 1D: that of a row-parallel layer. On a grid, see `colossal.nn.layer.grid.product`.
+    Communication: 1D: that of a row-parallel layer. On a grid, see `colossal.nn.layer.tp.linear_product`.
 
     Example:
         >>> import torch
@@ -78,7 +85,13 @@ class Classifier(_ClassifierLayer):
         tp_mode: TensorParallelMode | None = None,
     ) -> None:
         found = find_mesh(mesh, tp_mode)
-        kinds = {None: Whole, "1d": Row, "2d": Classes, "2.5d": Classes, "3d": Classes}
+        kinds = {
+            None: Unsharded,
+            "1d": RowParallel,
+            "2d": ReplicatedOutput,
+            "2.5d": ReplicatedOutput,
+            "3d": ReplicatedOutput,
+        }
         super().__init__(
             kinds[found and found.tp_mode](found, in_features, num_classes),
             bias,
@@ -88,7 +101,7 @@ class Classifier(_ClassifierLayer):
             weight_initializer=weight_initializer,
             bias_initializer=bias_initializer,
         )
-        self._share(weight)
+        self._tie_weight(weight)
 
 
 @final
@@ -143,7 +156,7 @@ class VocabParallelClassifier(_ClassifierLayer):
         tp_mode: TensorParallelMode | None = None,
     ) -> None:
         found = find_mesh(mesh, tp_mode)
-        kinds = {None: Whole, "1d": Column, "2d": SummaTurned, "2.5d": SummaTurned, "3d": Cube}
+        kinds = {None: Unsharded, "1d": ColumnParallel, "2d": SummaABt, "2.5d": SummaABt, "3d": Matmul3D}
         product = kinds[found and found.tp_mode](found, in_features, num_classes)
         if gather_output:
             product.gather_output()
@@ -156,4 +169,4 @@ class VocabParallelClassifier(_ClassifierLayer):
             weight_initializer=weight_initializer,
             bias_initializer=bias_initializer,
         )
-        self._share(weight)
+        self._tie_weight(weight)

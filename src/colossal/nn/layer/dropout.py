@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError
-from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh
-from colossal.nn.layer.grid.layer import same_draws
+from colossal.nn.layer.tp.parallel_layer import synced_rng
+from colossal.nn.layer.tp.sharding import find_mesh, tp_sharding_of
 
 _STRIDE = 0x9E3779B97F4A7C15  # odd, so that ranks get seeds of their own
 _SEEDS = 2**63
@@ -50,7 +50,7 @@ class Dropout(torch.nn.Module):
         if not 0.0 <= p <= 1.0:
             raise ConfigError(f"The probability of dropout lies between 0 and 1. Found p={p!r}. Pass such a number.")
         self.p, self.inplace, self.parallel_input, self.mesh = p, inplace, parallel_input, find_mesh(mesh)
-        with same_draws(self.mesh):
+        with synced_rng(self.mesh):
             pass
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +72,7 @@ class Dropout(torch.nn.Module):
     def _seed(self) -> int:
         assert self.mesh is not None
         drawn = int(torch.randint(_SEEDS - 1, (), device="cpu"))
-        is_cut = bool(arrangement_of(self.mesh).features) or self.parallel_input
+        is_cut = bool(tp_sharding_of(self.mesh).features) or self.parallel_input
         place = self.mesh.global_rank if is_cut else self.mesh.ranks("tp")[0]
         return (drawn + _STRIDE * (1 + place)) % _SEEDS
 

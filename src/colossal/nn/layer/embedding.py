@@ -10,14 +10,21 @@ from colossal.cluster import ParallelMesh, TensorParallelMode
 from colossal.comm import Channel
 from colossal.errors import ShapeError
 from colossal.nn.layer.arguments import Initializer, check_types, initialize
-from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, lay, regathered, row_pieces, shared
-from colossal.nn.layer.grid.layer import ParallelLayer, native_of
+from colossal.nn.layer.tp.parallel_layer import ParallelLayer, native_of
+from colossal.nn.layer.tp.sharding import (
+    find_mesh,
+    gather_param,
+    make_layout,
+    packed_row_sizes,
+    sum_grad_over,
+    tp_sharding_of,
+)
 from colossal.tensor import Layout
 
-_ELSEWHERE = -1
+_NOT_LOCAL = -1
 
 
-class _Table(ParallelLayer):
+class _EmbeddingLayer(ParallelLayer):
     """Shares what the two have in common: the arguments, and the native."""
 
     weight: torch.nn.Parameter
@@ -38,10 +45,10 @@ class _Table(ParallelLayer):
         check_types(self, dtype=dtype, device=device, switches={})
         self.num_embeddings, self.embedding_dim, self._dtype = num_embeddings, embedding_dim, dtype
         self.padding_idx = padding_idx if padding_idx is None or padding_idx >= 0 else num_embeddings + padding_idx
-        fill = None if weight_initializer is None else self._filling(weight_initializer)
-        self._build({"weight": self._lay_weight()}, device, {"weight": fill})
+        fill = None if weight_initializer is None else self._table_initializer(weight_initializer)
+        self._build({"weight": self._weight_layout()}, device, {"weight": fill})
 
-    def _filling(self, fill: Initializer) -> Initializer:
+    def _table_initializer(self, fill: Initializer) -> Initializer:
         """Fill the table, but for the row of padding, which stays zero."""
 
         def fill_table(table: torch.Tensor) -> None:
@@ -51,7 +58,7 @@ class _Table(ParallelLayer):
 
         return fill_table
 
-    def _lay_weight(self) -> Layout:
+    def _weight_layout(self) -> Layout:
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -79,7 +86,7 @@ class _Table(ParallelLayer):
 
 
 @final
-class Embedding(_Table):
+class Embedding(_EmbeddingLayer):
     """Embeddings whose features are cut, on the ambient mesh; its tokens lie as those of `colossal.nn.split_input`.
 
     In 1D each rank looks up some of the features, which are put together. On a grid each has the features that it
@@ -119,21 +126,21 @@ class Embedding(_Table):
         Returns:
             This rank's part of their embeddings.
         """
-        plan = arrangement_of(self.mesh)
-        table = regathered(self.weight, 1, self.embedding_dim, (plan.features, plan.inner), self.mesh)
-        found = functional.embedding(tokens, shared(table, plan.copies, self.mesh), self.padding_idx)
+        plan = tp_sharding_of(self.mesh)
+        table = gather_param(self.weight, 1, self.embedding_dim, (plan.features, plan.inner), self.mesh)
+        found = functional.embedding(tokens, sum_grad_over(table, plan.replica_axes, self.mesh), self.padding_idx)
         if self.mesh is not None and not plan.features:
             return comm.gather(found, "tp", -1, self.mesh, length=self.embedding_dim)
         return found
 
-    def _lay_weight(self) -> Layout:
-        plan = arrangement_of(self.mesh)
+    def _weight_layout(self) -> Layout:
+        plan = tp_sharding_of(self.mesh)
         axes = (*plan.features, *plan.inner) or plan.vocabulary
-        return lay(self.mesh, (self.num_embeddings, self.embedding_dim), {1: axes})
+        return make_layout(self.mesh, (self.num_embeddings, self.embedding_dim), {1: axes})
 
 
 @final
-class VocabParallelEmbedding(_Table):
+class VocabParallelEmbedding(_EmbeddingLayer):
     """Embeddings whose rows are cut, on the ambient mesh; its tokens lie as those of `colossal.nn.split_input`.
 
     Each rank looks up those tokens whose rows it has, also for the ranks that have others, and all add up what they
@@ -184,7 +191,7 @@ class VocabParallelEmbedding(_Table):
             ShapeError: On a grid, the tokens have no dimension that is cut.
             IndexError: A token is not in the table, be it this rank's or another's.
         """
-        mesh, plan = self.mesh, arrangement_of(self.mesh)
+        mesh, plan = self.mesh, tp_sharding_of(self.mesh)
         if mesh is None:
             return functional.embedding(tokens, self.weight, self.padding_idx)
         if not plan.tokens:
@@ -196,12 +203,12 @@ class VocabParallelEmbedding(_Table):
         axis = plan.vocabulary[0]
         length = sum(Channel(axis, mesh).lengths(tokens.shape[0]))
         everyone = comm.gather(tokens, axis, 0, mesh, length=length)
-        found = self._look_up(everyone, shared(self._rows(), plan.copies, mesh))
+        found = self._look_up(everyone, sum_grad_over(self._rows(), plan.replica_axes, mesh))
         return comm.reduce_scatter(found, axis, 0, mesh, uneven=True)
 
     def _rows(self) -> torch.Tensor:
         """The rows that this rank looks up, of the table's features that it has."""
-        if len(arrangement_of(self.mesh).vocabulary) == 1:
+        if len(tp_sharding_of(self.mesh).vocabulary) == 1:
             return self.weight
         return torch.cat(comm.gather_packed_rows(self.weight, self.num_embeddings, self.mesh))
 
@@ -214,22 +221,22 @@ class VocabParallelEmbedding(_Table):
         at = self._row_of.index_select(0, tokens.flatten()).view(tokens.shape)
         if not len(rows):
             return rows.new_zeros(*tokens.shape, rows.shape[1]) + rows.sum()
-        padding = None if self._padding_row == _ELSEWHERE else self._padding_row
+        padding = None if self._padding_row == _NOT_LOCAL else self._padding_row
         found = functional.embedding(at.clamp(min=0), rows, padding)
-        return found.masked_fill((at == _ELSEWHERE).unsqueeze(-1), 0.0)
+        return found.masked_fill((at == _NOT_LOCAL).unsqueeze(-1), 0.0)
 
     def _find_rows(self) -> torch.Tensor:
         """For each row of the whole table its index among those that are here."""
         assert self.mesh is not None
-        axes, groups = arrangement_of(self.mesh).vocabulary[:1], self.layouts["weight"].groups[0]
-        used = lay(self.mesh, (self.num_embeddings,), {0: axes}, {0: groups})
-        extents = used.extents(0, used.place_of(self.mesh.global_rank))
+        axes, groups = tp_sharding_of(self.mesh).vocabulary[:1], self.layouts["weight"].groups[0]
+        used = make_layout(self.mesh, (self.num_embeddings,), {0: axes}, {0: groups})
+        extents = used.extents(0, used.coordinate_of(self.mesh.global_rank))
         here = torch.cat([torch.arange(at, at + n, device="cpu") for at, n in extents])
-        row_of = torch.full((self.num_embeddings,), _ELSEWHERE, device="cpu")
+        row_of = torch.full((self.num_embeddings,), _NOT_LOCAL, device="cpu")
         row_of[here] = torch.arange(len(here), device="cpu")
         return row_of
 
-    def _lay_weight(self) -> Layout:
-        plan, shape = arrangement_of(self.mesh), (self.num_embeddings, self.embedding_dim)
-        groups = {0: row_pieces(self.num_embeddings, self.mesh)}
-        return lay(self.mesh, shape, {0: plan.vocabulary, 1: plan.features}, groups)
+    def _weight_layout(self) -> Layout:
+        plan, shape = tp_sharding_of(self.mesh), (self.num_embeddings, self.embedding_dim)
+        groups = {0: packed_row_sizes(self.num_embeddings, self.mesh)}
+        return make_layout(self.mesh, shape, {0: plan.vocabulary, 1: plan.features}, groups)

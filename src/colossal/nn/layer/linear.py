@@ -9,9 +9,9 @@ import torch
 
 from colossal.cluster import ParallelMesh, TensorParallelMode
 from colossal.nn.layer.arguments import Initializer, check_types
-from colossal.nn.layer.grid.arrangement import find_mesh
-from colossal.nn.layer.grid.layer import ParallelLayer, native_of
-from colossal.nn.layer.grid.product import Column, LinearProduct, Row, Whole, product_of
+from colossal.nn.layer.tp.linear_product import ColumnParallel, LinearProduct, RowParallel, Unsharded, make_product
+from colossal.nn.layer.tp.parallel_layer import ParallelLayer, native_of
+from colossal.nn.layer.tp.sharding import find_mesh
 
 Outputs = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
 
@@ -73,9 +73,9 @@ class LinearLayer(ParallelLayer, ABC):
         Raises:
             ShapeError: It has not the features of the layer.
         """
-        bias = None if self.bias is None else self.product.usable_bias(self.bias)
+        bias = None if self.bias is None else self.product.prepare_bias(self.bias)
         if self.skip_bias_add:
-            return self.product(x, self.weight, None), None if bias is None else self.product.bias_of_output(bias)
+            return self.product(x, self.weight, None), None if bias is None else self.product.output_bias(bias)
         return self.product(x, self.weight, bias)
 
     def extra_repr(self) -> str:
@@ -132,7 +132,7 @@ class Linear(LinearLayer):
         ShapeError: The pieces do not make up the output, or do not divide on this grid.
         UnsupportedError: There are pieces, and the mode is 3d; or the output is to be gathered, and it is a grid.
 
-    Communication: see `colossal.nn.layer.grid.product`.
+    Communication: see `colossal.nn.layer.tp.linear_product`.
 
     Example:
         >>> import torch
@@ -163,7 +163,7 @@ class Linear(LinearLayer):
         mesh: ParallelMesh | None = None,
         tp_mode: TensorParallelMode | None = None,
     ) -> None:
-        product = product_of(find_mesh(mesh, tp_mode), in_features, out_features, split_sizes)
+        product = make_product(find_mesh(mesh, tp_mode), in_features, out_features, split_sizes)
         if gather_output:
             product.gather_output()
         super().__init__(
@@ -230,7 +230,7 @@ class Linear1D_Col(LinearLayer):  # noqa: N801 (the documented name)
         mesh: ParallelMesh | None = None,
     ) -> None:
         found = find_mesh(mesh, "1d")
-        product = (Column if found else Whole)(found, in_features, out_features, split_sizes)
+        product = (ColumnParallel if found else Unsharded)(found, in_features, out_features, split_sizes)
         if gather_output:
             product.gather_output()
         super().__init__(
@@ -292,8 +292,8 @@ class Linear1D_Row(LinearLayer):  # noqa: N801 (the documented name)
         mesh: ParallelMesh | None = None,
     ) -> None:
         found = find_mesh(mesh, "1d")
-        product = (Row if found else Whole)(found, in_features, out_features)
-        if isinstance(product, Row):
+        product = (RowParallel if found else Unsharded)(found, in_features, out_features)
+        if isinstance(product, RowParallel):
             product.parallel_input = parallel_input
         super().__init__(
             product,

@@ -9,8 +9,15 @@ from torch.nn import functional
 from colossal.cluster import ParallelMesh, TensorParallelMode
 from colossal.errors import ShapeError, UnsupportedError
 from colossal.nn.layer.arguments import check_types
-from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, lay, part_of, shared, total
-from colossal.nn.layer.grid.layer import ParallelLayer, native_of
+from colossal.nn.layer.tp.parallel_layer import ParallelLayer, native_of
+from colossal.nn.layer.tp.sharding import (
+    all_reduce_fwd_bwd,
+    find_mesh,
+    local_length,
+    make_layout,
+    sum_grad_over,
+    tp_sharding_of,
+)
 
 
 class _Norm(ParallelLayer):
@@ -43,12 +50,14 @@ class _Norm(ParallelLayer):
             )
         self.eps: float | None = eps
         self._dtype, self._has_weight, self._has_bias = dtype, has_weight, has_bias
-        layout = lay(mesh, self.normalized_shape, {len(self.normalized_shape) - 1: arrangement_of(mesh).features})
+        layout = make_layout(
+            mesh, self.normalized_shape, {len(self.normalized_shape) - 1: tp_sharding_of(mesh).features}
+        )
         self._build({"weight": layout, "bias": layout}, device)
 
     def _check(self, x: torch.Tensor) -> None:
         assert self.mesh is not None
-        length = part_of(self.normalized_shape[0], arrangement_of(self.mesh).features, self.mesh)
+        length = local_length(self.normalized_shape[0], tp_sharding_of(self.mesh).features, self.mesh)
         if x.shape[-1:] != (length,):
             raise ShapeError(
                 f"This layer normalises {self.normalized_shape[0]} features, {length} of them on this rank. Found an "
@@ -57,14 +66,14 @@ class _Norm(ParallelLayer):
             )
 
     def _own(self, parameter: torch.Tensor) -> torch.Tensor:
-        return shared(parameter, arrangement_of(self.mesh).tokens, self.mesh)
+        return sum_grad_over(parameter, tp_sharding_of(self.mesh).tokens, self.mesh)
 
     def _eps_of(self, x: torch.Tensor) -> float:
         return torch.finfo(x.dtype).eps if self.eps is None else self.eps
 
     def _mean(self, x: torch.Tensor) -> torch.Tensor:
         """The mean over all features."""
-        summed = total(x.sum(-1, keepdim=True), arrangement_of(self.mesh).features, self.mesh)
+        summed = all_reduce_fwd_bwd(x.sum(-1, keepdim=True), tp_sharding_of(self.mesh).features, self.mesh)
         return summed / self.normalized_shape[0]
 
     def extra_repr(self) -> str:
@@ -139,7 +148,7 @@ class LayerNorm(_Norm):
         """
         if self.mesh is not None:
             self._check(x)
-        if not arrangement_of(self.mesh).features:
+        if not tp_sharding_of(self.mesh).features:
             return functional.layer_norm(x, [*self.normalized_shape], *self._affine(), self._eps_of(x))
         exact = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         centred = exact - self._mean(exact)
@@ -232,7 +241,7 @@ class RMSNorm(_Norm):
         if self.mesh is not None:
             self._check(x)
         weight = None if self.weight is None else self._own(self.weight)
-        if not arrangement_of(self.mesh).features:
+        if not tp_sharding_of(self.mesh).features:
             return functional.rms_norm(x, [*self.normalized_shape], weight, self.eps)
         exact = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         result = exact * torch.rsqrt(self._mean(exact.square()) + self._eps_of(exact))

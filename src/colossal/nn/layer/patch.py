@@ -10,8 +10,8 @@ from colossal import comm
 from colossal.cluster import Axis, ParallelMesh, TensorParallelMode
 from colossal.errors import ConfigError, ShapeError
 from colossal.nn.layer.arguments import Initializer, check_types
-from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, lay, regathered, shared
-from colossal.nn.layer.grid.layer import ParallelLayer, native_of
+from colossal.nn.layer.tp.parallel_layer import ParallelLayer, native_of
+from colossal.nn.layer.tp.sharding import find_mesh, gather_param, make_layout, sum_grad_over, tp_sharding_of
 from colossal.tensor import Layout
 
 _POSITION_STD = 0.02
@@ -101,7 +101,7 @@ class PatchEmbedding(ParallelLayer):
             "pos_embed": position_embed_initializer,
         }
         area = patch_size * patch_size
-        self._build(self._lay(), device, initializers, (in_chans * area, embed_size * area))
+        self._build(self._make_layouts(), device, initializers, (in_chans * area, embed_size * area))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Make tokens of this rank's images.
@@ -121,30 +121,30 @@ class PatchEmbedding(ParallelLayer):
                 f"This layer takes images of the shape (images, {', '.join(map(str, expected))}). Found "
                 f"{tuple(images.shape)}. Resize them, and cut a batch with split_input(..., features=False)."
             )
-        mesh, plan = self.mesh, arrangement_of(self.mesh)
+        mesh, plan = self.mesh, tp_sharding_of(self.mesh)
         features = plan.features or plan.vocabulary  # in 1D the axis tp
-        images = shared(images, features, mesh)  # of which each rank makes some features
-        weight = regathered(self.weight, 0, self.embed_size, (plan.features, plan.inner), mesh)
-        weight = shared(weight, plan.copies, mesh)
-        found = functional.conv2d(images, weight, shared(self.bias, plan.tokens, mesh), self.patch_size)
+        images = sum_grad_over(images, features, mesh)  # of which each rank makes some features
+        weight = gather_param(self.weight, 0, self.embed_size, (plan.features, plan.inner), mesh)
+        weight = sum_grad_over(weight, plan.replica_axes, mesh)
+        found = functional.conv2d(images, weight, sum_grad_over(self.bias, plan.tokens, mesh), self.patch_size)
         if mesh is not None and not plan.features:
             found = comm.gather(found, "tp", 1, mesh, length=self.embed_size)
         if self.cls_token is None or self.pos_embed is None:
             return found
-        ahead = shared(self.cls_token, plan.tokens, mesh).expand(found.shape[0], -1, -1)
+        ahead = sum_grad_over(self.cls_token, plan.tokens, mesh).expand(found.shape[0], -1, -1)
         tokens = torch.cat([ahead, found.flatten(2).transpose(1, 2)], 1)
-        return tokens + shared(self.pos_embed, plan.tokens, mesh)
+        return tokens + sum_grad_over(self.pos_embed, plan.tokens, mesh)
 
-    def _lay(self) -> Mapping[str, Layout]:
-        plan, size = arrangement_of(self.mesh), self.embed_size
+    def _make_layouts(self) -> Mapping[str, Layout]:
+        plan, size = tp_sharding_of(self.mesh), self.embed_size
         features: tuple[Axis, ...] = plan.features or plan.vocabulary  # in 1D the axis tp
         return {
-            "weight": lay(
+            "weight": make_layout(
                 self.mesh, (size, self.in_chans, self.patch_size, self.patch_size), {0: (*features, *plan.inner)}
             ),
-            "bias": lay(self.mesh, (size,), {0: features}),
-            "cls_token": lay(self.mesh, (1, 1, size), {2: plan.features}),
-            "pos_embed": lay(self.mesh, (1, 1 + self.num_patches, size), {2: plan.features}),
+            "bias": make_layout(self.mesh, (size,), {0: features}),
+            "cls_token": make_layout(self.mesh, (1, 1, size), {2: plan.features}),
+            "pos_embed": make_layout(self.mesh, (1, 1 + self.num_patches, size), {2: plan.features}),
         }
 
     @classmethod

@@ -13,9 +13,9 @@ from torch.nn import functional
 from colossal import comm
 from colossal.cluster import Axis, ParallelMesh
 from colossal.comm import Channel
-from colossal.comm.channel import chunk
+from colossal.comm.channel import chunk_bounds
 from colossal.errors import ConfigError, ShapeError
-from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh, part_of
+from colossal.nn.layer.tp.sharding import find_mesh, local_length, tp_sharding_of
 
 Reduction = Literal["mean", "sum", "none"]
 _IGNORED = -100
@@ -39,7 +39,7 @@ class _TokenLoss(torch.nn.Module):
         self.reduction: Reduction = reduction
         self.mesh = find_mesh(mesh)
 
-    def _sort_out(self, targets: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _mask_invalid_targets(self, targets: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The targets without those that are no class, and how many these are.
 
         Other ranks may have none, and would wait for one that raised; so all learn of them with the sum of the losses.
@@ -49,12 +49,12 @@ class _TokenLoss(torch.nn.Module):
             self._refuse(is_wrong.sum(), number)
         return targets.masked_fill(is_wrong, self.ignore_index), is_wrong.sum()
 
-    def _over_tokens(
+    def _reduce_over_tokens(
         self, summed: torch.Tensor, count: torch.Tensor, num_wrong: torch.Tensor, number: int
     ) -> torch.Tensor:
         """The sum or the mean over the tokens of all ranks."""
         totals = torch.stack([summed, count.to(summed.dtype), num_wrong.to(summed.dtype)])
-        for axis in arrangement_of(self.mesh).tokens:
+        for axis in tp_sharding_of(self.mesh).tokens:
             totals = comm.reduce(totals, axis, self.mesh)
         self._refuse(totals[2], number)
         return totals[0] / totals[1] if self.reduction == "mean" else totals[0]
@@ -63,7 +63,7 @@ class _TokenLoss(torch.nn.Module):
         rule = f"Targets are classes, from 0 to {number - 1}, or {self.ignore_index} for those that do not count."
         if num_wrong.is_meta:
             return
-        if _asserts_later(num_wrong.device):
+        if _supports_async_assert(num_wrong.device):
             torch._assert_async(num_wrong == 0, f"{rule} Found others. Check the labels.")  # noqa: SLF001 (no public name)
         elif num_wrong.item():
             raise IndexError(f"{rule} Found {int(num_wrong)} others. Check the labels.")
@@ -123,8 +123,8 @@ class CrossEntropyLoss(_TokenLoss):
                 accelerator that can stop by itself, as CUDA can, is not waited for: its next operation that is raises.
         """
         check_targets(logits, targets)
-        flat = _exact(logits).flatten(0, -2)
-        wanted, num_wrong = self._sort_out(targets.flatten(), flat.shape[1])
+        flat = _upcast(logits).flatten(0, -2)
+        wanted, num_wrong = self._mask_invalid_targets(targets.flatten(), flat.shape[1])
         losses = functional.cross_entropy(
             flat,
             wanted,
@@ -137,7 +137,7 @@ class CrossEntropyLoss(_TokenLoss):
             return losses.view(targets.shape)
         counted = wanted != self.ignore_index
         counts = counted.float() if self.weight is None else self.weight[wanted.where(counted, 0)] * counted
-        return self._over_tokens(losses, counts.sum(), num_wrong, flat.shape[1])
+        return self._reduce_over_tokens(losses, counts.sum(), num_wrong, flat.shape[1])
 
 
 @final
@@ -196,31 +196,33 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
                 accelerator that can stop by itself, as CUDA can, is not waited for: its next operation that is raises.
         """
         check_targets(logits, targets)
-        classes = self._find_classes(logits.shape[-1])
-        wanted, num_wrong = self._sort_out(targets.flatten(), classes.number)
-        losses = cast(torch.Tensor, _CutClasses.apply(logits.flatten(0, -2), wanted, classes, self.label_smoothing))
+        classes = self._find_class_shard(logits.shape[-1])
+        wanted, num_wrong = self._mask_invalid_targets(targets.flatten(), classes.number)
+        losses = cast(
+            torch.Tensor, _VocabParallelCrossEntropy.apply(logits.flatten(0, -2), wanted, classes, self.label_smoothing)
+        )
         counted = wanted != self.ignore_index
         losses = losses.masked_fill(~counted, 0.0)  # no product: if none counts, the mean's gradient is infinite
         if self.reduction == "none":
             return losses.view(targets.shape)
-        return self._over_tokens(losses.sum(), counted.float().sum(), num_wrong, classes.number)
+        return self._reduce_over_tokens(losses.sum(), counted.float().sum(), num_wrong, classes.number)
 
-    def _find_classes(self, here: int) -> "_Classes":
-        axes: tuple[Axis, ...] = arrangement_of(self.mesh).features or arrangement_of(self.mesh).vocabulary
+    def _find_class_shard(self, here: int) -> "_ClassShard":
+        axes: tuple[Axis, ...] = tp_sharding_of(self.mesh).features or tp_sharding_of(self.mesh).vocabulary
         if self.mesh is None:
-            return _Classes(None, here, 0)
+            return _ClassShard(None, here, 0)
         channel = Channel(axes[0], self.mesh)
         number = self.num_classes or sum(channel.lengths(here))
-        if here != part_of(number, axes, self.mesh):
+        if here != local_length(number, axes, self.mesh):
             raise ShapeError(
-                f"Of {number} classes this rank has {part_of(number, axes, self.mesh)}. Found logits of {here}. Make "
-                "them with a VocabParallelClassifier on the same mesh, without gathering."
+                f"Of {number} classes this rank has {local_length(number, axes, self.mesh)}. Found logits of {here}. "
+                "Make them with a VocabParallelClassifier on the same mesh, without gathering."
             )
-        return _Classes(channel, number, chunk(number, channel.size, channel.rank)[0])
+        return _ClassShard(channel, number, chunk_bounds(number, channel.size, channel.rank)[0])
 
 
 @dataclass(frozen=True)
-class _Classes:
+class _ClassShard:
     """Where the classes are cut, how many there are, and this rank's first."""
 
     channel: Channel | None
@@ -231,12 +233,12 @@ class _Classes:
         return tensor if self.channel is None else self.channel.all_reduce(tensor, op)
 
 
-class _CutClasses(torch.autograd.Function):
+class _VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits_NC: torch.Tensor, targets_N: torch.Tensor, classes: _Classes, smoothing: float
+        ctx: Any, logits_NC: torch.Tensor, targets_N: torch.Tensor, classes: _ClassShard, smoothing: float
     ) -> torch.Tensor:
-        exact_NC = _exact(logits_NC)
+        exact_NC = _upcast(logits_NC)
         num_here = exact_NC.shape[1]
         lowest_N = exact_NC.new_full((len(exact_NC),), -torch.inf)
         largest_N = classes.all_reduce(exact_NC.amax(1) if num_here else lowest_N, "max")
@@ -251,20 +253,20 @@ class _CutClasses(torch.autograd.Function):
         ctx.save_for_backward(weights_NC.div_(total_N[:, None]), at_N, is_here_N)
         ctx.smoothing, ctx.number, ctx.dtype = smoothing, classes.number, logits_NC.dtype
         log_total_N = total_N.log()
-        own_N = (1 - smoothing) * (log_total_N - wanted_N)
-        return own_N + smoothing * (log_total_N - all_sum_N / classes.number) if smoothing else own_N
+        losses_N = (1 - smoothing) * (log_total_N - wanted_N)
+        return losses_N + smoothing * (log_total_N - all_sum_N / classes.number) if smoothing else losses_N
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        shares_NC, at_N, is_here_N = ctx.saved_tensors
-        grad_NC = shares_NC - ctx.smoothing / ctx.number
+        probs_NC, at_N, is_here_N = ctx.saved_tensors
+        grad_NC = probs_NC - ctx.smoothing / ctx.number
         if grad_NC.shape[1]:
             grad_NC.scatter_add_(1, at_N[:, None], (-(1 - ctx.smoothing) * is_here_N.to(grad_NC.dtype))[:, None])
         return (grad_NC * grads[0][:, None]).to(ctx.dtype), None, None, None
 
 
-def _exact(logits: torch.Tensor) -> torch.Tensor:
+def _upcast(logits: torch.Tensor) -> torch.Tensor:
     """Widen half precision, in which even a count of tokens would be rounded."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
@@ -278,7 +280,7 @@ def check_targets(logits: torch.Tensor, targets: torch.Tensor) -> None:
         )
 
 
-def _asserts_later(device: torch.device) -> bool:
+def _supports_async_assert(device: torch.device) -> bool:
     """Whether a device can look for itself and stop, so that the host need not wait in each forward pass."""
     known: Any = torch._C  # noqa: SLF001 (no public name tells which operators a device has)
     if device.type == "cpu":

@@ -15,11 +15,11 @@ Build a schedule on the plain PyTorch optimizer, before :meth:`colossal.Booster.
 """
 
 from colossal.nn.lr_scheduler.cosine import CosineAnnealingLR, CosineAnnealingWarmupLR
-from colossal.nn.lr_scheduler.custom import LambdaLR, MultiplicativeLR
-from colossal.nn.lr_scheduler.flat import FlatAnnealingLR, FlatAnnealingWarmupLR
+from colossal.nn.lr_scheduler.flat_annealing import FlatAnnealingLR, FlatAnnealingWarmupLR
+from colossal.nn.lr_scheduler.lambda_lr import LambdaLR, MultiplicativeLR
+from colossal.nn.lr_scheduler.multistep import ExponentialLR, MultiStepLR, MultiStepWarmupLR, StepLR
 from colossal.nn.lr_scheduler.onecycle import OneCycleLR
 from colossal.nn.lr_scheduler.polynomial import LinearWarmupLR, PolynomialLR, PolynomialWarmupLR
-from colossal.nn.lr_scheduler.stepwise import ExponentialLR, MultiStepLR, MultiStepWarmupLR, StepLR
 
 __all__ = [
     "CosineAnnealingLR",

@@ -4,7 +4,7 @@ from typing import final
 
 from torch.optim import Optimizer
 
-from colossal.nn.lr_scheduler.checks import final_rate, steps_after_warmup
+from colossal.nn.lr_scheduler.argument_checks import check_final_lr, steps_after_warmup
 from colossal.nn.lr_scheduler.curve import Cosine, WarmUp
 from colossal.nn.lr_scheduler.schedule import Schedule
 
@@ -41,7 +41,7 @@ class CosineAnnealingLR(Schedule):
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, eta_min: float = 0, last_epoch: int = -1) -> None:
-        curve = Cosine(steps_after_warmup(total_steps, 0), final_rate("eta_min", eta_min, optimizer))
+        curve = Cosine(steps_after_warmup(total_steps, 0), check_final_lr("eta_min", eta_min, optimizer))
         super().__init__(optimizer, curve, last_epoch)
 
 
@@ -83,5 +83,5 @@ class CosineAnnealingWarmupLR(Schedule):
         eta_min: float = 0.0,
         last_epoch: int = -1,
     ) -> None:
-        cosine = Cosine(steps_after_warmup(total_steps, warmup_steps), final_rate("eta_min", eta_min, optimizer))
+        cosine = Cosine(steps_after_warmup(total_steps, warmup_steps), check_final_lr("eta_min", eta_min, optimizer))
         super().__init__(optimizer, WarmUp(warmup_steps, cosine), last_epoch)

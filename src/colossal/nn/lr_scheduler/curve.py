@@ -146,17 +146,19 @@ class Product:
         return base * self.value
 
 
-def numbers_of(curve: Any) -> dict[str, Any]:
+def curve_state(curve: Any) -> dict[str, Any]:
     """Return the numbers of a curve, and of the curves inside it, as a dictionary. Functions are left out."""
     values = {field.name: getattr(curve, field.name) for field in fields(curve)}
     return {
-        name: numbers_of(value) if is_dataclass(value) else value
+        name: curve_state(value) if is_dataclass(value) else value
         for name, value in values.items()
         if not callable(value)
     }
 
 
-def with_numbers(curve: Any, numbers: dict[str, Any]) -> Any:
-    """Return a curve of the same kind with other numbers: the inverse of :func:`numbers_of`."""
-    inner = {name: with_numbers(getattr(curve, name), value) for name, value in numbers.items() if type(value) is dict}
+def curve_from_state(curve: Any, numbers: dict[str, Any]) -> Any:
+    """Return a curve of the same kind with other numbers: the inverse of :func:`curve_state`."""
+    inner = {
+        name: curve_from_state(getattr(curve, name), value) for name, value in numbers.items() if type(value) is dict
+    }
     return replace(curve, **{**numbers, **inner})

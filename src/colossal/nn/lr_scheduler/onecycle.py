@@ -8,7 +8,13 @@ from typing import Any, final
 from torch.optim import Optimizer
 
 from colossal.errors import ConfigError
-from colossal.nn.lr_scheduler.checks import fraction, groups_of, number, one_per_group, steps_after_warmup
+from colossal.nn.lr_scheduler.argument_checks import (
+    check_fraction,
+    check_number,
+    param_groups_of,
+    per_group_values,
+    steps_after_warmup,
+)
 from colossal.nn.lr_scheduler.schedule import Schedule
 
 
@@ -114,13 +120,15 @@ class OneCycleLR(Schedule):
         self._momentum_key = _momentum_key(optimizer) if cycle_momentum else None
         shape = (
             steps_after_warmup(total_steps, 0),
-            fraction("pct_start", pct_start),
+            check_fraction("pct_start", pct_start),
             _strategy(anneal_strategy),
-            number("div_factor", div_factor, above=0.0),
-            number("final_div_factor", final_div_factor, above=0.0),
+            check_number("div_factor", div_factor, above=0.0),
+            check_number("final_div_factor", final_div_factor, above=0.0),
         )
-        low = [_momentum("base_momentum", value) for value in one_per_group("base_momentum", base_momentum, optimizer)]
-        high = [_momentum("max_momentum", value) for value in one_per_group("max_momentum", max_momentum, optimizer)]
+        low = [
+            _momentum("base_momentum", value) for value in per_group_values("base_momentum", base_momentum, optimizer)
+        ]
+        high = [_momentum("max_momentum", value) for value in per_group_values("max_momentum", max_momentum, optimizer)]
         super().__init__(optimizer, [OneCycle(*shape, *pair) for pair in zip(low, high, strict=True)], last_epoch)
 
     def step(self, epoch: int | None = None) -> None:
@@ -161,14 +169,14 @@ def _strategy(name: str) -> str:
 
 
 def _momentum(name: str, value: float) -> float:
-    plain = number(name, value, at_least=0.0)
+    plain = check_number(name, value, at_least=0.0)
     if not plain < 1.0:
         raise ConfigError(f"{name} must be at least 0 and below 1. Found {value!r}. Pass, say, 0.9.")
     return plain
 
 
 def _momentum_key(optimizer: Optimizer) -> str:
-    groups = groups_of(optimizer)
+    groups = param_groups_of(optimizer)
     for key in ("betas", "momentum"):
         if all(key in group for group in groups):
             return key

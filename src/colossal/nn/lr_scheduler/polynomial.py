@@ -4,13 +4,13 @@ from typing import final
 
 from torch.optim import Optimizer
 
-from colossal.nn.lr_scheduler.checks import final_rate, number, steps_after_warmup
+from colossal.nn.lr_scheduler.argument_checks import check_final_lr, check_number, steps_after_warmup
 from colossal.nn.lr_scheduler.curve import Polynomial, WarmUp
 from colossal.nn.lr_scheduler.schedule import Schedule
 
 
 def _polynomial(optimizer: Optimizer, steps: int, end_lr: float, power: float) -> Polynomial:
-    return Polynomial(steps, final_rate("end_lr", end_lr, optimizer), number("power", power, above=0.0))
+    return Polynomial(steps, check_final_lr("end_lr", end_lr, optimizer), check_number("power", power, above=0.0))
 
 
 @final

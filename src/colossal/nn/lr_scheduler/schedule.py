@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from colossal.errors import ConfigError
-from colossal.nn.lr_scheduler.checks import groups_of, one_per_group, whole_number
-from colossal.nn.lr_scheduler.curve import Curve, numbers_of, with_numbers
+from colossal.nn.lr_scheduler.argument_checks import check_integer, param_groups_of, per_group_values
+from colossal.nn.lr_scheduler.curve import Curve, curve_from_state, curve_state
 
 
 class Schedule(LRScheduler):
@@ -27,8 +27,8 @@ class Schedule(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, curve: Curve | Sequence[Curve], last_epoch: int = -1) -> None:
-        _check_resumable(optimizer, whole_number("last_epoch", last_epoch, at_least=-1))
-        self.curves: list[Curve] = one_per_group("curve", curve, optimizer)
+        _check_resumable(optimizer, check_integer("last_epoch", last_epoch, at_least=-1))
+        self.curves: list[Curve] = per_group_values("curve", curve, optimizer)
         super().__init__(optimizer, last_epoch)
 
     @property
@@ -58,7 +58,7 @@ class Schedule(LRScheduler):
             "last_epoch": self.last_epoch,
             "step_count": self._step_count,
             "base_lrs": [float(base) for base in self.base_lrs],
-            "curves": [numbers_of(curve) for curve in self.curves],
+            "curves": [curve_state(curve) for curve in self.curves],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -74,14 +74,14 @@ class Schedule(LRScheduler):
         """
         self._check_state(state_dict)
         numbers = zip(self.curves, state_dict["curves"], strict=True)
-        self.curves = [with_numbers(curve, saved) for curve, saved in numbers]
+        self.curves = [curve_from_state(curve, saved) for curve, saved in numbers]
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["step_count"]
         self._set_rates()
 
     def _check_state(self, state: dict[str, Any]) -> None:
-        required = [_shape(numbers_of(curve)) for curve in self.curves]
+        required = [_shape(curve_state(curve)) for curve in self.curves]
         found = [_shape(numbers) for numbers in state.get("curves", [])]
         missing = {"last_epoch", "step_count", "base_lrs", "curves"} - state.keys()
         if missing or required != found:
@@ -107,7 +107,7 @@ def _shape(numbers: dict[str, Any]) -> list[Any]:
 
 
 def _check_resumable(optimizer: Optimizer, last_epoch: int) -> None:
-    unknown = [index for index, group in enumerate(groups_of(optimizer)) if "initial_lr" not in group]
+    unknown = [index for index, group in enumerate(param_groups_of(optimizer)) if "initial_lr" not in group]
     if last_epoch >= 0 and unknown:
         raise ConfigError(
             f"last_epoch={last_epoch} resumes a schedule, which needs initial_lr in every parameter group. "

@@ -6,8 +6,8 @@ import torch
 
 from colossal.cluster import Axis, ParallelMesh
 from colossal.comm import Channel
-from colossal.comm.channel import chunk
-from colossal.nn.layer.grid.arrangement import arrangement_of, find_mesh
+from colossal.comm.channel import chunk_bounds
+from colossal.nn.layer.tp.sharding import find_mesh, tp_sharding_of
 from colossal.nn.loss.cross_entropy import check_targets
 
 
@@ -52,7 +52,7 @@ class Accuracy:
         """
         check_targets(logits, targets)
         right = (self._find(logits) == targets).sum()
-        for axis in arrangement_of(self.mesh).tokens:
+        for axis in tp_sharding_of(self.mesh).tokens:
             assert self.mesh is not None
             right = Channel(axis, self.mesh).all_reduce(right)
         return right
@@ -61,10 +61,10 @@ class Accuracy:
         """The class of the largest logit of each token; of equal ones the first."""
         if self.mesh is None or not self.vocab_parallel:
             return logits.argmax(-1)
-        axes: tuple[Axis, ...] = arrangement_of(self.mesh).features or arrangement_of(self.mesh).vocabulary
+        axes: tuple[Axis, ...] = tp_sharding_of(self.mesh).features or tp_sharding_of(self.mesh).vocabulary
         channel = Channel(axes[0], self.mesh)
         here = logits.shape[-1]
-        first = chunk(sum(channel.lengths(here)), channel.size, channel.rank)[0]
+        first = chunk_bounds(sum(channel.lengths(here)), channel.size, channel.rank)[0]
         if here:
             largest, at = logits.max(-1)
         else:

@@ -7,12 +7,12 @@ DTensors, or the ranges that ZeRO cuts: updates are the same.
 from colossal.nn.optimizer.adafactor import Adafactor, DistributedAdaFactor
 from colossal.nn.optimizer.adam import CPUAdam, FusedAdam, HybridAdam
 from colossal.nn.optimizer.came import CAME, DistributedCAME
-from colossal.nn.optimizer.cast import cast_to_distributed
 from colossal.nn.optimizer.galore import DistGaloreAwamW, GaLoreAdamW, GaLoreAdamW8bit
-from colossal.nn.optimizer.galore_groups import get_galore_param_groups
+from colossal.nn.optimizer.galore_param_groups import get_galore_param_groups
 from colossal.nn.optimizer.lamb import DistributedLamb, FusedLAMB, Lamb
 from colossal.nn.optimizer.lars import Lars
 from colossal.nn.optimizer.sgd import FusedSGD
+from colossal.nn.optimizer.to_distributed import cast_to_distributed
 
 DistGaloreAdamW = DistGaloreAwamW
 

@@ -6,23 +6,23 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from colossal.errors import ConfigError
+from colossal.nn.optimizer.batched_sums import SumRequests
+from colossal.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal.nn.optimizer.factored import (
-    blend,
+    clip_rms,
     divide_by_roots,
-    limit_rms,
+    factor_shapes,
     rms,
-    shapes_of_factors,
-    sums_of_squares,
+    row_and_column_sums,
+    update_factors,
 )
-from colossal.nn.optimizer.joined import Sums
-from colossal.nn.optimizer.part import Part
-from colossal.nn.optimizer.summing import SummingOptimizer, sum_of_squares
-from colossal.nn.optimizer.twin import SetUpShards
+from colossal.nn.optimizer.param_shard import ParamShard
+from colossal.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_squares
 
 _LARGEST_STEP, _WARMUP_STEP = 1e-2, 1e-6
 
 
-class AdafactorBase(SummingOptimizer):
+class AdafactorBase(ShardAwareOptimizer):
     """What both Adafactors share: the algorithm."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -43,31 +43,31 @@ class AdafactorBase(SummingOptimizer):
             )
         super().add_param_group(param_group)
 
-    def _updated(self, part: Part) -> Sums:
-        group, placement, values = part.group, part.placement, part.values
-        kept = 1.0 - part.step ** group["decay_rate"]
+    def _update_shard(self, shard: ParamShard) -> SumRequests:
+        group, placement, values = shard.group, shard.placement, shard.values
+        kept = 1.0 - shard.step ** group["decay_rate"]
         own = sum_of_squares(values)
-        if part.is_matrix:
-            own, *sums = yield [own, *sums_of_squares(placement, part.grad)]
-            rows, columns = shapes_of_factors(placement)
-            means = part.whole("exp_avg_sq_row", rows), part.whole("exp_avg_sq_col", columns)
-            blend(means, sums, kept, group["eps"][0], placement)
-            update = divide_by_roots(placement, part.grad, means)
+        if shard.is_matrix:
+            own, *sums = yield [own, *row_and_column_sums(placement, shard.grad)]
+            rows, columns = factor_shapes(placement)
+            means = shard.replicated_state("exp_avg_sq_row", rows), shard.replicated_state("exp_avg_sq_col", columns)
+            update_factors(means, sums, kept, group["eps"][0], placement)
+            update = divide_by_roots(placement, shard.grad, means)
         else:
             (own,) = yield [own]
-            squares = part.like_values("exp_avg_sq")
-            squares.mul_(kept).add_(part.grad.square().add_(group["eps"][0]), alpha=1 - kept)
-            update = part.grad * squares.rsqrt()
+            squares = shard.sharded_state("exp_avg_sq")
+            squares.mul_(kept).add_(shard.grad.square().add_(group["eps"][0]), alpha=1 - kept)
+            update = shard.grad * squares.rsqrt()
         (total,) = yield [sum_of_squares(update)]
-        limit_rms(update, total, placement, group["clip_threshold"])
-        rate = _rate(group, part.step) * _scale(group, rms(own, placement))
+        clip_rms(update, total, placement, group["clip_threshold"])
+        rate = _rate(group, shard.step) * _scale(group, rms(own, placement))
         update.mul_(rate)
         if group["beta1"] is not None:
-            moved = part.like_values("exp_avg").mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
+            moved = shard.sharded_state("exp_avg").mul_(group["beta1"]).add_(update, alpha=1 - group["beta1"])
             update.copy_(moved)
         if group["weight_decay"]:
             update.add_(values * rate, alpha=group["weight_decay"])
-        part.subtract(update)
+        shard.subtract(update)
 
 
 @final
@@ -125,7 +125,7 @@ class Adafactor(AdafactorBase):
 
 
 @final
-class DistributedAdaFactor(SetUpShards, AdafactorBase):
+class DistributedAdaFactor(SetupDistributedMixin, AdafactorBase):
     """`Adafactor` for shards that `setup_distributed` describes.
 
     Args:

@@ -10,10 +10,10 @@ from torch.optim.optimizer import ParamsT
 
 from colossal.errors import ConfigError, ShapeError
 from colossal.kernel import AdamStep, AdamTensors, adam_step
-from colossal.nn.optimizer.adam_states import MEANS, AdamStates, Held
-from colossal.nn.optimizer.base import CheckedOptimizer, Closure, dtype_of_state, evaluate
-from colossal.nn.optimizer.checks import check_grads, refuse
-from colossal.nn.optimizer.offload import StatesOnDisk, disk_of
+from colossal.nn.optimizer.adam_states import MOMENTS, AdamStates, ParamMoments
+from colossal.nn.optimizer.base import CheckedOptimizer, Closure, call_closure, state_dtype
+from colossal.nn.optimizer.disk_states import StatesOnDisk, make_disk_states
+from colossal.nn.optimizer.hyperparameter_checks import check_grads, reject_option
 from colossal.tensor import copy_placement, local_of
 
 _COPIES = (torch.float32, torch.bfloat16, torch.float16)
@@ -50,9 +50,9 @@ class KernelAdam(CheckedOptimizer):
         found = super().state_dict()
         params = [param for group in self.param_groups for param in group["params"]]
         for number, entry in found["state"].items():
-            if self._disk is not None and params[number] in self._disk and MEANS[0] not in entry:
+            if self._disk is not None and params[number] in self._disk and MOMENTS[0] not in entry:
                 means = [copy_placement(mean, params[number]) for mean in self._disk.load(params[number])]
-                found["state"][number] = entry | dict(zip(MEANS, means, strict=True))
+                found["state"][number] = entry | dict(zip(MOMENTS, means, strict=True))
         return found
 
     @torch.no_grad()
@@ -69,9 +69,9 @@ class KernelAdam(CheckedOptimizer):
         params = [param for group in self.param_groups for param in group["params"]]
         if self._disk is not None and self.state:
             self._disk.choose(params)
-            AdamStates(self.state, self._disk).put_away(params)
+            AdamStates(self.state, self._disk).offload(params)
 
-    def write_copies(self, copies: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    def set_param_copies(self, copies: Mapping[nn.Parameter, torch.Tensor]) -> None:
         """Have each step write the new values of parameters elsewhere as well, in the same pass.
 
         Args:
@@ -98,7 +98,7 @@ class KernelAdam(CheckedOptimizer):
                 )
         self._copies = {**copies}
 
-    def report_updates(
+    def set_update_hook(
         self, runs: Sequence[Sequence[torch.Tensor]], report: Callable[[Sequence[torch.Tensor]], None]
     ) -> None:
         """Have each step update parameters run by run, and tell of each run while it goes on with the next.
@@ -123,7 +123,7 @@ class KernelAdam(CheckedOptimizer):
         Raises:
             UnsupportedError: A gradient is sparse.
         """
-        loss = evaluate(closure)
+        loss = call_closure(closure)
         check_grads(self.params_with_grads)
         self._step(1.0 / div_scale if div_scale > 0 else 1.0)
         return loss
@@ -145,19 +145,19 @@ class KernelAdam(CheckedOptimizer):
                 for batch in states.batches(some):
                     for run in self._divide(batch):
                         tensors = [self._tensors(held) for held in run]
-                        _exact_step(tensors, step) if is_double else adam_step(tensors, step)
+                        _float64_step(tensors, step) if is_double else adam_step(tensors, step)
                         self._finish(run, tensors)
 
-    def _divide(self, batch: list[Held]) -> Iterable[list[Held]]:
+    def _divide(self, batch: list[ParamMoments]) -> Iterable[list[ParamMoments]]:
         if self._report is None or any(held.part is not None for held in batch):
             return (batch,)
         place_of = {param: place for place, run in enumerate(self._runs) for param in run}
-        found: dict[int, list[Held]] = {}
+        found: dict[int, list[ParamMoments]] = {}
         for held in batch:
             found.setdefault(place_of.get(held.param, -1), []).append(held)
         return (found[place] for place in sorted(found))
 
-    def _tensors(self, held: Held) -> AdamTensors:
+    def _tensors(self, held: ParamMoments) -> AdamTensors:
         """What the kernel takes: parts that are here, without gaps."""
         assert held.param.grad is not None
         copy = self._copies.get(held.param)
@@ -168,7 +168,7 @@ class KernelAdam(CheckedOptimizer):
         four = (held.param.detach(), held.param.grad, held.exp_avg, held.exp_avg_sq)
         return AdamTensors(*(local_of(one).contiguous() for one in four), copy=copy)
 
-    def _finish(self, batch: Sequence[Held], tensors: Sequence[AdamTensors]) -> None:
+    def _finish(self, batch: Sequence[ParamMoments], tensors: Sequence[AdamTensors]) -> None:
         """Bring back what had gaps, and tell of it."""
         for held, taken in zip(batch, tensors, strict=True):
             if held.part is not None:
@@ -230,7 +230,7 @@ class CPUAdam(KernelAdam):
         nvme_offload_fraction: float = 0.0,
         nvme_offload_dir: str | None = None,
     ) -> None:
-        self._disk = disk_of(nvme_offload_fraction, nvme_offload_dir)
+        self._disk = make_disk_states(nvme_offload_fraction, nvme_offload_dir)
         super().__init__(model_params, _defaults(lr, bias_correction, betas, eps, weight_decay, adamw_mode))
 
 
@@ -286,7 +286,7 @@ class HybridAdam(KernelAdam):
         nvme_offload_dir: str | None = None,
         **defaults: Any,
     ) -> None:
-        self._disk = disk_of(nvme_offload_fraction, nvme_offload_dir)
+        self._disk = make_disk_states(nvme_offload_fraction, nvme_offload_dir)
         own = _defaults(lr, bias_correction, betas, eps, weight_decay, adamw_mode)
         super().__init__(model_params, defaults | own)
 
@@ -341,7 +341,7 @@ class FusedAdam(KernelAdam):
         set_grad_none: bool = True,
     ) -> None:
         if amsgrad:
-            refuse("amsgrad", amsgrad, _AS_TORCH)
+            reject_option("amsgrad", amsgrad, _AS_TORCH)
         super().__init__(params, _defaults(lr, bias_correction, betas, eps, weight_decay, adamw_mode))
         self.set_grad_none = set_grad_none
 
@@ -380,10 +380,10 @@ def _step_of(group: Mapping[str, Any], number: int, grad_scale: float) -> AdamSt
     )
 
 
-def _exact_step(tensors: Sequence[AdamTensors], step: AdamStep) -> None:
+def _float64_step(tensors: Sequence[AdamTensors], step: AdamStep) -> None:
     """The step of the kernel in float64, which it does not know."""
     for one in tensors:
-        grad = one.grad.to(dtype_of_state(one.param)) * step.grad_scale
+        grad = one.grad.to(state_dtype(one.param)) * step.grad_scale
         if step.is_decoupled:
             one.param.mul_(1 - step.lr * step.weight_decay)
         else:

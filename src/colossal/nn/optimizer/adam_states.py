@@ -7,15 +7,15 @@ from typing import Any, NamedTuple, final
 import torch
 
 from colossal.kernel import huge_zeros
-from colossal.nn.optimizer.base import dtype_of_state
-from colossal.nn.optimizer.offload import StatesOnDisk
+from colossal.nn.optimizer.base import state_dtype
+from colossal.nn.optimizer.disk_states import StatesOnDisk
 from colossal.tensor import copy_placement, local_of
 
-MEANS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @final
-class Held(NamedTuple):
+class ParamMoments(NamedTuple):
     """A parameter, or some elements of it, with its means."""
 
     param: torch.Tensor  # the parameter
@@ -42,44 +42,46 @@ class AdamStates:
             torch._foreach_add_(steps, 1)
         return {param: int(step) for param, step in zip(params, steps, strict=True)}
 
-    def batches(self, params: Sequence[torch.Tensor]) -> Iterator[list[Held]]:
+    def batches(self, params: Sequence[torch.Tensor]) -> Iterator[list[ParamMoments]]:
         """Hand out the means, some parameters after others; what is written to them until the next batch is kept."""
-        away = [param for param in params if self._is_away(param)]
-        self.put_away(away)
+        away = [param for param in params if self._is_offloaded(param)]
+        self.offload(away)
         with closing(self._visit(away)) as visits:
             first = next(visits, None)  # which begins to read, while those in memory are computed with
-            yield [self._held(param) for param in params if not self._is_away(param)]
+            yield [self._held(param) for param in params if not self._is_offloaded(param)]
             if first is not None:
                 yield first
             yield from visits
 
-    def put_away(self, params: Sequence[torch.Tensor]) -> None:
+    def offload(self, params: Sequence[torch.Tensor]) -> None:
         """Bring means that somebody put into memory, such as a checkpoint, to the disk."""
         for param in params:
             entry = self._state.get(param, {})
-            if self._disk is not None and param in self._disk and MEANS[0] in entry:
-                self._disk.store(param, [local_of(entry.pop(name)) for name in MEANS])
+            if self._disk is not None and param in self._disk and MOMENTS[0] in entry:
+                self._disk.store(param, [local_of(entry.pop(name)) for name in MOMENTS])
 
-    def _is_away(self, param: torch.Tensor) -> bool:
+    def _is_offloaded(self, param: torch.Tensor) -> bool:
         return self._disk is not None and param in self._disk
 
-    def _visit(self, params: Sequence[torch.Tensor]) -> Generator[list[Held], None, None]:
+    def _visit(self, params: Sequence[torch.Tensor]) -> Generator[list[ParamMoments], None, None]:
         for pieces in self._disk.walk(params) if self._disk is not None and params else ():
-            yield [Held(each.param, each.means[0], each.means[1], slice(each.begin, each.end)) for each in pieces]
+            yield [
+                ParamMoments(each.param, each.means[0], each.means[1], slice(each.begin, each.end)) for each in pieces
+            ]
 
-    def _held(self, param: torch.Tensor) -> Held:
-        return Held(param, self._mean(param, MEANS[0]), self._mean(param, MEANS[1]))
+    def _held(self, param: torch.Tensor) -> ParamMoments:
+        return ParamMoments(param, self._mean(param, MOMENTS[0]), self._mean(param, MOMENTS[1]))
 
     def _mean(self, param: torch.Tensor, name: str) -> torch.Tensor:
         entry = self._state[param]
-        if entry[name].dtype != dtype_of_state(param):  # somebody cast it as torch does
-            entry[name] = copy_placement(entry[name].to(dtype_of_state(param)), param)
+        if entry[name].dtype != state_dtype(param):  # somebody cast it as torch does
+            entry[name] = copy_placement(entry[name].to(state_dtype(param)), param)
         return entry[name]
 
     def _make(self, params: Sequence[torch.Tensor]) -> None:
-        zeros = iter(_zeros_like([param for param in params if not self._is_away(param) for _ in MEANS]))
+        zeros = iter(_zeros_like([param for param in params if not self._is_offloaded(param) for _ in MOMENTS]))
         for param in params:
-            means = {} if self._is_away(param) else {name: copy_placement(next(zeros), param) for name in MEANS}
+            means = {} if self._is_offloaded(param) else {name: copy_placement(next(zeros), param) for name in MOMENTS}
             self._state[param] = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu"), **means}
 
 
@@ -87,11 +89,11 @@ def _zeros_like(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Zeros in the dtype of the state, all those on the CPU in one piece of memory for each dtype."""
     found: list[torch.Tensor | None] = [None] * len(params)
     for dtype in (torch.float32, torch.float64):
-        at = [i for i, param in enumerate(params) if _is_plain(param) and dtype_of_state(param) == dtype]
+        at = [i for i, param in enumerate(params) if _is_plain(param) and state_dtype(param) == dtype]
         for i, zeros in zip(at, huge_zeros([params[i].shape for i in at], dtype), strict=True):
             found[i] = zeros
     return [
-        torch.zeros_like(param, dtype=dtype_of_state(param), memory_format=torch.contiguous_format)
+        torch.zeros_like(param, dtype=state_dtype(param), memory_format=torch.contiguous_format)
         if zeros is None
         else zeros
         for param, zeros in zip(params, found, strict=True)

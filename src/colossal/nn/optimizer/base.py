@@ -9,12 +9,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from colossal.errors import ColossalError
-from colossal.nn.optimizer.checks import check_grads, check_group
+from colossal.nn.optimizer.hyperparameter_checks import check_grads, check_group
 from colossal.tensor import copy_placement
 
 Closure = Callable[[], Any] | None
 
-WHOLE = ("_row", "_col")
+REPLICATED_STATE_SUFFIXES = ("_row", "_col")
 """Endings of the names of states that each rank has in whole, even if they happen to be as long as its range."""
 
 
@@ -72,7 +72,7 @@ class CheckedOptimizer(Optimizer, ABC):
         Raises:
             UnsupportedError: A gradient is sparse.
         """
-        loss = evaluate(closure)
+        loss = call_closure(closure)
         check_grads(self.params_with_grads)
         self._update()
         return loss
@@ -99,11 +99,13 @@ class CheckedOptimizer(Optimizer, ABC):
         for id_, param in zip(saved, params, strict=True):
             for name, value in state_dict["state"].get(id_, {}).items():
                 if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point():
-                    placed = value.to(param.device, dtype_of_state(param))
-                    self.state[param][name] = placed if name.endswith(WHOLE) else copy_placement(placed, param)
+                    placed = value.to(param.device, state_dtype(param))
+                    self.state[param][name] = (
+                        placed if name.endswith(REPLICATED_STATE_SUFFIXES) else copy_placement(placed, param)
+                    )
 
 
-def evaluate(closure: Closure) -> Any:
+def call_closure(closure: Closure) -> Any:
     """Call a closure with gradients."""
     if closure is None:
         return None
@@ -111,6 +113,6 @@ def evaluate(closure: Closure) -> Any:
         return closure()
 
 
-def dtype_of_state(param: torch.Tensor) -> torch.dtype:
+def state_dtype(param: torch.Tensor) -> torch.dtype:
     """Tell what to compute with and keep for a parameter."""
     return torch.float64 if param.dtype == torch.float64 else torch.float32

@@ -5,14 +5,14 @@ from typing import Any, final
 from torch.optim.optimizer import ParamsT
 
 from colossal.errors import ConfigError
-from colossal.nn.optimizer.factored import blend, divide_by_roots, limit_rms, shapes_of_factors, sums_of_squares
-from colossal.nn.optimizer.joined import Sums
-from colossal.nn.optimizer.part import Part
-from colossal.nn.optimizer.summing import SummingOptimizer, sum_of_squares
-from colossal.nn.optimizer.twin import SetUpShards
+from colossal.nn.optimizer.batched_sums import SumRequests
+from colossal.nn.optimizer.distributed_setup import SetupDistributedMixin
+from colossal.nn.optimizer.factored import clip_rms, divide_by_roots, factor_shapes, row_and_column_sums, update_factors
+from colossal.nn.optimizer.param_shard import ParamShard
+from colossal.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_squares
 
 
-class CAMEBase(SummingOptimizer):
+class CAMEBase(ShardAwareOptimizer):
     """What both CAMEs share: the algorithm."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -28,29 +28,29 @@ class CAMEBase(SummingOptimizer):
             raise ConfigError("CAME needs a learning rate. Found lr=None. Pass one, such as lr=2e-4.")
         super().add_param_group(param_group)
 
-    def _updated(self, part: Part) -> Sums:
-        group, placement, values = part.group, part.placement, part.values
+    def _update_shard(self, shard: ParamShard) -> SumRequests:
+        group, placement, values = shard.group, shard.placement, shard.values
         (first, second, third), eps = group["betas"], group["eps"]
-        rows, columns = shapes_of_factors(placement) if part.is_matrix else ((), ())
-        if part.is_matrix:
-            sums = yield sums_of_squares(placement, part.grad)
-            means = part.whole("exp_avg_sq_row", rows), part.whole("exp_avg_sq_col", columns)
-            blend(means, sums, second, eps[0], placement)
-            update = divide_by_roots(placement, part.grad, means)
+        rows, columns = factor_shapes(placement) if shard.is_matrix else ((), ())
+        if shard.is_matrix:
+            sums = yield row_and_column_sums(placement, shard.grad)
+            means = shard.replicated_state("exp_avg_sq_row", rows), shard.replicated_state("exp_avg_sq_col", columns)
+            update_factors(means, sums, second, eps[0], placement)
+            update = divide_by_roots(placement, shard.grad, means)
         else:
-            squares = part.like_values("exp_avg_sq")
-            squares.mul_(second).add_(part.grad.square().add_(eps[0]), alpha=1 - second)
-            update = part.grad * squares.rsqrt()
+            squares = shard.sharded_state("exp_avg_sq")
+            squares.mul_(second).add_(shard.grad.square().add_(eps[0]), alpha=1 - second)
+            update = shard.grad * squares.rsqrt()
         (total,) = yield [sum_of_squares(update)]
-        limit_rms(update, total, placement, group["clip_threshold"])
-        mean = part.like_values("exp_avg").mul_(first).add_(update, alpha=1 - first)
-        if part.is_matrix:
-            sums = yield sums_of_squares(placement, update.sub_(mean))
-            means = part.whole("exp_avg_res_row", rows), part.whole("exp_avg_res_col", columns)
-            blend(means, sums, third, eps[1], placement)
+        clip_rms(update, total, placement, group["clip_threshold"])
+        mean = shard.sharded_state("exp_avg").mul_(first).add_(update, alpha=1 - first)
+        if shard.is_matrix:
+            sums = yield row_and_column_sums(placement, update.sub_(mean))
+            means = shard.replicated_state("exp_avg_res_row", rows), shard.replicated_state("exp_avg_res_col", columns)
+            update_factors(means, sums, third, eps[1], placement)
             mean = divide_by_roots(placement, mean, means)
         decayed = values * group["weight_decay"]
-        part.subtract(decayed.add_(mean).mul_(group["lr"]))
+        shard.subtract(decayed.add_(mean).mul_(group["lr"]))
 
 
 @final
@@ -101,7 +101,7 @@ class CAME(CAMEBase):
 
 
 @final
-class DistributedCAME(SetUpShards, CAMEBase):
+class DistributedCAME(SetupDistributedMixin, CAMEBase):
     """`CAME` for shards that `setup_distributed` describes.
 
     Args:

@@ -10,14 +10,14 @@ Factors = tuple[torch.Tensor, torch.Tensor]
 """A number for each row, and one for each column; matrices of more dimensions are stacks of matrices."""
 
 
-def shapes_of_factors(placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def factor_shapes(placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Tell how many rows and columns there are."""
     return placement.shape[:-1], (*placement.shape[:-2], placement.shape[-1])
 
 
-def sums_of_squares(placement: Placement, local: torch.Tensor) -> list[torch.Tensor]:
+def row_and_column_sums(placement: Placement, local: torch.Tensor) -> list[torch.Tensor]:
     """Add the squares of this rank's elements up, by row and by column."""
-    rows, columns = (local.new_zeros(shape) for shape in shapes_of_factors(placement))
+    rows, columns = (local.new_zeros(shape) for shape in factor_shapes(placement))
     for region, box in placement.views(local):
         squares = box.square()
         rows[region.slices[:-1]] += squares.sum(-1)
@@ -25,7 +25,7 @@ def sums_of_squares(placement: Placement, local: torch.Tensor) -> list[torch.Ten
     return [rows, columns]
 
 
-def blend(means: Factors, sums: list[torch.Tensor], kept: float, eps: float, placement: Placement) -> None:
+def update_factors(means: Factors, sums: list[torch.Tensor], kept: float, eps: float, placement: Placement) -> None:
     """Move means of squares towards new ones, in place."""
     for mean, total, length in zip(means, sums, (placement.shape[-1], placement.shape[-2]), strict=True):
         mean.mul_(kept).add_(total / max(1, length) + eps, alpha=1 - kept)
@@ -42,7 +42,7 @@ def divide_by_roots(placement: Placement, local: torch.Tensor, means: Factors) -
     return result
 
 
-def limit_rms(update: torch.Tensor, total_of_squares: torch.Tensor, placement: Placement, threshold: float) -> None:
+def clip_rms(update: torch.Tensor, total_of_squares: torch.Tensor, placement: Placement, threshold: float) -> None:
     """Scale an update so that the root of the mean of its squares is at most a threshold, in place."""
     update.div_((rms(total_of_squares, placement) / threshold).clamp(min=1.0))
 

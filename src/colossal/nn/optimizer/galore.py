@@ -8,19 +8,19 @@ import torch
 from torch import distributed as dist
 from torch.optim.optimizer import ParamsT
 
-from colossal.nn.optimizer.checks import refuse
-from colossal.nn.optimizer.joined import Sums
-from colossal.nn.optimizer.part import Part
-from colossal.nn.optimizer.projection import Projection, sides_of
-from colossal.nn.optimizer.summing import SummingOptimizer
-from colossal.nn.optimizer.twin import SetUpShards
+from colossal.nn.optimizer.batched_sums import SumRequests
+from colossal.nn.optimizer.distributed_setup import SetupDistributedMixin
+from colossal.nn.optimizer.hyperparameter_checks import reject_option
+from colossal.nn.optimizer.param_shard import ParamShard
+from colossal.nn.optimizer.projection import Projection, projected_sides
+from colossal.nn.optimizer.shard_aware import ShardAwareOptimizer
 
 _GROUP = {"rank": 256, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
 _SIDE_NAMES = ("projection_left", "projection_right")
 _MATRIX_DIMS = 2
 
 
-class GaLoreBase(SummingOptimizer):
+class GaLoreBase(ShardAwareOptimizer):
     """What the GaLores share: the algorithm."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -33,20 +33,22 @@ class GaLoreBase(SummingOptimizer):
         if "rank" in param_group:
             for name, value in _GROUP.items():
                 param_group.setdefault(name, value)
-            sides_of(param_group["proj_type"], (1, 1))
+            projected_sides(param_group["proj_type"], (1, 1))
         super().add_param_group(param_group)
 
-    def _updated(self, part: Part) -> Sums:
-        group, values = part.group, part.values
-        shape = part.placement.shape
+    def _update_shard(self, shard: ParamShard) -> SumRequests:
+        group, values = shard.group, shard.values
+        shape = shard.placement.shape
         if len(shape) == _MATRIX_DIMS and min(shape) > group.get("rank", inf):
-            projection = yield from _projection_of(part)
-            (grad,) = yield [projection.down(part.placement, part.grad)]
-            means = part.whole("exp_avg", grad.shape), part.whole("exp_avg_sq", grad.shape)
-            update = projection.up(part.placement, _direction(part, grad, *means), part.grad).mul_(group["scale"])
+            projection = yield from _projection_of(shard)
+            (grad,) = yield [projection.project(shard.placement, shard.grad)]
+            means = shard.replicated_state("exp_avg", grad.shape), shard.replicated_state("exp_avg_sq", grad.shape)
+            update = projection.project_back(shard.placement, _direction(shard, grad, *means), shard.grad).mul_(
+                group["scale"]
+            )
         else:
-            update = _direction(part, part.grad, part.like_values("exp_avg"), part.like_values("exp_avg_sq"))
-        part.subtract(update.add_(values, alpha=group["weight_decay"]).mul_(group["lr"]))
+            update = _direction(shard, shard.grad, shard.sharded_state("exp_avg"), shard.sharded_state("exp_avg_sq"))
+        shard.subtract(update.add_(values, alpha=group["weight_decay"]).mul_(group["lr"]))
 
 
 @final
@@ -155,7 +157,7 @@ class GaLoreAdamW8bit(GaLoreBase):
 
 
 @final
-class DistGaloreAwamW(SetUpShards, GaLoreBase):
+class DistGaloreAwamW(SetupDistributedMixin, GaLoreBase):
     """`GaLoreAdamW8bit` for shards that `setup_distributed` describes; the name is as it is documented.
 
     The states of projected parameters are whole on all ranks. Of the decompositions each rank does its share.
@@ -237,34 +239,36 @@ def _refuse_options(
     }
     for name, (value, allowed) in built.items():
         if value not in allowed:
-            refuse(name, value, "Leave it out: the state is small, and float32.")
+            reject_option(name, value, "Leave it out: the state is small, and float32.")
 
 
-def _direction(part: Part, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _direction(shard: ParamShard, grad: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Bring means up to date, and return the update that Adam would make, before the learning rate."""
-    beta1, beta2 = part.group["betas"]
+    beta1, beta2 = shard.group["betas"]
     first.mul_(beta1).add_(grad, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    root = (second / (1 - beta2**part.step)).sqrt_().add_(part.group["eps"])
-    return (first / (1 - beta1**part.step)).div_(root)
+    root = (second / (1 - beta2**shard.step)).sqrt_().add_(shard.group["eps"])
+    return (first / (1 - beta1**shard.step)).div_(root)
 
 
-def _projection_of(part: Part) -> Generator[list[torch.Tensor], list[torch.Tensor], Projection]:
+def _projection_of(shard: ParamShard) -> Generator[list[torch.Tensor], list[torch.Tensor], Projection]:
     """The projection of a parameter; every so many steps it is found anew, by one rank for all."""
-    placement, group = part.placement, part.group
+    placement, group = shard.placement, shard.group
     rank = group["rank"]
     shapes = (placement.shape[0], rank), (rank, placement.shape[1])
     kept = [
-        part.whole(name, shape) if is_used else None
-        for name, shape, is_used in zip(_SIDE_NAMES, shapes, sides_of(group["proj_type"], placement.shape), strict=True)
+        shard.replicated_state(name, shape) if is_used else None
+        for name, shape, is_used in zip(
+            _SIDE_NAMES, shapes, projected_sides(group["proj_type"], placement.shape), strict=True
+        )
     ]
     sides = [side for side in kept if side is not None]
-    if (part.step - 1) % group["update_proj_gap"] == 0:
-        whole = part.grad.new_zeros(placement.shape)
-        for region, box in placement.views(part.grad):
+    if (shard.step - 1) % group["update_proj_gap"] == 0:
+        whole = shard.grad.new_zeros(placement.shape)
+        for region, box in placement.views(shard.grad):
             whole[region.slices] = box
         (whole,) = yield [whole]
-        is_mine = all(dist.get_rank(one) == part.index % dist.get_world_size(one) for one in placement.shard_groups)
+        is_mine = all(dist.get_rank(one) == shard.index % dist.get_world_size(one) for one in placement.shard_groups)
         found = Projection.of(whole, rank, group["proj_type"]) if is_mine else None
         pairs = zip((found.left, found.right) if found else (None, None), kept, strict=True)
         own = [torch.zeros_like(side) if new is None else new for new, side in pairs if side is not None]

@@ -8,11 +8,11 @@ from typing import Any, final
 import torch
 from torch.optim.optimizer import ParamsT
 
-from colossal.nn.optimizer.checks import refuse
-from colossal.nn.optimizer.joined import Sums, run_joined
-from colossal.nn.optimizer.part import Part
-from colossal.nn.optimizer.summing import SummingOptimizer, sum_of_squares
-from colossal.nn.optimizer.twin import SetUpShards
+from colossal.nn.optimizer.batched_sums import SumRequests, run_with_batched_sums
+from colossal.nn.optimizer.distributed_setup import SetupDistributedMixin
+from colossal.nn.optimizer.hyperparameter_checks import reject_option
+from colossal.nn.optimizer.param_shard import ParamShard
+from colossal.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_squares
 
 _LARGEST_NORM = 10.0
 
@@ -29,20 +29,20 @@ class _Rules:
     is_decoupled: bool = True  # whether weight decay is added to the update; if not, to the gradient
 
 
-class LambBase(SummingOptimizer):
+class LambBase(ShardAwareOptimizer):
     """What the LAMBs share: the algorithm."""
 
     @abstractmethod
     def _rules(self, group: dict[str, Any]) -> _Rules:
         """Tell the rules of a group."""
 
-    def _updated(self, part: Part) -> Sums:
-        group, rules, values = part.group, self._rules(part.group), part.values
+    def _update_shard(self, shard: ParamShard) -> SumRequests:
+        group, rules, values = shard.group, self._rules(shard.group), shard.values
         decay = group["weight_decay"]
-        grad = part.grad
+        grad = shard.grad
         if not rules.is_decoupled and decay:
             grad = grad.add(values, alpha=decay)
-        update = _adam_update(part, grad, rules)
+        update = _adam_update(shard, grad, rules)
         if rules.is_decoupled and decay:
             update.add_(values, alpha=decay)
         ratio = 1.0
@@ -51,7 +51,7 @@ class LambBase(SummingOptimizer):
             norms = squares.sqrt()
             own, moved = norms[0].clamp(max=rules.largest_norm), norms[1]
             ratio = torch.where((own > 0) & (moved > 0), own / moved, 1.0)
-        part.subtract(update.mul_(ratio * group["lr"]))
+        shard.subtract(update.mul_(ratio * group["lr"]))
 
 
 @final
@@ -108,7 +108,7 @@ class Lamb(LambBase):
 
 
 @final
-class DistributedLamb(SetUpShards, LambBase):
+class DistributedLamb(SetupDistributedMixin, LambBase):
     """`Lamb` for shards that `setup_distributed` describes.
 
     Args:
@@ -217,7 +217,7 @@ class FusedLAMB(LambBase):
         use_nvlamb: bool = False,
     ) -> None:
         if amsgrad:
-            refuse("amsgrad", amsgrad, "Leave it out.")
+            reject_option("amsgrad", amsgrad, "Leave it out.")
         options = {
             "adam_w_mode": adam_w_mode,
             "grad_averaging": grad_averaging,
@@ -235,15 +235,15 @@ class FusedLAMB(LambBase):
         """
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
-    def _update_parts(self, parts: list[Part]) -> None:
-        limits = [part.group["max_grad_norm"] or inf for part in parts]
+    def _update_shards(self, shards: list[ParamShard]) -> None:
+        limits = [shard.group["max_grad_norm"] or inf for shard in shards]
         squares: list[torch.Tensor] = []
         if min(limits, default=inf) < inf:
-            run_joined((part.placement, _collect(part, squares)) for part in parts)
+            run_with_batched_sums((shard.placement, _collect(shard, squares)) for shard in shards)
             norm = torch.stack([square.double() for square in squares]).sum().sqrt()
-            for part, limit in zip(parts, limits, strict=True):
-                part.grad = part.grad * (limit / norm).clamp(max=1.0)
-        super()._update_parts(parts)
+            for shard, limit in zip(shards, limits, strict=True):
+                shard.grad = shard.grad * (limit / norm).clamp(max=1.0)
+        super()._update_shards(shards)
 
     def _rules(self, group: dict[str, Any]) -> _Rules:
         return _Rules(
@@ -254,8 +254,8 @@ class FusedLAMB(LambBase):
         )
 
 
-def _collect(part: Part, squares: list[torch.Tensor]) -> Sums:
-    (total,) = yield [sum_of_squares(part.grad)]
+def _collect(shard: ParamShard, squares: list[torch.Tensor]) -> SumRequests:
+    (total,) = yield [sum_of_squares(shard.grad)]
     squares.append(total)
 
 
@@ -276,11 +276,11 @@ def _defaults(
     }
 
 
-def _adam_update(part: Part, grad: torch.Tensor, rules: _Rules) -> torch.Tensor:
+def _adam_update(shard: ParamShard, grad: torch.Tensor, rules: _Rules) -> torch.Tensor:
     """Bring the means up to date, and return the update that Adam would make, before the learning rate."""
-    beta1, beta2 = part.group["betas"]
-    first, second = part.like_values("exp_avg"), part.like_values("exp_avg_sq")
+    beta1, beta2 = shard.group["betas"]
+    first, second = shard.sharded_state("exp_avg"), shard.sharded_state("exp_avg_sq")
     first.mul_(beta1).add_(grad, alpha=1 - beta1 if rules.averages_grads else 1.0)
     second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    of_first, of_second = (1 - beta1**part.step, 1 - beta2**part.step) if rules.bias_correction else (1.0, 1.0)
-    return (first / of_first).div_((second / of_second).sqrt_().add_(part.group["eps"]))
+    of_first, of_second = (1 - beta1**shard.step, 1 - beta2**shard.step) if rules.bias_correction else (1.0, 1.0)
+    return (first / of_first).div_((second / of_second).sqrt_().add_(shard.group["eps"]))

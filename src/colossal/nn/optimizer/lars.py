@@ -5,13 +5,13 @@ from typing import final
 import torch
 from torch.optim.optimizer import ParamsT
 
-from colossal.nn.optimizer.joined import Sums
-from colossal.nn.optimizer.part import Part
-from colossal.nn.optimizer.summing import SummingOptimizer, sum_of_squares
+from colossal.nn.optimizer.batched_sums import SumRequests
+from colossal.nn.optimizer.param_shard import ParamShard
+from colossal.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_squares
 
 
 @final
-class Lars(SummingOptimizer):
+class Lars(ShardAwareOptimizer):
     r"""LARS: momentum with a learning rate for each parameter, by the norms of it and of its gradient.
 
     .. math::
@@ -60,13 +60,13 @@ class Lars(SummingOptimizer):
         numbers = {"lr": lr, "momentum": momentum, "eeta": eeta, "weight_decay": weight_decay, "epsilon": epsilon}
         super().__init__(params, numbers)
 
-    def _updated(self, part: Part) -> Sums:
-        group, values = part.group, part.values
-        (squares,) = yield [torch.stack([sum_of_squares(values), sum_of_squares(part.grad)])]
+    def _update_shard(self, shard: ParamShard) -> SumRequests:
+        group, values = shard.group, shard.values
+        (squares,) = yield [torch.stack([sum_of_squares(values), sum_of_squares(shard.grad)])]
         own, slope = squares.sqrt()
         ratio = group["eeta"] * own / (slope + group["weight_decay"] * own + group["epsilon"])
         rate = group["lr"] * torch.where((own > 0) & (slope > 0), ratio, 1.0)
-        update = part.grad.add(values, alpha=group["weight_decay"]).mul_(rate)
+        update = shard.grad.add(values, alpha=group["weight_decay"]).mul_(rate)
         if group["momentum"]:
-            update = part.like_values("momentum_buffer").mul_(group["momentum"]).add_(update)
-        part.subtract(update)
+            update = shard.sharded_state("momentum_buffer").mul_(group["momentum"]).add_(update)
+        shard.subtract(update)

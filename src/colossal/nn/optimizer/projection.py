@@ -29,7 +29,7 @@ class Projection:
     @classmethod
     def of(cls, matrix: torch.Tensor, rank: int, proj_type: str) -> Self:
         """Find the subspace in which most of a matrix lies."""
-        is_left, is_right = sides_of(proj_type, tuple(matrix.shape))
+        is_left, is_right = projected_sides(proj_type, tuple(matrix.shape))
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
         left, right = left[:, :rank], right[:rank]
         signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
@@ -40,7 +40,7 @@ class Projection:
         rows = shape[0] if self.left is None else self.left.shape[1]
         return rows, shape[1] if self.right is None else self.right.shape[0]
 
-    def down(self, placement: Placement, local: torch.Tensor) -> torch.Tensor:
+    def project(self, placement: Placement, local: torch.Tensor) -> torch.Tensor:
         """Project what a rank has of a matrix."""
         low = local.new_zeros(self.shape_of(placement.shape))
         for box, left, right, place in self._steps(placement, local):
@@ -48,7 +48,7 @@ class Projection:
             low[place] += moved if right is None else moved @ right.T
         return low
 
-    def up(self, placement: Placement, low: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def project_back(self, placement: Placement, low: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Bring a projected matrix back."""
         local = torch.empty_like(like)
         for box, left, right, place in self._steps(placement, local):
@@ -67,7 +67,7 @@ class Projection:
             yield box, left, right, (rows if left is None else slice(None), columns if right is None else slice(None))
 
 
-def sides_of(proj_type: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
+def projected_sides(proj_type: str, shape: tuple[int, ...]) -> tuple[bool, bool]:
     """Tell which sides of a matrix are projected."""
     if proj_type not in _SIDES:
         raise ConfigError(f"proj_type is one of {', '.join(_SIDES)}. Found {proj_type!r}. Pass one of them.")

@@ -6,7 +6,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from colossal.errors import ConfigError
-from colossal.nn.optimizer.base import CheckedOptimizer, dtype_of_state
+from colossal.nn.optimizer.base import CheckedOptimizer, state_dtype
 from colossal.tensor import copy_placement, local_of
 
 
@@ -70,7 +70,7 @@ class FusedSGD(CheckedOptimizer):
     def _update_group(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         decay, momentum = group["weight_decay"], group["momentum"]
         grads = [local_of(param.grad) for param in params if param.grad is not None]
-        updates = [grad.to(dtype_of_state(param), copy=True) for grad, param in zip(grads, params, strict=True)]
+        updates = [grad.to(state_dtype(param), copy=True) for grad, param in zip(grads, params, strict=True)]
         values = [local_of(param) for param in params]
         if decay and not group["wd_after_momentum"]:
             torch._foreach_add_(updates, values, alpha=decay)

@@ -52,7 +52,7 @@ class Action(NamedTuple):
         return Action(self.kind, self.stage + 1, self.microbatch)
 
 
-Orders = tuple[tuple[Action, ...], ...]
+PipelineOrder = tuple[tuple[Action, ...], ...]
 """What each rank does, in its order."""
 
 

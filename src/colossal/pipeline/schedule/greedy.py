@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final
 
-from colossal.pipeline.placement import StagePlacement
-from colossal.pipeline.schedule.action import Action, ActionKind, Costs, Orders
+from colossal.pipeline.schedule.action import Action, ActionKind, Costs, PipelineOrder
+from colossal.pipeline.stage_placement import StagePlacement
 
 Urgency = Callable[[Action], tuple[int, ...]]
 
 
-def zero_bubble_v(placement: StagePlacement, num_microbatches: int, costs: Costs | None = None) -> Orders:
+def zero_bubble_v(placement: StagePlacement, num_microbatches: int, costs: Costs | None = None) -> PipelineOrder:
     """Fill the bubble by the gradients of weights, which nobody waits for.
 
     Backward passes are in two parts. Each rank goes backward to inputs as soon as it can, else forward, else it makes
@@ -26,9 +26,9 @@ def zero_bubble_v(placement: StagePlacement, num_microbatches: int, costs: Costs
         What each rank does.
 
     Example:
-        >>> from colossal.pipeline import StagePlacement, bubble_of, simulate, zero_bubble_v
+        >>> from colossal.pipeline import StagePlacement, bubble_fraction, simulate, zero_bubble_v
         >>> placement = StagePlacement(4, num_chunks=2, is_v=True)
-        >>> bubble_of(simulate(zero_bubble_v(placement, 16), placement)) < 0.06
+        >>> bubble_fraction(simulate(zero_bubble_v(placement, 16), placement)) < 0.06
         True
     """
     passes: tuple[ActionKind, ...] = ("F", "I", "W")
@@ -36,10 +36,10 @@ def zero_bubble_v(placement: StagePlacement, num_microbatches: int, costs: Costs
     def urgency(action: Action) -> tuple[int, ...]:
         return ("IFW".index(action.kind), -action.stage, action.microbatch)
 
-    return _Race(placement, num_microbatches, passes, urgency, costs or Costs()).run()
+    return _GreedySimulation(placement, num_microbatches, passes, urgency, costs or Costs()).run()
 
 
-def forward_only(placement: StagePlacement, num_microbatches: int) -> Orders:
+def forward_only(placement: StagePlacement, num_microbatches: int) -> PipelineOrder:
     """Let all micro-batches pass without going back, to evaluate.
 
     Args:
@@ -58,12 +58,12 @@ def forward_only(placement: StagePlacement, num_microbatches: int) -> Orders:
     def urgency(action: Action) -> tuple[int, ...]:
         return (-action.stage, action.microbatch)
 
-    return _Race(placement, num_microbatches, ("F",), urgency, Costs()).run()
+    return _GreedySimulation(placement, num_microbatches, ("F",), urgency, Costs()).run()
 
 
 @final
 @dataclass
-class _Race:
+class _GreedySimulation:
     """Ranks that work, in simulated time; passes of one kind through one stage take micro-batches in their order."""
 
     placement: StagePlacement
@@ -73,7 +73,7 @@ class _Race:
     costs: Costs
     ends: dict[Action, float] = field(default_factory=dict)
 
-    def run(self) -> Orders:
+    def run(self) -> PipelineOrder:
         ranks = range(self.placement.num_ranks)
         heads = [
             {Action(kind, stage, 0) for kind in self.kinds for stage in self.placement.stages_of(rank)}

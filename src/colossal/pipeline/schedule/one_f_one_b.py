@@ -3,11 +3,11 @@
 from itertools import chain
 
 from colossal.errors import ConfigError
-from colossal.pipeline.placement import StagePlacement
-from colossal.pipeline.schedule.action import Action, Orders
+from colossal.pipeline.schedule.action import Action, PipelineOrder
+from colossal.pipeline.stage_placement import StagePlacement
 
 
-def one_forward_one_backward(placement: StagePlacement, num_microbatches: int) -> Orders:
+def one_forward_one_backward(placement: StagePlacement, num_microbatches: int) -> PipelineOrder:
     """Go backward with each micro-batch as soon as that is possible.
 
     A rank has at most as many micro-batches under way as there are ranks behind it, and itself (Narayanan et al.,
@@ -44,7 +44,7 @@ def _alternate(stage: int, num_stages: int, num_microbatches: int) -> tuple[Acti
     return (*forward[:num_ahead], *chain.from_iterable(steady), *backward[num_microbatches - num_ahead :])
 
 
-def interleaved(placement: StagePlacement, num_microbatches: int) -> Orders:
+def interleaved(placement: StagePlacement, num_microbatches: int) -> PipelineOrder:
     """Let each rank have several stages, so that it waits less: the bubble is divided by their number.
 
     Micro-batches pass through the chunks of a rank in groups of as many as there are ranks (Narayanan et al.,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import final
 
 from colossal.errors import ConfigError
-from colossal.pipeline.placement import StagePlacement
-from colossal.pipeline.schedule.action import Action, Costs, Orders
+from colossal.pipeline.schedule.action import Action, Costs, PipelineOrder
+from colossal.pipeline.stage_placement import StagePlacement
 
 
 @final
@@ -36,7 +36,7 @@ class Pass:
         return self.end - self.begin
 
 
-def simulate(orders: Orders, placement: StagePlacement, costs: Costs | None = None) -> list[Pass]:
+def simulate(orders: PipelineOrder, placement: StagePlacement, costs: Costs | None = None) -> list[Pass]:
     """Find out when each pass of a schedule would be; `check_schedule` looks at its messages too.
 
     Args:
@@ -76,7 +76,7 @@ def simulate(orders: Orders, placement: StagePlacement, costs: Costs | None = No
     return list(done.values())
 
 
-def bubble_of(passes: list[Pass]) -> float:
+def bubble_fraction(passes: list[Pass]) -> float:
     """Tell which share of the time ranks wait.
 
     Args:
@@ -86,9 +86,9 @@ def bubble_of(passes: list[Pass]) -> float:
         Time without a pass, of all ranks together, divided by the time from the first pass to the last.
 
     Example:
-        >>> from colossal.pipeline import StagePlacement, bubble_of, one_forward_one_backward, simulate
+        >>> from colossal.pipeline import StagePlacement, bubble_fraction, one_forward_one_backward, simulate
         >>> placement = StagePlacement(2)
-        >>> round(bubble_of(simulate(one_forward_one_backward(placement, 7), placement)), 3)
+        >>> round(bubble_fraction(simulate(one_forward_one_backward(placement, 7), placement)), 3)
         0.125
     """
     num_ranks = 1 + max(each.rank for each in passes)

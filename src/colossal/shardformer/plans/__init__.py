@@ -11,7 +11,7 @@ from colossal.tensor import ParallelPlan
 
 __all__ = ["FAMILIES", "plan_of"]
 
-_HOMES = {
+_PLAN_MODULES = {
     "bert": "bert",
     "blip-2": "blip_2",
     "bloom": "bloom",
@@ -35,13 +35,13 @@ _HOMES = {
     "whisper": "whisper",
 }
 
-_PARTS = {
+_SUBMODEL_PLANS = {
     "blip_2_qformer": "blip_2",
     "blip_2_vision_model": "blip_2",
     "sam_vision_model": "sam",
 }
 
-FAMILIES = tuple(_HOMES)
+FAMILIES = tuple(_PLAN_MODULES)
 """The families that have a table, by the ``model_type`` of their configurations."""
 
 
@@ -61,13 +61,13 @@ def plan_of(model: nn.Module) -> ParallelPlan:
         >>> from transformers import GPT2Config, GPT2Model
         >>> from colossal.shardformer import plan_of
         >>> plan_of(GPT2Model(GPT2Config(n_layer=1, n_embd=24, vocab_size=8))).styles["h.*.attn.c_attn"]
-        'col/3'
+        'packed_colwise(3)'
     """
     config: Any = getattr(model, "config", None)
     family = str(getattr(config, "model_type", None))
-    home = (_HOMES | _PARTS).get(family)
-    if home is not None:
-        return importlib.import_module(f"{__name__}.{home}").plan(config)
+    name = (_PLAN_MODULES | _SUBMODEL_PLANS).get(family)
+    if name is not None:
+        return importlib.import_module(f"{__name__}.{name}").plan(config)
     found = hf_plan(config)
     if found is None:
         raise PlanError(

@@ -7,15 +7,15 @@ from colossal.tensor import HeadCounts, ParallelPlan, Stages
 BERT = ParallelPlan(
     styles={
         "embeddings.word_embeddings": "vocab",
-        "encoder.layer.*.attention.self.[qkv]*": "col",
-        "encoder.layer.*.attention.output.dense": "row",
-        "encoder.layer.*.intermediate.dense": "col",
-        "encoder.layer.*.output.dense": "row",
+        "encoder.layer.*.attention.self.[qkv]*": "colwise",
+        "encoder.layer.*.attention.output.dense": "rowwise",
+        "encoder.layer.*.intermediate.dense": "colwise",
+        "encoder.layer.*.output.dense": "rowwise",
     },
-    beside={"cls.predictions.decoder": "col+"},
+    head_styles={"cls.predictions.decoder": "colwise_gather_output"},
     divide_by_tp=("encoder.layer.*.attention.self.num_attention_heads", "encoder.layer.*.attention.self.all_head_size"),
     counts=(HeadCounts(),),
-    stages=Stages("encoder.layer", first=("embeddings",)),
+    stages=Stages("encoder.layer", pre_layers=("embeddings",)),
     attention="encoder.layer.*.attention.self",
 )
 

@@ -3,23 +3,23 @@
 from dataclasses import replace
 from typing import Any
 
-from colossal.shardformer.plans._part import plan_of_part
-from colossal.shardformer.plans.t5 import GIVES
+from colossal.shardformer.plans._submodel import submodel_plan
+from colossal.shardformer.plans.t5 import LAYER_OUTPUTS
 from colossal.tensor import HeadCounts, ParallelPlan, Stages
 
 BLIP_2 = ParallelPlan(
     styles={
-        "?vision_model.encoder.layers.*.self_attn": "cut",
-        "?vision_model.encoder.layers.*.self_attn.qkv": "col/3",
-        "?vision_model.encoder.layers.*.self_attn.projection": "row",
-        "?vision_model.encoder.layers.*.mlp.fc1": "col",
-        "?vision_model.encoder.layers.*.mlp.fc2": "row",
+        "?vision_model.encoder.layers.*.self_attn": "split_input",
+        "?vision_model.encoder.layers.*.self_attn.qkv": "packed_colwise(3)",
+        "?vision_model.encoder.layers.*.self_attn.projection": "rowwise",
+        "?vision_model.encoder.layers.*.mlp.fc1": "colwise",
+        "?vision_model.encoder.layers.*.mlp.fc2": "rowwise",
         "?embeddings.word_embeddings": "vocab",
-        "?qformer.encoder.layer.*.*attention.attention.[qkv]*": "col",
-        "?qformer.encoder.layer.*.*attention.output.dense": "row",
-        "?qformer.encoder.layer.*.intermediate*.dense": "col",
-        "?qformer.encoder.layer.*.output*.dense": "row",
-        "?language_projection": "col+",
+        "?qformer.encoder.layer.*.*attention.attention.[qkv]*": "colwise",
+        "?qformer.encoder.layer.*.*attention.output.dense": "rowwise",
+        "?qformer.encoder.layer.*.intermediate*.dense": "colwise",
+        "?qformer.encoder.layer.*.output*.dense": "rowwise",
+        "?language_projection": "colwise_gather_output",
     },
     divide_by_tp=("?vision_model.encoder.layers.*.self_attn.num_heads",),
     counts=(HeadCounts("vision_config.num_attention_heads"), HeadCounts("qformer_config.num_attention_heads")),
@@ -27,26 +27,31 @@ BLIP_2 = ParallelPlan(
 )
 
 
-SEEN = Stages("vision_model.encoder.layers", first=("vision_model.embeddings",), result="vision_model")
-ASKED = Stages("qformer.encoder.layer", first=("qformer.layernorm", "query_tokens"), result="qformer", before=SEEN)
-READ = Stages(
+VISION_STAGES = Stages("vision_model.encoder.layers", pre_layers=("vision_model.embeddings",), result="vision_model")
+QFORMER_STAGES = Stages(
+    "qformer.encoder.layer", pre_layers=("qformer.layernorm", "query_tokens"), result="qformer", previous=VISION_STAGES
+)
+ENCODER_STAGES = Stages(
     "language_model.encoder.block",
-    first=("language_model.shared", "language_model.encoder.embed_tokens", "language_projection"),
-    gives=GIVES,
+    pre_layers=("language_model.shared", "language_model.encoder.embed_tokens", "language_projection"),
+    layer_outputs=LAYER_OUTPUTS,
     result="language_model.encoder",
-    before=ASKED,
+    previous=QFORMER_STAGES,
 )
 STAGES = {  # by the family of the language model
     "opt": Stages(
         "language_model.model.decoder.layers",
-        first=(
+        pre_layers=(
             *(f"language_model.model.decoder.{name}" for name in ("embed_tokens", "embed_positions", "project_in")),
             "language_projection",
         ),
-        before=ASKED,
+        previous=QFORMER_STAGES,
     ),
     "t5": Stages(
-        "language_model.decoder.block", first=("language_model.decoder.embed_tokens",), gives=GIVES, before=READ
+        "language_model.decoder.block",
+        pre_layers=("language_model.decoder.embed_tokens",),
+        layer_outputs=LAYER_OUTPUTS,
+        previous=ENCODER_STAGES,
     ),
 }
 _PARTS = {"blip_2_vision_model": "vision_model.", "blip_2_qformer": "qformer."}
@@ -56,5 +61,5 @@ def plan(config: Any) -> ParallelPlan:
     """Return the plan of a configuration."""
     part = _PARTS.get(config.model_type)
     if part:
-        return plan_of_part(BLIP_2, part)
+        return submodel_plan(BLIP_2, part)
     return replace(BLIP_2, stages=STAGES.get(config.text_config.model_type))

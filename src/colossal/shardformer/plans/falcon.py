@@ -13,15 +13,15 @@ def plan(config: Any) -> ParallelPlan:
     return ParallelPlan(
         styles={
             "word_embeddings": "vocab",
-            "h.*.self_attention.query_key_value": "col/mq" if has_one_key else "col",
-            "h.*.self_attention.dense": "row",
-            "h.*.mlp.dense_h_to_4h": "col",
-            "h.*.mlp.dense_4h_to_h": "row",
+            "h.*.self_attention.query_key_value": "colwise_multi_query" if has_one_key else "colwise",
+            "h.*.self_attention.dense": "rowwise",
+            "h.*.mlp.dense_h_to_4h": "colwise",
+            "h.*.mlp.dense_4h_to_h": "rowwise",
         },
-        beside={"lm_head": "head"},
+        head_styles={"lm_head": "lm_head"},
         divide_by_tp=tuple(f"h.*.self_attention.{name}" for name in numbers),
         counts=(heads, *((HeadCounts("num_kv_heads"),) if config.new_decoder_architecture else ())),
-        cut_inputs={"h.*.self_attention": ("alibi", "attention_mask")} if config.alibi else {},
-        stages=Stages("h", first=("word_embeddings",), gives=("hidden_states", "")),
+        split_inputs={"h.*.self_attention": ("alibi", "attention_mask")} if config.alibi else {},
+        stages=Stages("h", pre_layers=("word_embeddings",), layer_outputs=("hidden_states", "")),
         attention="h.*.self_attention",
     )

@@ -7,16 +7,16 @@ from colossal.tensor import HeadCounts, ParallelPlan, Stages
 LLAMA = ParallelPlan(
     styles={
         "embed_tokens": "vocab",
-        "layers.*.self_attn.q_proj": "col",
-        "layers.*.self_attn.[kv]_proj": "kv",
-        "layers.*.self_attn.o_proj": "row",
-        "layers.*.mlp.gate_proj": "col",
-        "layers.*.mlp.up_proj": "col",
-        "layers.*.mlp.down_proj": "row",
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.[kv]_proj": "colwise_kv",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
     },
-    beside={"lm_head": "head"},
+    head_styles={"lm_head": "lm_head"},
     counts=(HeadCounts("num_attention_heads", "num_key_value_heads"),),
-    stages=Stages("layers", first=("embed_tokens",)),
+    stages=Stages("layers", pre_layers=("embed_tokens",)),
     attention="layers.*.self_attn",
 )
 

@@ -8,9 +8,9 @@ from colossal.tensor import ParallelPlan
 MIXTRAL = ParallelPlan(
     styles={
         **{row: style for row, style in LLAMA.styles.items() if ".mlp." not in row},
-        "layers.*.mlp.experts": "experts",
+        "layers.*.mlp.experts": "moe_tp_experts",
     },
-    beside=LLAMA.beside,
+    head_styles=LLAMA.head_styles,
     counts=LLAMA.counts,
     stages=LLAMA.stages,
     attention=LLAMA.attention,

@@ -6,7 +6,7 @@ from typing import Any
 from colossal.shardformer.plans.llama import LLAMA
 from colossal.tensor import ParallelPlan
 
-QWEN3 = replace(LLAMA, styles={**LLAMA.styles, "layers.*.self_attn.[qk]_norm": "shared"})
+QWEN3 = replace(LLAMA, styles={**LLAMA.styles, "layers.*.self_attn.[qk]_norm": "replicated_with_grad_allreduce"})
 
 
 def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)

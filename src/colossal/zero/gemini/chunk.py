@@ -6,16 +6,16 @@ from typing import final
 import torch
 from torch import nn
 
-from colossal.comm import Partition, Pending
-from colossal.kernel import FileMemory
-from colossal.tensor import copy_placement, mark_resting, placement_of, set_data
-from colossal.zero.config import ZeroConfig
-from colossal.zero.copies import Arrival
+from colossal.comm import Partition, PendingComm
+from colossal.offload import FileBackedBuffer
+from colossal.tensor import copy_placement, placement_of, set_backing_shard, set_data
 from colossal.zero.flat_parameters import FlatParameters
-from colossal.zero.gemini.memory import DeviceMemory, GradientBuffers, num_references
-from colossal.zero.gemini.state import TensorState
-from colossal.zero.gemini.tiers import Home, Tier
-from colossal.zero.gemini.traffic import Traffic
+from colossal.zero.gemini.chunk_placement import ChunkPlacement, MemoryTier
+from colossal.zero.gemini.device_memory import DeviceMemory, GradientBuffers, num_references
+from colossal.zero.gemini.tensor_state import TensorState
+from colossal.zero.gemini.transfer_log import TransferLog
+from colossal.zero.host_copies import CopyEvent
+from colossal.zero.zero_config import ZeroConfig
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -24,9 +24,9 @@ _HALF = (torch.float16, torch.bfloat16)
 class Chunk(FlatParameters):
     """A buffer of parameters, which all ranks divide among themselves and gather to compute with.
 
-    [Note: two forms] Between its uses a chunk is `rest`, this rank's segment, on the tier of its home. To be used it
-    becomes `whole`, on the device, and its parameters are views of that. When it is released they become views of one
-    NaN, in their own shapes: nothing reads them unnoticed. If nothing is cut or moved, `rest` lies inside of `whole`,
+    [Note: two forms] Between its uses a chunk is `shard`, this rank's segment, on the tier of its placement. To be used
+    it becomes `full`, on the device, and its parameters are views of that. When it is released they become views of one
+    NaN, in their own shapes: nothing reads them unnoticed. If nothing is sharded or moved, `shard` is a view of `full`,
     which stays.
 
     Args:
@@ -35,18 +35,18 @@ class Chunk(FlatParameters):
         config: What the user said of gradients.
         memory: Lends what is on the device.
         traffic: Counts what moves.
-        home: Where the parts are between their uses.
+        placement: Where the parts are between their uses.
         dtype: What the parameters are computed in.
         index: The number of this chunk.
 
     Attributes:
         index: The number of this chunk.
-        home: Where the parts are between their uses.
-        rest: This rank's segment of the parameters.
-        whole: All of them; None while they are in shards.
+        placement: Where the parts are between their uses.
+        shard: This rank's segment of the parameters.
+        full: All of them; None while they are in shards.
         states: What is being done with each parameter.
         num_pins: How many operations are using it.
-        num_changes: How often the values have changed.
+        num_updates: How often the values have changed.
 
     Source: Fang et al., "Parallel Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", 2021,
     https://arxiv.org/abs/2108.05818, section 5.
@@ -58,7 +58,7 @@ class Chunk(FlatParameters):
         >>> with fake_world(2):
         ...     model = GeminiDDP(torch.nn.Linear(2, 3), mixed_precision=None)
         >>> (chunk,) = model.chunks.chunks
-        >>> isinstance(chunk, Chunk), chunk.whole, chunk.rest.numel(), chunk.parameters[0].shape
+        >>> isinstance(chunk, Chunk), chunk.full, chunk.shard.numel(), chunk.parameters[0].shape
         (True, None, 5, torch.Size([3, 2]))
     """
 
@@ -68,38 +68,38 @@ class Chunk(FlatParameters):
         partition: Partition,
         config: ZeroConfig,
         memory: DeviceMemory,
-        traffic: Traffic,
-        home: Home = Home(),  # noqa: B008 (frozen)
+        traffic: TransferLog,
+        placement: ChunkPlacement = ChunkPlacement(),  # noqa: B008 (frozen)
         dtype: torch.dtype | None = None,
         index: int = 0,
     ) -> None:
         pool = GradientBuffers(memory)
         super().__init__(parameters, partition, config, pool, pool, dtype, memory.device)
-        self.index, self.home, self.num_pins = index, home, 0
+        self.index, self.placement, self.num_pins = index, placement, 0
         self._memory, self._traffic = memory, traffic
-        self.whole: torch.Tensor | None = None
+        self.full: torch.Tensor | None = None
         self.states = [TensorState.FREE] * len(self.parameters)
-        self._file: FileMemory | None = None
-        self.rest = self._make_rest()
+        self._file: FileBackedBuffer | None = None
+        self.shard = self._make_shard()
         self.master = self._make_master()
         self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
-        self._rests = [
-            copy_placement(self.rest[begin:end].data, shard)
-            for shard, (begin, end) in zip(self.shards, self._here(), strict=True)
+        self._param_shards = [
+            copy_placement(self.shard[begin:end].data, shard)
+            for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
         ]
         self._nan = torch.full((), float("nan"), dtype=self.dtype, device=self.device)
-        self.num_changes = 0
+        self.num_updates = 0
         self._spilled: torch.Tensor | None = None
         self._recomputed: set[int] = set()
-        self._fetch: Pending | None = None
-        self._arrival = Arrival()
+        self._fetch: PendingComm | None = None
+        self._arrival = CopyEvent()
         self._host_grad: torch.Tensor | None = None
         self._versions = self._changes()
 
     @property
-    def is_fixed(self) -> bool:
+    def is_always_full(self) -> bool:
         """Whether the parameters are whole on the device all the time."""
-        return self.home.is_whole or (self._partition.size == 1 and self.home.parameters is Tier.DEVICE)
+        return self.placement.is_full or (self._partition.size == 1 and self.placement.parameters is MemoryTier.DEVICE)
 
     @property
     def num_bytes(self) -> int:
@@ -112,9 +112,9 @@ class Chunk(FlatParameters):
         return self._starts
 
     @property
-    def is_whole(self) -> bool:
+    def is_full(self) -> bool:
         """Whether all of the values are on this rank, on the device or spilled to its host."""
-        return self.whole is not None or self.is_spilled
+        return self.full is not None or self.is_spilled
 
     @property
     def is_spilled(self) -> bool:
@@ -122,50 +122,50 @@ class Chunk(FlatParameters):
         return self._spilled is not None
 
     @property
-    def is_coming(self) -> bool:
+    def is_prefetching(self) -> bool:
         """Whether it is being gathered ahead of its use."""
         return self._fetch is not None
 
     @property
-    def is_held(self) -> bool:
+    def is_needed_by_backward(self) -> bool:
         """Whether a backward pass is going to read views of the whole that were made when it repeated operations."""
         return bool(self._recomputed)
 
     @property
     def is_referenced(self) -> bool:
         """Whether somebody else looks at the memory of the whole, such as an activation that is one of its views."""
-        return self.whole is not None and num_references(self.whole) > 1 + (
-            0 if self.is_coming else len(self.parameters)
+        return self.full is not None and num_references(self.full) > 1 + (
+            0 if self.is_prefetching else len(self.parameters)
         )
 
     @torch.no_grad()
-    def absorb(self, index: int, values: torch.Tensor) -> None:
+    def load_values(self, index: int, values: torch.Tensor) -> None:
         """Take the values of a parameter, whose own memory is given back.
 
         Args:
             index: Which parameter.
             values: All of its values, on any device.
         """
-        if self.is_fixed:
-            assert self.whole is not None
-            self._place(self.whole, index).copy_(values)
+        if self.is_always_full:
+            assert self.full is not None
+            self._view_of(self.full, index).copy_(values)
         else:
-            for region, box in placement_of(self.shards[index]).local_views(self._rests[index]):
+            for region, box in placement_of(self.shards[index]).local_views(self._param_shards[index]):
                 box.copy_(values[region.slices])
         parameter = self.parameters[index]
-        mark_resting(parameter, self._rests[index])
-        begin, end = self._here()[index]
+        set_backing_shard(parameter, self._param_shards[index])
+        begin, end = self._local_ranges()[index]
         if self.has_copy:
-            self.master[begin:end].copy_(self.rest[begin:end])
+            self.master[begin:end].copy_(self.shard[begin:end])
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
-            whole = self.whole
-            set_data(parameter, self._nan.expand(parameter.shape) if whole is None else self._place(whole, index))
-        self.states[index] = TensorState.HOLD if self.is_fixed else TensorState.FREE
+            whole = self.full
+            set_data(parameter, self._nan.expand(parameter.shape) if whole is None else self._view_of(whole, index))
+        self.states[index] = TensorState.HOLD if self.is_always_full else TensorState.FREE
         self._versions = self._changes()
-        self._let_go()
+        self._drop_page_cache()
 
     @torch.no_grad()
-    def start_fetch(self) -> Pending:
+    def start_fetch(self) -> PendingComm:
         """Begin to bring the whole of it to the device; `attach` then lets the parameters be views of it.
 
         Returns:
@@ -174,34 +174,34 @@ class Chunk(FlatParameters):
         Communication: all_gather, dp, the parameters' bytes.
         """
         whole = self._memory.take(self.numel, self.dtype, "parameters")
-        arrival = self._arrival = self._streams.start(self.rest, self._partition.segment(whole))
-        if self.home.parameters is not Tier.DEVICE:
-            self._traffic.count("upload", self.rest.nbytes)
-        self._let_go()
+        arrival = self._arrival = self._streams.start(self.shard, self._partition.segment(whole))
+        if self.placement.parameters is not MemoryTier.DEVICE:
+            self._traffic.count("upload", self.shard.nbytes)
+        self._drop_page_cache()
         if self._partition.size > 1:
             self._traffic.count("gather", whole.nbytes)
-        self.whole = whole
-        with self._streams.beside(to_host=False):  # behind its own segment, while the device computes
+        self.full = whole
+        with self._streams.on_stream(to_host=False):  # behind its own segment, while the device computes
             arrival.order()
             gathering = self._partition.start_all_gather(whole)
-        self._fetch = Pending(then=lambda: (arrival.order(), gathering.wait()))
+        self._fetch = PendingComm(then=lambda: (arrival.order(), gathering.wait()))
         return self._fetch
 
     def attach(self) -> None:
         """Wait for the whole, and let the parameters be views of it."""
-        assert self.whole is not None
+        assert self.full is not None
         if self._fetch is not None:
             self._fetch.wait()
             self._fetch = None
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
                 for index, parameter in enumerate(self.parameters):
-                    parameter.data = self._place(self.whole, index)
+                    parameter.data = self._view_of(self.full, index)
             self._all_become(TensorState.HOLD)
 
     def release(self) -> None:
         """Give the whole back; nothing if it stays, or is not there."""
         self._spilled = None
-        if self.whole is None or self.is_fixed:
+        if self.full is None or self.is_always_full:
             return
         if self._fetch is not None:
             self._fetch.wait()
@@ -209,11 +209,11 @@ class Chunk(FlatParameters):
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
             for parameter, shape in zip(self.parameters, self._shapes, strict=True):
                 parameter.data = self._nan.expand(shape)
-        whole, self.whole = self.whole, None
+        whole, self.full = self.full, None
         self._memory.give_back(whole, "parameters")
         self._all_become(TensorState.FREE)
 
-    def take(self, index: int) -> Iterator[int]:
+    def copy_grad(self, index: int) -> Iterator[int]:
         """Move a gradient from its parameter into the buffer, ready to be summed up.
 
         Args:
@@ -222,11 +222,11 @@ class Chunk(FlatParameters):
         Yields:
             The bytes that it takes next.
         """
-        yield from super().take(index)
+        yield from super().copy_grad(index)
         self._recomputed.discard(index)
-        self.states[index] = self.states[index].then(TensorState.READY_FOR_REDUCE)
+        self.states[index] = self.states[index].transition_to(TensorState.READY_FOR_REDUCE)
 
-    def rest_after(self, index: int, is_recomputed: bool = False) -> None:
+    def mark_read(self, index: int, is_recomputed: bool = False) -> None:
         """Note that an operation has read a parameter.
 
         Args:
@@ -235,19 +235,21 @@ class Chunk(FlatParameters):
         """
         if is_recomputed and self.parameters[index].requires_grad:
             self._recomputed.add(index)
-        calm = TensorState.FREE if self.whole is None else TensorState.HOLD
+        calm = TensorState.FREE if self.full is None else TensorState.HOLD
         self.states[index] = TensorState.READY_FOR_REDUCE if index in self._filled else calm
 
-    def read_backward(self, index: int) -> None:
+    def mark_backward_read(self, index: int) -> None:
         """Note that a backward pass reads a parameter.
 
         Args:
             index: Which parameter.
         """
         if self.states[index] is not TensorState.READY_FOR_REDUCE:
-            self.states[index] = self.states[index].then(TensorState.COMPUTE).then(TensorState.HOLD_AFTER_BWD)
+            self.states[index] = (
+                self.states[index].transition_to(TensorState.COMPUTE).transition_to(TensorState.HOLD_AFTER_BWD)
+            )
 
-    def lies_in(self, storage: torch.UntypedStorage) -> bool:
+    def uses_storage(self, storage: torch.UntypedStorage) -> bool:
         """Tell whether a memory is that of the whole.
 
         Args:
@@ -256,12 +258,12 @@ class Chunk(FlatParameters):
         Returns:
             Whether it is.
         """
-        return self.whole is not None and self.whole.untyped_storage()._cdata == storage._cdata  # noqa: SLF001 (the identity of a memory has no public name)
+        return self.full is not None and self.full.untyped_storage()._cdata == storage._cdata  # noqa: SLF001 (the identity of a memory has no public name)
 
     def spill(self) -> None:
         """Move the whole to the host; `start_return` brings it back. Other ranks do not take part."""
-        assert self.whole is not None
-        spilled = self._memory.beside(self.numel, self.dtype).copy_(self.whole)
+        assert self.full is not None
+        spilled = self._memory.allocate_host(self.numel, self.dtype).copy_(self.full)
         self._traffic.count("download", spilled.nbytes)
         self.release()
         self._spilled = spilled
@@ -269,32 +271,34 @@ class Chunk(FlatParameters):
     def start_return(self) -> None:
         """Bring the whole back from the host; `attach` then lets the parameters be views of it."""
         assert self._spilled is not None
-        self.whole = self._memory.take(self.numel, self.dtype, "parameters").copy_(self._spilled)
-        self._traffic.count("upload", self.whole.nbytes)
-        self._spilled, self._fetch = None, Pending()
+        self.full = self._memory.take(self.numel, self.dtype, "parameters").copy_(self._spilled)
+        self._traffic.count("upload", self.full.nbytes)
+        self._spilled, self._fetch = None, PendingComm()
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Begin anew after a pass that was broken off: no operation is under way."""
         self.num_pins = 0
         self._recomputed.clear()
-        calm = TensorState.FREE if self.whole is None else TensorState.HOLD
+        calm = TensorState.FREE if self.full is None else TensorState.HOLD
         self.states = [calm] * len(self.states)
 
     @property
     def has_copy(self) -> bool:
         """Whether the optimizer updates a copy of the segment instead of the segment itself."""
-        return self.master is not self.rest
+        return self.master is not self.shard
 
     @property
     def targets(self) -> Mapping[nn.Parameter, torch.Tensor]:
         """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
-        if not self.has_copy or self.rest.device != self.master.device:
+        if not self.has_copy or self.shard.device != self.master.device:
             return {}
-        return {shard: self.rest[begin:end] for shard, (begin, end) in zip(self.shards, self._here(), strict=True)}
+        return {
+            shard: self.shard[begin:end] for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
+        }
 
     @torch.no_grad()
-    def start_gather(self, *, is_written: bool = False) -> Pending:
-        """Bring the new values of the shards to `rest`, and make an old whole new, or give it back.
+    def start_gather(self, *, is_written: bool = False) -> PendingComm:
+        """Bring the new values of the shards to `shard`, and make an old whole new, or give it back.
 
         Args:
             is_written: The optimizer has written this rank's new values to their `targets` itself.
@@ -302,22 +306,26 @@ class Chunk(FlatParameters):
         Returns:
             What to wait for.
         """
-        self._update_rest(is_written)
-        if self.has_copy and self.home.parameters is Tier.DEVICE and self.home.optimizer is not Tier.DEVICE:
-            self._traffic.count("upload", self.rest.nbytes)
+        self._update_shard(is_written)
+        if (
+            self.has_copy
+            and self.placement.parameters is MemoryTier.DEVICE
+            and self.placement.optimizer is not MemoryTier.DEVICE
+        ):
+            self._traffic.count("upload", self.shard.nbytes)
         self._versions = self._changes()
-        self._let_go()
+        self._drop_page_cache()
         return self._renew()
 
     @torch.no_grad()
     def refresh(self, only_written: bool = True) -> None:
-        """Take values that somebody wrote into `rest`, such as those of a checkpoint, over to where else they are.
+        """Take values that somebody wrote into `shard`, such as those of a checkpoint, over to where else they are.
 
         Args:
             only_written: Look only at parameters that torch has seen change.
         """
-        if self.is_coming:
-            self._arrival.wait()  # of what was to be used and was not, before an optimizer writes to `rest`
+        if self.is_prefetching:
+            self._arrival.wait()  # of what was to be used and was not, before an optimizer writes to `shard`
         versions = self._changes()
         if only_written and versions == self._versions:
             return
@@ -327,73 +335,75 @@ class Chunk(FlatParameters):
 
     def discard(self) -> None:
         """Throw the gradients away."""
-        if self.own_grad is not None and self.own_grad is not self._host_grad:
-            self._memory.give_back(self.own_grad, "gradients")
-            self.own_grad = None
+        if self.grad_shard is not None and self.grad_shard is not self._host_grad:
+            self._memory.give_back(self.grad_shard, "gradients")
+            self.grad_shard = None
         super().discard()
         self._spare = None
-        self.settle()
+        self.reset()
 
-    def _renew(self) -> Pending:
-        self.num_changes += 1
-        if not self.is_fixed:
+    def _renew(self) -> PendingComm:
+        self.num_updates += 1
+        if not self.is_always_full:
             self.release()
-            return Pending()
-        assert self.whole is not None
-        return self._partition.start_all_gather(self.whole)
+            return PendingComm()
+        assert self.full is not None
+        return self._partition.start_all_gather(self.full)
 
-    def _make_rest(self) -> torch.Tensor:
-        if self.is_fixed:
-            self.whole = self._memory.take(self.numel, self.dtype, "parameters")
-            return self._partition.segment(self.whole)
+    def _make_shard(self) -> torch.Tensor:
+        if self.is_always_full:
+            self.full = self._memory.take(self.numel, self.dtype, "parameters")
+            return self._partition.segment(self.full)
         length = self.numel // self._partition.size
-        if self.home.parameters is Tier.DEVICE:
+        if self.placement.parameters is MemoryTier.DEVICE:
             return self._memory.take(length, self.dtype, "parameters")
-        if self.home.parameters is Tier.DISK:
-            self._file = FileMemory(self._memory.directory, length, self.dtype)
+        if self.placement.parameters is MemoryTier.DISK:
+            self._file = FileBackedBuffer(self._memory.directory, length, self.dtype)
             return self._file.tensor
-        return self._memory.beside(length, self.dtype)
+        return self._memory.allocate_host(length, self.dtype)
 
     def _make_master(self) -> torch.Tensor:
         wide = torch.float32 if self._config.master_weights and self.dtype in _HALF else self.dtype
-        is_beside = Tier.DEVICE not in (self.home.optimizer, self.home.parameters)
-        if wide == self.dtype and (is_beside or self.home.optimizer is self.home.parameters):
-            return self.rest
-        if self.home.optimizer is Tier.DEVICE:
-            return self._memory.take(self.rest.numel(), wide, "optimizer")
-        return self._memory.beside(self.rest.numel(), wide)
+        is_off_device = MemoryTier.DEVICE not in (self.placement.optimizer, self.placement.parameters)
+        if wide == self.dtype and (is_off_device or self.placement.optimizer is self.placement.parameters):
+            return self.shard
+        if self.placement.optimizer is MemoryTier.DEVICE:
+            return self._memory.take(self.shard.numel(), wide, "optimizer")
+        return self._memory.allocate_host(self.shard.numel(), wide)
 
-    def _let_go(self) -> None:
+    def _drop_page_cache(self) -> None:
         if self._file is not None:
-            self._file.let_go()
+            self._file.drop_page_cache()
 
     def _new_segment(self, own: torch.Tensor) -> torch.Tensor:
         return self._memory.take(own.numel(), own.dtype, "gradients")
 
     def _add(self, summed: torch.Tensor) -> Iterator[int]:
         """Bring a sum to the optimizer's tier and type."""
-        self.states = [TensorState.FREE if self.whole is None else TensorState.HOLD for _ in self.states]
+        self.states = [TensorState.FREE if self.full is None else TensorState.HOLD for _ in self.states]
         self._traffic.count("reduce", self.numel * summed.dtype.itemsize)
-        if self.home.optimizer is not Tier.DEVICE:
+        if self.placement.optimizer is not MemoryTier.DEVICE:
             self._traffic.count("download", summed.nbytes)
-        if self.home.optimizer is not Tier.DEVICE:
+        if self.placement.optimizer is not MemoryTier.DEVICE:
             if self._host_grad is None:
-                self._host_grad = self._memory.beside(summed.numel(), self.master.dtype)
+                self._host_grad = self._memory.allocate_host(summed.numel(), self.master.dtype)
             self._add_on_host(summed, self._host_grad)
             self._memory.give_back(summed, "gradients", self._download.order)
             return
-        if self.own_grad is not None:
-            self.own_grad.add_(summed.to(self.own_grad))
+        if self.grad_shard is not None:
+            self.grad_shard.add_(summed.to(self.grad_shard))
         elif summed.dtype == self.master.dtype:
-            self.own_grad = summed
+            self.grad_shard = summed
             return
         else:
             yield summed.numel() * self.master.itemsize
-            self.own_grad = self._memory.take(summed.numel(), self.master.dtype, "gradients").copy_(summed)
+            self.grad_shard = self._memory.take(summed.numel(), self.master.dtype, "gradients").copy_(summed)
         self._memory.give_back(summed, "gradients")
 
     def _all_become(self, state: TensorState) -> None:
-        self.states = [each if each is TensorState.READY_FOR_REDUCE else each.then(state) for each in self.states]
+        self.states = [
+            each if each is TensorState.READY_FOR_REDUCE else each.transition_to(state) for each in self.states
+        ]
 
     def _changes(self) -> list[int]:
-        return [rest._version for rest in self._rests]  # noqa: SLF001 (it has no public name)
+        return [shard._version for shard in self._param_shards]  # noqa: SLF001 (it has no public name)

@@ -1,0 +1,68 @@
+"""Parameters that stand in for those of the model while an optimizer updates them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import nn
+
+
+class MasterParams(ABC):
+    """What an optimizer holds in place of the parameters of the model: copies in float32, or this rank's shares.
+
+    In each step `copy_grads_to_masters` gives them the gradients of the working parameters, the optimizer updates them,
+    and `copy_params_from_masters` copies the new values back.
+
+    Attributes:
+        pairs: The working parameter of each.
+
+    Example:
+        >>> import torch
+        >>> from colossal.amp import MasterParams, MasterWeights
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> masters = MasterWeights(torch.optim.SGD([weight]), [weight])
+        >>> isinstance(masters, MasterParams), len(masters.pairs)
+        (True, 1)
+    """
+
+    pairs: dict[nn.Parameter, nn.Parameter]
+
+    def backward_pass(self) -> AbstractContextManager[Any]:
+        """Open the context in which gradients of the working parameters are computed.
+
+        Returns:
+            A new context manager; by default one that does nothing.
+        """
+        return nullcontext()
+
+    @abstractmethod
+    def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
+        """Take in the parameters of a group that was added to the optimizer.
+
+        Args:
+            group: One of the optimizer's groups; changed in place.
+
+        Returns:
+            The new masters, and the working parameter of each.
+        """
+
+    @abstractmethod
+    def copy_grads_to_masters(self) -> None:
+        """Move the gradients of the working parameters to the masters, adding to what is there."""
+
+    @abstractmethod
+    def copy_params_from_masters(self) -> None:
+        """Bring the values of the masters to the working parameters."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """Take the values of the working parameters over into the masters."""
+
+    @abstractmethod
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Throw the gradients of the working parameters away.
+
+        Args:
+            set_to_none: Free them rather than fill them with zeros.
+        """

@@ -1,0 +1,1 @@
+"""TorchFSDPPlugin: parameters, gradients and optimizer states sharded by torch's fully_shard."""

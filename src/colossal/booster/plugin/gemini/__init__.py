@@ -1,0 +1,1 @@
+"""GeminiPlugin: all states sharded in chunks that move between device, host and disk."""

@@ -1,0 +1,1 @@
+"""HybridParallelPlugin: data, tensor, pipeline and sequence parallelism in one model."""

@@ -1,0 +1,59 @@
+"""What ranks remember of a whole model and its optimizer, so that checkpoints are those of one process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal.booster.plugin.hybrid.stage_sharding import parameters_of
+from colossal.cluster import ParallelMesh
+from colossal.interface import FullModelSpec, FullOptimizerSpec, is_peft_model
+from colossal.pipeline import Stage
+from colossal.tensor import parameter_names
+
+
+@final
+@dataclass(frozen=True)
+class FullTrainingSpec:
+    """The names of a whole model and of the groups of its optimizer, before they are cut."""
+
+    names: dict[nn.Parameter, list[str]]  # all names of each parameter
+    full_spec: FullModelSpec  # what the state of the model holds
+    groups: tuple[tuple[str, ...], ...]  # the names of the parameters of each group of the optimizer
+    adapters: FullModelSpec | None = None  # what the files of its low-rank adapters hold; None without any
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer | None) -> Self:
+        """Look at them."""
+        names = parameter_names(model)
+        groups = [] if optimizer is None else optimizer.param_groups
+        held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
+        adapters = None
+        if is_peft_model(model):
+            from colossal.booster.lora.adapter_injection import adapter_tree
+
+            adapted: Any = model
+            adapters = FullModelSpec.of(adapter_tree(adapted))
+        return cls(names, FullModelSpec.of(model), held, adapters)
+
+    def model_spec_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> FullModelSpec:
+        """Tell a model that is cut what the whole one was."""
+        return replace(
+            self.full_spec, roots=tuple(stage.module for stage in stages), ranks=_ranks_with_same_stages(mesh)
+        )
+
+    def names_of(self, stages: Sequence[Stage]) -> dict[nn.Parameter, str]:
+        """Tell what the parameters of this rank are called in the whole model."""
+        first = {name: names[0] for names in self.names.values() for name in names}
+        return {parameter: first[name] for name, parameter in parameters_of(stages).items()}
+
+    def optimizer_spec(self, mesh: ParallelMesh) -> FullOptimizerSpec:
+        """Tell an optimizer that is cut which parameters other stages have."""
+        return FullOptimizerSpec(self.groups, _ranks_with_same_stages(mesh))
+
+
+def _ranks_with_same_stages(mesh: ParallelMesh) -> tuple[int, ...]:
+    """The ranks that have the same stages."""
+    return mesh.ranks("dp", "sp", "tp")

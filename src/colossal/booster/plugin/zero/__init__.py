@@ -1,0 +1,1 @@
+"""LowLevelZeroPlugin: partitioned optimizer states and gradients (ZeRO-1 and 2)."""

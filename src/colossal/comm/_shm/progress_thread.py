@@ -1,0 +1,75 @@
+"""Looks after messages for which nobody waits."""
+
+import threading
+import time
+from collections import deque
+from typing import Protocol, final
+
+_LOOK_SECONDS, _IDLE_SECONDS = 0.002, 1.0
+
+
+class Progressable(Protocol):
+    """What is looked after."""
+
+    def make_progress(self) -> bool:
+        """Move what can be moved, and tell whether there will be more of it that nobody else does."""
+        ...
+
+
+@final
+class ProgressThread:
+    """A thread that looks every few milliseconds while there are messages.
+
+    A message that does not fit into its ring needs both ends to move. A thread that was woken for each one would be in
+    the way of the many that are waited for at once, so nobody wakes this one up, unless it has had nothing to do for
+    a second.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._watched: deque[Progressable] = deque()
+        self._mutex, self._wanted = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_stopped = self._is_asleep = False
+
+    def watch(self, message: Progressable) -> None:
+        """Look after a message until it is over, or somebody waits for it."""
+        self._watched.append(message)
+        if self._thread is None:
+            self._start()
+        if self._is_asleep:  # set before it looks for the last time whether there is something
+            self._wanted.set()
+
+    def _start(self) -> None:
+        with self._mutex:
+            if self._thread is None and not self._is_stopped:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        busy_until = 0.0
+        while not self._is_stopped:
+            time.sleep(_LOOK_SECONDS)
+            for _ in range(len(self._watched)):
+                message = self._watched.popleft()
+                if message.make_progress():
+                    self._watched.append(message)
+                busy_until = time.monotonic() + _IDLE_SECONDS
+                del message
+            if time.monotonic() > busy_until:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        self._wanted.clear()
+        self._is_asleep = True
+        if not self._watched and not self._is_stopped:
+            self._wanted.wait()
+        self._is_asleep = False
+
+    def stop(self, seconds: float) -> None:
+        """End the thread."""
+        with self._mutex:
+            self._is_stopped = True
+        self._wanted.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(seconds)

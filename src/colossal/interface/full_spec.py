@@ -1,0 +1,130 @@
+"""What ranks that have only some of a model or of an optimizer know of the whole."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from colossal.interface.adapter_names import AdapterNames
+from colossal.tensor import strip_compile_prefix
+
+
+@final
+@dataclass(frozen=True)
+class FullModelSpec:
+    """What the whole model is, of which this rank has some modules. A model that has one says so as its `full_spec`.
+
+    Args:
+        roots: What is here: modules whose state has the names of the whole model.
+        names: All names of the whole model's state, in its order, each with the first name of the same tensor.
+        ranks: The global ranks that have the same modules as this one, or other parts of their tensors.
+        metadata: The versions of all modules, as torch writes them into a state dict.
+        config: The configuration as the user wrote it; None without one.
+        adapter_names: What the names are in the files of a checkpoint; None for a model without adapters.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.interface import FullModelSpec
+        >>> whole = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        >>> full_spec = FullModelSpec.of(whole)
+        >>> full_spec.names
+        {'0.weight': '0.weight', '1.weight': '1.weight'}
+    """
+
+    roots: tuple[nn.Module, ...]
+    names: Mapping[str, str]
+    ranks: tuple[int, ...] = ()
+    metadata: Any = None
+    config: Any = None
+    adapter_names: AdapterNames | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "FullModelSpec":
+        """Look at a whole model, before it is cut.
+
+        Args:
+            model: The model; it may be built lazily.
+
+        Returns:
+            Its full_spec, of a rank that has everything.
+        """
+        state: Any = model.state_dict(keep_vars=True)
+        first: dict[int, str] = {}
+        values = {strip_compile_prefix(name): value for name, value in state.items()}
+        names = {name: first.setdefault(id(value), name) for name, value in values.items()}
+        config = copy.deepcopy(getattr(model, "config", None))
+        adapter_names = AdapterNames.of(model)
+        return cls((model,), names, (), getattr(state, "_metadata", None), config, adapter_names)
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """All names of each tensor."""
+        groups: dict[str, list[str]] = {}
+        for name, first in self.names.items():
+            groups.setdefault(first, []).append(name)
+        return list(groups.values())
+
+
+def full_spec_of(model: nn.Module) -> FullModelSpec | None:
+    """Look whether a model is only a part of one.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        What the whole one is; None for a whole model.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.interface import full_spec_of
+        >>> full_spec_of(nn.Linear(2, 2)) is None
+        True
+    """
+    found = getattr(model, "full_spec", None)
+    return found if isinstance(found, FullModelSpec) else None
+
+
+@final
+@dataclass(frozen=True)
+class Peers:
+    """The ranks that have other parameters of the same model, as the other stages of a pipeline have.
+
+    What is reduced over all parameters, such as their norm or whether one of them overflowed, is reduced over these
+    ranks as well. No placement of a parameter can say so: a rank may have none.
+
+    Args:
+        groups: The process groups.
+        device: Where they communicate.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import Peers
+        >>> Peers((), torch.device("cpu")).groups
+        ()
+    """
+
+    groups: tuple[dist.ProcessGroup, ...]
+    device: torch.device
+
+
+@final
+@dataclass(frozen=True)
+class FullOptimizerSpec:
+    """What the groups of the whole optimizer are, of whose parameters this rank has some.
+
+    Args:
+        groups: The names of the parameters of each group, in order; the first name of those with several.
+        ranks: The global ranks that have the same parameters as this one, or other parts of them.
+
+    Example:
+        >>> from colossal.interface import FullOptimizerSpec
+        >>> FullOptimizerSpec((("embed.weight", "head.weight"), ("head.bias",)), ranks=(2, 3)).ranks
+        (2, 3)
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    ranks: tuple[int, ...]

@@ -1,0 +1,16 @@
+"""How layers lie on the tp axis, in each of its modes."""
+
+from colossal.nn.layer.tp.parallel_layer import ParallelLayer
+from colossal.nn.layer.tp.sharding import TP_SHARDINGS, TPSharding, find_mesh, make_layout, tp_sharding_of
+from colossal.nn.layer.tp.split_activation import gather_output, split_input
+
+__all__ = [
+    "TP_SHARDINGS",
+    "ParallelLayer",
+    "TPSharding",
+    "find_mesh",
+    "gather_output",
+    "make_layout",
+    "split_input",
+    "tp_sharding_of",
+]

@@ -1,0 +1,97 @@
+"""From a whole input to the parts of ranks, and from their outputs to a whole one."""
+
+import torch
+
+from colossal import comm
+from colossal.cluster import Axis, ParallelMesh
+from colossal.comm import Channel
+from colossal.errors import ShapeError
+from colossal.nn.layer.tp.sharding import find_mesh, tp_sharding_of
+
+
+def split_input(x: torch.Tensor, mesh: ParallelMesh | None = None, *, features: bool | None = None) -> torch.Tensor:
+    """Keep this rank's part of an input that is the same on all ranks of the tp axis.
+
+    The first dimension is cut by the axes that cut tokens, the last one by those that cut features, as `torch.chunk`
+    cuts; in 1D, or without a mesh, neither is.
+
+    Args:
+        x: The whole input: activations, or token numbers and labels.
+        mesh: The mesh; the ambient one by default.
+        features: Whether the last dimension holds features; by default if `x` is floating-point and has several
+            dimensions. Pass False for images, whose last dimension is their width.
+
+    Returns:
+        This rank's part; `x` itself where nothing is cut.
+
+    Raises:
+        ShapeError: `x` has no dimension that could be cut.
+
+    Communication: none forward; backward all_gather, the axes that cut, the bytes of `x`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import Axis, ParallelMesh
+        >>> from colossal.nn import split_input
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(8), ParallelMesh(tp=8, tp_mode="2.5d", tp_depth=2):
+        ...     split_input(torch.zeros(16, 256)).shape
+        torch.Size([4, 128])
+    """
+    mesh = find_mesh(mesh)
+    plan = tp_sharding_of(mesh)
+    has_features = features if features is not None else x.is_floating_point() and x.dim() > 1
+    if plan.tokens and x.dim() < 1 + has_features:
+        raise ShapeError(
+            f"An input has tokens first{' and features last' if has_features else ''}. Found the shape "
+            f"{tuple(x.shape)}. Add the dimension that is missing."
+        )
+    for axis in plan.tokens:
+        x = comm.scatter(x, axis, 0, mesh, uneven=True)
+    for axis in plan.features if has_features else ():
+        x = comm.scatter(x, axis, -1, mesh, uneven=True)
+    return x
+
+
+def gather_output(y: torch.Tensor, mesh: ParallelMesh | None = None, *, features: bool | None = None) -> torch.Tensor:
+    """Put an output together of which every rank of the tp axis has a part.
+
+    All ranks go on to compute the same from it, such as a loss: its gradient is the same on all of them.
+
+    Args:
+        y: This rank's part, cut as `split_input` cuts.
+        mesh: The mesh; the ambient one by default.
+        features: Whether the last dimension is cut; by default if `y` is floating-point and has several dimensions.
+
+    Returns:
+        The whole output, on all ranks; `y` itself where nothing is cut.
+
+    Communication: all_gather, the axes that cut, the bytes of the whole output, and 8 bytes for each rank, as parts
+    need not be of one length; none backward.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import Axis, ParallelMesh
+        >>> from colossal.nn import gather_output, split_input
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     with ParallelMesh(tp=4, tp_mode="2d"):
+        ...         whole = torch.arange(6.0).view(3, 2)
+        ...         return bool((gather_output(split_input(whole)) == whole).all())
+        >>> run_threads(program, 4)
+        [True, True, True, True]
+    """
+    mesh = find_mesh(mesh)
+    plan = tp_sharding_of(mesh)
+    has_features = features if features is not None else y.is_floating_point() and y.dim() > 1
+    for axis in reversed(plan.features if has_features else ()):
+        y = _join(y, axis, -1, mesh)
+    for axis in reversed(plan.tokens):
+        y = _join(y, axis, 0, mesh)
+    return y
+
+
+def _join(y: torch.Tensor, axis: Axis, dim: int, mesh: ParallelMesh | None) -> torch.Tensor:
+    assert mesh is not None
+    length = sum(Channel(axis, mesh).lengths(y.shape[dim]))
+    return comm.gather(y, axis, dim, mesh, length=length)

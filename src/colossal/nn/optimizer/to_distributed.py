@@ -1,0 +1,41 @@
+"""From a plain optimizer to the one that is told how parameters are cut."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+from colossal.nn.optimizer.adafactor import Adafactor, DistributedAdaFactor
+from colossal.nn.optimizer.came import CAME, DistributedCAME
+from colossal.nn.optimizer.galore import DistGaloreAwamW, GaLoreAdamW, GaLoreAdamW8bit
+from colossal.nn.optimizer.lamb import DistributedLamb, Lamb
+
+_DISTRIBUTED_CLASSES: dict[type[Optimizer], Any] = {
+    Adafactor: DistributedAdaFactor,
+    CAME: DistributedCAME,
+    GaLoreAdamW: DistGaloreAwamW,
+    GaLoreAdamW8bit: DistGaloreAwamW,
+    Lamb: DistributedLamb,
+}
+
+
+def cast_to_distributed(optim: Optimizer) -> Optimizer:
+    """Turn an optimizer into its distributed twin, which has `setup_distributed`.
+
+    Args:
+        optim: Any optimizer.
+
+    Returns:
+        The twin, with the same groups and state, so that schedulers of the old one drive it; `optim` itself if it has
+        none.
+
+    Example:
+        >>> import torch
+        >>> from colossal.nn.optimizer import Lamb, cast_to_distributed
+        >>> type(cast_to_distributed(Lamb([torch.nn.Parameter(torch.ones(2))]))).__name__
+        'DistributedLamb'
+    """
+    if type(optim) not in _DISTRIBUTED_CLASSES:
+        return optim
+    twin = _DISTRIBUTED_CLASSES[type(optim)](optim.param_groups, **optim.defaults)
+    twin.state.update(optim.state)
+    return twin

@@ -1,0 +1,33 @@
+"""States on disk: files of tensors, read and written past the operating system's cache while training goes on.
+
+The names are loaded when they are first used: most programs keep nothing on disk.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from colossal.offload.direct_io import DirectIO
+    from colossal.offload.file_backed_buffer import FileBackedBuffer
+    from colossal.offload.state_store import StateStore
+    from colossal.offload.tensor_file import FileRequest, TensorFile
+
+_HOMES = {
+    "DirectIO": "colossal.offload.direct_io",
+    "FileBackedBuffer": "colossal.offload.file_backed_buffer",
+    "FileRequest": "colossal.offload.tensor_file",
+    "StateStore": "colossal.offload.state_store",
+    "TensorFile": "colossal.offload.tensor_file",
+}
+
+__all__ = ["DirectIO", "FileBackedBuffer", "FileRequest", "StateStore", "TensorFile"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'colossal.offload' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

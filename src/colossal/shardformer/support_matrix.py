@@ -1,0 +1,104 @@
+"""Which families honour which option, computed from the tables."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import nn
+
+from colossal.errors import PlanError, UnsupportedError
+from colossal.shardformer.activation_checkpointing import check_checkpointing
+from colossal.shardformer.model_options import OPTIONS
+from colossal.shardformer.plans import FAMILIES, plan_of
+from colossal.tensor import base_model_of
+
+_REFUSED = "refused"
+_ONE_LAYER = dict.fromkeys(("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers"), 1)
+
+
+def supported_options(model: nn.Module) -> dict[str, str]:
+    """Tell which options a model honours, and by what.
+
+    Args:
+        model: The model, before it is divided; it stays as it is.
+
+    Returns:
+        For the name of each option, and for each kind of parallelism, ``"yes"`` or what honours it, such as ``"sdpa"``
+        or ``"torch's"`` for a kernel that torch has anyway; or else ``"refused"``. Sequences are shared on the tp axis
+        in the modes split_gather and ring, and on the sp axis in the modes all_to_all and ring_attn.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> from colossal.shardformer import supported_options
+        >>> supported_options(GPT2Model(GPT2Config(n_layer=1, n_embd=24, vocab_size=8)))["enable_fused_normalization"]
+        "torch's"
+    """
+    return {name: _word(model, find) for name, find in _COLUMNS.items()}
+
+
+def option_matrix(families: Iterable[str] = FAMILIES) -> dict[str, dict[str, str]]:
+    """Tell which options the families honour, as their models are built by default.
+
+    Args:
+        families: Their names.
+
+    Returns:
+        For each family what `supported_options` tells of a model of it, which is built without data.
+
+    Example:
+        >>> from colossal.shardformer import option_matrix
+        >>> option_matrix(["bloom"])["bloom"]["enable_flash_attention"]
+        'refused'
+    """
+    return {family: supported_options(_model_without_data(family)) for family in families}
+
+
+def _model_without_data(family: str) -> nn.Module:
+    from transformers import AutoConfig, AutoModel
+
+    with torch.device("meta"):
+        return AutoModel.from_config(AutoConfig.for_model(family, **_ONE_LAYER))
+
+
+def _word(model: nn.Module, find: Callable[[nn.Module], str]) -> str:
+    try:
+        return find(model)
+    except (PlanError, UnsupportedError):
+        return _REFUSED
+
+
+def _divides(model: nn.Module) -> str:
+    plan, base = plan_of(model), base_model_of(model)
+    return "yes" if list(plan.rows(base)) else _REFUSED
+
+
+def _cuts(model: nn.Module) -> str:
+    stages = plan_of(model).stages
+    return "yes" if stages is not None and stages.lists_in(base_model_of(model)) else _REFUSED
+
+
+def _shares_over_tp(model: nn.Module) -> str:
+    return "yes" if _reads_tokens(model) and plan_of(model).attention else _REFUSED
+
+
+def _shares_over_sp(model: nn.Module) -> str:
+    return "yes" if _reads_tokens(model) and getattr(model, "_supports_attention_backend", False) else _REFUSED
+
+
+def _reads_tokens(model: nn.Module) -> bool:
+    """Tell whether sequences are as long as the user makes them, and the plan says what the layers are."""
+    stages = plan_of(model).stages
+    return stages is not None and stages.previous is None and getattr(model, "main_input_name", None) == "input_ids"
+
+
+def _checkpoints(model: nn.Module) -> str:
+    return "yes" if check_checkpointing(model, plan_of(model)) else _REFUSED
+
+
+_COLUMNS: Mapping[str, Callable[[nn.Module], str]] = {
+    "tensor_parallelism": _divides,
+    "pipeline_parallelism": _cuts,
+    "sequence_parallelism_on_tp": _shares_over_tp,
+    "sequence_parallelism_on_sp": _shares_over_sp,
+    **{name: option.check for name, option in OPTIONS.items()},
+    "gradient_checkpoint_config": _checkpoints,
+}
