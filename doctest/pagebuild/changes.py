@@ -11,7 +11,7 @@ BASE_HELP = "the revision that a change is compared with (where the branch left 
 _MAIN_BRANCHES = ("origin/HEAD", "origin/main", "main")
 
 
-def files_of_change(root: Path, base: str = "") -> tuple[str, frozenset[Path] | None]:
+def changed_files_since_base(root: Path, base: str = "") -> tuple[str, frozenset[Path] | None]:
     """The files that differ from the base of a change, committed or not.
 
     Args:
@@ -26,7 +26,7 @@ def files_of_change(root: Path, base: str = "") -> tuple[str, frozenset[Path] | 
     Raises:
         UsageError: A base is given, and git does not know it.
     """
-    found = base or _base(root)
+    found = base or _find_base(root)
     return found, changed_files(root, found) if found else None
 
 
@@ -40,7 +40,7 @@ def git_output(root: Path, *words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _base(root: Path) -> str:
+def _find_base(root: Path) -> str:
     head = git_output(root, "rev-parse", "HEAD")
     bases = (git_output(root, "merge-base", branch, "HEAD") for branch in _MAIN_BRANCHES)
     left = next((base for base in bases if base and base != head), "")

@@ -28,7 +28,7 @@ def glossary(tmp_path) -> Glossary:
 
 
 def misused(glossary: Glossary, text: str) -> list[tuple[int, str]]:
-    found = glossary.misused(parse_page(text, Path("a.md"), "zh-Hans", "a"))
+    found = glossary.misused_words(parse_page(text, Path("a.md"), "zh-Hans", "a"))
     return [(finding.line, finding.message.split("`")[1]) for finding in found]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pagetest import cli
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.pool import Pool
+from pagetest.pool import WorkerPool
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
 
@@ -24,9 +24,9 @@ SLEEPS = "import subprocess, time\nchild = subprocess.Popen(['sleep', '987'], st
 
 
 @pytest.fixture
-def pool(docs) -> Pool:
+def pool(docs) -> WorkerPool:
     suite = Suite(Tree(docs.source), LANGUAGES, ROOT / "src")
-    return Pool(suite, Runner(ROOT, docs.build, 60.0), 2, slots=4)
+    return WorkerPool(suite, Runner(ROOT, docs.build, 60.0), 2, slots=4)
 
 
 def noted(docs, name: str, wait_for: str = "", alone: bool = False) -> None:
@@ -89,7 +89,9 @@ def test_whoever_runs_a_page_takes_as_many_slots(docs) -> None:
     suite = Suite(Tree(docs.source), ("en",), ROOT / "src")
     noted(docs, "a")
     noted(docs, "b", alone=True)
-    assert all(result.status == "PASS" for result in suite.run(["a", "b"], Runner(ROOT, docs.build, 60.0, gate=gate)))
+    assert all(
+        result.status == "PASS" for result in suite.run(["a", "b"], Runner(ROOT, docs.build, 60.0, acquire_slots=gate))
+    )
     assert taken == [1, sys.maxsize]
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pagebuild.api.attributes import attributes_in
-from pagebuild.api.entry import Entry, stars
+from pagebuild.api.entry import Entry, star_prefix
 from pagebuild.api.inventory import Inventory
-from pagebuild.api.names import Place
-from pagebuild.api.raising import exception_named, raised_in
+from pagebuild.api.names import DocstringContext
+from pagebuild.api.raising import exception_named, raised_exceptions
 from pagebuild.api.source import Function, decorators
 from pagebuild.api.target import Target
-from pagebuild.api.traffic import Traffic
+from pagebuild.api.traffic import CommunicationGraph
 from pagetest.finding import Finding
 
 _NOTHING = (None, "None", "NoReturn", "Never")
@@ -21,7 +21,7 @@ _CONSTRUCTORS = ("__init__", "__post_init__")
 
 
 @dataclass(frozen=True)
-class Coverage:
+class DocstringChecker:
     """Compares what is documented with what is there.
 
     Attributes:
@@ -30,36 +30,36 @@ class Coverage:
     """
 
     inventory: Inventory
-    traffic: Traffic
+    communication: CommunicationGraph
 
     def gaps(self, entry: Entry) -> Iterator[Finding]:
         """What is missing in the entry of one object, or said of something that does not exist."""
         target = self.inventory.main[entry["name"]]
-        if self._is_described_elsewhere(target):
+        if self._is_inherited(target):
             return
         rules: tuple[Callable[[Target, Entry], Iterator[str]], ...] = (
-            self._parameters,
-            self._attributes,
-            self._results,
-            self._exceptions,
-            self._examples,
-            self._communication,
+            self._parameter_gaps,
+            self._attribute_gaps,
+            self._return_gaps,
+            self._exception_gaps,
+            self._example_gaps,
+            self._communication_gaps,
         )
         module, node = self.inventory.resolver.source(target), self.inventory.resolver.node(target)
         line = node.lineno if node else 1
-        if not entry["body"] or _is_made_up(target):
+        if not entry["body"] or _is_dataclass_docstring(target):
             says_nothing = "says nothing: describe it in a docstring, or in a text below the assignment"
             yield Finding(module.path, line, f"{target.name} {says_nothing}")
             return
         for rule in rules:
             yield from (Finding(module.path, line, f"{target.name} {message}") for message in rule(target, entry))
 
-    def _is_described_elsewhere(self, target: Target) -> bool:
+    def _is_inherited(self, target: Target) -> bool:
         """An inherited member is judged once, under the first class that has it."""
         return self.inventory.names.main(target.canonical) != target.name
 
-    def _parameters(self, _target: Target, entry: Entry) -> Iterator[str]:
-        real = [stars(one["kind"]) + one["name"] for one in entry["signature"] or ()]
+    def _parameter_gaps(self, _target: Target, entry: Entry) -> Iterator[str]:
+        real = [star_prefix(one["kind"]) + one["name"] for one in entry["signature"] or ()]
         fields = [one["name"] for one in entry["attributes"] if one["name"] in real]
         said = [*(one["name"] for one in entry["params"]), *fields]
         for name in real:
@@ -69,7 +69,7 @@ class Coverage:
             if name not in real:
                 yield f"describes a parameter `{name}` that it does not have: correct Args"
 
-    def _attributes(self, target: Target, entry: Entry) -> Iterator[str]:
+    def _attribute_gaps(self, target: Target, entry: Entry) -> Iterator[str]:
         if not target.is_class:
             return
         owners = [one for one in target.value.__mro__ if self.inventory.resolver.library.owns(one.__module__)]
@@ -84,13 +84,13 @@ class Coverage:
             if one["name"] not in set().union(*there) and not hasattr(target.value, one["name"]):
                 yield f"describes an attribute `{one['name']}` that it does not have: correct Attributes"
 
-    def _results(self, target: Target, entry: Entry) -> Iterator[str]:
+    def _return_gaps(self, target: Target, entry: Entry) -> Iterator[str]:
         if not target.is_function:
             if entry["returns"]:
                 yield f"is a {target.kind} and returns nothing: describe it without a Returns section"
             return
         node = self.inventory.resolver.node(target)
-        yields = _yielded(node)
+        yields = _yield_type(node)
         if yields is not None:
             if yields not in _NOTHING and not entry["yields"]:
                 yield f"does not say what it yields ({yields}): add Yields"
@@ -100,28 +100,28 @@ class Coverage:
         elif not entry["returns"]:
             yield f"does not say what it returns ({entry['return_type']}): add Returns"
 
-    def _exceptions(self, target: Target, entry: Entry) -> Iterator[str]:
-        said = {one["type"]: self._exception(one["type"], target) for one in entry["raises"]}
+    def _exception_gaps(self, target: Target, entry: Entry) -> Iterator[str]:
+        said = {one["type"]: self._find_exception(one["type"], target) for one in entry["raises"]}
         for name, kind in said.items():
             if kind is None:
                 yield f"documents `{name}`, which is no exception that {target.module} knows: correct Raises"
         known = tuple(kind for kind in said.values() if kind)
-        for kind, line in self._raised(target):
+        for kind, line in self._raised_exceptions(target):
             if not issubclass(kind, known):
                 yield f"raises {kind.__name__} at line {line} and does not say so: add it to Raises"
 
-    def _exception(self, name: str, target: Target) -> type[BaseException] | None:
-        full = self.inventory.names.find(name, Place(target))
+    def _find_exception(self, name: str, target: Target) -> type[BaseException] | None:
+        full = self.inventory.names.find(name, DocstringContext(target))
         found = self.inventory.main[full].value if full else exception_named(name, target.module)
         return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
-    def _raised(self, target: Target) -> Iterator[tuple[type[BaseException], int]]:
+    def _raised_exceptions(self, target: Target) -> Iterator[tuple[type[BaseException], int]]:
         module = self.inventory.resolver.source(target)
-        for node in self._bodies(target):
+        for node in self._own_functions(target):
             owner = target.qualname if target.is_class else target.qualname.rpartition(".")[0]
-            yield from raised_in(node, module, owner)
+            yield from raised_exceptions(node, module, owner)
 
-    def _bodies(self, target: Target) -> Iterator[Function]:
+    def _own_functions(self, target: Target) -> Iterator[Function]:
         """The functions whose text is the object's own: a class answers for its constructor."""
         node = self.inventory.resolver.node(target)
         if isinstance(node, Function):
@@ -129,7 +129,7 @@ class Coverage:
         elif isinstance(node, ast.ClassDef):
             yield from (child for child in node.body if isinstance(child, Function) and child.name in _CONSTRUCTORS)
 
-    def _examples(self, target: Target, entry: Entry) -> Iterator[str]:
+    def _example_gaps(self, target: Target, entry: Entry) -> Iterator[str]:
         if target.owner is not None or target.kind not in {"class", "function"}:
             return
         if not entry["examples"]:
@@ -141,22 +141,22 @@ class Coverage:
         if not any(target.qualname in one.source for one in parsed):
             yield "has an example that does not use it: show how it is used"
 
-    def _communication(self, target: Target, entry: Entry) -> Iterator[str]:
-        if target.canonical in self.traffic.communicating and not entry["communication"]:
+    def _communication_gaps(self, target: Target, entry: Entry) -> Iterator[str]:
+        if target.canonical in self.communication.communicating and not entry["communication"]:
             owner = self.inventory.main.get(target.name.rpartition(".")[0])
-            if not (owner and owner.is_class and self._says_it_talks(owner)):
+            if not (owner and owner.is_class and self._documents_communication(owner)):
                 yield "talks to other ranks: add a line `Communication:` with the operation, the axis and the bytes"
 
-    def _says_it_talks(self, owner: Target) -> bool:
+    def _documents_communication(self, owner: Target) -> bool:
         return "\nCommunication:" in (owner.value.__doc__ or "").replace("\n    ", "\n")
 
 
-def _is_made_up(target: Target) -> bool:
+def _is_dataclass_docstring(target: Target) -> bool:
     """Whether the docstring is the one that `dataclass` writes."""
     return target.is_class and (target.value.__doc__ or "").startswith(f"{target.value.__name__}(")
 
 
-def _yielded(node: object) -> str | None:
+def _yield_type(node: object) -> str | None:
     """What a generator or a context manager yields; None for a function that returns."""
     if not isinstance(node, Function) or not any(
         isinstance(child, (ast.Yield, ast.YieldFrom)) for child in ast.walk(node)

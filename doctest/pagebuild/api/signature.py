@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from pagebuild.api.source import Function
-from pagebuild.api.spelling import Speller
+from pagebuild.api.spelling import SourceFormatter
 from pagebuild.api.target import Resolver, Target
 
 _KINDS = {
@@ -49,12 +49,12 @@ def signature_of(target: Target, resolver: Resolver) -> Signature:
     if target.is_class and issubclass(target.value, Enum):
         return Signature(None)
     if target.is_class:
-        return Signature(_of_class(target, resolver))
-    node, speller = resolver.node(target), Speller(resolver.source(target), resolver)
+        return Signature(_class_signature(target, resolver))
+    node, speller = resolver.node(target), SourceFormatter(resolver.source(target), resolver)
     if target.is_function:
         assert isinstance(node, Function)
         function = getattr(target.value, "__func__", target.value)
-        return Signature(_of_function(function, node, speller, target.kind), speller.result(node))
+        return Signature(_function_signature(function, node, speller, target.kind), speller.return_type(node))
     if target.kind == "property" and isinstance(node, Function):
         return Signature(None, speller.type(node.returns))
     return Signature(None)
@@ -62,8 +62,8 @@ def signature_of(target: Target, resolver: Resolver) -> Signature:
 
 def attribute_type(target: Target, name: str, resolver: Resolver) -> str | None:
     """The annotation of an attribute of a class: in its body, on a property, or where a method assigns it."""
-    for owner in _owners(target.value, resolver):
-        speller = Speller(resolver.sources.module(owner.__module__), resolver)
+    for owner in _defining_classes(target.value, resolver):
+        speller = SourceFormatter(resolver.sources.module(owner.__module__), resolver)
         node = speller.module.find(owner.__qualname__)
         for child in ast.walk(node) if node else ():
             if isinstance(child, ast.AnnAssign) and _target_name(child) == name:
@@ -73,7 +73,7 @@ def attribute_type(target: Target, name: str, resolver: Resolver) -> str | None:
     return None
 
 
-def _owners(value: Any, resolver: Resolver) -> Iterator[type]:
+def _defining_classes(value: Any, resolver: Resolver) -> Iterator[type]:
     return (owner for owner in value.__mro__ if resolver.library.owns(owner.__module__))
 
 
@@ -83,20 +83,20 @@ def _target_name(node: ast.AnnAssign) -> str:
     return node.target.id if isinstance(node.target, ast.Name) else ""
 
 
-def _of_class(target: Target, resolver: Resolver) -> tuple[Parameter, ...] | None:
+def _class_signature(target: Target, resolver: Resolver) -> tuple[Parameter, ...] | None:
     maker = next((owner for owner in target.value.__mro__ if "__init__" in vars(owner)), object)
     if resolver.library.owns(maker.__module__):
-        speller = Speller(resolver.sources.module(maker.__module__), resolver)
+        speller = SourceFormatter(resolver.sources.module(maker.__module__), resolver)
         node = speller.module.find(f"{maker.__qualname__}.__init__")
         if isinstance(node, Function):
-            return _of_function(vars(maker)["__init__"], node, speller, "method")
-        return tuple(_of_fields(target.value, resolver)) if dataclasses.is_dataclass(maker) else ()
+            return _function_signature(vars(maker)["__init__"], node, speller, "method")
+        return tuple(_dataclass_parameters(target.value, resolver)) if dataclasses.is_dataclass(maker) else ()
     if maker is object:
         return ()
-    return None if target.kind == "exception" else tuple(_foreign(target.value))
+    return None if target.kind == "exception" else tuple(_external_parameters(target.value))
 
 
-def _of_function(function: Any, node: Function, speller: Speller, kind: str) -> tuple[Parameter, ...]:
+def _function_signature(function: Any, node: Function, speller: SourceFormatter, kind: str) -> tuple[Parameter, ...]:
     written = _arguments(node, speller)
     parameters = list(inspect.signature(function).parameters.values())
     if kind in {"method", "classmethod"}:
@@ -104,7 +104,7 @@ def _of_function(function: Any, node: Function, speller: Speller, kind: str) -> 
     return tuple(Parameter(one.name, _KINDS[one.kind], *written[one.name]) for one in parameters)
 
 
-def _arguments(node: Function, speller: Speller) -> dict[str, tuple[str | None, str | None]]:
+def _arguments(node: Function, speller: SourceFormatter) -> dict[str, tuple[str | None, str | None]]:
     """The type and the default of each parameter as they are written."""
     positional = [*node.args.posonlyargs, *node.args.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(node.args.defaults))
@@ -114,11 +114,11 @@ def _arguments(node: Function, speller: Speller) -> dict[str, tuple[str | None, 
     return {one.arg: (speller.type(one.annotation), speller.default(default)) for one, default in pairs}
 
 
-def _of_fields(value: Any, resolver: Resolver) -> Iterator[Parameter]:
+def _dataclass_parameters(value: Any, resolver: Resolver) -> Iterator[Parameter]:
     """The parameters of a constructor that `dataclass` wrote."""
     written: dict[str, tuple[str | None, str | None]] = {}
-    for owner in reversed(list(_owners(value, resolver))):
-        speller = Speller(resolver.sources.module(owner.__module__), resolver)
+    for owner in reversed(list(_defining_classes(value, resolver))):
+        speller = SourceFormatter(resolver.sources.module(owner.__module__), resolver)
         for child in getattr(speller.module.find(owner.__qualname__), "body", ()):
             if isinstance(child, ast.AnnAssign):
                 written[_target_name(child)] = speller.type(child.annotation), speller.field_default(child.value)
@@ -126,7 +126,7 @@ def _of_fields(value: Any, resolver: Resolver) -> Iterator[Parameter]:
         yield Parameter(one.name, _KINDS[one.kind], *written[one.name])
 
 
-def _foreign(value: Any) -> Iterator[Parameter]:
+def _external_parameters(value: Any) -> Iterator[Parameter]:
     """The parameters of a constructor that another library wrote."""
     empty = inspect.Parameter.empty
     for one in inspect.signature(value).parameters.values():
@@ -134,7 +134,7 @@ def _foreign(value: Any) -> Iterator[Parameter]:
         yield Parameter(one.name, _KINDS[one.kind], written, None if one.default is empty else repr(one.default))
 
 
-def written(parameters: Iterable[Parameter]) -> Iterator[str]:
+def format_parameters(parameters: Iterable[Parameter]) -> Iterator[str]:
     """The parts of a parameter list in Python's own form, the marks `/` and `*` included."""
     kind = ""
     for one in parameters:

@@ -14,7 +14,7 @@ _NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
-class Speller:
+class SourceFormatter:
     """Spells expressions of one module.
 
     Attributes:
@@ -29,12 +29,12 @@ class Speller:
         """A type as it is written; an alias that has no entry of its own is written out."""
         if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) in _WRAPPERS:
             annotation = annotation.slice
-        text = self.module.written(annotation)
-        return text and _NAME.sub(lambda match: self._meaning(match.group()), text)
+        text = self.module.annotation_source(annotation)
+        return text and _NAME.sub(lambda match: self._expand_alias(match.group()), text)
 
     def default(self, node: ast.expr | None) -> str | None:
         """The default value of a parameter; text keeps its quotes."""
-        return None if node is None else self.module.spelled(node)
+        return None if node is None else self.module.expression_source(node)
 
     def field_default(self, node: ast.expr | None) -> str | None:
         """The default value of a dataclass's field; a factory is shown as the call that it will be."""
@@ -46,17 +46,17 @@ class Speller:
             return self.default(factory.body)
         return f"{self.default(factory)}()" if factory else self.default(given.get("default"))
 
-    def result(self, node: Function) -> str | None:
+    def return_type(self, node: Function) -> str | None:
         """What a call returns; the generator behind a `contextmanager` is not seen from outside."""
         if "contextmanager" in decorators(node) and isinstance(node.returns, ast.Subscript):
             return f"contextlib.AbstractContextManager[{self.type(node.returns.slice)}]"
         return self.type(node.returns)
 
-    def _meaning(self, name: str) -> str:
-        home, spelling = self.resolver.sources.home(self.module.name, name)
-        if f"{home}.{spelling}" in self.resolver.documented:
+    def _expand_alias(self, name: str) -> str:
+        home, spelling = self.resolver.sources.assigning_module(self.module.name, name)
+        if f"{home}.{spelling}" in self.resolver.public_definitions:
             return name
         found = self.resolver.sources.find(home, spelling)
         if isinstance(found, (ast.Assign, ast.AnnAssign)) and isinstance(found.value, _TYPES):
-            return Speller(self.resolver.sources.module(home), self.resolver).type(found.value) or name
+            return SourceFormatter(self.resolver.sources.module(home), self.resolver).type(found.value) or name
         return name

@@ -12,7 +12,7 @@ from pagebuild.api.library import Library
 from pagetest.model.page import Page
 
 _PROGRAM = Path(__file__).resolve().parents[2]
-_READERS = ("sphinx", "docutils", "myst-parser", "markdown-it-py", "torch")
+_PARSERS = ("sphinx", "docutils", "myst-parser", "markdown-it-py", "torch")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Stamp:
             return False
         return self.path.read_text(encoding="utf-8") == self._text
 
-    def put(self) -> None:
+    def write(self) -> None:
         """Stamps the file as it is now."""
         self.path.write_text(self._text, encoding="utf-8")
 
@@ -62,13 +62,13 @@ def inputs_of(library: Library, pages: Iterable[Page], program: Path = _PROGRAM)
         program: The folder of the program that makes the reference; all its files count.
     """
     hooks = sorted({hook.text for page in pages for hook in page.hooks})
-    parts = [sys.version, *map(_version, _READERS), library.package, *hooks]
+    parts = [sys.version, *map(_version, _PARSERS), library.package, *hooks]
     for folder in (library.folder, program):
-        parts += ["", *_contents(folder)]
+        parts += ["", *_hash_folder(folder)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _contents(folder: Path) -> Iterator[str]:
+def _hash_folder(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*.py")):
         yield from (path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
 

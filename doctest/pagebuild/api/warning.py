@@ -13,7 +13,7 @@ _DOCSTRING = re.compile(
 _PAGE = re.compile(r"(?P<path>[^:]+\.\w+):(?:(?P<line>\d+):)? ?(?P<message>.*)", re.DOTALL)
 
 
-def finding_of(warning: str, resolver: Resolver) -> Finding:
+def warning_finding(warning: str, resolver: Resolver) -> Finding:
     """Reads one line of Sphinx's warnings.
 
     Args:

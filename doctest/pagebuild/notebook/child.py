@@ -21,7 +21,7 @@ def main(source: Path, target: Path) -> int:
         source: The notebook.
         target: Where the executed one goes; the number of the cell at work is kept beside it, in `.cell`.
     """
-    book = nbformat.read(source, as_version=4)
+    notebook = nbformat.read(source, as_version=4)
     progress = target.with_suffix(".cell")
 
     def note(cell: NotebookNode, cell_index: int) -> None:
@@ -29,7 +29,7 @@ def main(source: Path, target: Path) -> int:
         progress.write_text(json.dumps(cell_index))
 
     client = NotebookClient(
-        book,
+        notebook,
         config=Config({"KernelManager": {"transport": "ipc"}}),
         timeout=None,
         kernel_name="python3",
@@ -43,7 +43,7 @@ def main(source: Path, target: Path) -> int:
     except CellExecutionError:
         return FAILED
     finally:
-        nbformat.write(book, target)
+        nbformat.write(notebook, target)
     return 0
 
 

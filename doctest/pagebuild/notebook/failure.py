@@ -31,29 +31,29 @@ class Failure:
     message: str
 
 
-def failure_of(book: NotebookNode, page: Page) -> Failure:
+def find_failure(notebook: NotebookNode, page: Page) -> Failure:
     """Finds the failure in an executed notebook.
 
     Args:
-        book: The notebook, whose last executed cell holds an error.
+        notebook: The notebook, whose last executed cell holds an error.
         page: The page that it was made from.
     """
-    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     failed = next((cell for cell in cells for output in cell.outputs if output.output_type == "error"), None)
     if failed is None:
         return Failure(page.command_line, "the kernel ended before the notebook did")
-    found = _of_ranks(failed, page)
-    return found or _of_cell(failed, cells)
+    found = _rank_failure(failed, page)
+    return found or _cell_failure(failed, cells)
 
 
-def warning_in(book: NotebookNode, page: Page) -> Failure | None:
+def find_warning(notebook: NotebookNode, page: Page) -> Failure | None:
     """The first warning that readers of the notebook would see.
 
     Args:
-        book: The executed notebook.
+        notebook: The executed notebook.
         page: The page that it was made from.
     """
-    for cell in (cell for cell in book.cells if cell.cell_type == "code"):
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
         if match := WARNING.search(_COLOR.sub("", text)):
             file, line, message = match.groups()
@@ -69,7 +69,7 @@ def _line_of_warning(file: str, line: int, cell: NotebookNode, page: Page) -> in
     return start + line - 1 if "ipykernel_" in file else start
 
 
-def _of_cell(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:
+def _cell_failure(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:
     """The innermost frame that lies in a cell of the page."""
     error = next(output for output in failed.outputs if output.output_type == "error")
     message = f"{error.ename}: {error.evalue}".split("\n")[0]
@@ -81,12 +81,12 @@ def _of_cell(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:
     return Failure(failed.metadata.get(LINE, 1), message)
 
 
-def _of_ranks(failed: NotebookNode, page: Page) -> Failure | None:
+def _rank_failure(failed: NotebookNode, page: Page) -> Failure | None:
     """The traceback of the rank that failed first: line N of the program is line N of the page."""
     text = "".join(output.text for output in failed.outputs if output.output_type == "stream")
     error = next(output for output in failed.outputs if output.output_type == "error")
     cause = _CAUSE.search(error.evalue)
-    ranks = _by_rank(text)
+    ranks = _lines_by_rank(text)
     first = [cause.group(1)] if cause and cause.group(1) in ranks else []
     found = (_traceback(ranks[rank], page) for rank in [*first, *ranks])
     return next((failure for failure in found if failure), None)
@@ -104,7 +104,7 @@ def _traceback(lines: Sequence[str], page: Page) -> Failure | None:
     return None
 
 
-def _by_rank(text: str) -> dict[str, list[str]]:
+def _lines_by_rank(text: str) -> dict[str, list[str]]:
     """The lines of each rank; torch marks those of a traceback, and the notebook where a rank's output begins."""
     found: dict[str, list[str]] = {}
     rank = "0"

@@ -14,7 +14,7 @@ TYPES = {
 }
 
 
-def data_address(page: Path, target: str) -> str | None:
+def data_url(page: Path, target: str) -> str | None:
     """The content of an image as an address, which JupyterLab shows for every type; None for what is no image.
 
     Args:

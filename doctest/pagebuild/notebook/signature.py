@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pagebuild.notebook.texts import phrase
+from pagebuild.notebook.texts import format_text
 from pagebuild.site.reference import summary
 
 _STARS = {"var_positional": "*", "var_keyword": "**"}
 
 
-def short_text(found: Mapping[str, Any], language: str) -> str:
+def summarize_object(found: Mapping[str, Any], language: str) -> str:
     """What stands in the place of a hook.
 
     Args:
@@ -18,7 +18,7 @@ def short_text(found: Mapping[str, Any], language: str) -> str:
     """
     name = found["name"]
     call = f"({', '.join(_parameters(found['signature']))})" if found["signature"] is not None else ""
-    parts = [f"**`{name}{call}`**", summary(found), f"*{phrase('help', language, name=name)}*"]
+    parts = [f"**`{name}{call}`**", summary(found), f"*{format_text('help', language, name=name)}*"]
     return "\n\n".join(part for part in parts if part)
 
 

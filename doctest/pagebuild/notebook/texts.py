@@ -7,7 +7,7 @@ from pathlib import Path
 FILE = Path(__file__).with_name("texts.json")
 
 
-def phrase(key: str, language: str, **values: str) -> str:
+def format_text(key: str, language: str, **values: str) -> str:
     """A sentence with its values filled in.
 
     Args:
@@ -21,7 +21,7 @@ def phrase(key: str, language: str, **values: str) -> str:
     return text
 
 
-def alert(kind: str, language: str) -> str:
+def alert_title(kind: str, language: str) -> str:
     """The title of an alert."""
     return _texts()["alerts"][kind][language]
 

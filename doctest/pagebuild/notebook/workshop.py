@@ -9,20 +9,20 @@ import nbformat
 from nbformat import NotebookNode
 
 from pagebuild.notebook.build import build_notebook
-from pagebuild.notebook.execute import Execution, execute
+from pagebuild.notebook.execute import Execution, execute_notebook
 from pagebuild.notebook.failure import Failure
-from pagebuild.notebook.kind import NOTHING, kind_of
-from pagebuild.notebook.recorded import deviation, fill
-from pagebuild.site.downloads import origin
+from pagebuild.notebook.kind import NO_CODE, notebook_kind
+from pagebuild.notebook.recorded import fill_outputs, first_deviation
+from pagebuild.site.downloads import notebook_origin
 from pagetest.finding import Finding
 from pagetest.model.page import Page
-from pagetest.results.fitting import Fitting, RecordedRun
+from pagetest.results.fitting import RecordedRun, RunFinder
 from pagetest.results.result import FAIL, NONE, PASS, Result
 from pagetest.suite import Suite
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltNotebook:
     """What became of one notebook.
 
     Attributes:
@@ -45,7 +45,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class NotebookBuilder:
     """Makes notebooks.
 
     Attributes:
@@ -66,24 +66,24 @@ class Workshop:
     objects: Mapping[str, Mapping[str, Any]]
     folder: Path
     limit_seconds: float
-    fitting: Fitting
+    run_finder: RunFinder
     run_page: Callable[[Page], Result]
     executed: frozenset[str] = frozenset()
     facts: Mapping[str, str] = field(default_factory=dict)
     fingerprints: Mapping[Path, str] = field(default_factory=dict)
 
-    def make(self, name: str) -> Iterator[Made]:
+    def build_page(self, name: str) -> Iterator[BuiltNotebook]:
         """Makes the notebooks of one page in all its languages; an older one is gone when the new one fails."""
         pages = [self.suite.tree.page(name, language) for language in self.suite.languages]
         findings = tuple(self._findings(name, pages))
         executed: list[RecordedRun] = []  # a translation with the same code shares the run, and its execution
         for page in pages:
-            self.file(page).unlink(missing_ok=True)
-            made = Made(page, FAIL, findings=findings) if findings else self._make(page, executed)
+            self.notebook_file(page).unlink(missing_ok=True)
+            made = BuiltNotebook(page, FAIL, findings=findings) if findings else self._build(page, executed)
             executed += [made.run] if made.run else []
             yield made
 
-    def file(self, page: Page) -> Path:
+    def notebook_file(self, page: Page) -> Path:
         """Where the notebook of a page goes."""
         return self.folder / page.language / f"{page.name}.ipynb"
 
@@ -94,38 +94,40 @@ class Workshop:
                 if hook.text not in self.objects:
                     yield Finding(page.path, hook.line, f"`{hook.text}` is not in the API reference: correct the name")
 
-    def _make(self, page: Page, executed: list[RecordedRun]) -> Made:
-        facts = {**self.facts, **origin(page, self.fingerprints.get(page.path, ""))}
-        if kind_of(page) == NOTHING:
+    def _build(self, page: Page, executed: list[RecordedRun]) -> BuiltNotebook:
+        facts = {**self.facts, **notebook_origin(page, self.fingerprints.get(page.path, ""))}
+        if notebook_kind(page) == NO_CODE:
             self._write(build_notebook(page, self.objects, facts), page)
-            return Made(page, NONE)
-        run = self.fitting.find(page)
+            return BuiltNotebook(page, NONE)
+        run = self.run_finder.find(page)
         if run is None:
             result = self.run_page(page)
             if result.is_failed:
-                return Made(page, FAIL, result=result)
-            run = self.fitting.find(page)
+                return BuiltNotebook(page, FAIL, result=result)
+            run = self.run_finder.find(page)
             if run is None:
-                return Made(page, FAIL, failure=Failure(1, "what the page prints names this machine: print less"))
-        book = build_notebook(page, self.objects, facts, run)
-        made = self._judged(book, page, run, is_new=run not in executed)
+                return BuiltNotebook(
+                    page, FAIL, failure=Failure(1, "what the page prints names this machine: print less")
+                )
+        notebook = build_notebook(page, self.objects, facts, run)
+        made = self._verify(notebook, page, run, is_new=run not in executed)
         if made.status != FAIL:
-            fill(book, page, run)
-            self._write(book, page)
+            fill_outputs(notebook, page, run)
+            self._write(notebook, page)
         return made
 
-    def _judged(self, book: NotebookNode, page: Page, run: RecordedRun, *, is_new: bool) -> Made:
+    def _verify(self, notebook: NotebookNode, page: Page, run: RecordedRun, *, is_new: bool) -> BuiltNotebook:
         """Whether the notebook may be offered: without warnings, and as the page where it is executed."""
         for warning in run.record["warnings"]:
-            return Made(page, FAIL, run, failure=Failure(warning["line"], warning["message"]))
+            return BuiltNotebook(page, FAIL, run, failure=Failure(warning["line"], warning["message"]))
         if page.name not in self.executed or not is_new:
-            return Made(page, PASS, run)
+            return BuiltNotebook(page, PASS, run)
         place = self.folder / ".run" / page.language / page.name
-        execution = execute(book, page, self.root, place, self.limit_seconds)
-        failure = execution.failure or deviation(execution.book, page, run)
-        return Made(page, FAIL if failure else PASS, run, execution, failure)
+        execution = execute_notebook(notebook, page, self.root, place, self.limit_seconds)
+        failure = execution.failure or first_deviation(execution.notebook, page, run)
+        return BuiltNotebook(page, FAIL if failure else PASS, run, execution, failure)
 
-    def _write(self, book: NotebookNode, page: Page) -> None:
-        file = self.file(page)
+    def _write(self, notebook: NotebookNode, page: Page) -> None:
+        file = self.notebook_file(page)
         file.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(book, file)
+        nbformat.write(notebook, file)

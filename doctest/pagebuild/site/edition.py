@@ -11,7 +11,7 @@ from pagebuild.runs import record_folders
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.results.records import RECORDS
+from pagetest.results.records import FOLDER_NAME
 
 CURRENT = "current"
 
@@ -115,7 +115,7 @@ def released_editions(root: Path) -> list[Edition]:
     Raises:
         BrokenInputError: The list of versions is wrong, or a version in it has no folder.
     """
-    return [_frozen(root, version) for version in released_versions(root)]
+    return [_read_frozen_edition(root, version) for version in released_versions(root)]
 
 
 def released_versions(root: Path) -> list[str]:
@@ -156,15 +156,15 @@ def read_json(path: Path, remedy: str) -> Any:
         raise BrokenInputError(Finding(path, error.lineno, f"this is no JSON ({error.msg}): {remedy}")) from None
 
 
-def _frozen(root: Path, version: str) -> Edition:
+def _read_frozen_edition(root: Path, version: str) -> Edition:
     folder = frozen_folder(root, version)
-    if missing := list(_missing(folder)):
+    if missing := list(_missing_files(folder)):
         raise BrokenInputError(*missing)
-    return Edition(version, Tree(folder), folder / "sidebars.json", folder / "api.json", (folder / RECORDS,))
+    return Edition(version, Tree(folder), folder / "sidebars.json", folder / "api.json", (folder / FOLDER_NAME,))
 
 
-def _missing(folder: Path) -> Iterator[Finding]:
-    for name in (*LANGUAGES, "sidebars.json", "api.json", RECORDS):
+def _missing_files(folder: Path) -> Iterator[Finding]:
+    for name in (*LANGUAGES, "sidebars.json", "api.json", FOLDER_NAME):
         if not (folder / name).exists():
             yield Finding(
                 folder / name, 1, "docs/versions.json names this version: restore the folder, or drop the name"

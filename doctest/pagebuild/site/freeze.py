@@ -20,28 +20,28 @@ from pagebuild.site.edition import (
     read_json,
     released_versions,
 )
-from pagebuild.site.insight import Insight
+from pagebuild.site.coverage import Coverage
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
 from pagetest.results.fitting import RecordedRun
-from pagetest.results.records import RECORDS, Records
+from pagetest.results.records import FOLDER_NAME, Records
 from pagetest.suite import Suite
 
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?")
 
 
 @dataclass(frozen=True)
-class Freezer:
+class DocumentationFreezer:
     """Freezes the documentation of a project.
 
     Attributes:
         root: The project's root.
-        insight: What is known about the pages beside their text.
+        coverage: What is known about the pages beside their text.
     """
 
     root: Path
-    insight: Insight
+    coverage: Coverage
 
     def freeze(self, version: str) -> Path:
         """Copies pages, sidebars, reference and results, and enters the version into the list.
@@ -63,7 +63,7 @@ class Freezer:
         shutil.rmtree(partial, ignore_errors=True)
         self._copy(edition, partial)
         partial.rename(folder)
-        self._enter(version)
+        self._add_version(version)
         return folder
 
     def _version_faults(self, version: str, edition: Edition) -> Iterator[Finding]:
@@ -85,15 +85,15 @@ class Freezer:
         """Everything that keeps a page from being proved in this version."""
         yield from Suite(edition.tree, LANGUAGES, self.root / "src").check(edition.tree.names)
         for page in edition.pages():
-            yield from self._doubts(page)
+            yield from self._unverified(page)
             yield from (
                 Finding(page.path, 1, f'the section "{heading}" is behind its original: translate it, then --ack')
-                for heading in self.insight.stale(page)
+                for heading in self.coverage.stale_headings(page)
             )
 
-    def _doubts(self, page: Page) -> Iterator[Finding]:
+    def _unverified(self, page: Page) -> Iterator[Finding]:
         """Why the page is not proved on a CPU."""
-        badge = next((one for one in self.insight.results.badges(page) if one["device"] == DEVICES[0]), None)
+        badge = next((one for one in self.coverage.results.badges(page) if one["device"] == DEVICES[0]), None)
         if page.runnable and (badge is None or badge["state"] != VERIFIED):
             state = badge["state"] if badge else "never run"
             yield Finding(page.path, 1, f"the page is not verified ({state}): run `nox -s doctest`")
@@ -106,19 +106,19 @@ class Freezer:
             shutil.copytree(source, folder / language, ignore=shutil.ignore_patterns(".*", "_*"))
         shutil.copyfile(edition.sidebars, folder / "sidebars.json")
         shutil.copyfile(edition.api, folder / "api.json")
-        kept = Records(folder / RECORDS)
+        kept = Records(folder / FOLDER_NAME)
         kept.folder.mkdir()
         for page, device in product(edition.pages(), DEVICES):
-            if page.runnable and (run := self.insight.results.find(page, device)):
-                kept.enter(_released(page, run))
+            if page.runnable and (run := self.coverage.results.find_run(page, device)):
+                kept.write(_release_record(page, run))
 
-    def _enter(self, version: str) -> None:
+    def _add_version(self, version: str) -> None:
         path = self.root / "docs" / "versions.json"
         versions = read_json(path, f'write `["{CURRENT}"]`')
         path.write_text(json.dumps([CURRENT, version, *versions[1:]]) + "\n", encoding="utf-8")
 
 
-def _released(page: Page, run: RecordedRun) -> dict[str, Any]:
+def _release_record(page: Page, run: RecordedRun) -> dict[str, Any]:
     """The record of a page in a release: that of its run, which may be its original's, without the figures."""
     blocks = [{"printed": printed, "figures": []} for printed in run.printed]
     return {key: value for key, value in run.record.items() if key != "warnings"} | {

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from pagebuild.site.edition import BrokenInputError
-from pagebuild.site.freeze import Freezer
-from pagebuild.site.insight import make_insight
-from pagetest.finding import counted, shown
+from pagebuild.site.freeze import DocumentationFreezer
+from pagebuild.site.coverage import current_coverage
+from pagetest.finding import display_path, with_count
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
@@ -32,9 +32,9 @@ def run(options: argparse.Namespace, root: Path) -> int:
         0 if the version is frozen, 1 if it may not be.
     """
     try:
-        folder = Freezer(root, make_insight(root)).freeze(options.version)
+        folder = DocumentationFreezer(root, current_coverage(root)).freeze(options.version)
     except BrokenInputError as error:
-        sys.stdout.write(f"{error}\n{counted(len(error.findings), 'finding')}; nothing was frozen\n")
+        sys.stdout.write(f"{error}\n{with_count(len(error.findings), 'finding')}; nothing was frozen\n")
         return 1
-    sys.stdout.write(f"{shown(folder)}: commit it with docs/versions.json\n")
+    sys.stdout.write(f"{display_path(folder)}: commit it with docs/versions.json\n")
     return 0

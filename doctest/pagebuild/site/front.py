@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagebuild.runs import machine_of
+from pagebuild.runs import machine_name
 from pagetest.model.page import Block, Page
 
-LINES = 3
+NUM_LINES = 3
 """How many lines stand before the author's first one."""
 
 _LINE_ENDS = "\u2028\u2029"
@@ -18,7 +18,7 @@ _ESCAPED = {character: f"\\u{ord(character):04x}" for character in (*_LINE_ENDS,
 
 
 @dataclass(frozen=True)
-class Facts:
+class PageFacts:
     """What the website shows around a page.
 
     Attributes:
@@ -42,7 +42,7 @@ class Facts:
     recorded: Mapping[str, Any] | None = None
 
 
-def front_matter(name: str, language: str, facts: Facts, **words: str) -> str:
+def front_matter(name: str, language: str, facts: PageFacts, **words: str) -> str:
     """The three lines: YAML whose only line is a flow mapping in the form of JSON.
 
     Args:
@@ -61,13 +61,13 @@ def front_matter(name: str, language: str, facts: Facts, **words: str) -> str:
         "kind": facts.kind,
     }
     if facts.recorded:
-        fences = {block.line - 1 + LINES: text for block, text in facts.outputs.items()}
-        machine = machine_of(facts.recorded)
+        fences = {block.line - 1 + NUM_LINES: text for block, text in facts.outputs.items()}
+        machine = machine_name(facts.recorded)
         shown["recorded"] = {"date": facts.recorded["date"], "machine": machine, "outputs": fences}
     line = json.dumps(words | {"custom_edit_url": facts.edit_address, "page": shown}, ensure_ascii=False)
     return f"---\n{line.translate(str.maketrans(_ESCAPED))}\n---\n"
 
 
-def website_page(page: Page, facts: Facts, description: str) -> str:
+def website_page(page: Page, facts: PageFacts, description: str) -> str:
     """A tutorial: line N of the author is line N + 3 of the website."""
     return front_matter(page.name, page.language, facts, description=description) + "\n".join(page.lines)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagebuild.runs import present_runs, released_runs
-from pagebuild.site.badges import Results, read_results
+from pagebuild.runs import current_runs, released_runs
+from pagebuild.site.badges import PageResults, read_results
 from pagebuild.site.edition import Edition, current_edition
 from pagetest.checks.translations import stale_sections
 from pagetest.graph.fingerprint import fingerprint
@@ -15,7 +15,7 @@ from pagetest.model.tree import LANGUAGES, Tree
 
 
 @dataclass(frozen=True)
-class Insight:
+class Coverage:
     """What the harness can tell about pages.
 
     Attributes:
@@ -24,12 +24,12 @@ class Insight:
         stale: The headings of a translation's sections that lag behind the original.
     """
 
-    results: Results
+    results: PageResults
     fingerprint: Callable[[Page], str]
-    stale: Callable[[Page], tuple[str, ...]]
+    stale_headings: Callable[[Page], tuple[str, ...]]
 
 
-def make_insight(root: Path) -> Insight:
+def current_coverage(root: Path) -> Coverage:
     """Asks the harness about the present documentation.
 
     Args:
@@ -39,11 +39,11 @@ def make_insight(root: Path) -> Insight:
         BrokenInputError: What should be the record of a run is something else.
     """
     graph, edition = ImportGraph(root / "src"), current_edition(root)
-    results = read_results(edition.records, present_runs(root, edition.tree, edition.records))
-    return Insight(results, lambda page: fingerprint(page, graph), lambda page: stale_headings(edition.tree, page))
+    results = read_results(edition.records, current_runs(root, edition.tree, edition.records))
+    return Coverage(results, lambda page: fingerprint(page, graph), lambda page: stale_headings(edition.tree, page))
 
 
-def released_insight(edition: Edition) -> Insight:
+def released_coverage(edition: Edition) -> Coverage:
     """What is known about a released version, whose code is not here any more and cannot change.
 
     Args:
@@ -53,7 +53,7 @@ def released_insight(edition: Edition) -> Insight:
         BrokenInputError: What should be the record of a run is something else.
     """
     [folder] = edition.records
-    return Insight(read_results([folder], released_runs(folder)), lambda _: "", lambda _: ())
+    return Coverage(read_results([folder], released_runs(folder)), lambda _: "", lambda _: ())
 
 
 def stale_headings(tree: Tree, page: Page) -> tuple[str, ...]:

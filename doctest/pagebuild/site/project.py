@@ -9,7 +9,7 @@ from pagebuild.changes import git_output
 from pagebuild.site.edition import BrokenInputError
 from pagetest.finding import Finding
 
-SETTING = "Repository"
+URL_SETTING = "Repository"
 """What the address is called in `[project.urls]` of pyproject.toml."""
 
 _URL = re.compile(r"https://[^/\s?#@]+/[^\s?#@]+")
@@ -57,8 +57,8 @@ def read_project(root: Path, date: str) -> Project:
 
 def _repository(file: Path) -> str:
     content = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    address = content.get("project", {}).get("urls", {}).get(SETTING, "")
+    address = content.get("project", {}).get("urls", {}).get(URL_SETTING, "")
     if address and not _URL.fullmatch(address):
-        message = f"{SETTING} in [project.urls] is an address, such as https://host/team/project; found {address!r}"
+        message = f"{URL_SETTING} in [project.urls] is an address, such as https://host/team/project; found {address!r}"
         raise BrokenInputError(Finding(file, 1, message))
     return address.rstrip("/").removesuffix(".git")

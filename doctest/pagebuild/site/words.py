@@ -14,7 +14,7 @@ _HOOK = re.compile(r"\{\{.*\}\}")
 _WIDE = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")
 
 
-def title(page: Page) -> str:
+def page_title(page: Page) -> str:
     """The text of the first heading; the stem of a page that has none."""
     return next((heading.text for heading in page.headings), page.stem)
 
@@ -23,21 +23,21 @@ def first_sentence(page: Page) -> str:
     """The first sentence of the first paragraph of plain prose; the title of a page without one."""
     text = next(_paragraphs(page), "")
     match = _SENTENCE.match(text)
-    return match.group() if match else text or title(page)
+    return match.group() if match else text or page_title(page)
 
 
 def _paragraphs(page: Page) -> Iterator[str]:
     tokens = MarkdownIt("commonmark").enable("table").parse("\n".join(page.lines))
     for before, token in pairwise(tokens):
         if before.type == "paragraph_open" and before.level == 0:
-            text = _plain(token.children or [])
+            text = _plain_text(token.children or [])
             if text and not _HOOK.fullmatch(text):
                 yield text
 
 
-def _plain(children: list[Token]) -> str:
+def _plain_text(children: list[Token]) -> str:
     """What is read of a paragraph; lines of Chinese are joined without a space."""
-    parts = [child.content if child.type in {"text", "code_inline"} else _space(child) for child in children]
+    parts = [child.content if child.type in {"text", "code_inline"} else _line_separator(child) for child in children]
     lines = "".join(parts).split("\n")
     text = lines[0].strip()
     for line in (line.strip() for line in lines[1:]):
@@ -46,5 +46,5 @@ def _plain(children: list[Token]) -> str:
     return text.strip()
 
 
-def _space(child: Token) -> str:
+def _line_separator(child: Token) -> str:
     return "\n" if child.type in {"softbreak", "hardbreak"} else ""

@@ -11,18 +11,18 @@ from pathlib import Path
 from pagebuild.api.command import library_of
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.target import Resolver
-from pagebuild.changes import BASE_HELP, files_of_change
-from pagebuild.runs import present_runs, record_folders
+from pagebuild.changes import BASE_HELP, changed_files_since_base
+from pagebuild.runs import current_runs, record_folders
 from pagebuild.sphinx.site import SphinxSite
-from pagebuild.sphinx.sources import Sources
+from pagebuild.sphinx.sources import SphinxSources
 from pagebuild.sphinx.unwritten import BUILDER
-from pagetest.finding import Finding, counted
+from pagetest.finding import Finding, with_count
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 
-_READ_BY_ALL = (
+_SHARED_INPUTS = (
     "src",
     "doctest",
     "docs/sphinx",
@@ -38,7 +38,7 @@ _READ_BY_ALL = (
 
 
 @dataclass(frozen=True)
-class Order:
+class SiteBuild:
     """What is to be built.
 
     Attributes:
@@ -66,10 +66,10 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SiteResult:
     """What came of it."""
 
-    order: Order
+    build: SiteBuild
     pages: int
     findings: tuple[Finding, ...]
     seconds: float
@@ -98,23 +98,23 @@ def run(options: argparse.Namespace, root: Path) -> int:
         return USAGE
     source, output, work = (path.resolve() for path in (options.source, options.output, options.work))
     try:
-        languages = options.lang or (reached_languages(root, source, options.base) if options.check else LANGUAGES)
+        languages = options.lang or (affected_languages(root, source, options.base) if options.check else LANGUAGES)
     except UsageError as error:
         sys.stderr.write(f"docs_build.py sphinx: {error}\n")
         return USAGE
-    orders = [Order(root, source, output, work, language, modules, options.check) for language in languages]
+    orders = [SiteBuild(root, source, output, work, language, modules, options.check) for language in languages]
     failed = False
     context = multiprocessing.get_context("spawn")  # see [Note: one process for each language]
     with ProcessPoolExecutor(len(orders), mp_context=context) as pool:
-        for outcome in pool.map(build, orders):
+        for outcome in pool.map(build_site, orders):
             failed = failed or bool(outcome.findings)
             sys.stdout.writelines(f"{finding}\n" for finding in outcome.findings)
-            where, counts = outcome.order.target, counted(len(outcome.findings), "finding")
-            sys.stdout.write(f"{where}: {counted(outcome.pages, 'page')}, {counts}, {outcome.seconds:.1f} s\n")
+            where, counts = outcome.build.target, with_count(len(outcome.findings), "finding")
+            sys.stdout.write(f"{where}: {with_count(outcome.pages, 'page')}, {counts}, {outcome.seconds:.1f} s\n")
     return FAILED if failed else OK
 
 
-def reached_languages(root: Path, source: Path, base: str = "") -> tuple[str, ...]:
+def affected_languages(root: Path, source: Path, base: str = "") -> tuple[str, ...]:
     """The languages whose site a change can break: always the original, and the others where their sources differ.
 
     Args:
@@ -129,21 +129,21 @@ def reached_languages(root: Path, source: Path, base: str = "") -> tuple[str, ..
     Raises:
         UsageError: A base is given, and git does not know it.
     """
-    _, changed = files_of_change(root, base)
-    if changed is None or any(path.is_relative_to(root / part) for path in changed for part in _READ_BY_ALL):
+    _, changed = changed_files_since_base(root, base)
+    if changed is None or any(path.is_relative_to(root / part) for path in changed for part in _SHARED_INPUTS):
         return LANGUAGES
     original, *others = LANGUAGES
     return original, *(one for one in others if any(path.is_relative_to(source / one) for path in changed))
 
 
-def build(order: Order) -> Outcome:
+def build_site(order: SiteBuild) -> SiteResult:
     """Builds one site."""
     start = time.monotonic()
     inventory = Inventory(Resolver(library_of(order.root)))
     configuration = order.root / "docs" / "sphinx"
     tree = Tree(order.source)
-    find = present_runs(order.root, tree, record_folders(order.root, order.source.parent))
-    sources = Sources(tree, inventory, order.work, configuration / "locale", order.modules, find)
+    find = current_runs(order.root, tree, record_folders(order.root, order.source.parent))
+    sources = SphinxSources(tree, inventory, order.work, configuration / "locale", order.modules, find)
     pages = sources.write(order.language)
     site = SphinxSite(
         order.language,
@@ -155,4 +155,4 @@ def build(order: Order) -> Outcome:
         order.modules,
     )
     findings = site.build(pages)
-    return Outcome(order, len(pages), tuple(findings), time.monotonic() - start)
+    return SiteResult(order, len(pages), tuple(findings), time.monotonic() - start)

@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from pagebuild.api.target import Resolver
-from pagebuild.api.warning import finding_of
+from pagebuild.api.warning import warning_finding
 from pagebuild.sphinx.myst import MystPage
 from pagetest.finding import Finding
 
@@ -68,11 +68,11 @@ class SphinxSite:
                 warningiserror=True,
             )
             app.build()
-        found = [finding_of(line, self.resolver) for line in warnings.getvalue().splitlines() if line.strip()]
-        return sorted({_moved(finding, pages) for finding in found})
+        found = [warning_finding(line, self.resolver) for line in warnings.getvalue().splitlines() if line.strip()]
+        return sorted({_at_author_line(finding, pages) for finding in found})
 
 
-def _moved(finding: Finding, pages: Mapping[Path, tuple[Path, MystPage]]) -> Finding:
+def _at_author_line(finding: Finding, pages: Mapping[Path, tuple[Path, MystPage]]) -> Finding:
     """The finding at the author's line."""
     if finding.path not in pages:
         return finding

@@ -17,7 +17,7 @@ from pagetest.model.tree import Tree
 
 
 @dataclass(frozen=True)
-class Sources:
+class SphinxSources:
     """Writes what Sphinx reads.
 
     Attributes:
@@ -32,9 +32,9 @@ class Sources:
     tree: Tree
     inventory: Inventory
     folder: Path
-    catalogues: Path
+    locales: Path
     modules: Sequence[str]
-    find: FindRun
+    find_run: FindRun
 
     def write(self, language: str) -> Mapping[Path, tuple[Path, MystPage]]:
         """Writes the sources of one language anew.
@@ -48,7 +48,7 @@ class Sources:
         written = dict(self._write_pages(language, target))
         if (pictures := self.tree.source / language / "images").is_dir():
             shutil.copytree(pictures, target / "images")
-        shutil.copytree(self.catalogues, target / "locale")
+        shutil.copytree(self.locales, target / "locale")
         (target / "api").mkdir()
         for module in self.modules:
             (target / "api" / f"{module}.rst").write_text(module_page(module, self.inventory), encoding="utf-8")
@@ -60,7 +60,7 @@ class Sources:
         for name in self.tree.names:
             if language in self.tree.languages(name):
                 page = self.tree.page(name, language)
-                path, made = target / f"{name}.md", to_myst(page, shown_run(page, self.find))
+                path, made = target / f"{name}.md", to_myst(page, shown_run(page, self.find_run))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(made.text, encoding="utf-8")
                 yield path, (page.path, made)

@@ -8,7 +8,7 @@ _FILE = Path(__file__).with_name("texts.json")
 
 
 @dataclass(frozen=True)
-class Texts:
+class SiteTexts:
     """The texts of one language.
 
     Attributes:
@@ -26,6 +26,6 @@ class Texts:
     recorded: str
 
 
-def texts_of(language: str) -> Texts:
+def texts_of(language: str) -> SiteTexts:
     """The texts of a language."""
-    return Texts(**json.loads(_FILE.read_text(encoding="utf-8"))[language])
+    return SiteTexts(**json.loads(_FILE.read_text(encoding="utf-8"))[language])

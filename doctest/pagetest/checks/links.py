@@ -19,7 +19,7 @@ _PAGE = ".md"
 
 
 @dataclass(frozen=True)
-class Links:
+class LinkChecker:
     """Checks the links of a tree's pages; each page that is linked is read once.
 
     Attributes:
@@ -43,7 +43,7 @@ class Links:
             return "begins at the root, which is another one on GitHub and on the website: make it relative"
         target = (page.path.parent / file).resolve() if file else page.path.resolve()
         if not self._exists(target):
-            return f"leads to {target.name}, which does not exist{self._namesake(target)}: correct it"
+            return f"leads to {target.name}, which does not exist{self._similar_file(target)}: correct it"
         if not target.is_relative_to((self.tree.source / page.language).resolve()):
             is_image = target.suffix.lower() in _IMAGES
             return "" if is_image else f"leaves the {page.language} pages: link the page in this language"
@@ -55,7 +55,7 @@ class Links:
         spelt = all(part.name in self._entries(part.parent) for part in parts if part.is_relative_to(self.tree.source))
         return spelt and target.is_file()
 
-    def _namesake(self, target: Path) -> str:
+    def _similar_file(self, target: Path) -> str:
         """A file beside the target whose name is close to it."""
         close = difflib.get_close_matches(target.name, self._entries(target.parent), n=1)
         return f" (there is {close[0]})" if close else ""

@@ -15,7 +15,7 @@ from pagetest.usage import UsageError
 FILE = "translations.json"
 
 
-class StampsError(UsageError):
+class TranslationHashesError(UsageError):
     """The file holds something else than stamps; `finding` says where."""
 
     def __init__(self, finding: Finding) -> None:
@@ -24,7 +24,7 @@ class StampsError(UsageError):
 
 
 @dataclass(frozen=True)
-class Stamps:
+class TranslationHashes:
     """A JSON file that maps `page#slug` of the original to the hash of the section that was translated, line by line.
 
     The slugs tell a reader of a change what was acknowledged; only the hashes count, so that a section may move.
@@ -35,7 +35,7 @@ class Stamps:
 
     path: Path
 
-    def of(self, name: str) -> frozenset[str]:
+    def hashes_of(self, name: str) -> frozenset[str]:
         """The hashes of the sections of a page that are translated.
 
         Raises:
@@ -43,7 +43,7 @@ class Stamps:
         """
         return frozenset(digest for key, digest in self._read().items() if _page(key) == name)
 
-    def put(self, name: str, sections: Iterable[Section]) -> None:
+    def write(self, name: str, sections: Iterable[Section]) -> None:
         """Replaces the stamps of a page; the rest of the file stays.
 
         Raises:
@@ -61,7 +61,7 @@ class Stamps:
         """What is wrong with the file itself."""
         try:
             content = self._read()
-        except StampsError as error:
+        except TranslationHashesError as error:
             yield error.finding
             return
         text = self.path.read_text(encoding="utf-8") if content else _written({})
@@ -78,9 +78,11 @@ class Stamps:
             return {}
         except json.JSONDecodeError as error:
             message = f"this is no JSON ({error.msg}): restore it, or remove it and --ack what is translated"
-            raise StampsError(Finding(self.path, error.lineno, message)) from None
+            raise TranslationHashesError(Finding(self.path, error.lineno, message)) from None
         if not isinstance(content, dict) or not all(isinstance(digest, str) for digest in content.values()):
-            raise StampsError(Finding(self.path, 1, 'this is not of the form {"page#section": "hash"}: restore it'))
+            raise TranslationHashesError(
+                Finding(self.path, 1, 'this is not of the form {"page#section": "hash"}: restore it')
+            )
         return content
 
 

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from pagetest.checks.stamps import FILE, Stamps
-from pagetest.finding import Finding, shown
+from pagetest.checks.stamps import FILE, TranslationHashes
+from pagetest.finding import Finding, display_path
 from pagetest.model.page import Page
 from pagetest.model.sections import Section, sections
 from pagetest.model.tree import LANGUAGES, Tree
 
 
 @dataclass(frozen=True)
-class Lag:
+class StaleSection:
     """A section whose original has changed since it was translated.
 
     Attributes:
@@ -31,7 +31,7 @@ def stale_sections(tree: Tree, name: str, language: str = LANGUAGES[1]) -> list[
         For each the original's heading, the translation's, and the line of the latter. None where a page is missing.
     """
     translation = Translation(tree, name, language)
-    lags = translation.lags() if translation.exists else []
+    lags = translation.stale_sections() if translation.exists else []
     return [(lag.original.heading, lag.translated.heading, lag.translated.line) for lag in lags]
 
 
@@ -56,22 +56,22 @@ class Translation:
             yield fault
         if self.exists:
             path, original = self.tree.path(self.name, self.language), self.tree.path(self.name, LANGUAGES[0])
-            for lag in self.lags():
-                where = f"{shown(original)}:{lag.original.line}"
+            for lag in self.stale_sections():
+                where = f"{display_path(original)}:{lag.original.line}"
                 message = f'section "{lag.translated.heading}" is behind {where}: translate what changed, then --ack'
                 yield Finding(path, lag.translated.line, message)
 
-    def lags(self) -> list[Lag]:
+    def stale_sections(self) -> list[StaleSection]:
         """The sections of the original whose wording was never acknowledged; moving one does not change its wording."""
-        known = self._stamps.of(self.name)
-        pairs = _pairs(self._sections(LANGUAGES[0]), self._sections(self.language))
-        return [Lag(one, other) for one, other in pairs if one.hash not in known]
+        known = self._stamps.hashes_of(self.name)
+        pairs = _pair_sections(self._sections(LANGUAGES[0]), self._sections(self.language))
+        return [StaleSection(one, other) for one, other in pairs if one.hash not in known]
 
     def acknowledge(self) -> Finding | None:
         """Stamps every section of the original as translated; what forbids it is returned instead."""
         fault = self._structure()
         if not fault:
-            self._stamps.put(self.name, self._sections(LANGUAGES[0]))
+            self._stamps.write(self.name, self._sections(LANGUAGES[0]))
         return fault
 
     @property
@@ -80,8 +80,8 @@ class Translation:
         return {LANGUAGES[0], self.language} <= set(self.tree.languages(self.name))
 
     @property
-    def _stamps(self) -> Stamps:
-        return Stamps(self.tree.source / self.language / FILE)
+    def _stamps(self) -> TranslationHashes:
+        return TranslationHashes(self.tree.source / self.language / FILE)
 
     def _page(self, language: str) -> Page:
         return self.tree.page(self.name, language)
@@ -99,12 +99,14 @@ class Translation:
         for one, other in zip_longest(ours.headings, theirs.headings):
             if not one or not other or one.level != other.level:
                 line, where = other.line if other else len(theirs.lines), one.line if one else len(ours.lines)
-                message = f"from here on the headings differ from {shown(ours.path)}:{where}: give both pages the same"
+                message = (
+                    f"from here on the headings differ from {display_path(ours.path)}:{where}: give both pages the same"
+                )
                 return Finding(path, line, message)
         return None
 
 
-def _pairs(ours: tuple[Section, ...], theirs: tuple[Section, ...]) -> Iterator[tuple[Section, Section]]:
+def _pair_sections(ours: tuple[Section, ...], theirs: tuple[Section, ...]) -> Iterator[tuple[Section, Section]]:
     """Each section of the original with the translation's one at its place, or the last one where that has ended."""
     theirs = theirs or (Section("", "", 1, 0, ""),)
     headed, place = [section for section in theirs if section.level], 0

@@ -21,7 +21,7 @@ def changed_files(root: Path, revision: str = HEAD) -> frozenset[Path]:
         UsageError: There is no repository, or no such revision.
     """
     name = revision.removesuffix(_SINCE_BRANCH)
-    commit = _commit(root, name)
+    commit = _resolve_commit(root, name)
     if revision.endswith(_SINCE_BRANCH):
         commit, _ = _git(root, "merge-base", commit, HEAD)
         if not commit:
@@ -31,7 +31,7 @@ def changed_files(root: Path, revision: str = HEAD) -> frozenset[Path]:
     return frozenset(root / name for name in f"{differing}\0{new}".split("\0") if name)
 
 
-def _commit(root: Path, name: str) -> str:
+def _resolve_commit(root: Path, name: str) -> str:
     try:
         inside, error = _git(root, "rev-parse", "--is-inside-work-tree")
     except OSError as fault:

@@ -14,7 +14,7 @@ from pagetest.model.script import Script, make_script
 HARNESS = ("doctest/pagetest", "docs_test.py", "constraints.txt")
 """What every page is run with."""
 
-OF_DEVICE = {"pretend": "tests/device/pretend_device"}
+DEVICE_FILES = {"pretend": "tests/device/pretend_device"}
 """What pages on a device are run with besides: the project's own device."""
 
 _NATIVE = (".h", ".hpp", ".cpp", ".cu", ".cuh")
@@ -43,7 +43,7 @@ def common_inputs(root: Path, device: str = "") -> str:
         root: The project's root.
         device: On which they run.
     """
-    files = [*_common_files(root), *_files_of(root, device)]
+    files = [*_common_files(root), *_device_files(root, device)]
     parts = [text for path in files for text in (path.relative_to(root).as_posix(), _content_hash(path))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -56,8 +56,8 @@ def _common_files(root: Path) -> Iterator[Path]:
         yield from sorted(path for path in (root / part).rglob("*") if path.suffix in _NATIVE)
 
 
-def _files_of(root: Path, device: str) -> Iterator[Path]:
-    if folder := OF_DEVICE.get(device):
+def _device_files(root: Path, device: str) -> Iterator[Path]:
+    if folder := DEVICE_FILES.get(device):
         yield from sorted(path for path in (root / folder).glob("*") if path.suffix in {".py", *_NATIVE})
 
 
@@ -68,9 +68,9 @@ def references_of(script: Script) -> References:
 
 def _content_hash(path: Path) -> str:
     facts = path.stat()
-    return _hash_of(path, facts.st_mtime_ns, facts.st_size)
+    return _hash_file(path, facts.st_mtime_ns, facts.st_size)
 
 
 @lru_cache(maxsize=4096)
-def _hash_of(path: Path, _changed_ns: int, _size: int) -> str:
+def _hash_file(path: Path, _changed_ns: int, _size: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -11,10 +11,10 @@ _KEPT_CHARACTERS = (" ", "-")
 
 def anchors(page: Page) -> tuple[str, ...]:
     """The anchor of each heading, in their order."""
-    return tuple(slugs(heading.text for heading in page.headings))
+    return tuple(make_slugs(heading.text for heading in page.headings))
 
 
-def slugs(texts: Iterable[str]) -> Iterable[str]:
+def make_slugs(texts: Iterable[str]) -> Iterable[str]:
     """Makes names of headings as GitHub does; a name that is taken gets the first free number behind it."""
     taken: dict[str, int] = {}
     for text in texts:

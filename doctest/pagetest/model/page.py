@@ -6,7 +6,7 @@ from pathlib import Path
 from pagetest.finding import Finding
 
 PYTHON = ("python", "python3", "py")
-OBJECT = "\ufffc"
+OBJECT_REPLACEMENT = "\ufffc"
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Block:
         return self.language in PYTHON
 
     @property
-    def words(self) -> list[str]:
+    def info_words(self) -> list[str]:
         """What stands behind the language."""
         return self.info.lower().split()[1:]
 
     @property
     def is_output(self) -> bool:
         """Whether the block shows what the Python block before it prints."""
-        return self.words[:1] == ["output"]
+        return self.info_words[:1] == ["output"]
 
 
 @dataclass(frozen=True)
-class Note:
+class LocatedText:
     """A piece of text and its line: a command, a hook, a link."""
 
     text: str
@@ -80,7 +80,7 @@ class Tabs:
     group: str
     line: int
     end: int
-    tabs: tuple[Note, ...]
+    tabs: tuple[LocatedText, ...]
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ class Page:
     name: str
     lines: tuple[str, ...]
     blocks: tuple[Block, ...]
-    commands: tuple[Note, ...]
+    commands: tuple[LocatedText, ...]
     headings: tuple[Heading, ...]
-    hooks: tuple[Note, ...]
-    links: tuple[Note, ...]
+    hooks: tuple[LocatedText, ...]
+    links: tuple[LocatedText, ...]
     alerts: tuple[Alert, ...]
     tabs: tuple[Tabs, ...]
-    prose: tuple[tuple[Note, ...], ...]
+    prose: tuple[tuple[LocatedText, ...], ...]
     findings: tuple[Finding, ...]
-    alone: tuple[Note, ...] = ()
+    alone: tuple[LocatedText, ...] = ()
 
     @property
     def stem(self) -> str:

@@ -51,10 +51,10 @@ def make_script(page: Page) -> Script:
         content = block.source.split("\n")[:-1]
         lines[block.line - 1 : block.line - 1 + len(content)] = content
     text = "\n".join(lines)
-    return Script(text, _fault(text, page))
+    return Script(text, _syntax_fault(text, page))
 
 
-def _fault(text: str, page: Page) -> Finding | None:
+def _syntax_fault(text: str, page: Page) -> Finding | None:
     try:
         with warnings.catch_warnings():
             for kind in (SyntaxWarning, DeprecationWarning):  # of an escape that does not exist, before Python 3.12

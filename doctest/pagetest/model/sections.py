@@ -38,10 +38,10 @@ class Section:
 
 def sections(page: Page) -> tuple[Section, ...]:
     """The sections of a page, in order."""
-    return tuple(_sections(page))
+    return tuple(_split_sections(page))
 
 
-def _sections(page: Page) -> Iterator[Section]:
+def _split_sections(page: Page) -> Iterator[Section]:
     prose = list(page.lines)
     for block in page.blocks:
         if block.is_python or block.is_output:

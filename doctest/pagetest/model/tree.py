@@ -53,7 +53,7 @@ class Tree:
         Raises:
             UnknownPageError: None or several pages fit; the message lists the candidates.
         """
-        path = _without_language(PurePosixPath(wanted.removesuffix(".md")))
+        path = _path_in_language(PurePosixPath(wanted.removesuffix(".md")))
         if path in self.names:
             return path
         fitting = [name for name in self.names if f"/{name}".endswith(f"/{path}")]
@@ -61,9 +61,9 @@ class Tree:
             return fitting[0]
         if fitting:
             raise UnknownPageError(f"`{wanted}` names {len(fitting)} pages, give one of: {', '.join(fitting)}")
-        raise UnknownPageError(f"no page is called `{wanted}`{self._nearest(path)}; --list shows all pages")
+        raise UnknownPageError(f"no page is called `{wanted}`{self._nearest_names(path)}; --list shows all pages")
 
-    def _nearest(self, path: str) -> str:
+    def _nearest_names(self, path: str) -> str:
         stems = {name.rpartition("/")[2]: name for name in self.names}
         close = difflib.get_close_matches(path, [*self.names, *stems], n=3, cutoff=0.5)
         names = dict.fromkeys(stems.get(match, match) for match in close)
@@ -76,7 +76,7 @@ class Tree:
                 yield relative.with_suffix("").as_posix()
 
 
-def _without_language(path: PurePosixPath) -> str:
+def _path_in_language(path: PurePosixPath) -> str:
     """The part of a path behind the language's folder."""
     parts = [part for part in path.parts if part != "."]
     start = max((index + 1 for index, part in enumerate(parts) if part in LANGUAGES), default=0)

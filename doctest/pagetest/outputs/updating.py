@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pagetest.model.page import Block, Page
 from pagetest.model.reader import read_page
-from pagetest.outputs.rewriting import RewritingError, fresh_outputs, rewrite
+from pagetest.outputs.rewriting import OutputUpdateError, updated_texts, write_outputs
 from pagetest.outputs.shown import outputs_of, stale_outputs
 from pagetest.results.result import FAIL, PASS, Result
 
@@ -22,14 +22,14 @@ def update_outputs(page: Page, result: Result, original: Page, before: Result | 
     Returns:
         The result that the page has now, and the page as it is now.
     """
-    ran = before if before and result.is_credited else result
+    ran = before if before and result.is_shared else result
     if ran.failure or not ran.log:
         return result, page
-    texts = _texts_of(original, page) if result.is_credited else fresh_outputs(page, result.printed)
+    texts = _texts_from_original(original, page) if result.is_shared else updated_texts(page, result.printed)
     return _rewrite(page, texts, result) if texts else (result, page)
 
 
-def _texts_of(original: Page, page: Page) -> dict[Block, str]:
+def _texts_from_original(original: Page, page: Page) -> dict[Block, str]:
     """What the output blocks of a translation with the same code must say where they do not."""
     pairs = zip(outputs_of(original), outputs_of(page), strict=True)
     return {theirs.block: ours.block.source for ours, theirs in pairs if ours.block.source != theirs.block.source}
@@ -37,19 +37,19 @@ def _texts_of(original: Page, page: Page) -> dict[Block, str]:
 
 def _rewrite(page: Page, texts: Mapping[Block, str], result: Result) -> tuple[Result, Page]:
     try:
-        rewrite(page, texts)
-    except RewritingError as error:
+        write_outputs(page, texts)
+    except OutputUpdateError as error:
         return replace(result, status=FAIL, findings=(error.finding, *result.findings)), page
     new, count = read_page(page.path, page.language, page.name), len(texts)
-    if result.is_credited:
+    if result.is_shared:
         return replace(result, outputs_rewritten=count), new
-    stale = tuple(stale_outputs(new, _moved(page, new, result.printed)))
+    stale = tuple(stale_outputs(new, _printed_by_new_line(page, new, result.printed)))
     matched = result.outputs_total - len(stale)
     status = FAIL if stale else PASS
     return replace(result, status=status, findings=stale, outputs_matched=matched, outputs_rewritten=count), new
 
 
-def _moved(page: Page, new: Page, printed: Mapping[int, str]) -> dict[int, str]:
+def _printed_by_new_line(page: Page, new: Page, printed: Mapping[int, str]) -> dict[int, str]:
     """What each block printed, by its line in the rewritten page."""
     pairs = zip(page.runnable, new.runnable, strict=True)
     return {after.line: printed[before.line] for before, after in pairs if before.line in printed}

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _HOME = "/home/user"
-_NO_NAMES = ("", "localhost", "root", "user", "host")
+_GENERIC_NAMES = ("", "localhost", "root", "user", "host")
 """Names that tell nothing about a machine, and that stand in many texts."""
 
 
-def anonymous(text: str, root: Path, folder: Path, page: str) -> str:
+def remove_private_names(text: str, root: Path, folder: Path, page: str) -> str:
     """The text as it would be on a reader's machine.
 
     Args:
@@ -25,7 +25,7 @@ def anonymous(text: str, root: Path, folder: Path, page: str) -> str:
         text = text.replace(name, replacement)
     for name, replacement in ((platform.node(), "host"), (_user(), "user")):
         word = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
-        if name not in _NO_NAMES and not word.search(page):
+        if name not in _GENERIC_NAMES and not word.search(page):
             text = word.sub(replacement, text)
     return text
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagetest.checks.parity import compare
+from pagetest.checks.parity import compare_structure
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
@@ -41,7 +41,7 @@ class RecordedRun:
 
 
 @dataclass(frozen=True)
-class Fitting:
+class RunFinder:
     """Finds the runs that hold for the pages as they are now.
 
     Attributes:
@@ -66,24 +66,24 @@ class Fitting:
         """
         for records in self.records:
             record = records.find(self.device, page.language, page.name)
-            if record and self._holds(record, page):
+            if record and self._is_valid(record, page):
                 run = RecordedRun(records, record)
                 if all(file.is_file() for files in run.figures for file in files):
                     return run
         if page.language == LANGUAGES[0] or LANGUAGES[0] not in self.tree.languages(page.name):
             return None
         original = self.tree.page(page.name, LANGUAGES[0])
-        return self.find(original) if compare(original, page).same_code else None
+        return self.find(original) if compare_structure(original, page).same_code else None
 
-    def _holds(self, record: Mapping[str, Any], page: Page) -> bool:
+    def _is_valid(self, record: Mapping[str, Any], page: Page) -> bool:
         """Whether the page passed then, would run the same now, and shows what was printed then."""
         blocks = record.get("blocks", ())
         return (
             record["status"] == PASS
             and len(blocks) == len(page.runnable)
             and not changed_since(record, page, self.graph, self.facts["inputs"])
-            and _decisive(record.get("versions", {})) == _decisive(self.facts["versions"])
-            and not stale_outputs(page, _by_line(page, [block["printed"] for block in blocks]))
+            and _relevant_versions(record.get("versions", {})) == _relevant_versions(self.facts["versions"])
+            and not stale_outputs(page, _printed_by_line(page, [block["printed"] for block in blocks]))
         )
 
 
@@ -101,10 +101,10 @@ def changed_since(record: Mapping[str, Any], page: Page, graph: ImportGraph, inp
     return "" if record.get("inputs") == inputs else "the harness, constraints.txt, or code in C++ or CUDA"
 
 
-def _by_line(page: Page, printed: list[str]) -> dict[int, str]:
+def _printed_by_line(page: Page, printed: list[str]) -> dict[int, str]:
     return {block.line: text for block, text in zip(page.runnable, printed, strict=True)}
 
 
-def _decisive(versions: Mapping[str, str]) -> tuple[str, str]:
+def _relevant_versions(versions: Mapping[str, str]) -> tuple[str, str]:
     """The version of Python without its last number, and that of torch without the kind of its build."""
     return versions.get("python", "").rpartition(".")[0], versions.get("torch", "").partition("+")[0]

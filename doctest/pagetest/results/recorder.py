@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pagetest.graph.fingerprint import common_inputs
-from pagetest.results.anonymous import anonymous
+from pagetest.results.anonymous import remove_private_names
 from pagetest.results.records import Records
 from pagetest.results.result import NONE, PASS, Result
 from pagetest.run.device import Device
@@ -36,19 +36,19 @@ class Recorder:
     facts: Mapping[str, Any]
     published: Records | None = None
 
-    def enter(self, result: Result) -> None:
+    def add(self, result: Result) -> None:
         """Enters a result at once, so that what was learnt outlives an interruption."""
         for records in filter(None, (self.records, self.published)):
             if result.status == NONE:
                 records.remove(result.language, result.name)
             elif records is self.records or not result.is_failed:
-                records.enter(self.record(result), {figure.name: figure.content for figure in _figures(result)})
+                records.write(self.make_record(result), {figure.name: figure.content for figure in _figures(result)})
 
-    def record(self, result: Result) -> dict[str, Any]:
+    def make_record(self, result: Result) -> dict[str, Any]:
         """The record of a result; a failure counts for the device that the page should have run on."""
         record = {**result.as_json(), **self.facts}
         if result.is_failed:
-            record["device"] = self.device.asked or result.device or self.device.expected
+            record["device"] = self.device.requested or result.device or self.device.expected
         if result.status == PASS:
             record["blocks"] = self._blocks(result)
             record["warnings"] = [{"line": one.line, "message": one.message} for one in result.warnings]
@@ -60,7 +60,7 @@ class Recorder:
         figures, page = _figures(result), result.path.read_text(encoding="utf-8")
         return [
             {
-                "printed": anonymous(text, self.root, result.log.parent, page),
+                "printed": remove_private_names(text, self.root, result.log.parent, page),
                 "figures": [figure.name for figure in figures if figure.line == line],
             }
             for line, text in result.printed.items()

@@ -11,7 +11,7 @@ from typing import Any
 from pagetest.finding import Finding
 from pagetest.usage import UsageError
 
-RECORDS = "verified"
+FOLDER_NAME = "verified"
 """The name of the folder, next to the one where pages are run."""
 
 _KEY = ("device", "lang", "page")
@@ -57,7 +57,7 @@ class Records:
         """The file of a figure that the page drew."""
         return self._file(*(record[key] for key in _KEY)).with_suffix("") / name
 
-    def enter(self, record: Mapping[str, Any], figures: Mapping[str, bytes] | None = None) -> None:
+    def write(self, record: Mapping[str, Any], figures: Mapping[str, bytes] | None = None) -> None:
         """Writes a record in the place of the one that its page has for the device; all others stay.
 
         Args:
@@ -82,7 +82,7 @@ class Records:
             file.unlink(missing_ok=True)
             shutil.rmtree(file.with_suffix(""), ignore_errors=True)
 
-    def keep(self, pages: Collection[str]) -> None:
+    def remove_others(self, pages: Collection[str]) -> None:
         """Removes what is known of all other pages, which do not exist any more."""
         for record in self.read():
             if record["page"] not in pages:

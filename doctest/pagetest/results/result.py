@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pagetest.finding import Finding, shown
+from pagetest.finding import Finding, display_path
 from pagetest.model.page import Page
 from pagetest.model.script import Script
 from pagetest.run.verdict import Failure
@@ -73,7 +73,7 @@ class Result:
     figures: tuple[Figure, ...] = ()
     printed: Mapping[int, str] = field(default_factory=dict, repr=False)
 
-    def credited_to(self, page: Page, script: Script) -> "Result":
+    def shared_with(self, page: Page, script: Script) -> "Result":
         """The result of a translation with the same code, which was not run itself: it fails if this one did."""
         status, note = (FAIL, ", which failed") if self.is_failed else (SAME, "")
         return replace(
@@ -90,7 +90,7 @@ class Result:
         )
 
     @property
-    def is_credited(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether the facts are those of another run."""
         return bool(self.lines_total) and not self.log
 
@@ -109,14 +109,16 @@ class Result:
 
     def _error(self) -> dict[str, Any] | None:
         if self.failure:
-            place = {"file": shown(self.path), "line": self.failure.line, "rank": self.failure.rank}
+            place = {"file": display_path(self.path), "line": self.failure.line, "rank": self.failure.rank}
             return place | {"message": self.failure.message, "others": list(self.failure.others)}
         for finding in self.findings:
-            return {"file": shown(finding.path), "line": finding.line, "rank": None, "message": finding.message}
+            return {"file": display_path(finding.path), "line": finding.line, "rank": None, "message": finding.message}
         return None
 
 
-def unrun(page: Page, script: Script, status: str, note: str = "", findings: tuple[Finding, ...] = ()) -> Result:
+def result_without_run(
+    page: Page, script: Script, status: str, note: str = "", findings: tuple[Finding, ...] = ()
+) -> Result:
     """The result of a page that was not run."""
     code_hash = "" if script.is_empty else script.code_hash
     return Result(

@@ -37,7 +37,7 @@ def clean_environment(outer: Mapping[str, str], root: Path) -> dict[str, str]:
         outer: The harness's own environment.
         root: The project's root, which a page must not see on its path.
     """
-    kept = {name: value for name, value in outer.items() if not _is_scrubbed(name)}
+    kept = {name: value for name, value in outer.items() if not _is_removed(name)}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
     imports = os.pathsep.join(_import_path(kept.pop("PYTHONPATH", ""), root))
     return kept | _FIXED | {"PATH": path} | ({"PYTHONPATH": imports} if imports else {})
@@ -57,7 +57,7 @@ def page_environment(outer: Mapping[str, str], root: Path, script: Path, run: Pa
     return clean | {"PYTHONPATH": probed, "COLOSSAL_PAGE_SCRIPT": str(script), "COLOSSAL_PAGE_RUN": str(run)}
 
 
-def _is_scrubbed(name: str) -> bool:
+def _is_removed(name: str) -> bool:
     if name.startswith("PYTHON"):
         return name not in _PYTHON_KEPT
     return name in _RANKS or name.startswith(_LAUNCHERS)

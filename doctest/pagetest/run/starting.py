@@ -26,11 +26,11 @@ class Command(Protocol):
 
 _SUPERVISOR = Path(__file__).parent / "probe" / "page_supervisor.py"
 
-Start = Callable[[Sequence[str], Path, Mapping[str, str], Path], Command]
+StartCommand = Callable[[Sequence[str], Path, Mapping[str, str], Path], Command]
 """Starts words in a folder with an environment, below a supervisor, and appends what they print to a log."""
 
 
-def start_cold(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
+def start_command(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
     """Starts a command as a shell would.
 
     Raises:

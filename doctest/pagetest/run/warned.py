@@ -9,7 +9,7 @@ from pagetest.model.page import Page
 WARNING = re.compile(r"(?:^|\s)(\S+):(\d+): (\w*Warning: .*)", re.MULTILINE)
 
 
-def warnings_in(log: str, page: Page) -> Iterator[Finding]:
+def python_warnings(log: str, page: Page) -> Iterator[Finding]:
     """The warnings that readers of the page would see, each at the page's own line, or at that of its command.
 
     Args:

@@ -18,7 +18,7 @@ READY_SECONDS = 120.0
 _PROGRAM = "__import__('sys').path.insert(0, {probe!r}); __import__('page_parent').serve(globals(), {descriptor})"
 
 
-class Forked:
+class ForkedProcess:
     """A process that another one forked and that became our child; used like a `subprocess.Popen`.
 
     Args:
@@ -54,7 +54,7 @@ class Forked:
         return code
 
 
-class Parent:
+class ForkServer:
     """A process that has imported modules and forks on demand; see [Note: warm processes] in the probe.
 
     Args:
@@ -90,7 +90,7 @@ class Parent:
         return self._process.poll() is None
 
     @property
-    def is_fit(self) -> bool:
+    def can_fork(self) -> bool:
         """Whether it can fork without harm; waits until its imports are done."""
         if self._facts is None:
             self._facts = self._receive()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _RANKS = ("--nproc_per_node", "--nproc-per-node")
-_HARMLESS = ("--standalone", "--nnodes=1")
+_SINGLE_NODE = ("--standalone", "--nnodes=1")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def read_launch(words: Sequence[str]) -> Launch:
     ranks, others = _ranks(head[first:])
     count = int(ranks) if ranks.isdecimal() else os.cpu_count() or 1
     is_torchrun = head[:1] in (["torchrun"], ["python"])
-    is_plain = is_torchrun and ranks.isdecimal() and count > 0 and all(option in _HARMLESS for option in others)
+    is_plain = is_torchrun and ranks.isdecimal() and count > 0 and all(option in _SINGLE_NODE for option in others)
     return Launch(count, arguments, is_plain)
 
 

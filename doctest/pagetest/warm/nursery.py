@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagetest.run.starting import Command, start_cold
-from pagetest.warm.fork import Forked, Parent
+from pagetest.run.starting import Command, start_command
+from pagetest.warm.fork import ForkedProcess, ForkServer
 from pagetest.warm.launch import Launch, read_launch
 
-MAX_PARENTS = 4
+MAX_SERVERS = 4
 MANY_MODULES = 20
 
 _LAUNCHER = ("torch", "torch.distributed")
@@ -28,42 +28,42 @@ class _Script:
     launch: Launch
     environment: Mapping[str, str]
     imports: frozenset[str] = frozenset()
-    parent: Parent | None = None
+    server: ForkServer | None = None
 
-    def drop_parent(self) -> None:
-        if self.parent:
-            self.parent.close()
-            self.parent = None
+    def stop_server(self) -> None:
+        if self.server:
+            self.server.close()
+            self.server = None
 
 
 @dataclass
-class Nursery:
+class ForkServerPool:
     """Starts commands, by a fork where it can.
 
     Attributes:
-        was_warm: Whether the last command was forked.
+        was_forked: Whether the last command was forked.
     """
 
-    was_warm: bool = False
-    _home: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pages-")))
+    was_forked: bool = False
+    _folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pages-")))
     _scripts: dict[Path, _Script] = field(default_factory=dict)
 
     def start(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
         """Starts the command of a page, by a fork if a warm parent can stand for it, else as it is."""
         launch, file = read_launch(words), Path(environment["COLOSSAL_PAGE_SCRIPT"])
-        environment = {**environment, "COLOSSAL_PAGE_MODULES": str(self._list_of(file))}
+        environment = {**environment, "COLOSSAL_PAGE_MODULES": str(self._module_list(file))}
         known = self._scripts.pop(file, None) or _Script(launch, environment)
         known.launch = launch
         self._scripts[file] = known
-        fit = [script.parent for script in self._scripts.values() if script.parent and script.parent.is_fit]
+        fit = [script.server for script in self._scripts.values() if script.server and script.server.can_fork]
         pid = 0
-        if launch.is_plain and known.parent in fit:
+        if launch.is_plain and known.server in fit:
             order = {"ranks": launch.ranks, "arguments": launch.arguments, "environment": environment, "words": words}
-            pid = known.parent.fork({**order, "folder": str(folder), "log": str(log)})
-        self.was_warm = bool(pid)
-        return Forked(pid) if pid else start_cold(words, folder, environment, log)
+            pid = known.server.fork({**order, "folder": str(folder), "log": str(log)})
+        self.was_forked = bool(pid)
+        return ForkedProcess(pid) if pid else start_command(words, folder, environment, log)
 
-    def expect(self, file: Path, imports: frozenset[str]) -> None:
+    def drop_unfit(self, file: Path, imports: frozenset[str]) -> None:
         """Says what a script imports of other packages now, before it is run.
 
         A parent that has imported more is dropped: in its forks the script would find modules that it does not import
@@ -71,29 +71,29 @@ class Nursery:
         """
         known = self._scripts.get(file)
         if known and not known.imports <= imports:
-            known.drop_parent()
+            known.stop_server()
 
-    def prepare(self, file: Path, imports: frozenset[str]) -> None:
+    def start_server(self, file: Path, imports: frozenset[str]) -> None:
         """Makes a parent for a script that has just run, unless it has one that knows nearly all of its modules."""
-        known, modules = self._scripts.get(file), self._list_of(file)
+        known, modules = self._scripts.get(file), self._module_list(file)
         if not known or not known.launch.is_plain or sys.platform != "linux":  # elsewhere no one adopts orphans
             return
         names = modules.read_text(encoding="utf-8").splitlines() if modules.is_file() else sorted(imports)
-        if known.parent and known.parent.is_alive and len({*names} - known.parent.modules) < MANY_MODULES:
+        if known.server and known.server.is_alive and len({*names} - known.server.modules) < MANY_MODULES:
             return
-        known.drop_parent()
-        known.parent = Parent(
+        known.stop_server()
+        known.server = ForkServer(
             known.environment, file.parent.parent, [*names, *(_LAUNCHER if known.launch.ranks else ())]
         )
         known.imports = imports
-        for old in [script for script in self._scripts.values() if script.parent][:-MAX_PARENTS]:
-            old.drop_parent()
+        for old in [script for script in self._scripts.values() if script.server][:-MAX_SERVERS]:
+            old.stop_server()
 
     def close(self) -> None:
         """Ends all parents."""
         for known in self._scripts.values():
-            known.drop_parent()
-        shutil.rmtree(self._home, ignore_errors=True)
+            known.stop_server()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _list_of(self, file: Path) -> Path:
-        return self._home / str(file).replace("/", "%")
+    def _module_list(self, file: Path) -> Path:
+        return self._folder / str(file).replace("/", "%")

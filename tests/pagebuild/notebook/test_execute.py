@@ -41,7 +41,7 @@ TWO = WORLD.replace("COMMAND", "torchrun --standalone --nproc_per_node=2 lesson.
 
 
 def printed(made) -> list[str]:
-    outputs = [output for cell in made.execution.book.cells for output in cell.get("outputs", ())]
+    outputs = [output for cell in made.execution.notebook.cells for output in cell.get("outputs", ())]
     return "".join(output.text for output in outputs if output.output_type == "stream").splitlines()
 
 
@@ -63,17 +63,17 @@ def executions(monkeypatch) -> list[str]:
     """The languages whose notebooks are executed; they show what the test puts into the list's `shows`."""
     executed = []
 
-    def execute(book, page, *_: object) -> Execution:
+    def execute(notebook, page, *_: object) -> Execution:
         executed.append(page.language)
-        return Execution(book, 1.0, 1)
+        return Execution(notebook, 1.0, 1)
 
-    monkeypatch.setattr("pagebuild.notebook.workshop.execute", execute)
+    monkeypatch.setattr("pagebuild.notebook.workshop.execute_notebook", execute)
     return executed
 
 
-def outputs(book) -> list[list[str]]:
+def outputs(notebook) -> list[list[str]]:
     """What each code cell shows: printed text, and the kinds of its figures."""
-    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [[output.get("text") or min(output.data) for output in cell.outputs] for cell in cells]
 
 
@@ -112,12 +112,12 @@ def test_cells_show_what_the_page_s_run_printed_and_drew(pages, executions) -> N
     assert [one.status for one in made] == ["PASS", "PASS"]
     assert (pages.ran, executions) == (["en"], [])
     for language in ("en", "zh-Hans"):
-        book = pages.book(language)
-        assert outputs(book) == [[], ["one\n", "image/svg+xml"], ["two 0.5\n"], ["image/png"]]
-        assert [cell.execution_count for cell in book.cells if cell.cell_type == "code"] == [1, 2, 3, 4]
-        assert book.metadata.colossal.lang == language
-        assert book.metadata.language_info.name == "python"
-    shown = [cell for cell in pages.book("en").cells if cell.cell_type == "code"]
+        notebook = pages.notebook(language)
+        assert outputs(notebook) == [[], ["one\n", "image/svg+xml"], ["two 0.5\n"], ["image/png"]]
+        assert [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"] == [1, 2, 3, 4]
+        assert notebook.metadata.colossal.lang == language
+        assert notebook.metadata.language_info.name == "python"
+    shown = [cell for cell in pages.notebook("en").cells if cell.cell_type == "code"]
     assert shown[1].outputs[1].data["image/svg+xml"] == "<svg>a</svg>"
     assert shown[3].outputs[0].data["image/png"].strip() == "cG5n"
 
@@ -126,7 +126,7 @@ def test_the_last_cell_of_several_ranks_shows_all(pages, executions) -> None:
     pages.write("lesson", TORCHRUN)
     pages.make("lesson")
     assert executions == []
-    assert outputs(pages.book("en")) == [[], [], [], [], ["one\ntwo 0.5\n", "image/svg+xml", "image/png"]]
+    assert outputs(pages.notebook("en")) == [[], [], [], [], ["one\ntwo 0.5\n", "image/svg+xml", "image/png"]]
 
 
 def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
@@ -137,11 +137,11 @@ def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
     pages.write("lesson", PYTHON.replace("# T", "# T\n\nMore words, and other lines."))
     pages.make("lesson")
     assert pages.ran == ["en"]
-    assert outputs(pages.book("zh-Hans"))[2] == ["two 0.5\n"]
+    assert outputs(pages.notebook("zh-Hans"))[2] == ["two 0.5\n"]
     pages.write("lesson", PYTHON.replace("0.5)", "0.50002)"))
     pages.make("lesson")
     assert pages.ran == ["en", "en"]
-    assert outputs(pages.book("en"))[2] == ["two 0.50002\n"]
+    assert outputs(pages.notebook("en"))[2] == ["two 0.50002\n"]
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_other_words_in_the_code_are_another_run(pages) -> None:
     pages.write("lesson", page("x = 1\nprint('你好')").replace("# T", "# 课"), "zh-Hans")
     pages.make("lesson")
     assert pages.ran == ["en", "zh-Hans"]
-    assert outputs(pages.book("zh-Hans")) == [[], ["你好\n"]]
-    assert pages.book("zh-Hans").cells[0].source.startswith("# 课\n\n*本笔记本由")
+    assert outputs(pages.notebook("zh-Hans")) == [[], ["你好\n"]]
+    assert pages.notebook("zh-Hans").cells[0].source.startswith("# 课\n\n*本笔记本由")
 
 
 def test_a_page_that_fails_has_no_notebook(pages) -> None:
@@ -216,7 +216,7 @@ def test_an_executed_notebook_shows_what_the_page_s_run_did(pages, text) -> None
     assert (english.status, chinese.status) == ("PASS", "PASS"), english.failure
     assert english.execution
     assert chinese.execution is None
-    assert outputs(pages.book("en")) == outputs(pages.book("zh-Hans"))
+    assert outputs(pages.notebook("en")) == outputs(pages.notebook("zh-Hans"))
     assert not kernels()
 
 

@@ -8,16 +8,18 @@ import pytest
 
 from pagebuild.site import freeze_command
 from pagebuild.site.edition import BrokenInputError
-from pagebuild.site.freeze import Freezer
-from pagebuild.site.insight import Insight
+from pagebuild.site.freeze import DocumentationFreezer
+from pagebuild.site.coverage import Coverage
 from pagetest.results.records import Records
 
 DIRTY = "a" * 40 + "-dirty"
 
 
-def freezer(docs, *stale: str) -> Freezer:
-    results = docs.insight().results
-    return Freezer(docs.root, Insight(results, lambda _: "", lambda page: stale if page.language == "zh-Hans" else ()))
+def freezer(docs, *stale: str) -> DocumentationFreezer:
+    results = docs.coverage().results
+    return DocumentationFreezer(
+        docs.root, Coverage(results, lambda _: "", lambda page: stale if page.language == "zh-Hans" else ())
+    )
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def test_a_finding_of_the_static_rules_forbids_it(proved) -> None:
 
 
 def test_the_subcommand_says_what_it_did(proved, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(freeze_command, "make_insight", lambda _: freezer(proved).insight)
+    monkeypatch.setattr(freeze_command, "current_coverage", lambda _: freezer(proved).coverage)
 
     class Options:
         version = "0.1.0"

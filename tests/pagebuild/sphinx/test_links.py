@@ -9,7 +9,7 @@ from sphinx import addnodes
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.library import Library
 from pagebuild.api.target import Resolver
-from pagebuild.sphinx.links import Linker, imported, named_in
+from pagebuild.sphinx.links import Linker, find_in_module, import_object
 
 pytestmark = pytest.mark.project
 
@@ -73,7 +73,7 @@ def test_links_of_pages_are_not_names(linker) -> None:
 
 
 def test_names_are_looked_up_as_python_does() -> None:
-    assert imported("pathlib.Path.joinpath") is Path.joinpath
-    assert imported("pathlib.Path.gone") is None
-    assert named_in("pagebuild.sphinx.links", "nodes.literal") is nodes.literal
-    assert named_in("pagebuild.sphinx.links", "gone.literal") is None
+    assert import_object("pathlib.Path.joinpath") is Path.joinpath
+    assert import_object("pathlib.Path.gone") is None
+    assert find_in_module("pagebuild.sphinx.links", "nodes.literal") is nodes.literal
+    assert find_in_module("pagebuild.sphinx.links", "gone.literal") is None

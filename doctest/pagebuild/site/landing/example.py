@@ -10,7 +10,7 @@ from pagetest.model.reader import read_page
 PAGE = "concepts/colossal_overview"
 
 
-def example(readme: Path, page: Page) -> dict[str, str]:
+def landing_example(readme: Path, page: Page) -> dict[str, str]:
     """Takes the first program of the README, after making sure that the page runs it.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 FILE = Path(__file__).with_name("texts.json")
 
 
-def text(group: str, key: str) -> dict[str, str]:
+def labels_of(group: str, key: str) -> dict[str, str]:
     """The words for a thing, by language.
 
     Args:

@@ -13,11 +13,11 @@ from typing import Any
 YES, NO, PLANNED = "yes", "no", "planned"
 
 # What the library's refusals say of options that are documented and not built.
-_PROMISES = (" yet", "for now")
+_PLANNED_PHRASES = (" yet", "for now")
 
 
 @dataclass(frozen=True)
-class Bench:
+class TrialProgram:
     """A boosted training program of two layers, which can make steps and write files.
 
     Attributes:
@@ -58,7 +58,7 @@ class Bench:
         self.optimizer.zero_grad()
 
 
-def attempt(action: Callable[[], object]) -> str:
+def try_action(action: Callable[[], object]) -> str:
     """Whether the library does something, refuses it, or refuses it until it is built.
 
     Args:
@@ -69,7 +69,7 @@ def attempt(action: Callable[[], object]) -> str:
     try:
         action()
     except (ConfigError, UnsupportedError) as error:
-        return PLANNED if any(promise in str(error) for promise in _PROMISES) else NO
+        return PLANNED if any(promise in str(error) for promise in _PLANNED_PHRASES) else NO
     return YES
 
 
@@ -79,7 +79,7 @@ def has_own_precision(plugin: type) -> bool:
 
 
 @contextmanager
-def world_of_one() -> Iterator[Path]:
+def single_process_group() -> Iterator[Path]:
     """Be the only process of a world on the CPU, with a folder that goes away with it."""
     from torch import distributed as dist
 

@@ -56,7 +56,7 @@ class Npm:
             )
         return [found, *words]
 
-    def note_installed(self) -> None:
+    def write_lock_hash(self) -> None:
         """Remembers which lock file the packages belong to."""
         (self.website / "node_modules" / STAMP).write_text(self._lock_hash)
 

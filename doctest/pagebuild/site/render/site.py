@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser
-from pagebuild.site.render.places import Places
-from pagetest.finding import counted
+from pagebuild.site.render.places import ComplaintLocator
+from pagetest.finding import with_count
 from pagetest.run.outcome import Outcome
 from pagetest.run.session import Session
 
@@ -18,7 +18,7 @@ LIMIT_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
-class Site:
+class Website:
     """The website's project, ready to be built.
 
     Attributes:
@@ -43,20 +43,24 @@ class Site:
         npm = Npm(self.website, self.environment)
         if not npm.is_current:
             if self._run(npm.command("npm", "ci"), "npm-ci.log").returncode:
-                _say("npm ci failed: see above")
+                _print_lines("npm ci failed: see above")
                 return False
-            npm.note_installed()
+            npm.write_lock_hash()
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         outcome = self._run(npm.command("npm", "run", "build"), "site.log")
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         log = (self._logs / "site.log").read_text(encoding="utf-8", errors="replace")
-        findings = Places(self.root, self.website).findings(log)
-        _say(*findings)
+        findings = ComplaintLocator(self.root, self.website).findings(log)
+        _print_lines(*findings)
         if outcome.returncode or outcome.timed_out or findings:
-            _say(f"the site was not built: {counted(len(findings), 'finding')}, exit code {outcome.returncode}")
+            _print_lines(
+                f"the site was not built: {with_count(len(findings), 'finding')}, exit code {outcome.returncode}"
+            )
             return False
         cpu = f"{used.ru_utime - before:.0f} s of user CPU"
-        _say(f"site built: {outcome.seconds:.0f} s, {cpu}, largest process {used.ru_maxrss * 1024 / 1e9:.2f} GB")
+        _print_lines(
+            f"site built: {outcome.seconds:.0f} s, {cpu}, largest process {used.ru_maxrss * 1024 / 1e9:.2f} GB"
+        )
         return True
 
     def test(self, touched: Path | None = None) -> bool:
@@ -78,7 +82,7 @@ class Site:
             runs = [("test", "--", "--touched", str(touched))] if touched else [("test",), ("run", "test:checks")]
             commands = [npm.command("npm", *words) for words in runs]
             return not any(self._run(words, "site-tests.log", {"CHROMIUM": browser}).returncode for words in commands)
-        _say(
+        _print_lines(
             "THE BROWSER TESTS DID NOT RUN: they need Chromium, and there is none on the path or in CHROMIUM. "
             "Install it; on Debian: apt-get install chromium"
         )
@@ -120,6 +124,6 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _say(*lines: object) -> None:
+def _print_lines(*lines: object) -> None:
     sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from page_probe import PageLoader, Probe
-from page_supervisor import supervised
+from page_supervisor import fork_supervised
 
 MONITOR_SECONDS = 0.1
 STOP_SECONDS = 30.0
@@ -41,26 +41,26 @@ def serve(namespace: dict[str, Any], descriptor: int) -> None:
     sys.path[:] = [entry for entry in sys.path if entry not in {"", HERE}]
     script = os.environ["COLOSSAL_PAGE_SCRIPT"]
     probe = Probe(script)
-    probe.prepare()
+    probe.install()
     with socket.socket(fileno=descriptor) as link, link.makefile("rw", encoding="utf-8") as lines:
-        order = _orders(lines)
-    _awaken(order, probe)
+        order = _answer_requests(lines)
+    _become_command(order, probe)
     namespace["__cached__"] = None
     PageLoader(probe, script).run(namespace)
 
 
-def _orders(lines: Any) -> dict[str, Any]:
+def _answer_requests(lines: Any) -> dict[str, Any]:
     """Answers every order; returns it in the process that is to carry it out, and ends the parent after the last."""
-    _answer(lines, _preload(json.loads(lines.readline())["modules"]))
+    _send(lines, _preload(json.loads(lines.readline())["modules"]))
     for line in lines:
         order = json.loads(line)
-        if (pid := _fork_away()) == 0:
+        if (pid := _fork_detached()) == 0:
             return order
-        _answer(lines, {"pid": pid})
+        _send(lines, {"pid": pid})
     os._exit(0)
 
 
-def _answer(lines: Any, content: dict[str, Any]) -> None:
+def _send(lines: Any, content: dict[str, Any]) -> None:
     lines.write(json.dumps(content) + "\n")
     lines.flush()
 
@@ -77,7 +77,7 @@ def _preload(modules: list[str]) -> dict[str, Any]:
     return {"threads": len(list(Path("/proc/self/task").iterdir()))}
 
 
-def _fork_away() -> int:
+def _fork_detached() -> int:
     """Forks a process that is no child of this one; returns its number here, and 0 in it."""
     reading, writing = os.pipe()
     between = os.fork()
@@ -96,7 +96,7 @@ def _fork_away() -> int:
     return 0
 
 
-def _awaken(order: dict[str, Any], probe: Probe) -> None:
+def _become_command(order: dict[str, Any], probe: Probe) -> None:
     """Makes this process what the command would have started."""
     os.setsid()
     os.chdir(order["folder"])
@@ -109,14 +109,14 @@ def _awaken(order: dict[str, Any], probe: Probe) -> None:
     os.environ.update(order["environment"])
     sys.argv[:] = order["arguments"]
     sys.orig_argv[:] = [sys.executable, "-u", *order["arguments"]] if order["ranks"] else order["words"]
-    supervised()
+    fork_supervised()
     if order["ranks"]:
         _fork_ranks(order["ranks"])
-    _forget()
-    probe.wake(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
+    _refresh_inherited_state()
+    probe.start(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
 
 
-def _forget() -> None:
+def _refresh_inherited_state() -> None:
     """Renews what modules took from the parent's process when they were imported: its folder and its chance."""
     importlib.invalidate_caches()
     if numpy := sys.modules.get("numpy"):
@@ -132,11 +132,11 @@ def _fork_ranks(size: int) -> None:
     for rank in range(size):
         pid = os.fork()
         if not pid:
-            _enter_rank(rank, size, pipes)
+            _become_rank(rank, size, pipes)
             return
         pids.append(pid)
     for number in STOP_SIGNALS:
-        signal.signal(number, _stop)
+        signal.signal(number, _raise_stop)
     from torch.distributed import TCPStore
 
     store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
@@ -147,7 +147,7 @@ def _fork_ranks(size: int) -> None:
     os._exit(_watch_ranks(pids))
 
 
-def _enter_rank(rank: int, size: int, pipes: list[tuple[int, int]]) -> None:
+def _become_rank(rank: int, size: int, pipes: list[tuple[int, int]]) -> None:
     os.setsid()
     port = ""
     for index, (reading, writing) in enumerate(pipes):
@@ -183,7 +183,7 @@ class _StopError(Exception):
     """This process was told to end."""
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
+def _raise_stop(_number: int, _frame: FrameType | None) -> None:
     raise _StopError
 
 
