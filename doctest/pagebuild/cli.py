@@ -27,7 +27,7 @@ class Subcommand(NamedTuple):
 
 SUBCOMMANDS = {
     "api": Subcommand("pagebuild.api.command", "docstrings -> build/docs/api.json", "api", ("sphinx", "myst_parser")),
-    "freeze": Subcommand("pagebuild.site.freeze_command", "the present documentation -> docs/versioned", "site"),
+    "freeze": Subcommand("pagebuild.site.freeze", "the present documentation -> docs/versioned", "site"),
     "notebooks": Subcommand(
         "pagebuild.notebook.command",
         "pages and their records -> build/docs/notebooks",

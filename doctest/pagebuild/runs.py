@@ -9,11 +9,11 @@ from typing import Any
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Block, Page
 from pagetest.model.tree import Tree
+from pagetest.outputs.blocks import outputs_of
 from pagetest.outputs.matching import WILDCARD
-from pagetest.outputs.shown import outputs_of
-from pagetest.results.fitting import RecordedRun, RunFinder
 from pagetest.results.recorder import run_facts
 from pagetest.results.records import FOLDER_NAME, Records
+from pagetest.results.run_finder import RecordedRun, RunFinder
 
 DEVICES = ("cpu", "cuda")
 """What readers are told about, in this order."""

@@ -8,26 +8,25 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from pagetest.finding import display_path, with_count
+from pagetest.finding import UsageError, display_path, with_count
 from pagetest.graph.affected import AffectedPages
 from pagetest.graph.changes import changed_files
 from pagetest.graph.fingerprint import common_inputs
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.tree import LANGUAGES, Tree, UnknownPageError
 from pagetest.options import make_parser
-from pagetest.results.fitting import RunFinder, changed_since
 from pagetest.results.readme import ReadmeCount
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import FOLDER_NAME, Records
 from pagetest.results.report import report_lines, slowest_and_largest, summary
 from pagetest.results.result import Result
+from pagetest.results.run_finder import RunFinder, changed_since
 from pagetest.results.selection import Selection, is_wanted, select_pages
 from pagetest.run.device import CUDA, DEVICES, Device
 from pagetest.run.exempt import exempt_pages
 from pagetest.run.live import is_terminal
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
-from pagetest.usage import UsageError
 from pagetest.warm.watch import PageWatcher
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130

@@ -1,4 +1,4 @@
-"""A finding: one thing that is wrong with a page, at its Markdown line."""
+"""A finding: one thing that is wrong with a page; and the error of a wrong call."""
 
 import os
 from dataclasses import dataclass
@@ -25,3 +25,7 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{display_path(self.path)}:{self.line}: {self.message}"
+
+
+class UsageError(Exception):
+    """What was asked for does not exist here, or is asked in the wrong way."""

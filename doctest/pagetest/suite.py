@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from pagetest.checks import glossary, stamps
+from pagetest.checks import glossary, translations
 from pagetest.checks.command import NO_COMMAND
 from pagetest.checks.glossary import Glossary
 from pagetest.checks.hooks import HookChecker
@@ -13,8 +13,7 @@ from pagetest.checks.links import LinkChecker
 from pagetest.checks.navigation import check_navigation
 from pagetest.checks.parity import compare_structure
 from pagetest.checks.rules import check_page
-from pagetest.checks.stamps import TranslationHashes
-from pagetest.checks.translations import Translation
+from pagetest.checks.translations import Translation, TranslationHashes
 from pagetest.finding import Finding
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
@@ -132,7 +131,7 @@ class Suite:
         yield from check_navigation(self.tree)
         yield from self._glossary.faults()
         for language in LANGUAGES[1:]:
-            yield from TranslationHashes(self.tree.source / language / stamps.FILE).faults(self.tree)
+            yield from TranslationHashes(self.tree.source / language / translations.FILE).faults(self.tree)
 
     def _check_and_run(self, page: Page, runner: Runner, original: Page | None, credit: Result | None) -> Result:
         script = make_script(page)

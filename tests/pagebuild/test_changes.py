@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pagebuild.changes import changed_files_since_base, git_output
-from pagetest.usage import UsageError
+from pagetest.finding import UsageError
 
 
 def git(folder: Path, *words: str) -> str:

@@ -15,7 +15,7 @@ from pagetest.model.script import make_script  # noqa: E402
 from pagetest.model.tree import Tree  # noqa: E402
 from pagetest.results.result import Result  # noqa: E402
 from pagetest.run.runner import Runner  # noqa: E402
-from pagetest.warm.servers import ForkServerPool  # noqa: E402
+from pagetest.warm.fork_server import ForkServerPool  # noqa: E402
 
 LIMIT_SECONDS = 60.0
 STARTS = {"hang": "exits_late", "hang_of_a_rank": "first_failure"}  # pages that hang, and one that starts alike

@@ -7,7 +7,7 @@ import pytest
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.tree import Tree
-from pagetest.results.fitting import RunFinder
+from pagetest.results.run_finder import RunFinder
 from pagetest.results.sample import sample
 from pagetest.results.selection import SAMPLE_SIZE, select_pages
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pagetest.checks.links import LinkChecker
-from pagetest.model.anchors import make_slugs
+from pagetest.model.sections import make_slugs
 from pagetest.model.tree import Tree
 
 SLUGS = {  # as github-slugger 2.0.0 makes them, the slugger of GitHub and of Docusaurus

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetest.model.marks import executed_lines, instrument_script, statement_lines
+from pagetest.model.instrument import executed_lines, instrument_script, statement_lines
 from pagetest.model.reader import parse_page
 from pagetest.model.script import make_script
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pagetest.graph.fingerprint import common_inputs
-from pagetest.results.anonymous import remove_private_names
+from pagetest.results.recorder import remove_private_names
 from pagetest.results.records import BrokenRecordError, Records
 
 ROOT = Path(__file__).resolve().parents[2]

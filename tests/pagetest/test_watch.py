@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagetest.warm.fork import ForkServer
+from pagetest.warm.fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """

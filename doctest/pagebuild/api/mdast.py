@@ -109,6 +109,5 @@ def code_block(source: str, language: str = "python") -> Mdast:
     return {"type": "code", "lang": language, "value": source}
 
 
-
 def _texts(node: Mdast) -> list[str]:
     return [str(node["value"])] if "value" in node else [text for child in node["children"] for text in _texts(child)]

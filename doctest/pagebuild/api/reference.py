@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagebuild.api.coverage import DocstringChecker
+from pagebuild.api.communication import CommunicationGraph
+from pagebuild.api.docstring_checks import DocstringChecker
 from pagebuild.api.docstrings import read_docstrings
 from pagebuild.api.entry import Entry, make_entry
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.library import Library
 from pagebuild.api.mdast import UnsupportedMarkupError
+from pagebuild.api.sphinx_warnings import warning_finding
 from pagebuild.api.target import Resolver, Target
-from pagebuild.api.traffic import CommunicationGraph
-from pagebuild.api.warning import warning_finding
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 

@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pagebuild.notebook.builder import BuiltNotebook, NotebookBuilder
 from pagebuild.notebook.kind import ONE_RANK, SEVERAL_RANKS, notebook_kind
 from pagebuild.notebook.report import report_lines, summary
-from pagebuild.notebook.workshop import BuiltNotebook, NotebookBuilder
 from pagebuild.site.edition import BrokenInputError, read_json
 from pagebuild.site.project import read_project
+from pagetest.finding import UsageError
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.results.fitting import RunFinder
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import FOLDER_NAME, Records
 from pagetest.results.result import FAIL, Result
+from pagetest.results.run_finder import RunFinder
 from pagetest.results.sample import sample
 from pagetest.run.device import Device
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
-from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 ALL = "all"

@@ -17,8 +17,8 @@ from pagebuild.notebook.child import FAILED
 from pagebuild.notebook.failure import Failure, find_failure, find_warning
 from pagebuild.notebook.translate import LINE
 from pagetest.model.page import Page
+from pagetest.run.command import Outcome
 from pagetest.run.environment import clean_environment
-from pagetest.run.outcome import Outcome
 from pagetest.run.session import Session
 
 _CHILD = Path(__file__).with_name("child.py")

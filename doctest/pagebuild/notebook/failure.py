@@ -8,7 +8,7 @@ from nbformat import NotebookNode
 
 from pagebuild.notebook.translate import LINE
 from pagetest.model.page import Page
-from pagetest.run.warned import WARNING
+from pagetest.run.python_warnings import WARNING
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\[rank(\d+)\]: ?")

@@ -8,13 +8,12 @@ import nbformat
 from nbformat import NotebookNode
 
 from pagebuild.notebook.failure import Failure
-from pagebuild.notebook.images import TYPES
 from pagebuild.notebook.kind import SEVERAL_RANKS, notebook_kind
-from pagebuild.notebook.translate import LINE
+from pagebuild.notebook.translate import LINE, TYPES
 from pagetest.model.page import Page
+from pagetest.outputs.blocks import outputs_of
 from pagetest.outputs.matching import WILDCARD, first_difference, normalize_lines
-from pagetest.outputs.shown import outputs_of
-from pagetest.results.fitting import RecordedRun
+from pagetest.results.run_finder import RecordedRun
 
 _SVG = TYPES[".svg"]
 _OTHER_RANKS = "--- rank "

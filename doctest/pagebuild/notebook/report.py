@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from pagebuild.notebook.workshop import BuiltNotebook
+from pagebuild.notebook.builder import BuiltNotebook
 from pagetest.finding import Finding
 from pagetest.results.report import excerpt
 from pagetest.results.report import report_lines as lines_of_result

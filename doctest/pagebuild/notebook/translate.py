@@ -1,16 +1,64 @@
 """From the page model to Markdown that jupytext turns into cells, and that reads well in a notebook."""
 
+import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from pagebuild.notebook.images import data_url
 from pagebuild.notebook.kind import NO_CODE, ONE_RANK, notebook_kind
-from pagebuild.notebook.signature import summarize_object
 from pagebuild.notebook.texts import alert_title, format_text
 from pagebuild.runs import make_fence
+from pagebuild.site.reference import summary
 from pagetest.model.page import Block, Page
+
+TYPES = {
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+}
+
+
+def data_url(page: Path, target: str) -> str | None:
+    """The content of an image as an address, which JupyterLab shows for every type; None for what is no image.
+
+    Args:
+        page: The page's file.
+        target: The image as the page names it.
+    """
+    file = page.parent / unquote(target)
+    kind = TYPES.get(file.suffix.lower())
+    if kind is None or not file.is_file():
+        return None
+    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
+_STARS = {"var_positional": "*", "var_keyword": "**"}
+
+
+def summarize_object(found: Mapping[str, Any], language: str) -> str:
+    """What stands in the place of a hook.
+
+    Args:
+        found: The object's entry in the API reference.
+        language: The language of the words around it.
+    """
+    name = found["name"]
+    call = f"({', '.join(_parameters(found['signature']))})" if found["signature"] is not None else ""
+    parts = [f"**`{name}{call}`**", summary(found), f"*{format_text('help', language, name=name)}*"]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _parameters(signature: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    for one in signature:
+        default = f"={one['default']}" if one["default"] is not None else ""
+        yield f"{_STARS.get(one['kind'], '')}{one['name']}{default}"
+
 
 LINE = "page_line"
 """The cell's metadata that says at which line of the page its code stands."""

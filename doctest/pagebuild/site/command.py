@@ -8,18 +8,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pagebuild.changes import BASE_HELP
-from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.coverage import current_coverage
+from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.project import read_project
 from pagebuild.site.publish import publish
 from pagebuild.site.render.npm import MissingToolError, quiet_environment
 from pagebuild.site.render.site import Website
 from pagebuild.site.touched import find_touched_pages
 from pagebuild.site.website import OWNED, website_files
-from pagetest.finding import display_path, with_count
+from pagetest.finding import UsageError, display_path, with_count
 from pagetest.model.tree import LANGUAGES
 from pagetest.suite import Suite
-from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 

@@ -1,8 +1,10 @@
 """Freezes the present documentation as that of a released version."""
 
+import argparse
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -11,6 +13,7 @@ from typing import Any
 
 from pagebuild.runs import DEVICES
 from pagebuild.site.badges import VERIFIED
+from pagebuild.site.coverage import Coverage, current_coverage
 from pagebuild.site.edition import (
     CURRENT,
     BrokenInputError,
@@ -20,12 +23,11 @@ from pagebuild.site.edition import (
     read_json,
     released_versions,
 )
-from pagebuild.site.coverage import Coverage
-from pagetest.finding import Finding
+from pagetest.finding import Finding, display_path, with_count
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
-from pagetest.results.fitting import RecordedRun
 from pagetest.results.records import FOLDER_NAME, Records
+from pagetest.results.run_finder import RecordedRun
 from pagetest.suite import Suite
 
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?")
@@ -125,3 +127,33 @@ def _release_record(page: Page, run: RecordedRun) -> dict[str, Any]:
         "lang": page.language,
         "blocks": blocks,
     }
+
+
+def configure(parser: argparse.ArgumentParser, root: Path) -> None:
+    """Adds the options.
+
+    Args:
+        parser: The parser of the subcommand.
+        root: The project's root.
+    """
+    del root
+    parser.add_argument("version", metavar="VERSION", help="the version that is released, such as 0.1.0")
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Runs the subcommand.
+
+    Args:
+        options: What the command line says.
+        root: The project's root.
+
+    Returns:
+        0 if the version is frozen, 1 if it may not be.
+    """
+    try:
+        folder = DocumentationFreezer(root, current_coverage(root)).freeze(options.version)
+    except BrokenInputError as error:
+        sys.stdout.write(f"{error}\n{with_count(len(error.findings), 'finding')}; nothing was frozen\n")
+        return 1
+    sys.stdout.write(f"{display_path(folder)}: commit it with docs/versions.json\n")
+    return 0

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagebuild.runs import shown_outputs, shown_run
+from pagebuild.site.coverage import Coverage
 from pagebuild.site.downloads import downloadable_script, executed_notebook
 from pagebuild.site.edition import BrokenInputError, Edition
-from pagebuild.site.front import PageFacts, front_matter, website_page
-from pagebuild.site.coverage import Coverage
+from pagebuild.site.front_matter import PageFacts, first_sentence, front_matter, website_page
 from pagebuild.site.project import Project
 from pagebuild.site.reference import module_pages, summary
 from pagebuild.site.sidebar import API_FOLDER
-from pagebuild.site.words import first_sentence
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES

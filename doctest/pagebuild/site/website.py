@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from pagebuild.site.edition import BrokenInputError, Edition, current_edition, released_editions
 from pagebuild.site.coverage import Coverage, released_coverage
+from pagebuild.site.edition import BrokenInputError, Edition, current_edition, released_editions
 from pagebuild.site.landing.data import landing_data
 from pagebuild.site.pages import EditionWriter
 from pagebuild.site.project import Project

@@ -13,12 +13,11 @@ from pagebuild.api.inventory import Inventory
 from pagebuild.api.target import Resolver
 from pagebuild.changes import BASE_HELP, changed_files_since_base
 from pagebuild.runs import current_runs, record_folders
+from pagebuild.sphinx.check_builder import BUILDER
 from pagebuild.sphinx.site import SphinxSite
 from pagebuild.sphinx.sources import SphinxSources
-from pagebuild.sphinx.unwritten import BUILDER
-from pagetest.finding import Finding, with_count
+from pagetest.finding import Finding, UsageError, with_count
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 

@@ -18,9 +18,9 @@ from pagebuild.api.inventory import Inventory
 from pagebuild.api.signature import format_parameters, signature_of
 from pagebuild.api.target import Resolver
 from pagebuild.sphinx import formulas
+from pagebuild.sphinx.check_builder import check_doctree
 from pagebuild.sphinx.links import Linker
 from pagebuild.sphinx.modules import describe_object
-from pagebuild.sphinx.unwritten import check_doctree
 
 
 class ApiObject(SphinxDirective):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pagebuild.runs import machine_name, make_fence, shown_outputs
 from pagebuild.sphinx.texts import texts_of
 from pagetest.model.page import Alert, Block, Page, Tabs
-from pagetest.results.fitting import RecordedRun
+from pagetest.results.run_finder import RecordedRun
 
 _QUOTE = re.compile(r"^(\s*)> ?")
 _OPENING = re.compile(r"^([\s>]*)(`{3,}|~{3,})")

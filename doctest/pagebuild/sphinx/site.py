@@ -9,8 +9,8 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
+from pagebuild.api.sphinx_warnings import warning_finding
 from pagebuild.api.target import Resolver
-from pagebuild.api.warning import warning_finding
 from pagebuild.sphinx.myst import MystPage
 from pagetest.finding import Finding
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pagetest.finding import Finding
-from pagetest.model.anchors import anchors
 from pagetest.model.page import Page
+from pagetest.model.sections import anchors
 from pagetest.model.tree import Tree
 
 _HAS_SCHEME = re.compile(r"[a-zA-Z][\w+.-]*:|//")

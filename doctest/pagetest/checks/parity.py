@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pagetest.finding import Finding, display_path
 from pagetest.model.page import Page
 from pagetest.model.script import make_script
-from pagetest.outputs.shown import outputs_of
+from pagetest.outputs.blocks import outputs_of
 
 _LOGGING = ("debug", "info", "warning", "error", "critical", "exception")
 _SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -6,12 +6,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 
-from pagetest.checks import honesty
+from pagetest.checks import hidden_failures
 from pagetest.checks.command import command_faults
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.script import Script
-from pagetest.outputs.shown import output_faults
+from pagetest.outputs.blocks import output_faults
 
 _FIXED_PORT_URL = re.compile(r"(?:tcp|env)://[^/\s]*:[1-9]\d*")
 _PORT_NAMES = ("port", "master_port")
@@ -94,4 +94,8 @@ def _is_port(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and str(node.value).isdecimal() and int(str(node.value)) > 0
 
 
-_RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (_shadowed_module, _fixed_ports, *honesty.RULES)
+_RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (
+    _shadowed_module,
+    _fixed_ports,
+    *hidden_failures.RULES,
+)

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from pagetest.usage import UsageError
+from pagetest.finding import UsageError
 
 HEAD = "HEAD"
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from pagetest.finding import UsageError
 from pagetest.model.page import Page
 from pagetest.model.reader import read_page
-from pagetest.usage import UsageError
 
 LANGUAGES = ("en", "zh-Hans")
 

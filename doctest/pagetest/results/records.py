@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagetest.finding import Finding
-from pagetest.usage import UsageError
+from pagetest.finding import Finding, UsageError
 
 FOLDER_NAME = "verified"
 """The name of the folder, next to the one where pages are run."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from pagetest.finding import Finding
 from pagetest.outputs.matching import normalize_lines
-from pagetest.results.fitting import RecordedRun, RunFinder
 from pagetest.results.result import FAIL, PASS, Result
+from pagetest.results.run_finder import RecordedRun, RunFinder
 from pagetest.results.sample import sample
 
 VARIABLE, CHANGED = "COLOSSAL_CHECK", "changed"

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pagetest.outputs.shown import printed_by_block
+from pagetest.outputs.blocks import printed_by_block
 from pagetest.run.probe.page_output import CapturedOutput
 
 STACK_SECONDS = 1.0

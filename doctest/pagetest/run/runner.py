@@ -12,19 +12,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pagetest.model.marks import executed_lines, instrument_script, statement_lines
+from pagetest.model.instrument import executed_lines, instrument_script, statement_lines
 from pagetest.model.page import Page
 from pagetest.model.script import Script
-from pagetest.outputs.shown import outputs_of, stale_outputs
+from pagetest.outputs.blocks import outputs_of, stale_outputs
 from pagetest.results.result import FAIL, PASS, Figure, Result, result_without_run
+from pagetest.run.command import StartCommand, start_command
 from pagetest.run.device import Device
 from pagetest.run.environment import page_environment
 from pagetest.run.evidence import Evidence
 from pagetest.run.live import LiveView
 from pagetest.run.probe.page_output import FIGURES, CapturedOutput
-from pagetest.run.starting import StartCommand, start_command
+from pagetest.run.python_warnings import python_warnings
 from pagetest.run.verdict import Failure, find_failure
-from pagetest.run.warned import python_warnings
 from pagetest.slots import slots_needed
 
 PROTECTED_FOLDERS = (".git", "benchmarks", "csrc", "docs", "doctest", "examples", "src", "tests")

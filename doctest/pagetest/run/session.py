@@ -14,8 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from pagetest.run.outcome import Leftover, Outcome
-from pagetest.run.starting import Command, StartCommand, start_command
+from pagetest.run.command import Command, Leftover, Outcome, StartCommand, start_command
 
 SAMPLE_SECONDS = 0.1
 GRACE_SECONDS = 3.0

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from pagetest.model.marks import Mark, executed_lines, statement_lines, unreached_marks
+from pagetest.model.instrument import Mark, executed_lines, statement_lines, unreached_marks
 from pagetest.model.page import Page
+from pagetest.run.command import Outcome
 from pagetest.run.device import Device
 from pagetest.run.evidence import Evidence, StackSample
-from pagetest.run.outcome import Outcome
 
 MIN_EXECUTED_SHARE = 0.9
 

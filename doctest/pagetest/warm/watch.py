@@ -16,7 +16,7 @@ from pagetest.results.result import Result
 from pagetest.run.device import CUDA
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
-from pagetest.warm.nursery import ForkServerPool
+from pagetest.warm.fork_server import ForkServerPool
 
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 0.03

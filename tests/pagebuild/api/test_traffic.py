@@ -2,8 +2,8 @@
 
 import pytest
 
+from pagebuild.api.communication import CommunicationGraph
 from pagebuild.api.library import Library
-from pagebuild.api.traffic import CommunicationGraph
 
 pytestmark = pytest.mark.project
 

@@ -9,16 +9,16 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from pagebuild.notebook.build import build_notebook
-from pagebuild.notebook.workshop import BuiltNotebook, NotebookBuilder
+from pagebuild.notebook.builder import BuiltNotebook, NotebookBuilder
+from pagebuild.notebook.page_notebook import build_notebook
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.reader import parse_page
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.results.fitting import RunFinder
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import Records
 from pagetest.results.result import Result
+from pagetest.results.run_finder import RunFinder
 from pagetest.run.device import Device
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite

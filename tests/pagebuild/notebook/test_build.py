@@ -7,10 +7,10 @@ import nbformat
 import pytest
 
 from pagebuild.notebook import texts
-from pagebuild.notebook.build import build_notebook
 from pagebuild.notebook.kind import notebook_kind
-from pagetest.results.fitting import RecordedRun
+from pagebuild.notebook.page_notebook import build_notebook
 from pagetest.results.records import Records
+from pagetest.results.run_finder import RecordedRun
 
 PAGE = """
 # Lesson
@@ -109,7 +109,7 @@ def test_the_program_is_run_where_its_last_section_ends(build) -> None:
 
 
 def test_a_kernel_and_an_origin_are_written(parse) -> None:
-    from pagebuild.notebook.build import build_notebook
+    from pagebuild.notebook.page_notebook import build_notebook
 
     notebook = build_notebook(parse(PAGE), {}, {"page": "lesson", "commit": "c"})
     assert notebook.metadata.kernelspec.name == "python3"

@@ -67,7 +67,7 @@ def executions(monkeypatch) -> list[str]:
         executed.append(page.language)
         return Execution(notebook, 1.0, 1)
 
-    monkeypatch.setattr("pagebuild.notebook.workshop.execute_notebook", execute)
+    monkeypatch.setattr("pagebuild.notebook.builder.execute_notebook", execute)
     return executed
 
 

@@ -4,12 +4,12 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
+from pagebuild.notebook.builder import BuiltNotebook
 from pagebuild.notebook.execute import Execution
 from pagebuild.notebook.failure import Failure, find_failure, find_warning
 from pagebuild.notebook.report import report_lines, summary
-from pagebuild.notebook.workshop import BuiltNotebook
-from pagetest.results.fitting import RecordedRun
 from pagetest.results.records import Records
+from pagetest.results.run_finder import RecordedRun
 
 PAGE = "# T\n\n```python\nx = 1\nraise ValueError\n```"
 RANKS = """before

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pagebuild.site.edition import current_edition
 from pagebuild.site.coverage import Coverage, current_coverage
+from pagebuild.site.edition import current_edition
 from pagebuild.site.project import Project
 from pagebuild.site.website import website_files
 from pagetest.graph.fingerprint import fingerprint

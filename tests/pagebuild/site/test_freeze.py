@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pagebuild.site import freeze_command
+from pagebuild.site import freeze
+from pagebuild.site.coverage import Coverage
 from pagebuild.site.edition import BrokenInputError
 from pagebuild.site.freeze import DocumentationFreezer
-from pagebuild.site.coverage import Coverage
 from pagetest.results.records import Records
 
 DIRTY = "a" * 40 + "-dirty"
@@ -150,12 +150,12 @@ def test_a_finding_of_the_static_rules_forbids_it(proved) -> None:
 
 
 def test_the_subcommand_says_what_it_did(proved, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(freeze_command, "current_coverage", lambda _: freezer(proved).coverage)
+    monkeypatch.setattr(freeze, "current_coverage", lambda _: freezer(proved).coverage)
 
     class Options:
         version = "0.1.0"
 
-    assert freeze_command.run(Options(), proved.root) == 0  # type: ignore[arg-type]
+    assert freeze.run(Options(), proved.root) == 0  # type: ignore[arg-type]
     assert "versioned/0.1.0: commit it with docs/versions.json" in capsys.readouterr().out
-    assert freeze_command.run(Options(), proved.root) == 1  # type: ignore[arg-type]
+    assert freeze.run(Options(), proved.root) == 1  # type: ignore[arg-type]
     assert "1 finding; nothing was frozen" in capsys.readouterr().out

@@ -14,11 +14,10 @@ from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError
 from colossal.shardformer import FAMILIES
-from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.coverage import current_coverage
+from pagebuild.site.edition import BrokenInputError, current_edition
 from pagebuild.site.landing import features, texts
-from pagebuild.site.landing.data import count_verified, landing_data, tutorial_cards
-from pagebuild.site.landing.example import landing_example
+from pagebuild.site.landing.data import count_verified, landing_data, landing_example, tutorial_cards
 from pagebuild.site.landing.features import FEATURES, feature_matrix
 from pagebuild.site.landing.models import METHODS, make_inputs, model_matrix, tiny_model
 from pagebuild.site.landing.plugins import CHOICES, DEVICES, QUESTIONS, PluginChoice, check_choices, offered_plugins

@@ -9,9 +9,9 @@ import pytest
 
 from pagebuild import cli
 from pagebuild.site import command, coverage
-from pagebuild.site.front import PageFacts, front_matter
+from pagebuild.site.front_matter import PageFacts, front_matter
+from pagebuild.site.render.complaints import ComplaintLocator
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser, quiet_environment
-from pagebuild.site.render.places import ComplaintLocator
 from pagebuild.site.render.site import Website
 
 ZH = "i18n/zh-Hans/docusaurus-plugin-content-docs"

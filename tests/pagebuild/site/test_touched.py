@@ -54,7 +54,7 @@ def test_a_change_touches_the_pages_that_show_its_files(project, file, pages) ->
 
 
 @pytest.mark.parametrize(
-    "file", ["docs/website/src/css/base.css", "doctest/pagebuild/site/front.py", "doctest/pagebuild/runs.py"]
+    "file", ["docs/website/src/css/base.css", "doctest/pagebuild/site/front_matter.py", "doctest/pagebuild/runs.py"]
 )
 def test_the_websites_own_code_touches_every_page(project, file) -> None:
     project.write(file, "")

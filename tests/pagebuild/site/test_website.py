@@ -86,7 +86,9 @@ def test_without_a_run_that_holds_the_output_is_the_authors(docs, make) -> None:
 
 
 def test_without_an_address_of_the_repository_no_page_can_be_edited(docs) -> None:
-    files = EditionWriter(docs.root, Project("", "c", "2026-11-20"), current_edition(docs.root), docs.coverage()).files()
+    files = EditionWriter(
+        docs.root, Project("", "c", "2026-11-20"), current_edition(docs.root), docs.coverage()
+    ).files()
     pages = [front(content) for name, content in files.items() if name.endswith(".md")]
     assert len(pages) == 6
     assert {page["custom_edit_url"] for page in pages} == {None}

@@ -6,16 +6,38 @@ from typing import Any
 
 from pagebuild.runs import DEVICES
 from pagebuild.site.badges import VERIFIED
-from pagebuild.site.edition import BrokenInputError, Edition, read_json
 from pagebuild.site.coverage import Coverage
-from pagebuild.site.landing.example import PAGE, landing_example
+from pagebuild.site.edition import BrokenInputError, Edition, read_json
+from pagebuild.site.front_matter import first_sentence, page_title
 from pagebuild.site.landing.features import feature_matrix
 from pagebuild.site.landing.models import model_matrix
 from pagebuild.site.landing.plugins import CHOICES, check_choices, offered_plugins
 from pagebuild.site.sidebar import categories, make_labels
-from pagebuild.site.words import first_sentence, page_title
 from pagetest.finding import Finding
+from pagetest.model.page import Page
+from pagetest.model.reader import read_page
 from pagetest.model.tree import LANGUAGES
+
+PAGE = "concepts/colossal_overview"
+
+
+def landing_example(readme: Path, page: Page) -> dict[str, str]:
+    """Takes the first program of the README, after making sure that the page runs it.
+
+    Args:
+        readme: The README.
+        page: The page that holds the same lines.
+
+    Raises:
+        BrokenInputError: The README has no program, or the page runs another one.
+    """
+    program = next(iter(read_page(readme, page.language, "README").python), None)
+    if program is None:
+        raise BrokenInputError(Finding(readme, 1, "the README shows no program: take one from a page"))
+    if not any(program.source in block.source for block in page.runnable):
+        message = f"this program is not part of {page.path}, where it would be run: make both agree"
+        raise BrokenInputError(Finding(readme, program.line, message))
+    return {"source": program.source.rstrip("\n"), "page": page.name, "command": page.command}
 
 
 def landing_data(root: Path, edition: Edition, coverage: Coverage) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagebuild.site.render.complaints import ComplaintLocator
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser
-from pagebuild.site.render.places import ComplaintLocator
 from pagetest.finding import with_count
-from pagetest.run.outcome import Outcome
+from pagetest.run.command import Outcome
 from pagetest.run.session import Session
 
 LIMIT_SECONDS = 1800.0

@@ -8,16 +8,16 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from pagebuild.notebook.build import build_notebook
 from pagebuild.notebook.execute import Execution, execute_notebook
 from pagebuild.notebook.failure import Failure
 from pagebuild.notebook.kind import NO_CODE, notebook_kind
+from pagebuild.notebook.page_notebook import build_notebook
 from pagebuild.notebook.recorded import fill_outputs, first_deviation
 from pagebuild.site.downloads import notebook_origin
 from pagetest.finding import Finding
 from pagetest.model.page import Page
-from pagetest.results.fitting import RecordedRun, RunFinder
 from pagetest.results.result import FAIL, NONE, PASS, Result
+from pagetest.results.run_finder import RecordedRun, RunFinder
 from pagetest.suite import Suite
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from pagetest.finding import Finding
-from pagetest.model.marks import MARK, PROBE
+from pagetest.model.instrument import MARK, PROBE
 from pagetest.model.page import Page
 from pagetest.model.script import Script
 

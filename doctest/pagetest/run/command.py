@@ -1,4 +1,4 @@
-"""The start of a command: what a session asks for, and how a shell would do it."""
+"""A command: how it is started, and how it and all its processes ended."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -48,3 +49,30 @@ def start_command(words: Sequence[str], folder: Path, environment: Mapping[str, 
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A process that was still there after its command had ended."""
+
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session ended.
+
+    Attributes:
+        returncode: The command's exit code, negative for a signal.
+        timed_out: Whether the limit was reached.
+        seconds: Wall time of the command.
+        peak_bytes: Greatest sum of the resident memory of all processes, sampled every tenth of a second.
+        leftovers: Processes that outlived the command; they have been killed.
+    """
+
+    returncode: int
+    timed_out: bool
+    seconds: float
+    peak_bytes: int
+    leftovers: tuple[Leftover, ...]

@@ -14,7 +14,7 @@ from pagebuild.notebook.texts import format_text
 from pagebuild.notebook.translate import LINE, TEXT_ONLY, NotebookTranslator
 from pagebuild.runs import shown_outputs
 from pagetest.model.page import Page
-from pagetest.results.fitting import RecordedRun
+from pagetest.results.run_finder import RecordedRun
 
 _CELLS = Path(__file__).with_name("cells")
 _SETUP_FILES = {"one": _CELLS / "one_rank.py", "several": _CELLS / "several_ranks.py"}

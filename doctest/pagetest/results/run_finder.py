@@ -10,7 +10,7 @@ from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.outputs.shown import stale_outputs
+from pagetest.outputs.blocks import stale_outputs
 from pagetest.results.records import Records
 from pagetest.results.result import PASS
 

@@ -1,23 +1,108 @@
 """What the reference does not say and should: every gap is a finding at the line of the definition."""
 
 import ast
+import builtins
 import doctest
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
-from pagebuild.api.attributes import attributes_in
+from pagebuild.api.communication import CommunicationGraph
 from pagebuild.api.entry import Entry, star_prefix
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.names import DocstringContext
-from pagebuild.api.raising import exception_named, raised_exceptions
-from pagebuild.api.source import Function, decorators
+from pagebuild.api.source import Function, Module, decorators
 from pagebuild.api.target import Target
-from pagebuild.api.traffic import CommunicationGraph
 from pagetest.finding import Finding
 
-_NOTHING = (None, "None", "NoReturn", "Never")
 _CONSTRUCTORS = ("__init__", "__post_init__")
+
+
+def attributes_in(node: ast.ClassDef) -> Iterator[str]:
+    """The public names that a class's body assigns or annotates, and those that its constructor gives to `self`."""
+    found = [target for child in node.body for target in _targets(child)]
+    for child in node.body:
+        if isinstance(child, Function) and child.name in _CONSTRUCTORS:
+            found += [target for statement in ast.walk(child) for target in _targets(statement, owner="self")]
+    yield from (name for name in dict.fromkeys(found) if not name.startswith("_"))
+
+
+def _targets(node: ast.AST, owner: str = "") -> Iterator[str]:
+    """The names that a statement assigns: bare ones, or those of an owner."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+    for target in [part for one in targets for part in (one.elts if isinstance(one, ast.Tuple) else [one])]:
+        if owner and isinstance(target, ast.Attribute) and ast.unparse(target.value) == owner:
+            yield target.attr
+        elif not owner and isinstance(target, ast.Name):
+            yield target.id
+
+
+_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+def raised_exceptions(node: Function, module: Module, owner: str = "") -> Iterator[tuple[type[BaseException], int]]:
+    """The exceptions that stand behind `raise`, with their lines.
+
+    `raise self._refusal()` counts as what `_refusal` says that it returns. What cannot be told from the text, such as
+    `raise error`, is left out; so are the functions inside this one.
+
+    Args:
+        node: The function.
+        module: The module that it stands in.
+        owner: The class that it belongs to.
+    """
+    for statement in _own_statements(node):
+        if isinstance(statement, ast.Raise) and statement.exc is not None:
+            called = isinstance(statement.exc, ast.Call)
+            expression = statement.exc.func if isinstance(statement.exc, ast.Call) else statement.exc
+            kind = exception_named(ast.unparse(expression), module.name)
+            if kind is None and called:
+                kind = _returned_exception(expression, module, owner)
+            if kind is not None:
+                yield kind, statement.lineno
+
+
+def exception_named(name: str, module: str) -> type[BaseException] | None:
+    """The exception class that a name stands for in a module, as a builtin, or as a full dotted name."""
+    head, *rest = name.split(".")
+    for space in (vars(import_module(module)), vars(builtins)):
+        found = _resolve_attribute(space, head, rest)
+        if isinstance(found, type) and issubclass(found, BaseException):
+            return found
+    home, _, last = name.rpartition(".")
+    try:
+        found = getattr(import_module(home), last, None) if home else None
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _resolve_attribute(space: Mapping[str, Any], head: str, rest: list[str]) -> Any:
+    found = space.get(head)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
+
+
+def _returned_exception(expression: ast.expr, module: Module, owner: str) -> type[BaseException] | None:
+    """The exception that a function of this module or class is annotated to return."""
+    name = ast.unparse(expression)
+    function = module.find(name.replace("self.", f"{owner}.", 1) if owner else name)
+    annotation = module.annotation_source(function.returns) if isinstance(function, Function) else None
+    return exception_named(annotation, module.name) if annotation else None
+
+
+def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _INNER):
+            yield child
+            yield from _own_statements(child)
+
+
+_NOTHING = (None, "None", "NoReturn", "Never")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagebuild.site.front import NUM_LINES
+from pagebuild.site.front_matter import NUM_LINES
 from pagetest.finding import Finding
 from pagetest.model.reader import read_page
 

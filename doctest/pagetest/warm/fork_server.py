@@ -1,0 +1,213 @@
+"""Fork servers: processes that have imported the packages of a page, and fork into it."""
+
+import json
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pagetest.run.command import Command, start_command
+from pagetest.run.environment import PROBE
+from pagetest.warm.launch import Launch, read_launch
+
+READY_SECONDS = 120.0
+
+_PROGRAM = "__import__('sys').path.insert(0, {probe!r}); __import__('page_fork_server').serve(globals(), {descriptor})"
+
+
+class ForkedProcess:
+    """A process that another one forked and that became our child; used like a `subprocess.Popen`.
+
+    Args:
+        pid: Its number.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: The time was up before.
+        """
+        if self.poll() is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                select.select([descriptor], [], [], timeout)
+            finally:
+                os.close(descriptor)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired([str(self.pid)], timeout or 0.0)
+        return code
+
+
+class ForkServer:
+    """A process that has imported modules and forks on demand; see [Note: warm processes] in the probe.
+
+    Args:
+        environment: The environment of the page.
+        folder: Where it lives: not in the page's own folder, which is emptied before each run.
+        modules: What to import.
+    """
+
+    def __init__(self, environment: Mapping[str, str], folder: Path, modules: Sequence[str]) -> None:
+        self.modules = frozenset(modules)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            program = _PROGRAM.format(probe=str(PROBE), descriptor=theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                cwd=folder,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._link = ours
+        self._link.settimeout(READY_SECONDS)
+        self._lines = ours.makefile("rw", encoding="utf-8")
+        self._facts: dict[str, Any] | None = None
+        self._send({"modules": list(modules)})
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process still runs."""
+        return self._process.poll() is None
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether it can fork without harm; waits until its imports are done."""
+        if self._facts is None:
+            self._facts = self._receive()
+        return self._facts.get("threads") == 1 and self.is_alive
+
+    def fork(self, order: Mapping[str, Any]) -> int:
+        """Makes a process that carries out the order, and returns its number; 0 if the parent is gone."""
+        self._send(order)
+        return self._receive().get("pid", 0)
+
+    def close(self) -> None:
+        """Ends the parent; what it forked lives on."""
+        with suppress(OSError):
+            self._lines.close()
+        self._link.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, content: Mapping[str, Any]) -> None:
+        with suppress(OSError):
+            self._lines.write(json.dumps(content) + "\n")
+            self._lines.flush()
+
+    def _receive(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            return json.loads(self._lines.readline())
+        return {}
+
+
+MAX_SERVERS = 4
+MANY_MODULES = 20
+
+_LAUNCHER = ("torch", "torch.distributed")
+
+
+@dataclass
+class _Script:
+    """What is known of a page's script.
+
+    Attributes:
+        imports: What it imported of other packages when its parent was made, as its text says.
+    """
+
+    launch: Launch
+    environment: Mapping[str, str]
+    imports: frozenset[str] = frozenset()
+    server: ForkServer | None = None
+
+    def stop_server(self) -> None:
+        if self.server:
+            self.server.close()
+            self.server = None
+
+
+@dataclass
+class ForkServerPool:
+    """Starts commands, by a fork where it can.
+
+    Attributes:
+        was_forked: Whether the last command was forked.
+    """
+
+    was_forked: bool = False
+    _folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pages-")))
+    _scripts: dict[Path, _Script] = field(default_factory=dict)
+
+    def start(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
+        """Starts the command of a page, by a fork if a warm parent can stand for it, else as it is."""
+        launch, file = read_launch(words), Path(environment["COLOSSAL_PAGE_SCRIPT"])
+        environment = {**environment, "COLOSSAL_PAGE_MODULES": str(self._module_list(file))}
+        known = self._scripts.pop(file, None) or _Script(launch, environment)
+        known.launch = launch
+        self._scripts[file] = known
+        fit = [script.server for script in self._scripts.values() if script.server and script.server.can_fork]
+        pid = 0
+        if launch.is_plain and known.server in fit:
+            order = {"ranks": launch.ranks, "arguments": launch.arguments, "environment": environment, "words": words}
+            pid = known.server.fork({**order, "folder": str(folder), "log": str(log)})
+        self.was_forked = bool(pid)
+        return ForkedProcess(pid) if pid else start_command(words, folder, environment, log)
+
+    def drop_unfit(self, file: Path, imports: frozenset[str]) -> None:
+        """Says what a script imports of other packages now, before it is run.
+
+        A parent that has imported more is dropped: in its forks the script would find modules that it does not import
+        itself, and might pass where it must fail.
+        """
+        known = self._scripts.get(file)
+        if known and not known.imports <= imports:
+            known.stop_server()
+
+    def start_server(self, file: Path, imports: frozenset[str]) -> None:
+        """Makes a parent for a script that has just run, unless it has one that knows nearly all of its modules."""
+        known, modules = self._scripts.get(file), self._module_list(file)
+        if not known or not known.launch.is_plain or sys.platform != "linux":  # elsewhere no one adopts orphans
+            return
+        names = modules.read_text(encoding="utf-8").splitlines() if modules.is_file() else sorted(imports)
+        if known.server and known.server.is_alive and len({*names} - known.server.modules) < MANY_MODULES:
+            return
+        known.stop_server()
+        known.server = ForkServer(
+            known.environment, file.parent.parent, [*names, *(_LAUNCHER if known.launch.ranks else ())]
+        )
+        known.imports = imports
+        for old in [script for script in self._scripts.values() if script.server][:-MAX_SERVERS]:
+            old.stop_server()
+
+    def close(self) -> None:
+        """Ends all parents."""
+        for known in self._scripts.values():
+            known.stop_server()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _module_list(self, file: Path) -> Path:
+        return self._folder / str(file).replace("/", "%")
