@@ -12,20 +12,10 @@ _MAIN_BRANCHES = ("origin/HEAD", "origin/main", "main")
 
 
 def changed_files_since_base(root: Path, base: str = "") -> tuple[str, frozenset[Path] | None]:
-    """The files that differ from the base of a change, committed or not.
-
-    Args:
-        root: The project's root.
-        base: A revision to compare with. By default the commit where this branch left the main one; on the main branch
-            the commit before.
-
-    Returns:
-        The base, and the files. Where there is no base (no repository, or a clone of a single commit), an empty name
-        and None: whoever asks must assume that anything may have changed.
-
-    Raises:
-        UsageError: A base is given, and git does not know it.
-    """
+    """The files that differ from the base of a change, committed or not."""
+    # By default the base is the commit where this branch left the main one; on the main branch, the commit
+    # before. Without a base (no repository, or a clone of a single commit) the result is "", None: anything may
+    # have changed.
     found = base or _find_base(root)
     return found, changed_files(root, found) if found else None
 

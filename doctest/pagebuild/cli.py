@@ -12,12 +12,11 @@ OK, FAILED, USAGE = 0, 1, 2
 
 
 class Subcommand(NamedTuple):
-    """One subcommand.
+    """One subcommand."""
 
-    `module` is imported only when the subcommand is called. It defines `configure(parser, root)`, which adds the
-    options, and `run(options, root)`, which returns the exit status. `session` is the nox session that installs what
-    it `needs`.
-    """
+    # `module` is imported only when the subcommand is called. It defines `configure(parser, root)`, which adds
+    # the options, and `run(options, root)`, which returns the exit status. `session` is the nox session that
+    # installs what it `needs`.
 
     module: str
     summary: str
@@ -45,15 +44,7 @@ SUBCOMMANDS = {
 
 
 def main(arguments: Sequence[str], root: Path) -> int:
-    """Runs one emitter.
-
-    Args:
-        arguments: The words of the command line.
-        root: The project's root.
-
-    Returns:
-        0 if all is well, 1 if something is wrong with the documents, 2 for a wrong call.
-    """
+    """Runs one subcommand; returns 0 if all is well, 1 for a fault in the documents, 2 for a wrong call."""
     parser = argparse.ArgumentParser("docs_build.py", description="Builds the documentation from its sources.")
     choices = parser.add_subparsers(dest="emitter", metavar="|".join(SUBCOMMANDS), required=True)
     parsers = {name: choices.add_parser(name, help=emitter.summary) for name, emitter in SUBCOMMANDS.items()}

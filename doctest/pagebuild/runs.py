@@ -28,34 +28,19 @@ FindRun = Callable[[Page, str], RecordedRun | None]
 
 
 def record_folders(root: Path, docs: Path) -> tuple[Path, ...]:
-    """Where the runs of pages are recorded: those of this checkout, then those that were committed.
-
-    Args:
-        root: The project's root.
-        docs: The folder beside whose pages the committed records lie.
-    """
+    """Where the runs of pages are recorded: those of this checkout, then those that were committed."""
     return root / "build" / "docs" / FOLDER_NAME, docs / FOLDER_NAME
 
 
 def current_runs(root: Path, tree: Tree, folders: Sequence[Path]) -> FindRun:
-    """Finds the runs of pages that are still written on: those that would come out the same now.
-
-    Args:
-        root: The project's root.
-        tree: The pages.
-        folders: Where their runs are recorded, first there first.
-    """
+    """Finds the runs of pages that are still written on: those that would come out the same now."""
     records, graph = [Records(folder) for folder in folders], ImportGraph(root / "src")
     facts = cache(partial(run_facts, root))
     return lambda page, device: RunFinder(records, tree, graph, device, facts(device)).find(page)
 
 
 def released_runs(folder: Path) -> FindRun:
-    """Finds the runs of a released version, which holds no others than those that held when it was frozen.
-
-    Args:
-        folder: Where they are recorded.
-    """
+    """Finds the runs of a released version, which holds no others than those that held when it was frozen."""
     records = Records(folder)
 
     def find(page: Page, device: str) -> RecordedRun | None:
@@ -76,17 +61,8 @@ def machine_name(record: Mapping[str, Any]) -> str:
 
 
 def shown_outputs(page: Page, run: RecordedRun | None) -> dict[Block, str]:
-    """What readers see in the place of output blocks with `...`: what was really printed.
-
-    Where no run holds there is nothing to show: an older one may have printed what the code no longer does.
-
-    Args:
-        page: The page.
-        run: The run that holds for it.
-
-    Returns:
-        The text, without a line end after it, of each block that says less.
-    """
+    """What readers see in the place of output blocks with `...`: what was really printed."""
+    # Where no run holds there is nothing to show: an older one may have printed what the code no longer does.
     if run is None:
         return {}
     printed = {block.line: _strip_blank_edges(text) for block, text in zip(page.runnable, run.printed, strict=True)}

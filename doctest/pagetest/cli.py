@@ -35,15 +35,7 @@ NUM_JOBS = 2
 
 
 def main(arguments: Sequence[str], root: Path) -> int:
-    """Runs, checks or lists pages.
-
-    Args:
-        arguments: The words of the command line.
-        root: The project's root; pages are built below it.
-
-    Returns:
-        0 if all is well, 1 if a page failed, 2 for a wrong call, 130 after an interruption.
-    """
+    """Runs, checks or lists pages; returns 0 if all is well, 1 for a failed page, 2 for a wrong call, 130 stopped."""
     options = make_parser(root).parse_args(arguments)
     options.all |= options.record and not (options.names or options.affected)
     tree = Tree(options.source.resolve())
@@ -213,10 +205,8 @@ def _print_lines(*lines: object, to: TextIO | None = None) -> None:
 
 @contextmanager
 def _interrupt_on_signals() -> Iterator[None]:
-    """Lets SIGTERM end a run the way Ctrl-C does: with the page's processes killed.
-
-    SIGINT too: a shell starts background commands with SIGINT ignored, and then Python leaves it so.
-    """
+    """Lets SIGTERM end a run the way Ctrl-C does: with the page's processes killed."""
+    # SIGINT too: a shell starts background commands with SIGINT ignored, and then Python leaves it so.
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

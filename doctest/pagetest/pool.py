@@ -49,26 +49,18 @@ class _Worker:
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Runs pages, as many ranks at a time as there are slots.
-
-    Attributes:
-        suite: The pages.
-        runner: How they are run.
-        size: How many pages may run at a time.
-        slots: How many ranks may run at a time; a page with more, or one that asks for it, runs alone.
-    """
+    """Runs pages, as many ranks at a time as there are slots."""
 
     suite: Suite
     runner: Runner
     num_workers: int
+    # How many ranks may run at a time; a page with more, or one that asks for it, runs alone.
     slots: int = field(default_factory=default_num_slots)
     _other_children: set[psutil.Process] = field(default_factory=set)
 
     def start_order(self, names: Sequence[str]) -> list[str]:
-        """The order in which the pages start: those that run alone, then those with fewer and fewer ranks.
-
-        One at a time they start as they are given.
-        """
+        """The order in which the pages start: those that run alone, then those with fewer and fewer ranks."""
+        # One at a time they start as they are given.
         return sorted(names, key=lambda name: -self.num_slots(name)) if self.num_workers > 1 else list(names)
 
     def num_slots(self, name: str) -> int:

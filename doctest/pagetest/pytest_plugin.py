@@ -30,20 +30,12 @@ SOURCE, BUILD = "docs/source", "build/docs/pages"
 
 @dataclass(frozen=True)
 class PageRun:
-    """The pages of this run of pytest, over all its workers.
-
-    Attributes:
-        suite: The pages.
-        runner: How they are run.
-        shared: The folder where the workers leave results for each other.
-        seconds: How long pages took when they were run last.
-        recorder: Enters the results.
-    """
+    """The pages of this run of pytest, over all its workers."""
 
     suite: Suite
     runner: Runner
-    shared_folder: Path
-    last_seconds: Mapping[str, float]
+    shared_folder: Path  # the folder where the workers leave results for each other
+    last_seconds: Mapping[str, float]  # how long pages took when they were run last
     recorder: Recorder
 
     def run(self, name: str, language: str) -> Result:
@@ -126,11 +118,7 @@ class PageItem(pytest.Item):
         return self.config.stash[PAGE_RUN]
 
     def runtest(self) -> None:
-        """Runs the page.
-
-        Raises:
-            PageError: It failed.
-        """
+        """Runs the page."""
         if reason := exempt_pages(self.page_run.recorder.device).get(self.page):
             pytest.skip(reason)
         result = self.page_run.run(self.page, self.language)

@@ -25,12 +25,7 @@ MIN_SLOTS = 4
 
 @dataclass(frozen=True)
 class Slots:
-    """A pool of slots that processes share; see [Note: slots].
-
-    Attributes:
-        folder: The folder of the pool.
-        count: Its size.
-    """
+    """A pool of slots that processes share; see [Note: slots]."""
 
     folder: Path
     num_slots: int

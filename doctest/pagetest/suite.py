@@ -27,19 +27,12 @@ from pagetest.run.runner import Runner
 
 @dataclass(frozen=True)
 class Suite:
-    """Pages and languages of a tree.
-
-    Attributes:
-        tree: The documentation.
-        languages: The languages that are asked for.
-        code: The folder that holds the packages which the pages are about.
-        update: Whether stale output blocks are rewritten.
-    """
+    """Pages and languages of a tree."""
 
     tree: Tree
-    languages: Sequence[str]
-    code: Path
-    update_outputs: bool = False
+    languages: Sequence[str]  # the languages that are asked for
+    code: Path  # the folder that holds the packages which the pages are about
+    update_outputs: bool = False  # whether stale output blocks are rewritten
 
     @cached_property
     def _link_checker(self) -> LinkChecker:
@@ -85,14 +78,8 @@ class Suite:
     def run_page(
         self, page: Page, runner: Runner, original: Page | None = None, credit: Result | None = None
     ) -> Result:
-        """Runs one page.
-
-        Args:
-            page: The page.
-            runner: How it is run.
-            original: The page of which this one is a translation.
-            credit: The original's result, which the translation shares if the code is the same.
-        """
+        """Runs one page."""
+        # A translation shares `credit`, the result of its original, if the code is the same.
         mark = fingerprint(page, ImportGraph(self.code))
         return replace(self._check_and_run(page, runner, original, credit), fingerprint=mark)
 

@@ -62,7 +62,7 @@ def test_results_come_in_order_whichever_page_ends_first(docs, pool) -> None:
 def test_a_page_that_asks_for_it_runs_alone(docs, pool) -> None:
     for name in "abcd":
         noted(docs, name, alone=name == "c")
-    assert pool.order(["a", "b", "c", "d"]) == ["c", "a", "b", "d"]
+    assert pool.start_order(["a", "b", "c", "d"]) == ["c", "a", "b", "d"]
     assert all(result.status in {"PASS", "SAME"} for result in pool.run(["a", "b", "c", "d"]))
     assert entries(docs)[:2] == ["c", "c"]
 
@@ -73,10 +73,10 @@ def test_pages_with_many_ranks_come_first(docs, pool) -> None:
         launch = f"torchrun --standalone --nproc_per_node={count}" if count else "python"
         docs.add(name, "x = 1", f"{launch} {name}.py")
     docs.add("broken", "x = 1", "python 'broken.py")
-    assert {name: pool.cost(name) for name in (*ranks, "broken")} == {
+    assert {name: pool.num_slots(name) for name in (*ranks, "broken")} == {
         "one": 1, "two": 2, "three": 3, "four": 4, "eight": 4, "broken": 1
     }  # fmt: skip
-    assert pool.order(["broken", *ranks]) == ["four", "eight", "three", "two", "broken", "one"]
+    assert pool.start_order(["broken", *ranks]) == ["four", "eight", "three", "two", "broken", "one"]
 
 
 def test_whoever_runs_a_page_takes_as_many_slots(docs) -> None:

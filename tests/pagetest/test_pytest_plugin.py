@@ -213,12 +213,12 @@ from pagetest.slots import Slots
 
 pool, count, ranks, seconds, log = sys.argv[1:]
 slots, ranks = Slots(Path(pool), int(count)), int(ranks)
-with slots.taken(ranks):
+with slots.acquire(ranks):
     with open(log, "a") as file:
-        file.write(f"{min(ranks, slots.count)}\\n")
+        file.write(f"{min(ranks, slots.num_slots)}\\n")
     time.sleep(float(seconds))
     with open(log, "a") as file:
-        file.write(f"-{min(ranks, slots.count)}\\n")
+        file.write(f"-{min(ranks, slots.num_slots)}\\n")
 """
 
 

@@ -152,7 +152,7 @@ def test_a_failure_is_recorded_without_outputs(docs) -> None:
 def test_a_page_that_fails_before_it_runs_replaces_its_success(docs) -> None:
     docs.add("lesson", "x = 1", "echo lesson.py")
     for found in (record("lesson"), record("lesson", device="cuda"), record("other")):
-        docs.records.enter(found)
+        docs.records.write(found)
     assert docs.main("lesson", "--lang", "en", "--device", "cpu") == 1
     assert [(old["page"], old["device"], old["status"]) for old in docs.records.read()] == [
         ("lesson", "cpu", "FAIL"),
@@ -163,8 +163,8 @@ def test_a_page_that_fails_before_it_runs_replaces_its_success(docs) -> None:
 
 def test_a_page_without_code_has_no_record_on_any_device(docs) -> None:
     docs.write("prose", "# Title\n\n<!-- doc-test-command: none -->\n")
-    docs.records.enter(record("prose"))
-    docs.records.enter(record("prose", device="cuda"))
+    docs.records.write(record("prose"))
+    docs.records.write(record("prose", device="cuda"))
     assert docs.main("prose", "--device", "cpu") == 0
     assert docs.records.read() == []
 

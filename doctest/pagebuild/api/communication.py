@@ -30,13 +30,9 @@ class _Scope:
 
 @dataclass(frozen=True)
 class CommunicationGraph:
-    """The call graph of a library.
+    """The call graph of a library."""
 
-    Attributes:
-        library: The library; its files are read, nothing is imported.
-    """
-
-    library: Library
+    library: Library  # the library; its files are read, nothing is imported
     _pending: set[tuple[str, str]] = field(default_factory=set, init=False)
     _known: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict, init=False)
 

@@ -44,16 +44,9 @@ _INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def raised_exceptions(node: Function, module: Module, owner: str = "") -> Iterator[tuple[type[BaseException], int]]:
-    """The exceptions that stand behind `raise`, with their lines.
-
-    `raise self._refusal()` counts as what `_refusal` says that it returns. What cannot be told from the text, such as
-    `raise error`, is left out; so are the functions inside this one.
-
-    Args:
-        node: The function.
-        module: The module that it stands in.
-        owner: The class that it belongs to.
-    """
+    """The exceptions that stand behind `raise`, with their lines."""
+    # `raise self._refusal()` counts as what `_refusal` says that it returns. What cannot be told from the text,
+    # such as `raise error`, is left out; so are the functions inside this one.
     for statement in _own_statements(node):
         if isinstance(statement, ast.Raise) and statement.exc is not None:
             called = isinstance(statement.exc, ast.Call)
@@ -107,12 +100,7 @@ _NOTHING = (None, "None", "NoReturn", "Never")
 
 @dataclass(frozen=True)
 class DocstringChecker:
-    """Compares what is documented with what is there.
-
-    Attributes:
-        inventory: The documented objects.
-        traffic: Which functions communicate.
-    """
+    """Compares what is documented with what is there."""
 
     inventory: Inventory
     communication: CommunicationGraph

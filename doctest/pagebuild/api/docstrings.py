@@ -38,15 +38,7 @@ _RESULTS = re.compile(r"(Returns?|Yields?):\s*")
 
 
 def read_docstrings(targets: Iterable[Target], resolver: Resolver) -> tuple[Mapping[str, list[nodes.Node]], list[str]]:
-    """Parses the docstrings of objects.
-
-    Args:
-        targets: The objects; each is asked for by its name, data by the place of its definition.
-        resolver: Knows where they are defined.
-
-    Returns:
-        The nodes of each docstring by the name of the object, and the warnings of the run.
-    """
+    """Parses the docstrings of objects; returns the nodes of each by the object's name, and Sphinx's warnings."""
     found: dict[str, list[nodes.Node]] = {}
     warnings = io.StringIO()
     wanted = {_name_in_source(target): target for target in targets if _has_text(target, resolver)}

@@ -20,16 +20,7 @@ _WORD = re.compile(r"(?<![\w\"'])[A-Za-z_][\w.]*")
 
 
 def make_entry(target: Target, content: Iterable[nodes.Node], inventory: Inventory) -> Entry:
-    """Puts together what is known of an object.
-
-    Args:
-        target: The object.
-        content: The nodes of its docstring.
-        inventory: All documented objects, which words and types are linked to.
-
-    Raises:
-        UnsupportedMarkupError: The docstring holds something that Markdown cannot say.
-    """
+    """Puts together what is known of an object."""
     sections, signature = split_sections(content), signature_of(target, inventory.resolver)
     parameters = signature.parameters or ()
     place = DocstringContext(target, frozenset([*sections.params, *(parameter.name for parameter in parameters)]))

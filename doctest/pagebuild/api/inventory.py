@@ -17,15 +17,10 @@ from pagebuild.api.target import Resolver, Target, UnknownNameError
 
 @dataclass(frozen=True)
 class Inventory:
-    """The documented objects of a library.
-
-    Attributes:
-        resolver: Finds objects by their names.
-        hooked: Names that pages ask for beside the public ones.
-    """
+    """The documented objects of a library."""
 
     resolver: Resolver
-    hook_names: tuple[str, ...] = ()
+    hook_names: tuple[str, ...] = ()  # names that pages ask for beside the public ones
 
     @cached_property
     def main(self) -> Mapping[str, Target]:

@@ -11,18 +11,13 @@ _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Library:
-    """A package in a source tree.
+    """A package in a source tree."""
 
-    A module is public unless a part of its path begins with an underscore. It offers what its literal `__all__` says; a
-    module right under the package that has none offers the classes and functions that it defines.
+    # A module is public unless a part of its path begins with an underscore. It offers what its literal `__all__`
+    # says; a module right under the package that has none offers the classes and functions that it defines.
 
-    Attributes:
-        root: The root of the project, which paths are shown relative to.
-        folder: The package's folder, `src/colossal` in a project called colossal.
-    """
-
-    root: Path
-    folder: Path
+    root: Path  # the root of the project, which paths are shown relative to
+    folder: Path  # the package's folder, `src/colossal` in a project called colossal
 
     @property
     def package(self) -> str:

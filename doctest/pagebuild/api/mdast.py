@@ -24,12 +24,7 @@ class UnsupportedMarkupError(ValueError):
 
 
 class MdastTranslator:
-    """Turns the nodes of one docstring into mdast.
-
-    Args:
-        names: What words may stand for.
-        place: The object whose docstring it is.
-    """
+    """Turns the nodes of one docstring into mdast."""
 
     def __init__(self, names: DocumentedNames, place: DocstringContext) -> None:
         self._names = names
@@ -52,11 +47,7 @@ class MdastTranslator:
         )
 
     def blocks(self, children: Iterable[nodes.Node]) -> list[Mdast]:
-        """Translates the nodes of a docstring, or of a part of it.
-
-        Raises:
-            UnsupportedMarkupError: There is a construct that Markdown does not have.
-        """
+        """Translates the nodes of a docstring, or of a part of it."""
         found = []
         for node in children:
             if isinstance(node, _IGNORED):

@@ -13,39 +13,22 @@ _DOTTED = re.compile(r"~?([A-Za-z_]\w*(?:\.\w+)*)(?:\(.*\))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class DocstringContext:
-    """Where a word stands.
-
-    Attributes:
-        target: The object whose docstring it is.
-        parameters: The parameters of that object: a word that names one of them stands for it, and for nothing else.
-    """
+    """Where a word stands."""
 
     target: Target
+    # The parameters of that object: a word that names one of them stands for it, and for nothing else.
     parameters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class DocumentedNames:
-    """The names under which a library's objects are documented.
-
-    Attributes:
-        targets: Every documented object under its main name.
-        aliases: Other names of some of them, mapped to the main one.
-    """
+    """The names under which a library's objects are documented."""
 
     targets: Mapping[str, Target]
     aliases: Mapping[str, str]
 
     def find(self, text: str, place: DocstringContext) -> str | None:
-        """The object that a word stands for: a full name, a member of the class at hand, or an unambiguous short name.
-
-        Args:
-            text: The word, with or without the brackets of a call.
-            place: Where it stands.
-
-        Returns:
-            The name under which the object is documented; None for any other word.
-        """
+        """The main name of the object behind a word: a full name, a member of this class, or a unique short name."""
         match = _DOTTED.fullmatch(text.strip())
         if not match:
             return None

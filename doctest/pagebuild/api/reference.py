@@ -21,17 +21,11 @@ from pagetest.model.page import Page
 
 @dataclass(frozen=True)
 class Reference:
-    """The API reference of a library.
-
-    Attributes:
-        version: The library's version.
-        objects: The entries by name.
-        findings: What is wrong: names that pages ask for in vain, docstrings that cannot be read.
-    """
+    """The API reference of a library."""
 
     version: str
     objects: Mapping[str, Entry]
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # what is wrong: names that pages ask for in vain, docstrings that cannot be read
 
     @property
     def text(self) -> str:
@@ -41,12 +35,8 @@ class Reference:
 
 
 def build_reference(library: Library, pages: Iterable[Page]) -> Reference:
-    """Describes all public objects of a library, and all that its pages ask for.
-
-    Args:
-        library: The library; it must be importable.
-        pages: The pages whose hooks name objects.
-    """
+    """Describes all public objects of a library, and all that its pages ask for."""
+    # The library must be importable.
     resolver = Resolver(library)
     public = Inventory(resolver)
     asked = [(hook.text, page.path, hook.line) for page in pages for hook in page.hooks]

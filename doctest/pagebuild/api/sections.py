@@ -11,18 +11,7 @@ _COMMUNICATION = "Communication:"
 
 @dataclass
 class Sections:
-    """A docstring taken apart; every part is a list of document nodes.
-
-    Attributes:
-        body: What belongs to no section.
-        params: The text of each parameter, by name.
-        attributes: The text of each attribute, by name.
-        returns: What is returned.
-        yields: What is yielded.
-        raises: The exceptions with their texts, in order.
-        examples: The programs, as they are written.
-        communication: What the object sends to other ranks.
-    """
+    """A docstring taken apart; every part is a list of document nodes."""
 
     body: list[nodes.Node] = field(default_factory=list)
     params: dict[str, list[nodes.Node]] = field(default_factory=dict)

@@ -20,12 +20,7 @@ _NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class SourceFormatter:
-    """Spells expressions of one module.
-
-    Attributes:
-        module: The module.
-        resolver: Knows what other modules call what.
-    """
+    """Spells expressions of one module."""
 
     module: Module
     resolver: Resolver
@@ -88,13 +83,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a function or a class is called with, and what it returns.
+    """What a function or a class is called with, and what it returns."""
 
-    Attributes:
-        parameters: The parameters, `self` and `cls` left out; None where an object is not meant to be called.
-        return_type: The type of the result, as it is written in the source.
-    """
-
+    # The parameters, `self` and `cls` left out; None where an object is not meant to be called.
     parameters: tuple[Parameter, ...] | None
     return_type: str | None = None
 

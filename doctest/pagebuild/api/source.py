@@ -75,13 +75,9 @@ class Module:
 
 @dataclass(frozen=True)
 class SourceModules:
-    """The modules of a package.
+    """The modules of a package."""
 
-    Attributes:
-        package: The name by which it is imported.
-    """
-
-    package: str
+    package: str  # the name by which it is imported
     _modules: dict[str, Module] = field(default_factory=dict)
 
     def module(self, name: str) -> Module:

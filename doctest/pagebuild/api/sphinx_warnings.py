@@ -14,12 +14,7 @@ _PAGE = re.compile(r"(?P<path>[^:]+\.\w+):(?:(?P<line>\d+):)? ?(?P<message>.*)",
 
 
 def warning_finding(warning: str, resolver: Resolver) -> Finding:
-    """Reads one line of Sphinx's warnings.
-
-    Args:
-        warning: The line.
-        resolver: Knows where objects are defined.
-    """
+    """Reads one line of Sphinx's warnings."""
     text = _COLOURS.sub("", warning).strip()
     if match := _DOCSTRING.fullmatch(text):
         try:

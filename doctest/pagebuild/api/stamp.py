@@ -17,15 +17,10 @@ _PARSERS = ("sphinx", "docutils", "myst-parser", "markdown-it-py", "torch")
 
 @dataclass(frozen=True)
 class Stamp:
-    """Stands beside a file and tells whether it would be made the same again.
+    """Stands beside a file and tells whether it would be made the same again."""
 
-    Attributes:
-        file: The file, which may not be there yet.
-        inputs: The digest of all that it is made from.
-    """
-
-    file: Path
-    inputs: str
+    file: Path  # the file, which may not be there yet
+    inputs: str  # the digest of all that it is made from
 
     @property
     def path(self) -> Path:
@@ -40,7 +35,7 @@ class Stamp:
         return self.path.read_text(encoding="utf-8") == self._text
 
     def write(self) -> None:
-        """Stamps the file as it is now."""
+        """Writes the stamp of the file as it is now."""
         self.path.write_text(self._text, encoding="utf-8")
 
     def remove(self) -> None:
@@ -54,13 +49,7 @@ class Stamp:
 
 
 def inputs_of(library: Library, pages: Iterable[Page], program: Path = _PROGRAM) -> str:
-    """The digest of all that the reference of a library depends on.
-
-    Args:
-        library: The library; all its files count.
-        pages: The pages; the names that their hooks ask for count.
-        program: The folder of the program that makes the reference; all its files count.
-    """
+    """The digest of all that the reference depends on: the library's files, the names in hooks, and this program."""
     hooks = sorted({hook.text for page in pages for hook in page.hooks})
     parts = [sys.version, *map(_version, _PARSERS), library.package, *hooks]
     for folder in (library.folder, program):

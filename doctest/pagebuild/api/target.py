@@ -20,24 +20,16 @@ class UnknownNameError(LookupError):
 
 @dataclass(frozen=True)
 class Target:
-    """An object of the library.
+    """An object of the library."""
 
-    Attributes:
-        name: The name under which it is documented.
-        kind: What it is: class, exception, function, method, classmethod, staticmethod, property, attribute, module or
-            data.
-        module: The module that defines it.
-        qualname: Its name there; empty for a module itself.
-        value: The object.
-        owner: The class through which a member was reached.
-    """
-
-    name: str
+    name: str  # the name under which it is documented
+    # What it is: class, exception, function, method, classmethod, staticmethod, property, attribute, module or
+    # data.
     kind: str
-    module: str
-    qualname: str
+    module: str  # the module that defines it
+    qualname: str  # its name there; empty for a module itself
     value: Any
-    owner: type | None = None
+    owner: type | None = None  # the class through which a member was reached
 
     @property
     def canonical(self) -> str:
@@ -62,11 +54,7 @@ def is_public(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Resolver:
-    """Finds objects by dotted names.
-
-    Attributes:
-        library: The library whose names are known.
-    """
+    """Finds objects by dotted names."""
 
     library: Library
 
@@ -76,11 +64,7 @@ class Resolver:
         return SourceModules(self.library.package)
 
     def resolve(self, name: str) -> Target:
-        """Imports what a dotted name stands for.
-
-        Raises:
-            UnknownNameError: Nothing of the library has this name, or it is private.
-        """
+        """Imports what a dotted name stands for."""
         module, parts = self._module_of(name)
         if not parts:
             return Target(name, "module", name, "", import_module(name))
@@ -165,10 +149,8 @@ def _defining_classes(owner: Any, part: str) -> Iterator[type]:
 
 
 def _own_members(owner: type) -> list[str]:
-    """The names in a class, without the methods of its bases that another library put there.
-
-    torch wraps the `step` of an optimizer's class when it first makes an instance, inherited or not.
-    """
+    """The names in a class, without the methods of its bases that another library put there."""
+    # torch wraps the `step` of an optimizer's class when it first makes an instance, inherited or not.
     return [name for name, raw in vars(owner).items() if not (inspect.isfunction(raw) and _is_of_base(raw, owner))]
 
 

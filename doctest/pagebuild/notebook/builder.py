@@ -23,43 +23,20 @@ from pagetest.suite import Suite
 
 @dataclass(frozen=True)
 class BuiltNotebook:
-    """What became of one notebook.
-
-    Attributes:
-        page: Its page.
-        status: PASS; NONE (there is no code in it); FAIL.
-        run: The run that its outputs are from.
-        execution: How it went when it was executed.
-        failure: Why it failed.
-        result: That of the page, where the page itself failed.
-        findings: What forbade to make it.
-    """
+    """What became of one notebook."""
 
     page: Page
-    status: str
-    run: RecordedRun | None = None
-    execution: Execution | None = None
+    status: str  # PASS; NONE (there is no code in it); FAIL
+    run: RecordedRun | None = None  # the run that its outputs are from
+    execution: Execution | None = None  # how it went when it was executed
     failure: Failure | None = None
-    result: Result | None = None
+    result: Result | None = None  # that of the page, where the page itself failed
     findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
 class NotebookBuilder:
-    """Makes notebooks.
-
-    Attributes:
-        root: The project's root.
-        suite: The pages.
-        objects: The documented objects by name.
-        folder: Where the notebooks go, one folder per language.
-        limit_seconds: How long one may take to execute.
-        fitting: Finds the run of a page.
-        run_page: Runs a page of which there is none, and records it.
-        executed: The pages whose notebooks are executed too, and must show what the page's run did.
-        facts: What all notebooks remember of their origin.
-        fingerprints: Stand for the code of each page, by its file.
-    """
+    """Makes notebooks."""
 
     root: Path
     suite: Suite
@@ -67,7 +44,7 @@ class NotebookBuilder:
     folder: Path
     limit_seconds: float
     run_finder: RunFinder
-    run_page: Callable[[Page], Result]
+    run_page: Callable[[Page], Result]  # runs a page of which there is none, and records it
     executed: frozenset[str] = frozenset()
     facts: Mapping[str, str] = field(default_factory=dict)
     fingerprints: Mapping[Path, str] = field(default_factory=dict)

@@ -15,12 +15,8 @@ FAILED = 3
 
 
 def main(source: Path, target: Path) -> int:
-    """Executes the notebook in the working folder and writes it, with all outputs up to a failure.
-
-    Args:
-        source: The notebook.
-        target: Where the executed one goes; the number of the cell at work is kept beside it, in `.cell`.
-    """
+    """Executes the notebook in the working folder and writes it, with all outputs up to a failure."""
+    # The number of the cell that runs is kept next to the target, in `.cell`.
     notebook = nbformat.read(source, as_version=4)
     progress = target.with_suffix(".cell")
 

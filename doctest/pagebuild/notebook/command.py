@@ -32,12 +32,7 @@ _EXECUTED = {SEVERAL_RANKS: 3, ONE_RANK: 2}
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
-    """Adds the options.
-
-    Args:
-        parser: The parser of the subcommand.
-        root: The project's root.
-    """
+    """Adds the options."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api (all)")
     parser.add_argument("--lang", choices=[*LANGUAGES, ALL], default=ALL, help="which language (all)")
     parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
@@ -52,25 +47,17 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Runs the subcommand.
-
-    Args:
-        options: What the command line says.
-        root: The project's root.
-
-    Returns:
-        0 if all notebooks were made, 1 if one failed, 2 for an unknown page.
-    """
+    """Runs the subcommand; returns 0 if all notebooks were built, 1 if one failed, 2 for an unknown page."""
     tree = Tree(options.source.resolve())
     try:
         names = tuple(dict.fromkeys(tree.resolve(name) for name in options.names)) or tree.names
-        workshop = _make_builder(tree, names, options, root)
+        builder = _make_builder(tree, names, options, root)
     except (UsageError, BrokenInputError) as error:
         sys.stderr.write(f"docs_build.py notebooks: {error}\n")
         return USAGE
     width = max(map(len, names), default=0)
     done: list[BuiltNotebook] = []
-    for made in (made for name in names for made in workshop.build_page(name)):
+    for made in (made for name in names for made in builder.build_page(name)):
         done.append(made)
         sys.stdout.writelines(f"{line}\n" for line in report_lines(made, width))
         sys.stdout.flush()

@@ -26,14 +26,7 @@ _CHILD = Path(__file__).with_name("child.py")
 
 @dataclass(frozen=True)
 class Execution:
-    """How a notebook went.
-
-    Attributes:
-        notebook: The notebook with its outputs.
-        seconds: Wall time.
-        peak_bytes: Memory of all its processes together, at the highest.
-        failure: Why it failed.
-    """
+    """How a notebook went."""
 
     notebook: NotebookNode
     seconds: float
@@ -42,15 +35,7 @@ class Execution:
 
 
 def execute_notebook(notebook: NotebookNode, page: Page, root: Path, place: Path, limit_seconds: float) -> Execution:
-    """Runs all cells in an empty folder that goes away afterwards.
-
-    Args:
-        notebook: The notebook; it is not changed.
-        page: The page that it was made from.
-        root: The project's root, which the cells must not see on their path.
-        place: The folder in which the cells run.
-        limit_seconds: How long it may take.
-    """
+    """Runs all cells in an empty folder that goes away afterwards."""
     with tempfile.TemporaryDirectory(prefix="notebook-") as name, _empty_folder(place):
         folder = Path(name)
         source, target = folder / "in.ipynb", folder / "out.ipynb"
@@ -74,10 +59,8 @@ def _empty_folder(place: Path) -> Iterator[None]:
 
 
 def _environment(root: Path, folder: Path) -> dict[str, str]:
-    """That of a reader's Jupyter, without the user's settings.
-
-    Figures are shown inline; and ranks write whole lines, which an unbuffered output would mix.
-    """
+    """That of a reader's Jupyter, without the user's settings."""
+    # Figures are shown inline; and ranks write whole lines, which an unbuffered output would mix.
     clean = clean_environment(os.environ, root)
     clean.pop("MPLBACKEND")
     clean.pop("PYTHONUNBUFFERED")

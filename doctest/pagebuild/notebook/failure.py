@@ -20,24 +20,14 @@ _ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: .*)?")
 
 @dataclass(frozen=True)
 class Failure:
-    """What went wrong.
-
-    Attributes:
-        line: The line of the page.
-        message: The error, as Python names it.
-    """
+    """What went wrong."""
 
     line: int
     message: str
 
 
 def find_failure(notebook: NotebookNode, page: Page) -> Failure:
-    """Finds the failure in an executed notebook.
-
-    Args:
-        notebook: The notebook, whose last executed cell holds an error.
-        page: The page that it was made from.
-    """
+    """Finds the failure in an executed notebook."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     failed = next((cell for cell in cells for output in cell.outputs if output.output_type == "error"), None)
     if failed is None:
@@ -47,12 +37,7 @@ def find_failure(notebook: NotebookNode, page: Page) -> Failure:
 
 
 def find_warning(notebook: NotebookNode, page: Page) -> Failure | None:
-    """The first warning that readers of the notebook would see.
-
-    Args:
-        notebook: The executed notebook.
-        page: The page that it was made from.
-    """
+    """The first warning that readers of the notebook would see."""
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
         if match := WARNING.search(_COLOR.sub("", text)):

@@ -24,14 +24,7 @@ _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 def build_notebook(
     page: Page, objects: Mapping[str, Mapping[str, Any]], facts: Mapping[str, str], run: RecordedRun | None = None
 ) -> NotebookNode:
-    """Makes the notebook of a page.
-
-    Args:
-        page: The page, free of findings.
-        objects: The documented objects by name, for the page's hooks.
-        facts: What the notebook remembers of its origin.
-        run: The run that fills what the text leaves open.
-    """
+    """Makes the notebook of a page."""
     text = NotebookTranslator(page, objects, shown_outputs(page, run)).markdown()
     read = jupytext.reads(text, fmt={"extension": ".md", "format_name": "markdown"})
     first, *others = [_cell(cell, page) for cell in read.cells if cell.source.strip()]

@@ -20,13 +20,7 @@ _OTHER_RANKS = "--- rank "
 
 
 def fill_outputs(notebook: NotebookNode, page: Page, run: RecordedRun) -> None:
-    """Gives the cells of a notebook the outputs that they would have if it had been executed.
-
-    Args:
-        notebook: The notebook, which has not been executed; it is changed.
-        page: The page that it was made from.
-        run: The run of the page.
-    """
+    """Gives the cells of a notebook the outputs that they would have if it had been executed."""
     for count, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), 1):
         cell.execution_count = count
     for cell, printed, figures in _cells_with_outputs(notebook, page, run):
@@ -37,13 +31,7 @@ def fill_outputs(notebook: NotebookNode, page: Page, run: RecordedRun) -> None:
 
 
 def first_deviation(notebook: NotebookNode, page: Page, run: RecordedRun) -> Failure | None:
-    """Where an executed notebook shows something else than the recorded run.
-
-    Args:
-        notebook: The executed notebook.
-        page: The page that it was made from.
-        run: The run of the page.
-    """
+    """Where an executed notebook shows something else than the recorded run."""
     return next(_deviations(notebook, page, run), None)
 
 

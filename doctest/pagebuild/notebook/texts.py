@@ -8,13 +8,7 @@ FILE = Path(__file__).with_name("texts.json")
 
 
 def format_text(key: str, language: str, **values: str) -> str:
-    """A sentence with its values filled in.
-
-    Args:
-        key: Which one.
-        language: In which language.
-        **values: What stands in its braces.
-    """
+    """A sentence with its values filled in."""
     text = _texts()["phrases"][key][language]
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)

@@ -25,12 +25,7 @@ TYPES = {
 
 
 def data_url(page: Path, target: str) -> str | None:
-    """The content of an image as an address, which JupyterLab shows for every type; None for what is no image.
-
-    Args:
-        page: The page's file.
-        target: The image as the page names it.
-    """
+    """The content of an image as an address, which JupyterLab shows for every type; None for what is no image."""
     file = page.parent / unquote(target)
     kind = TYPES.get(file.suffix.lower())
     if kind is None or not file.is_file():
@@ -42,12 +37,7 @@ _STARS = {"var_positional": "*", "var_keyword": "**"}
 
 
 def summarize_object(found: Mapping[str, Any], language: str) -> str:
-    """What stands in the place of a hook.
-
-    Args:
-        found: The object's entry in the API reference.
-        language: The language of the words around it.
-    """
+    """What stands in the place of a hook."""
     name = found["name"]
     call = f"({', '.join(_parameters(found['signature']))})" if found["signature"] is not None else ""
     parts = [f"**`{name}{call}`**", summary(found), f"*{format_text('help', language, name=name)}*"]
@@ -75,13 +65,7 @@ _MARKDOWN = re.compile(r"([^#?:]+)\.md(#.*)?")
 
 @dataclass(frozen=True)
 class NotebookTranslator:
-    """Rewrites one page.
-
-    Attributes:
-        page: The page.
-        objects: The documented objects by name.
-        outputs: What is shown in the place of output blocks.
-    """
+    """Rewrites one page."""
 
     page: Page
     objects: Mapping[str, Mapping[str, Any]]

@@ -24,22 +24,13 @@ _FACTS = ("date", "commit", "processor", "backend", "world", "seconds")
 
 @dataclass(frozen=True)
 class PageResults:
-    """What became of the pages' runs.
-
-    Attributes:
-        newest: The newest record of each page, language and device.
-        find: The run of a page that holds.
-    """
+    """What became of the pages' runs."""
 
     newest: Mapping[tuple[str, str, str], Mapping[str, Any]]
-    find_run: FindRun
+    find_run: FindRun  # the run of a page that holds
 
     def badges(self, page: Page) -> list[dict[str, Any]]:
-        """The badges of a page, one for each device on which it ran; see [Note: green].
-
-        Args:
-            page: The page.
-        """
+        """The badges of a page, one for each device on which it ran; see [Note: green]."""
         return [badge for device in (*DEVICES, PRETEND) if page.runnable and (badge := self._badge(page, device))]
 
     def _badge(self, page: Page, device: str) -> dict[str, Any] | None:
@@ -63,15 +54,7 @@ def _make_badge(device: str, state: str, record: Mapping[str, Any]) -> dict[str,
 
 
 def read_results(folders: Iterable[Path], find: FindRun) -> PageResults:
-    """Reads the records; of two of one page, language and device the newer one counts, else that of the first folder.
-
-    Args:
-        folders: The folders of records.
-        find: The run of a page that holds.
-
-    Raises:
-        BrokenInputError: A file holds something else.
-    """
+    """Reads the records; of two for one page, language and device the newer counts, else that of the first folder."""
     newest: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     for entry in (entry for folder in folders for entry in _read_records(folder)):
         key = (entry["page"], entry["lang"], entry["device"])

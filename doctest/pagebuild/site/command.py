@@ -24,12 +24,7 @@ OK, FAILED, USAGE = 0, 1, 2
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
-    """Adds the options.
-
-    Args:
-        parser: The parser of the subcommand.
-        root: The project's root.
-    """
+    """Adds the options."""
     website = root / "docs" / "website"
     parser.add_argument("--website", type=Path, default=website, help="the Docusaurus project (docs/website)")
     parser.add_argument("--build", action="store_true", help="build all languages into build/site")
@@ -41,15 +36,7 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Runs the subcommand.
-
-    Args:
-        options: What the command line says.
-        root: The project's root.
-
-    Returns:
-        0 if the site is there, 1 if something is wrong with its sources, 2 if a program is missing.
-    """
+    """Runs the subcommand; returns 0 if the site is there, 1 if its sources are wrong, 2 if a program is missing."""
     site = Website(root, options.website, quiet_environment(os.environ))
     try:
         if options.serve:
@@ -76,15 +63,7 @@ def _test_website(site: Website, options: argparse.Namespace, root: Path) -> boo
 
 
 def write_inputs(root: Path, website: Path) -> bool:
-    """Writes all files that the website is built from.
-
-    Args:
-        root: The project's root.
-        website: The folder of the Docusaurus project.
-
-    Returns:
-        Whether the sources were right; if not, nothing has changed.
-    """
+    """Writes all files that the website is built from; returns False, with nothing changed, if a source is wrong."""
     try:
         files = _make_files(root)
     except BrokenInputError as error:

@@ -16,53 +16,30 @@ from pagetest.model.tree import LANGUAGES, Tree
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the harness can tell about pages.
-
-    Attributes:
-        results: What became of their runs.
-        fingerprint: Stands for a page's code as it is now, and for all project code that it reaches.
-        stale: The headings of a translation's sections that lag behind the original.
-    """
+    """What the harness can tell about pages."""
 
     results: PageResults
+    # Stands for a page's code as it is now, and for all project code that it reaches.
     fingerprint: Callable[[Page], str]
+    # The headings of a translation's sections that lag behind the original.
     stale_headings: Callable[[Page], tuple[str, ...]]
 
 
 def current_coverage(root: Path) -> Coverage:
-    """Asks the harness about the present documentation.
-
-    Args:
-        root: The project's root.
-
-    Raises:
-        BrokenInputError: What should be the record of a run is something else.
-    """
+    """Asks the harness about the present documentation."""
     graph, edition = ImportGraph(root / "src"), current_edition(root)
     results = read_results(edition.records, current_runs(root, edition.tree, edition.records))
     return Coverage(results, lambda page: fingerprint(page, graph), lambda page: stale_headings(edition.tree, page))
 
 
 def released_coverage(edition: Edition) -> Coverage:
-    """What is known about a released version, whose code is not here any more and cannot change.
-
-    Args:
-        edition: The version.
-
-    Raises:
-        BrokenInputError: What should be the record of a run is something else.
-    """
+    """What is known about a released version, whose code is not here any more and cannot change."""
     [folder] = edition.records
     return Coverage(read_results([folder], released_runs(folder)), lambda _: "", lambda _: ())
 
 
 def stale_headings(tree: Tree, page: Page) -> tuple[str, ...]:
-    """The headings of a translation's sections whose original has changed since; none for an original.
-
-    Args:
-        tree: The tree that holds the page and its original.
-        page: The page.
-    """
+    """The headings of a translation's sections whose original has changed since; none for an original."""
     if page.language == LANGUAGES[0]:
         return ()
     return tuple(heading for _, heading, _ in stale_sections(tree, page.name, page.language))

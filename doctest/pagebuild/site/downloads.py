@@ -12,13 +12,7 @@ WIDTH = 100
 
 
 def downloadable_script(page: Page, source: str, version: str) -> str:
-    """The page's program with the headings of the page as comments; empty for a page that runs nothing.
-
-    Args:
-        page: The page.
-        source: Its file, from the root of the project.
-        version: The version of the library that the page belongs to.
-    """
+    """The page's program with the headings of the page as comments; empty for a page that runs nothing."""
     if not page.runnable:
         return ""
     how = f"# Run it: {page.command}" if page.command != NO_COMMAND else ""
@@ -33,24 +27,13 @@ def downloadable_script(page: Page, source: str, version: str) -> str:
 
 
 def notebook_origin(page: Page, present: str) -> dict[str, str]:
-    """What a notebook was made from: a page with another origin has other outputs.
-
-    Args:
-        page: The page.
-        present: The fingerprint of its code and of all that it imports.
-    """
+    """What a notebook was made from: a page with another origin has other outputs."""
     text_hash = hashlib.sha256("\n".join(page.lines).encode()).hexdigest()[:16]
     return {"page": page.name, "lang": page.language, "text_hash": text_hash, "fingerprint": present}
 
 
 def executed_notebook(file: Path, page: Page, present: str) -> bytes | None:
-    """The executed notebook, unless there is none or it was made from another text or executed with other code.
-
-    Args:
-        file: Where the notebook would be.
-        page: The page as it is now.
-        present: The fingerprint of its code and of all that it imports.
-    """
+    """The executed notebook, unless there is none or it was made from another text or executed with other code."""
     if not file.is_file():
         return None
     content = file.read_bytes()

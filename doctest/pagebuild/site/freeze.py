@@ -35,28 +35,15 @@ _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?")
 
 @dataclass(frozen=True)
 class DocumentationFreezer:
-    """Freezes the documentation of a project.
-
-    Attributes:
-        root: The project's root.
-        coverage: What is known about the pages beside their text.
-    """
+    """Freezes the documentation of a project."""
 
     root: Path
     coverage: Coverage
 
     def freeze(self, version: str) -> Path:
-        """Copies pages, sidebars, reference and results, and enters the version into the list.
-
-        Args:
-            version: The version that is released.
-
-        Returns:
-            The folder of the frozen documentation.
-
-        Raises:
-            BrokenInputError: The version is frozen already, or a page is not proved to be right; nothing has changed.
-        """
+        """Copies pages, sidebars, reference and results, adds the version to the list, and returns the new folder."""
+        # A version that is frozen already, or a page that is not verified, raises BrokenInputError; nothing
+        # has changed then.
         edition = current_edition(self.root)
         if findings := [*self._version_faults(version, edition), *self._page_faults(edition)]:
             raise BrokenInputError(*findings)
@@ -130,26 +117,13 @@ def _release_record(page: Page, run: RecordedRun) -> dict[str, Any]:
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
-    """Adds the options.
-
-    Args:
-        parser: The parser of the subcommand.
-        root: The project's root.
-    """
+    """Adds the options."""
     del root
     parser.add_argument("version", metavar="VERSION", help="the version that is released, such as 0.1.0")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Runs the subcommand.
-
-    Args:
-        options: What the command line says.
-        root: The project's root.
-
-    Returns:
-        0 if the version is frozen, 1 if it may not be.
-    """
+    """Runs the subcommand; returns 0 if the version is frozen, 1 if it may not be."""
     try:
         folder = DocumentationFreezer(root, current_coverage(root)).freeze(options.version)
     except BrokenInputError as error:

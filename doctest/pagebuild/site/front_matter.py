@@ -65,38 +65,20 @@ _ESCAPED = {character: f"\\u{ord(character):04x}" for character in (*_LINE_ENDS,
 
 @dataclass(frozen=True)
 class PageFacts:
-    """What the website shows around a page.
-
-    Attributes:
-        source: The author's file, from the root of the project.
-        edit_address: Where it can be edited; None for what is frozen.
-        kind: `tutorial` or `api`.
-        badges: Where the page ran, a badge for each device.
-        downloads: The addresses of what readers can take away.
-        stale: The headings of the sections that lag behind their original.
-        outputs: What is shown in the place of output blocks.
-        recorded: The record that these are from.
-    """
+    """What the website shows around a page."""
 
     source: str
-    edit_address: str | None
+    edit_address: str | None  # where it can be edited; None for what is frozen
     kind: str = "tutorial"
     badges: list[dict[str, Any]] = field(default_factory=list)
     downloads: Mapping[str, str] = field(default_factory=dict)
-    stale: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()  # the headings of the sections that lag behind their original
     outputs: Mapping[Block, str] = field(default_factory=dict)
-    recorded: Mapping[str, Any] | None = None
+    recorded: Mapping[str, Any] | None = None  # the record that these are from
 
 
 def front_matter(name: str, language: str, facts: PageFacts, **words: str) -> str:
-    """The three lines: YAML whose only line is a flow mapping in the form of JSON.
-
-    Args:
-        name: The page.
-        language: Its language.
-        facts: What is shown around it.
-        **words: Its description, and its title where the text does not give it.
-    """
+    """The three lines: YAML whose only line is a flow mapping in the form of JSON."""
     shown = {
         "name": name,
         "lang": language,

@@ -21,14 +21,7 @@ IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 
 @dataclass(frozen=True)
 class EditionWriter:
-    """Makes the files of one edition.
-
-    Attributes:
-        root: The project's root.
-        project: What all pages say about the project.
-        edition: Which pages.
-        coverage: What is known about them beside their text.
-    """
+    """Makes the files of one edition."""
 
     root: Path
     project: Project
@@ -36,11 +29,7 @@ class EditionWriter:
     coverage: Coverage
 
     def files(self) -> dict[str, bytes]:
-        """Every page in every language, with images and downloads, by path below the website's folder.
-
-        Raises:
-            BrokenInputError: A page cannot be published.
-        """
+        """Every page in every language, with images and downloads, by path below the website's folder."""
         pages = [self._page(name, language) for name in self.edition.tree.names for language in LANGUAGES]
         if faults := [fault for page in pages for fault in self._faults(page)]:
             raise BrokenInputError(*faults)

@@ -21,37 +21,19 @@ _URL = re.compile(r"https://[^/\s?#@]+/[^\s?#@]+")
 
 @dataclass(frozen=True)
 class Project:
-    """What all pages say about the project.
+    """What all pages say about the project."""
 
-    Attributes:
-        repository: Its address on the web, without a slash at the end; empty where none is configured.
-        commit: The commit that the site is built from; empty outside a repository.
-        date: The day of the build.
-    """
-
-    repository: str
-    commit: str
+    repository: str  # its address on the web, without a slash at the end; empty where none is configured
+    commit: str  # the commit that the site is built from; empty outside a repository
     date: str
 
     def edit_address(self, file: str) -> str | None:
-        """Where a file of the project can be edited; None where no address is configured.
-
-        Args:
-            file: Its path from the root of the project.
-        """
+        """Where a file of the project can be edited; None where no address is configured."""
         return f"{self.repository}/edit/main/{file}" if self.repository else None
 
 
 def read_project(root: Path, date: str) -> Project:
-    """Asks pyproject.toml for the address, and git for the commit; see [Note: where the code is on the web].
-
-    Args:
-        root: The project's root.
-        date: The day of the build.
-
-    Raises:
-        BrokenInputError: The address is none.
-    """
+    """Asks pyproject.toml for the address, and git for the commit; see [Note: where the code is on the web]."""
     return Project(_repository(root / "pyproject.toml"), git_output(root, "rev-parse", "HEAD"), date)
 
 

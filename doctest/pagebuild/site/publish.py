@@ -8,30 +8,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What publishing did.
+    """What publishing did."""
 
-    Attributes:
-        written: Files that are new or have changed.
-        removed: Files that nothing generates any more.
-        kept: How many files were right already.
-    """
-
-    written: tuple[str, ...]
-    removed: tuple[str, ...]
+    written: tuple[str, ...]  # files that are new or have changed
+    removed: tuple[str, ...]  # files that nothing generates any more
     kept: int
 
 
 def publish(files: Mapping[str, bytes], folder: Path, owned: Sequence[str]) -> PublishResult:
-    """Makes the owned parts of a folder hold these files and no others.
-
-    Args:
-        files: Contents by path below the folder; each lies in an owned part.
-        folder: The folder, which may hold other things beside the owned parts.
-        owned: Files and folders below it that belong to the generator alone.
-
-    Returns:
-        What has changed.
-    """
+    """Makes the owned parts of a folder hold these files and no others."""
     strange = [name for name in files if not any(name == part or name.startswith(f"{part}/") for part in owned)]
     assert not strange, f"generated outside the owned parts: {strange}"
     removed = sorted(name for name in _published_files(folder, owned) if name not in files)

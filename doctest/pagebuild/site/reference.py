@@ -10,11 +10,7 @@ Object = Mapping[str, Any]
 
 
 def module_pages(objects: Mapping[str, Object]) -> dict[str, str]:
-    """The Markdown of each module's page.
-
-    Args:
-        objects: The documented objects by name.
-    """
+    """The Markdown of each module's page."""
     return {name: _page(name, objects) for name, found in objects.items() if _is_shown(name, found, objects)}
 
 

@@ -12,15 +12,7 @@ API_FOLDER = "api"
 
 
 def make_sidebars(edition: Edition, modules: Sequence[str]) -> dict[str, Any]:
-    """The author's sidebars, and one of the API pages.
-
-    Args:
-        edition: Which version.
-        modules: The modules that have a page.
-
-    Raises:
-        BrokenInputError: The sidebars, their labels and the pages disagree.
-    """
+    """The author's sidebars, and one of the API pages."""
     if findings := list(check_navigation(edition.tree, edition.sidebars.parent)):
         raise BrokenInputError(*findings)
     own = read_json(edition.sidebars, "write the sidebars")

@@ -23,17 +23,11 @@ _WEBSITE = ("docs/website", "doctest/pagebuild/site", "doctest/pagebuild/runs.py
 
 @dataclass(frozen=True)
 class TouchedPages:
-    """What the browser has to open.
-
-    Attributes:
-        reason: How the pages were chosen, for the log.
-        seed: The commit, which also chooses the page that stands for a template.
-        pages: Their addresses; None for all.
-    """
+    """What the browser has to open."""
 
     reason: str
-    seed: str
-    pages: tuple[str, ...] | None
+    seed: str  # the commit, which also chooses the page that stands for a template
+    pages: tuple[str, ...] | None  # their addresses; None for all
 
     def write(self, path: Path) -> None:
         """Writes the choice for the website's own tests."""
@@ -42,18 +36,9 @@ class TouchedPages:
 
 
 def find_touched_pages(root: Path, base: str = "") -> TouchedPages:
-    """The pages whose text, pictures or documented objects have changed.
-
-    A change of the website's own code touches every page. Without a base there is no change to look at, and the
-    commit's hash chooses a sample, which is another one for the next commit.
-
-    Args:
-        root: The project's root.
-        base: The revision to compare with; see `files_of_change`.
-
-    Raises:
-        UsageError: A base is given, and git does not know it.
-    """
+    """The pages whose text, pictures or documented objects have changed."""
+    # A change of the website's own code touches every page. Without a base there is no change to look at, and the
+    # commit's hash chooses a sample, which is another one for the next commit.
     commit = git_output(root, "rev-parse", "HEAD")
     found, changed = changed_files_since_base(root, base)
     editions = [current_edition(root), *released_editions(root)]

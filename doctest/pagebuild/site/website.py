@@ -27,16 +27,7 @@ OWNED = (
 
 
 def website_files(root: Path, project: Project, coverage: Coverage) -> dict[str, bytes]:
-    """Makes every generated file, by its path below the website's folder.
-
-    Args:
-        root: The project's root.
-        project: What all pages say about the project.
-        coverage: What is known about the present pages beside their text.
-
-    Raises:
-        BrokenInputError: Something is missing or wrong; nothing has been written.
-    """
+    """Makes every generated file, by its path below the website's folder."""
     current = current_edition(root)
     files = _edition_files(root, project, current, coverage)
     released = released_editions(root)

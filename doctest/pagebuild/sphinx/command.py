@@ -38,25 +38,15 @@ _SHARED_INPUTS = (
 
 @dataclass(frozen=True)
 class SiteBuild:
-    """What is to be built.
-
-    Attributes:
-        root: The project's root.
-        source: The tree of pages.
-        output: Where the sites are written, each in a folder of its own.
-        work: Where the sources that Sphinx reads are written.
-        language: The language of the site.
-        modules: The modules that the reference describes.
-        check: Whether warnings are all that is wanted.
-    """
+    """What is to be built."""
 
     root: Path
     source: Path
     output: Path
-    work: Path
+    work: Path  # where the sources that Sphinx reads are written
     language: str
-    modules: tuple[str, ...]
-    check: bool
+    modules: tuple[str, ...]  # the modules that the reference describes
+    check: bool  # whether warnings are all that is wanted
 
     @property
     def target(self) -> Path:
@@ -114,20 +104,9 @@ def run(options: argparse.Namespace, root: Path) -> int:
 
 
 def affected_languages(root: Path, source: Path, base: str = "") -> tuple[str, ...]:
-    """The languages whose site a change can break: always the original, and the others where their sources differ.
-
-    Args:
-        root: The project's root.
-        source: The tree of pages.
-        base: The revision to compare with; see `files_of_change`.
-
-    Returns:
-        All languages where git knows no base, or where something that all of them read differs: the code, the
-        configuration, the program.
-
-    Raises:
-        UsageError: A base is given, and git does not know it.
-    """
+    """The languages whose site a change can break: always the original, and the others where their sources differ."""
+    # All languages where git knows no base, or where something differs that all of them read: the code, the
+    # configuration, the program.
     _, changed = changed_files_since_base(root, base)
     if changed is None or any(path.is_relative_to(root / part) for path in changed for part in _SHARED_INPUTS):
         return LANGUAGES

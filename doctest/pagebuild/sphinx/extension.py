@@ -24,10 +24,10 @@ from pagebuild.sphinx.modules import describe_object
 
 
 class ApiObject(SphinxDirective):
-    """`.. api-object:: name`: an object of the library in the middle of a page.
+    """`.. api-object:: name`: an object of the library in the middle of a page."""
 
-    The members of a class are shown with it, those left out that `:without:` names: they stand elsewhere on the page.
-    """
+    # The members of a class are shown with it, those left out that `:without:` names: they stand elsewhere on the
+    # page.
 
     required_arguments = 1
     has_content = False

@@ -25,11 +25,7 @@ _LINKS = (addnodes.pending_xref, nodes.reference, nodes.title)
 
 
 class Linker:
-    """Knows where words lead.
-
-    Args:
-        inventory: The documented objects.
-    """
+    """Knows where words lead."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
@@ -46,11 +42,9 @@ class Linker:
     def resolve(
         self, app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, shown: nodes.TextElement
     ) -> nodes.Element | None:
-        """Finds what Sphinx did not: other names of documented objects, and names of other libraries.
-
-        A name of another library has no page here; it is accepted if it can be imported, and shown as text. So is one
-        of a module that the site leaves out.
-        """
+        """Finds what Sphinx did not: other names of documented objects, and names of other libraries."""
+        # A name of another library has no page here; it is accepted if it can be imported, and shown as text.
+        # So is one of a module that the site leaves out.
         if node.get("refdomain") != "py":
             return None
         name, target = node["reftarget"], self._described_object(node)

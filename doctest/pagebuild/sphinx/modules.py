@@ -21,14 +21,8 @@ def module_page(module: str, inventory: Inventory) -> str:
 def describe_object(
     target: Target, inventory: Inventory, *, indexed: bool = True, without: Collection[str] = ()
 ) -> list[str]:
-    """The directive of an object, those of a class's members inside.
-
-    Args:
-        target: The object, under its main name.
-        inventory: All documented objects.
-        indexed: Whether links lead here; an object may be described in many places, but only one is its home.
-        without: Members that are left out.
-    """
+    """The directive of an object, those of a class's members inside."""
+    # An object may be described in many places; links lead to the one that is indexed.
     options = [] if indexed else [f"{_INDENT}:no-index:"]
     if target.kind == "exception":
         options.append(f"{_INDENT}:show-inheritance:")

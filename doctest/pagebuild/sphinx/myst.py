@@ -21,15 +21,10 @@ _TABS, _TAB, _ALERT = ":" * 6, ":" * 5, ":" * 4
 
 @dataclass(frozen=True)
 class MystPage:
-    """A page for Sphinx.
-
-    Attributes:
-        text: What Sphinx reads.
-        lines: Per line of the text, the author's line that it was made from, counted from 1.
-    """
+    """A page for Sphinx."""
 
     text: str
-    lines: tuple[int, ...]
+    lines: tuple[int, ...]  # per line of the text, the author's line that it was made from, counted from 1
 
     def author_line(self, line: int) -> int:
         """The author's line behind a line of the text."""
@@ -37,12 +32,7 @@ class MystPage:
 
 
 def to_myst(page: Page, run: RecordedRun | None = None) -> MystPage:
-    """Translates hooks, alerts, tabs, recorded outputs and the blocks that are not run; all else is MyST already.
-
-    Args:
-        page: The page.
-        run: The run whose outputs are shown.
-    """
+    """Translates hooks, alerts, tabs, recorded outputs and the blocks that are not run; all else is MyST already."""
     made = _LineEdits(page)
     for hook in page.hooks:
         others = " ".join(sorted({other.text for other in page.hooks} - {hook.text}))

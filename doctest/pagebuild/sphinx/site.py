@@ -19,35 +19,18 @@ LANGUAGE_CODES = {"en": "en", "zh-Hans": "zh_CN"}
 
 @dataclass(frozen=True)
 class SphinxSite:
-    """A site of one language.
-
-    Attributes:
-        language: The language of the pages.
-        configuration: The folder of `conf.py`.
-        source: The folder that Sphinx reads.
-        output: The folder of what is built.
-        builder: Sphinx's name for what is built: `html`, or `dummy` for the warnings alone.
-        resolver: Knows where objects are defined.
-        modules: The modules that the reference describes.
-    """
+    """A site of one language."""
 
     language: str
-    configuration: Path
-    source: Path
+    configuration: Path  # the folder of `conf.py`
+    source: Path  # the folder that Sphinx reads
     output: Path
-    builder: str
-    resolver: Resolver
-    modules: Sequence[str]
+    builder: str  # Sphinx's name for what is built: `html`, or `dummy` for the warnings alone
+    resolver: Resolver  # knows where objects are defined
+    modules: Sequence[str]  # the modules that the reference describes
 
     def build(self, pages: Mapping[Path, tuple[Path, MystPage]]) -> list[Finding]:
-        """Builds the site anew.
-
-        Args:
-            pages: Per page that Sphinx reads, the author's file and how lines were moved.
-
-        Returns:
-            Sphinx's warnings; each one is a fault.
-        """
+        """Builds the site anew; returns Sphinx's warnings, each of which is a fault."""
         shutil.rmtree(self.output, ignore_errors=True)
         warnings = io.StringIO()
         with patch_docutils(str(self.configuration)), docutils_namespace():

@@ -18,30 +18,17 @@ from pagetest.model.tree import Tree
 
 @dataclass(frozen=True)
 class SphinxSources:
-    """Writes what Sphinx reads.
-
-    Attributes:
-        tree: The author's pages.
-        inventory: The documented objects.
-        folder: Where the sources of all languages are written.
-        catalogues: Translations of what the theme says. Sphinx compiles them beside its sources.
-        modules: The modules that the reference describes.
-        find: The run of a page that holds.
-    """
+    """Writes what Sphinx reads."""
 
     tree: Tree
     inventory: Inventory
     folder: Path
     locales: Path
-    modules: Sequence[str]
-    find_run: FindRun
+    modules: Sequence[str]  # the modules that the reference describes
+    find_run: FindRun  # the run of a page that holds
 
     def write(self, language: str) -> Mapping[Path, tuple[Path, MystPage]]:
-        """Writes the sources of one language anew.
-
-        Returns:
-            Per written page, the author's file and how lines were moved.
-        """
+        """Writes the sources of one language anew; returns per page the author's file and how lines were moved."""
         target = self.folder / language
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)

@@ -26,13 +26,9 @@ _ASCII = re.compile(r"[ -~]")
 
 @dataclass(frozen=True)
 class Glossary:
-    """The terms of a glossary file.
+    """The terms of a glossary file."""
 
-    Attributes:
-        path: The file, which need not exist.
-    """
-
-    path: Path
+    path: Path  # the file, which need not exist
 
     @cached_property
     def terms(self) -> Mapping[str, Mapping[str, list[str]]]:

@@ -24,11 +24,7 @@ class _Scope:
 
 @dataclass(frozen=True)
 class HookChecker:
-    """Checks hooks.
-
-    Attributes:
-        graph: The modules of the project.
-    """
+    """Checks hooks."""
 
     graph: ImportGraph
 

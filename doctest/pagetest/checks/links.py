@@ -20,11 +20,7 @@ _PAGE = ".md"
 
 @dataclass(frozen=True)
 class LinkChecker:
-    """Checks the links of a tree's pages; each page that is linked is read once.
-
-    Attributes:
-        tree: The tree.
-    """
+    """Checks the links of a tree's pages; each page that is linked is read once."""
 
     tree: Tree
     _entries: Callable[[Path], frozenset[str]] = field(default_factory=lambda: cache(_names_in), compare=False)

@@ -17,25 +17,17 @@ _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 
 @dataclass(frozen=True)
 class Parity:
-    """How a translation compares with its original.
+    """How a translation compares with its original."""
 
-    Attributes:
-        findings: The differences that are not allowed.
-        same_code: Whether the code is one and the same, so that one run proves both.
-        outputs: Where the same code is said to print something else.
-    """
-
-    findings: tuple[Finding, ...]
-    same_code: bool
+    findings: tuple[Finding, ...]  # the differences that are not allowed
+    same_code: bool  # whether the code is one and the same, so that one run proves both
     outputs: tuple[Finding, ...] = ()
 
 
 def compare_structure(original: Page, translation: Page) -> Parity:
-    """Compares two pages of one name.
-
-    The texts that a program prints may be translated (in `print`, logging calls and the messages of asserts); then the
-    code is allowed, but it is not the same.
-    """
+    """Compares two pages of one name."""
+    # The texts that a program prints may be translated (in `print`, logging calls and the messages of asserts);
+    # then the code is allowed, but it is not the same.
     findings = list(_structure_differences(original, translation))
     ours, theirs = make_script(original), make_script(translation)
     if findings or ours.fault or theirs.fault:

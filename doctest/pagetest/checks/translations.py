@@ -26,30 +26,19 @@ class TranslationHashesError(UsageError):
 
 @dataclass(frozen=True)
 class TranslationHashes:
-    """A JSON file that maps `page#slug` of the original to the hash of the section that was translated, line by line.
+    """A JSON file that maps `page#slug` of the original to the hash of the translated section, line by line."""
 
-    The slugs tell a reader of a change what was acknowledged; only the hashes count, so that a section may move.
+    # The slugs tell a reader of a change what was acknowledged; only the hashes count, so that a section may
+    # move.
 
-    Attributes:
-        path: The file, which need not exist.
-    """
-
-    path: Path
+    path: Path  # the file, which need not exist
 
     def hashes_of(self, name: str) -> frozenset[str]:
-        """The hashes of the sections of a page that are translated.
-
-        Raises:
-            StampsError: The file holds something else.
-        """
+        """The hashes of the sections of a page that are translated."""
         return frozenset(digest for key, digest in self._read().items() if _page(key) == name)
 
     def write(self, name: str, sections: Iterable[Section]) -> None:
-        """Replaces the stamps of a page; the rest of the file stays.
-
-        Raises:
-            StampsError: The file holds something else; it is left as it is.
-        """
+        """Replaces the stamps of a page; the rest of the file stays."""
         kept = {key: digest for key, digest in self._read().items() if _page(key) != name}
         content = kept | {f"{name}#{section.slug}": section.hash for section in sections}
         text = _written(content)
@@ -97,23 +86,15 @@ def _page(key: str) -> str:
 
 @dataclass(frozen=True)
 class StaleSection:
-    """A section whose original has changed since it was translated.
-
-    Attributes:
-        original: The section of the original.
-        translated: Its counterpart: the section at the same place.
-    """
+    """A section whose original has changed since it was translated."""
 
     original: Section
-    translated: Section
+    translated: Section  # its counterpart: the section at the same place
 
 
 def stale_sections(tree: Tree, name: str, language: str = LANGUAGES[1]) -> list[tuple[str, str, int]]:
-    """The sections of a translation that are behind the original, for those who show them.
-
-    Returns:
-        For each the original's heading, the translation's, and the line of the latter. None where a page is missing.
-    """
+    """The sections of a translation that are behind the original, for those who show them."""
+    # Each is the original's heading, the translation's, and its line; none where a page is missing.
     translation = Translation(tree, name, language)
     lags = translation.stale_sections() if translation.exists else []
     return [(lag.original.heading, lag.translated.heading, lag.translated.line) for lag in lags]
@@ -121,15 +102,9 @@ def stale_sections(tree: Tree, name: str, language: str = LANGUAGES[1]) -> list[
 
 @dataclass(frozen=True)
 class Translation:
-    """A page in another language than the original's.
+    """A page in another language than the original's."""
 
-    Attributes:
-        tree: The tree that holds both.
-        name: The page.
-        language: The language of the translation.
-    """
-
-    tree: Tree
+    tree: Tree  # the tree that holds both
     name: str
     language: str
 

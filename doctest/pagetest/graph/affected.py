@@ -16,17 +16,11 @@ from pagetest.model.tree import LANGUAGES, Tree
 
 @dataclass(frozen=True)
 class AffectedPages:
-    """The consequences of changed files.
-
-    Attributes:
-        tree: The documentation.
-        root: The project's root.
-        changed: The files that changed.
-    """
+    """The consequences of changed files."""
 
     tree: Tree
     root: Path
-    changed: frozenset[Path]
+    changed: frozenset[Path]  # the files that changed
 
     @property
     def reasons(self) -> Mapping[str, Sequence[str]]:

@@ -11,15 +11,9 @@ _SINCE_BRANCH = "..."
 
 
 def changed_files(root: Path, revision: str = HEAD) -> frozenset[Path]:
-    """The files that differ from a revision: committed since, changed, new or deleted.
-
-    Args:
-        root: The project's root; files outside do not count.
-        revision: Any name of a commit; with `...` behind it, the point where this branch left that commit's.
-
-    Raises:
-        UsageError: There is no repository, or no such revision.
-    """
+    """The files that differ from a revision: committed since, changed, new or deleted."""
+    # With `...` behind it, a revision is the commit where this branch left it. Files outside the root do not
+    # count.
     name = revision.removesuffix(_SINCE_BRANCH)
     commit = _resolve_commit(root, name)
     if revision.endswith(_SINCE_BRANCH):

@@ -21,12 +21,7 @@ _NATIVE = (".h", ".hpp", ".cpp", ".cu", ".cuh")
 
 
 def fingerprint(page: Page, graph: ImportGraph) -> str:
-    """Computes the fingerprint of a page without importing anything; empty for a page without code.
-
-    Args:
-        page: The page.
-        graph: The project's modules.
-    """
+    """Computes the fingerprint of a page without importing anything; empty for a page without code."""
     script = make_script(page)
     if script.is_empty:
         return ""
@@ -37,12 +32,7 @@ def fingerprint(page: Page, graph: ImportGraph) -> str:
 
 
 def common_inputs(root: Path, device: str = "") -> str:
-    """Stands for the files that every page depends on: the harness, the tested versions, the code in C++ and CUDA.
-
-    Args:
-        root: The project's root.
-        device: On which they run.
-    """
+    """Stands for the files that every page depends on: the harness, the tested versions, the code in C++ and CUDA."""
     files = [*_common_files(root), *_device_files(root, device)]
     parts = [text for path in files for text in (path.relative_to(root).as_posix(), _content_hash(path))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

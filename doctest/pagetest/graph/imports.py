@@ -18,14 +18,10 @@ from pagetest.graph.references import EVERYTHING, References
 
 @dataclass(frozen=True)
 class ImportGraph:
-    """The modules of a project.
+    """The modules of a project."""
 
-    Attributes:
-        source: The folder that holds the top-level packages.
-        gone: Files that have been deleted; they count as empty ones, so that what refers to them still leads there.
-    """
-
-    source: Path
+    source: Path  # the folder that holds the top-level packages
+    # Files that have been deleted; they count as empty ones, so that what refers to them still leads there.
     gone: frozenset[Path] = frozenset()
     _edges: dict[str, frozenset[str]] = field(default_factory=dict, compare=False, repr=False)
 

@@ -15,15 +15,10 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 @dataclass(frozen=True)
 class References:
-    """What a piece of code refers to; none of it is executed.
-
-    Attributes:
-        tree: Its syntax tree.
-        package: The package against which relative imports are resolved; empty for a script.
-    """
+    """What a piece of code refers to; none of it is executed."""
 
     tree: ast.Module
-    package: str = ""
+    package: str = ""  # the package against which relative imports are resolved; empty for a script
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:

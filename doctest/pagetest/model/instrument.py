@@ -40,32 +40,21 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in the script.
-
-    Attributes:
-        line: Its line.
-        must: What it is, if it must be reached on some rank at least.
-        within: The number of the mark of the statement that it is part of; if that is not reached, it need not be.
-    """
+    """A place in the script."""
 
     line: int
-    required: str = ""
+    required: str = ""  # what it is, if it must be reached on some rank at least
+    # The number of the mark of the statement that it is part of; if that is not reached, it need not be.
     parent: int = -1
 
 
 @dataclass(frozen=True)
 class InstrumentedCode:
-    """The script's code with its marks; see [Note: marks].
-
-    Attributes:
-        code: What is executed.
-        marks: What each mark stands for.
-        last: The number of the mark of the last statement.
-    """
+    """The script's code with its marks; see [Note: marks]."""
 
     code: CodeType
     marks: tuple[Mark, ...]
-    last: int
+    last: int  # the number of the mark of the last statement
 
     @property
     def names(self) -> list[str]:
@@ -92,13 +81,8 @@ def executed_lines(marks: Sequence[Mark], reached: Collection[int]) -> list[int]
 
 
 def instrument_script(script: Script, filename: str, blocks: Sequence[int] = ()) -> InstrumentedCode:
-    """Compiles the script with marks.
-
-    Args:
-        script: The script.
-        filename: What tracebacks name.
-        blocks: The first lines of the page's blocks, if these are to be marked; see [Note: block marks].
-    """
+    """Compiles the script with marks."""
+    # `blocks` are the first lines of the page's blocks, if these are to be marked; see [Note: block marks].
     marker, tree = _Instrumenter(), script.tree
     if blocks:
         _mark_blocks(tree, 0, blocks)

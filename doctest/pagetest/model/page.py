@@ -11,10 +11,9 @@ OBJECT_REPLACEMENT = "\ufffc"
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block, dedented; `line` is that of its first line of content, counted from 1.
+    """One fenced block, dedented; `line` is that of its first line of content, counted from 1."""
 
-    `info` is everything behind the opening fence, the language included.
-    """
+    # `info` is everything behind the opening fence, the language included.
 
     language: str
     line: int
@@ -72,10 +71,9 @@ class Alert:
 
 @dataclass(frozen=True)
 class Tabs:
-    """Alternatives between `tabs-start` and `tabs-end`, each opened by a paragraph of bold text: its title.
+    """Alternatives between `tabs-start` and `tabs-end`, each opened by a paragraph of bold text: its title."""
 
-    `line` and `end` are those of the two markers; tabs of one `group` switch together.
-    """
+    # `line` and `end` are those of the two markers; tabs of one `group` switch together.
 
     group: str
     line: int
@@ -85,11 +83,10 @@ class Tabs:
 
 @dataclass(frozen=True)
 class Page:
-    """A tutorial in one language.
+    """A tutorial in one language."""
 
-    `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT for each code span;
-    `alone` says why no other page may run at the same time.
-    """
+    # `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT for each code
+    # span; `alone` says why no other page may run at the same time.
 
     path: Path
     language: str

@@ -34,14 +34,7 @@ def read_page(path: Path, language: str, name: str) -> Page:
 
 
 def parse_page(text: str, path: Path, language: str = "en", name: str = "page") -> Page:
-    """Parses Markdown text.
-
-    Args:
-        text: The page; any line ends.
-        path: What findings name.
-        language: The language the page is written in.
-        name: The page's name inside its tree, without suffix.
-    """
+    """Parses Markdown text."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     reader = _Reader(path, text.split("\n"))
     body = (

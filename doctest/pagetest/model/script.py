@@ -12,14 +12,9 @@ from pagetest.model.page import Page
 
 @dataclass(frozen=True)
 class Script:
-    """What a page runs.
+    """What a page runs."""
 
-    Attributes:
-        text: The source; blank wherever the Markdown holds no runnable Python.
-        fault: The syntax error, if the source has one.
-    """
-
-    text: str
+    text: str  # the source; blank wherever the Markdown holds no runnable Python
     fault: Finding | None
 
     @property

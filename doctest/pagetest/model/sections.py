@@ -49,21 +49,13 @@ _HASH_LENGTH = 12
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and the prose below it.
+    """A heading and the prose below it."""
 
-    Attributes:
-        slug: The heading's anchor; empty for what stands before the first heading.
-        heading: The heading's text.
-        line: The heading's line.
-        level: The heading's level; 0 for what stands before the first one.
-        hash: Of the prose; see [Note: what counts as prose].
-    """
-
-    slug: str
+    slug: str  # the heading's anchor; empty for what stands before the first heading
     heading: str
     line: int
-    level: int
-    hash: str
+    level: int  # the heading's level; 0 for what stands before the first one
+    hash: str  # of the prose; see [Note: what counts as prose]
 
 
 def sections(page: Page) -> tuple[Section, ...]:

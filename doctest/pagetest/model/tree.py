@@ -19,13 +19,9 @@ class UnknownPageError(UsageError):
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder with one folder of Markdown pages per language.
+    """A folder with one folder of Markdown pages per language."""
 
-    Attributes:
-        source: The folder that holds the language folders.
-    """
-
-    source: Path
+    source: Path  # the folder that holds the language folders
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -45,14 +41,7 @@ class Tree:
         return read_page(self.path(name, language), language, name)
 
     def resolve(self, wanted: str) -> str:
-        """Finds the page that is meant.
-
-        Args:
-            wanted: A stem, a path inside the tree, or a path of the file.
-
-        Raises:
-            UnknownPageError: None or several pages fit; the message lists the candidates.
-        """
+        """Finds the page that is meant by a stem, a path inside the tree, or a path of the file."""
         path = _path_in_language(PurePosixPath(wanted.removesuffix(".md")))
         if path in self.names:
             return path

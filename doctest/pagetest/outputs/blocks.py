@@ -86,15 +86,8 @@ def _fault(block: Block, python: Block | None, before: Block | None) -> str:
 
 
 def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[int, str]:
-    """Cuts what rank 0 printed into what each Python block printed.
-
-    Args:
-        marks: From which size of the output on it belongs to the block of which line, 0 for none.
-        data: All that rank 0 printed.
-
-    Returns:
-        The text by the line of the block.
-    """
+    """Cuts what rank 0 printed into what each Python block printed."""
+    # A mark says from which size of the output on it belongs to the block of which line, 0 for none.
     parts: dict[int, bytes] = {}
     ends = ({"line": 0, "size": len(data)},)
     for mark, following in pairwise((*sorted(marks, key=lambda mark: mark["size"]), *ends)):
@@ -103,13 +96,8 @@ def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[in
 
 
 def stale_outputs(page: Page, printed: Mapping[int, str], device: str = "cpu") -> list[Finding]:
-    """The output blocks that differ from what was printed, each at the first line that differs.
-
-    Args:
-        page: The page.
-        printed: The text by the line of the block.
-        device: The type of device that the page ran on. Pages show what the CPU prints, so its name is read as `cpu`.
-    """
+    """The output blocks that differ from what was printed, each at the first line that differs."""
+    # Pages show what the CPU prints, so the name of the device that they ran on is read as `cpu`.
     if device not in ("", "cpu"):
         named = re.compile(rf"\b{re.escape(device)}:\d+\b|(?<='){re.escape(device)}(?=')")
         printed = {line: named.sub("cpu", text) for line, text in printed.items()}

@@ -26,17 +26,11 @@ _Matcher = Callable[[str, int], Iterable[int]]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first line that differs.
+    """The first line that differs."""
 
-    Attributes:
-        index: The line of the expected text, counted from 0; the number of its lines where more was printed.
-        expected: That line, folded; empty where nothing more was expected.
-        printed: The line that was printed instead; empty where nothing more was printed.
-    """
-
-    index: int
-    expected: str
-    printed: str
+    index: int  # the line of the expected text, counted from 0; the number of its lines where more was printed
+    expected: str  # that line, folded; empty where nothing more was expected
+    printed: str  # the line that was printed instead; empty where nothing more was printed
 
 
 def normalize_lines(text: str) -> list[tuple[int, str]]:
@@ -46,13 +40,7 @@ def normalize_lines(text: str) -> list[tuple[int, str]]:
 
 
 def first_difference(expected: str, printed: str, exact: bool = False) -> Difference | None:
-    """Compares texts; see [Note: what counts as the same output].
-
-    Args:
-        expected: What a page shows.
-        printed: What was printed.
-        exact: Whether numbers must be equal as text.
-    """
+    """Compares texts; see [Note: what counts as the same output]."""
     lines = [line for _, line in normalize_lines(printed)]
     places = {0}
     for index, line in normalize_lines(expected):

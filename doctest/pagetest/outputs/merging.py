@@ -17,13 +17,7 @@ _END: _Move = (0.0, None, None)
 
 
 def merge_output(old: str, printed: str, exact: bool = False) -> str:
-    """Makes text that fits what was printed; it is the old text where that does.
-
-    Args:
-        old: The text of the block as it is.
-        printed: What was printed.
-        exact: Whether numbers must be equal as text.
-    """
+    """Makes text that fits what was printed; it is the old text where that does."""
     if not first_difference(old, printed, exact):
         return old
     one, other = _lines(old), _lines(printed)
@@ -87,16 +81,9 @@ def _fits(parts: Sequence[str], printed: str, exact: bool) -> bool:
 
 
 def _align(old: Sequence[str], size: int, unlikeness: Callable[[int, int], float]) -> Iterator[tuple[int, int]]:
-    """The cheapest way from old items to new ones, where a `...` among the old swallows any number of new ones.
-
-    Args:
-        old: The old items.
-        size: The number of the new ones.
-        unlikeness: The cost of the new item j in the place of the old item i; 0 keeps the old one.
-
-    Yields:
-        What stands in the result, in order: an old item as (i, -1), or a new one as (i, j) or (-1, j).
-    """
+    """The cheapest way from old items to new ones, where a `...` among the old swallows any number of new ones."""
+    # An old item is (i, -1) in the result, a new one (i, j) or (-1, j). `unlikeness` is the cost of the new item
+    # j in the place of the old item i; 0 keeps the old one.
     best: dict[_Place, _Move] = {}
     for i in range(len(old), -1, -1):
         for j in range(size, -1, -1):

@@ -27,10 +27,8 @@ class OutputUpdateError(Exception):
 
 
 def updated_texts(page: Page, printed: Mapping[int, str]) -> dict[Block, str]:
-    """The text that each stale output block should have, from what each Python block printed.
-
-    A block of which nothing was printed is left alone: it should go, and only its author can decide that.
-    """
+    """The text that each stale output block should have, from what each Python block printed."""
+    # A block of which nothing was printed is left alone: it should go, and only its author can decide that.
     found = {}
     for output in outputs_of(page):
         text = printed.get(output.python.line, "")
@@ -41,11 +39,7 @@ def updated_texts(page: Page, printed: Mapping[int, str]) -> dict[Block, str]:
 
 
 def write_outputs(page: Page, texts: Mapping[Block, str]) -> None:
-    """Puts the texts into the page's file, in one step.
-
-    Raises:
-        RewritingError: The file has changed since the page was read, or a text does not fit into its fence.
-    """
+    """Puts the texts into the page's file, in one step."""
     raw = page.path.read_bytes().decode("utf-8", errors="surrogateescape")
     lines = _LINE.findall(raw)
     if [line.rstrip("\r\n") for line in lines] != _lines_in_file(page, raw):
@@ -83,17 +77,9 @@ def _replace_file(path: Path, content: bytes) -> None:
 
 
 def update_outputs(page: Page, result: Result, original: Page, before: Result | None) -> tuple[Result, Page]:
-    """Rewrites the stale output blocks of a page that ran, or whose original did; any other failure forbids it.
-
-    Args:
-        page: The page.
-        result: Its result.
-        original: The page of the same name that ran first, as it is now; for that page itself, the page.
-        before: The result of that page; none for that page itself.
-
-    Returns:
-        The result that the page has now, and the page as it is now.
-    """
+    """Rewrites the stale output blocks of a page that ran, or whose original did; any other failure forbids it."""
+    # `original` is the page of the same name that ran first, as it is now, and `before` its result; for that page
+    # itself they are the page and None. Returns the result that the page has now, and the page as it is now.
     ran = before if before and result.is_shared else result
     if ran.failure or not ran.log:
         return result, page

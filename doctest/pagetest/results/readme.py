@@ -16,15 +16,9 @@ _COUNT = re.compile(r"(<!-- doc-test-count -->)(.*?)(<!-- /doc-test-count -->)",
 
 @dataclass(frozen=True)
 class ReadmeCount:
-    """A sentence between two comments in the README.
+    """A sentence between two comments in the README."""
 
-    Attributes:
-        file: The README; without the comments, or without the file, nothing is written.
-        tree: The pages.
-        records: The committed records.
-    """
-
-    file: Path
+    file: Path  # the README; without the comments, or without the file, nothing is written
     tree: Tree
     records: Records
 

@@ -22,21 +22,13 @@ _PACKAGES = ("torch", "numpy", "transformers")
 
 @dataclass(frozen=True)
 class Recorder:
-    """Enters the results of one run.
-
-    Attributes:
-        records: Where to.
-        published: Where what passed is kept too; None for nowhere.
-        device: The device of the run.
-        root: The project's root.
-        facts: What all results of the run share.
-    """
+    """Enters the results of one run."""
 
     records: Records
     device: Device
     root: Path
     facts: Mapping[str, Any]
-    published: Records | None = None
+    published: Records | None = None  # where what passed is kept too; None for nowhere
 
     def add(self, result: Result) -> None:
         """Enters a result at once, so that what was learnt outlives an interruption."""
@@ -70,12 +62,7 @@ class Recorder:
 
 
 def run_facts(root: Path, device: str = "") -> dict[str, Any]:
-    """What the results of a run that begins now hold for: date, commit, processor, versions, common files.
-
-    Args:
-        root: The project's root.
-        device: On which the pages run.
-    """
+    """What the results of a run that begins now hold for: date, commit, processor, versions, common files."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(root),
@@ -127,14 +114,8 @@ _GENERIC_NAMES = ("", "localhost", "root", "user", "host")
 
 
 def remove_private_names(text: str, root: Path, folder: Path, page: str) -> str:
-    """The text as it would be on a reader's machine.
-
-    Args:
-        text: What the page printed.
-        root: The project's root.
-        folder: Where the page ran.
-        page: The page's own text: a word that stands there, such as the `vm` of a formula, names no machine.
-    """
+    """The text as it would be on a reader's machine."""
+    # A word of the page's own text, such as the `vm` of a formula, names no machine.
     for name, replacement in _replacements(root, folder).items():
         text = text.replace(name, replacement)
     for name, replacement in ((platform.node(), "host"), (_user(), "user")):

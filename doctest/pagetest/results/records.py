@@ -27,28 +27,16 @@ class BrokenRecordError(UsageError):
 
 @dataclass(frozen=True)
 class Records:
-    """A folder that holds `cpu/en/basics/booster_api.json`, and the figures of that run in `cpu/en/basics/booster_api`.
+    """A folder with `cpu/en/basics/booster_api.json`, and the figures of that run in `cpu/en/basics/booster_api`."""
 
-    Attributes:
-        folder: The folder, which need not exist.
-    """
-
-    folder: Path
+    folder: Path  # the folder, which need not exist
 
     def read(self) -> list[dict[str, Any]]:
-        """All records, sorted by device, language and page.
-
-        Raises:
-            BrokenRecordError: A file cannot be read, or holds something else.
-        """
+        """All records, sorted by device, language and page."""
         return [self._read(file) for file in sorted(self.folder.glob("*/*/**/*.json"))]
 
     def find(self, device: str, language: str, page: str) -> dict[str, Any] | None:
-        """The record of a page; None where there is none.
-
-        Raises:
-            BrokenRecordError: Its file cannot be read, or holds something else.
-        """
+        """The record of a page; None where there is none."""
         file = self._file(device, language, page)
         return self._read(file) if file.is_file() else None
 
@@ -57,12 +45,7 @@ class Records:
         return self._file(*(record[key] for key in _KEY)).with_suffix("") / name
 
     def write(self, record: Mapping[str, Any], figures: Mapping[str, bytes] | None = None) -> None:
-        """Writes a record in the place of the one that its page has for the device; all others stay.
-
-        Args:
-            record: The record.
-            figures: What the page drew, by file name.
-        """
+        """Writes a record in the place of the one that its page has for the device; all others stay."""
         file = self._file(*(record[key] for key in _KEY))
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(file.with_suffix(""), ignore_errors=True)

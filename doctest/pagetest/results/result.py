@@ -15,44 +15,22 @@ PASS, SAME, FAIL, NONE = "PASS", "SAME", "FAIL", "NONE"
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that a page drew into its folder.
-
-    Attributes:
-        name: Its file's name.
-        line: The line of the Python block that drew it.
-        content: The file's content.
-    """
+    """A figure that a page drew into its folder."""
 
     name: str
-    line: int
+    line: int  # the line of the Python block that drew it
     content: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one page in one language.
-
-    Attributes:
-        name: The page.
-        language: Its language.
-        path: Its Markdown file.
-        status: PASS; SAME (its original ran, with the same code); NONE (nothing to run); FAIL.
-        note: What the report adds to a status without a run.
-        findings: What forbade to run it, or which of its output blocks are stale.
-        failure: Why its run failed.
-        fingerprint: Of what ran: the page's code and all that it reaches.
-        log: The file with what its run printed.
-        outputs_rewritten: How many output blocks were stale and have been rewritten.
-        warnings: The warnings that its readers would see.
-        printed: What each of its Python blocks printed on rank 0, by the block's line.
-        figures: What it drew.
-    """
+    """What became of one page in one language."""
 
     name: str
     language: str
     path: Path
-    status: str
-    note: str = ""
+    status: str  # PASS; SAME (its original ran, with the same code); NONE (nothing to run); FAIL
+    note: str = ""  # what the report adds to a status without a run
     command: str = ""
     device: str = ""
     backend: str = ""
@@ -65,11 +43,11 @@ class Result:
     outputs_total: int = 0
     outputs_rewritten: int = 0
     code_hash: str = ""
-    fingerprint: str = ""
-    findings: tuple[Finding, ...] = ()
+    fingerprint: str = ""  # of what ran: the page's code and all that it reaches
+    findings: tuple[Finding, ...] = ()  # what forbade to run it, or which of its output blocks are stale
     failure: Failure | None = None
     log: Path | None = None
-    warnings: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()  # the warnings that its readers would see
     figures: tuple[Figure, ...] = ()
     printed: Mapping[int, str] = field(default_factory=dict, repr=False)
 

@@ -17,12 +17,7 @@ from pagetest.results.result import PASS
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The run that a record is about.
-
-    Attributes:
-        records: Where it is kept.
-        record: The record.
-    """
+    """The run that a record is about."""
 
     records: Records
     record: Mapping[str, Any]
@@ -42,28 +37,16 @@ class RecordedRun:
 
 @dataclass(frozen=True)
 class RunFinder:
-    """Finds the runs that hold for the pages as they are now.
-
-    Attributes:
-        records: Where to look, first there first.
-        tree: The pages.
-        graph: The project's modules.
-        device: The device of the runs.
-        facts: What a run that began now would hold for.
-    """
+    """Finds the runs that hold for the pages as they are now."""
 
     records: Sequence[Records]
     tree: Tree
     graph: ImportGraph
     device: str
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # what a run that began now would hold for
 
     def find(self, page: Page) -> RecordedRun | None:
-        """The run of a page, or of the original that has the same code; None where there is none that holds.
-
-        Raises:
-            BrokenRecordError: The page's record holds something else.
-        """
+        """The run of a page, or of the original that has the same code; None where there is none that holds."""
         for records in self.records:
             record = records.find(self.device, page.language, page.name)
             if record and self._is_valid(record, page):
@@ -88,14 +71,7 @@ class RunFinder:
 
 
 def changed_since(record: Mapping[str, Any], page: Page, graph: ImportGraph, inputs: str) -> str:
-    """What has changed in the project since a run, which may go otherwise now; empty where nothing has.
-
-    Args:
-        record: The record of the run.
-        page: The page.
-        graph: The project's modules.
-        inputs: Of the files that every page depends on, as they are now.
-    """
+    """What has changed in the project since a run, which may go otherwise now; empty where nothing has."""
     if record.get("fingerprint") != fingerprint(page, graph):
         return "its code, or what it imports"
     return "" if record.get("inputs") == inputs else "the harness, constraints.txt, or code in C++ or CUDA"

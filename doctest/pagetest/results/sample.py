@@ -5,11 +5,5 @@ from collections.abc import Iterable
 
 
 def sample(names: Iterable[str], commit: str, size: int) -> frozenset[str]:
-    """The names that are looked at again.
-
-    Args:
-        names: All names.
-        commit: Any text that stands for the state of the project.
-        size: How many are wanted.
-    """
+    """The names that are looked at again."""
     return frozenset(sorted(names, key=lambda name: hashlib.sha256(f"{commit}\0{name}".encode()).digest())[:size])

@@ -21,15 +21,11 @@ def is_wanted() -> bool:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which pages run.
+    """Which pages run."""
 
-    Attributes:
-        runs: The recorded runs that hold, by page and language; of pages all of whose languages have one.
-        sample: The pages among them that run all the same, and must reproduce their record.
-    """
-
+    # The recorded runs that hold, by page and language; of pages all of whose languages have one.
     runs: Mapping[str, Mapping[str, RecordedRun]]
-    sample: frozenset[str]
+    sample: frozenset[str]  # the pages among them that run all the same, and must reproduce their record
 
     def names_to_run(self, names: Sequence[str]) -> list[str]:
         """The pages that run."""
@@ -43,14 +39,7 @@ class Selection:
 
 
 def select_pages(names: Sequence[str], languages: Sequence[str], fitting: RunFinder, commit: str) -> Selection:
-    """Looks up the record of every page.
-
-    Args:
-        names: The pages.
-        languages: The languages in which they would run.
-        fitting: Finds the runs that hold.
-        commit: The commit that is tested, which chooses the sample.
-    """
+    """Looks up the record of every page."""
     found = {name: _valid_runs(name, languages, fitting) for name in names}
     runs = {name: by_language for name, by_language in found.items() if len(by_language) == len(languages)}
     return Selection(runs, sample(runs, commit, SAMPLE_SIZE))

@@ -32,11 +32,7 @@ StartCommand = Callable[[Sequence[str], Path, Mapping[str, str], Path], Command]
 
 
 def start_command(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
-    """Starts a command as a shell would.
-
-    Raises:
-        OSError: There is no such command.
-    """
+    """Starts a command as a shell would."""
     if not shutil.which(words[0], path=environment.get("PATH")):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
     with log.open("ab") as output:
@@ -61,18 +57,10 @@ class Leftover:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a session ended.
-
-    Attributes:
-        returncode: The command's exit code, negative for a signal.
-        timed_out: Whether the limit was reached.
-        seconds: Wall time of the command.
-        peak_bytes: Greatest sum of the resident memory of all processes, sampled every tenth of a second.
-        leftovers: Processes that outlived the command; they have been killed.
-    """
+    """How a session ended."""
 
     returncode: int
-    timed_out: bool
+    timed_out: bool  # whether the limit was reached
     seconds: float
     peak_bytes: int
-    leftovers: tuple[Leftover, ...]
+    leftovers: tuple[Leftover, ...]  # processes that outlived the command; they have been killed

@@ -19,20 +19,12 @@ _CUDA_QUERY = "import torch; print('yes' if torch.cuda.is_available() else f'tor
 
 @dataclass(frozen=True)
 class Device:
-    """Where pages run.
+    """Where pages run."""
 
-    Attributes:
-        asked: One of `DEVICES`; empty to leave it to the pages, which take the best that there is.
-    """
-
-    requested: str = ""
+    requested: str = ""  # one of `DEVICES`; empty to leave it to the pages, which take the best that there is
 
     def add_to_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Adds what lets the library know what was asked for, and torch the device that it does not have.
-
-        Args:
-            environment: That of a page.
-        """
+        """Adds what lets the library know what was asked for, and torch the device that it does not have."""
         if not self.requested:
             return dict(environment)
         added = {VARIABLE: self.requested}

@@ -24,29 +24,17 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 @dataclass(frozen=True)
 class StackSample:
-    """Where a rank was when it was asked.
-
-    Attributes:
-        rank: The rank.
-        line: The page's line, 0 where the page was not on the stack.
-        inside: The innermost function and its file, where that is not the page's.
-        waits: Whether it was waiting for other ranks, inside torch.distributed.
-    """
+    """Where a rank was when it was asked."""
 
     rank: int
-    line: int
-    innermost: str
-    is_waiting: bool
+    line: int  # the page's line, 0 where the page was not on the stack
+    innermost: str  # the innermost function and its file, where that is not the page's
+    is_waiting: bool  # whether it was waiting for other ranks, inside torch.distributed
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run.
-
-    Attributes:
-        folder: Where the probes wrote.
-        script: The page's script.
-    """
+    """What is known of a run."""
 
     folder: Path
     script: Path

@@ -16,9 +16,5 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
 
 
 def exempt_pages(device: Device) -> Mapping[str, str]:
-    """The pages that say nothing about a device, each with the reason.
-
-    Args:
-        device: The device that was asked for.
-    """
+    """The pages that say nothing about a device, each with the reason."""
     return EXEMPT.get(device.requested, {})

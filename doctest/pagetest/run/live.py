@@ -25,13 +25,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 @dataclass
 class LiveView:
-    """Shows the headings of a page as its blocks are reached, what rank 0 prints, and the figures that it draws.
-
-    Args:
-        page: The page.
-        evidence: What the page's processes write down.
-        folder: Where the page runs.
-    """
+    """Shows the headings of a page as its blocks are reached, what rank 0 prints, and the figures that it draws."""
 
     page: Page
     evidence: Evidence

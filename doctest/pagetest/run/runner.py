@@ -33,26 +33,16 @@ PROTECTED_FOLDERS = (".git", "benchmarks", "csrc", "docs", "doctest", "examples"
 
 @dataclass(frozen=True)
 class Runner:
-    """How pages are run.
-
-    Attributes:
-        root: The project's root.
-        build: The folder that holds one folder per page.
-        limit_seconds: The time a page may take.
-        echo: Whether the log is shown as it comes.
-        live: Whether headings, the page's own output and its figures are shown as they come.
-        device: Where the pages shall run.
-        start: What starts their commands, cold by default.
-        gate: Held while a page runs on a number of ranks.
-    """
+    """How pages are run."""
 
     root: Path
-    build: Path
+    build: Path  # the folder that holds one folder per page
     limit_seconds: float
-    echo: bool = False
-    live: bool = False
+    echo: bool = False  # whether the log is shown as it comes
+    live: bool = False  # whether headings, the page's own output and its figures are shown as they come
     device: Device = field(default_factory=Device)
     start: StartCommand = start_command
+    # Held while a page runs on a number of ranks.
     acquire_slots: Callable[[int], AbstractContextManager[object]] = nullcontext
 
     def script_file(self, page: Page) -> Path:

@@ -26,27 +26,16 @@ _SHARED_MEMORY = re.compile(r"torch_(\d+)_")
 
 @dataclass
 class Session:
-    """Runs one command.
-
-    Args:
-        words: The command.
-        folder: Its working directory.
-        environment: Its environment.
-        log: File that takes its output.
-        limit_seconds: Time it may take.
-        at_limit: Called when the time is up, before the processes are killed.
-        echo: Whether the output is shown as it comes.
-        at_sample: Called again and again while the command runs, and once after its end.
-        start: What starts the command.
-    """
+    """Runs one command."""
 
     command: Sequence[str]
     folder: Path
     environment: Mapping[str, str]
-    log: Path
+    log: Path  # file that takes its output
     limit_seconds: float
-    at_limit: Callable[[], None]
-    echo: bool = False
+    at_limit: Callable[[], None]  # called when the time is up, before the processes are killed
+    echo: bool = False  # whether the output is shown as it comes
+    # Called again and again while the command runs, and once after its end.
     at_sample: Callable[[], None] = lambda: None
     start: StartCommand = start_command
     _peak_bytes: int = 0
@@ -55,11 +44,7 @@ class Session:
     _other_children: set[psutil.Process] = field(default_factory=set)
 
     def run(self) -> Outcome:
-        """Runs the command to its end, and leaves no process behind, whatever happens.
-
-        Raises:
-            OSError: The command cannot be started.
-        """
+        """Runs the command to its end, and leaves no process behind, whatever happens."""
         adopt_orphans()
         self._other_children = set(psutil.Process().children(recursive=True))
         start = time.monotonic()

@@ -18,33 +18,18 @@ _MAX_NAMED_LINES = 5
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a page did not pass.
-
-    Attributes:
-        line: The Markdown line.
-        rank: The rank that failed first; None where the page as a whole failed.
-        message: What happened, and what to do where that is not plain.
-        others: What the other ranks did.
-    """
+    """Why a page did not pass."""
 
     line: int
-    message: str
-    rank: int | None = None
+    message: str  # what happened, and what to do where that is not plain
+    rank: int | None = None  # the rank that failed first; None where the page as a whole failed
     others: tuple[str, ...] = ()
 
 
 def find_failure(
     page: Page, marks: Sequence[Mark], outcome: Outcome, evidence: Evidence, device: Device
 ) -> Failure | None:
-    """Gives the first reason why the page fails, or None if the run proves it.
-
-    Args:
-        page: The page that ran.
-        marks: The marks of its script.
-        outcome: How its processes ended.
-        evidence: What its processes reported.
-        device: Where it should have run.
-    """
+    """Gives the first reason why the page fails, or None if the run proves it."""
     failures = chain(_run_failures(page, marks, outcome, evidence), _device_failures(page, evidence, device))
     return next(failures, None)
 

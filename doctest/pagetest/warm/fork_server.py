@@ -24,11 +24,7 @@ _PROGRAM = "__import__('sys').path.insert(0, {probe!r}); __import__('page_fork_s
 
 
 class ForkedProcess:
-    """A process that another one forked and that became our child; used like a `subprocess.Popen`.
-
-    Args:
-        pid: Its number.
-    """
+    """A process that another one forked and that became our child; used like a `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -42,11 +38,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: The time was up before.
-        """
+        """Waits for the exit code."""
         if self.poll() is None:
             descriptor = os.pidfd_open(self.pid)
             try:
@@ -60,13 +52,9 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """A process that has imported modules and forks on demand; see [Note: warm processes] in the probe.
+    """A process that has imported modules and forks on request; see [Note: warm processes] in page_fork_server."""
 
-    Args:
-        environment: The environment of the page.
-        folder: Where it lives: not in the page's own folder, which is emptied before each run.
-        modules: What to import.
-    """
+    # `folder` is not the page's own folder, which is emptied before each run.
 
     def __init__(self, environment: Mapping[str, str], folder: Path, modules: Sequence[str]) -> None:
         self.modules = frozenset(modules)
@@ -133,14 +121,11 @@ _LAUNCHER = ("torch", "torch.distributed")
 
 @dataclass
 class _Script:
-    """What is known of a page's script.
-
-    Attributes:
-        imports: What it imported of other packages when its parent was made, as its text says.
-    """
+    """What is known of a page's script."""
 
     launch: Launch
     environment: Mapping[str, str]
+    # What it imported of other packages when its parent was made, as its text says.
     imports: frozenset[str] = frozenset()
     server: ForkServer | None = None
 
@@ -152,13 +137,9 @@ class _Script:
 
 @dataclass
 class ForkServerPool:
-    """Starts commands, by a fork where it can.
+    """Starts commands of pages; by a fork of a process that has imported the page's packages, where there is one."""
 
-    Attributes:
-        was_forked: Whether the last command was forked.
-    """
-
-    was_forked: bool = False
+    was_forked: bool = False  # whether the last command was forked
     _folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="pages-")))
     _scripts: dict[Path, _Script] = field(default_factory=dict)
 
@@ -178,11 +159,9 @@ class ForkServerPool:
         return ForkedProcess(pid) if pid else start_command(words, folder, environment, log)
 
     def drop_unfit(self, file: Path, imports: frozenset[str]) -> None:
-        """Says what a script imports of other packages now, before it is run.
-
-        A parent that has imported more is dropped: in its forks the script would find modules that it does not import
-        itself, and might pass where it must fail.
-        """
+        """Stops the fork server of a script if it has imported more than the script now does."""
+        # In the forks of such a server the script would find modules that it does not import itself, and
+        # might pass where it must fail.
         known = self._scripts.get(file)
         if known and not known.imports <= imports:
             known.stop_server()

@@ -10,17 +10,11 @@ _SINGLE_NODE = ("--standalone", "--nnodes=1")
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command of a page asks for.
+    """What a command of a page asks for."""
 
-    Attributes:
-        ranks: Processes that the launcher starts; 0 where there is no launcher.
-        arguments: The script and its own arguments.
-        is_plain: Whether the ranks and the arguments are all that it asks for.
-    """
-
-    ranks: int
+    ranks: int  # processes that the launcher starts; 0 where there is no launcher
     arguments: tuple[str, ...]
-    is_plain: bool
+    is_plain: bool  # whether the ranks and the arguments are all that it asks for
 
 
 def read_launch(words: Sequence[str]) -> Launch:

@@ -26,16 +26,9 @@ FileStamp = tuple[int, int, int]
 
 @dataclass
 class PageWatcher:
-    """Watches pages until it is interrupted.
+    """Watches pages until it is interrupted."""
 
-    Args:
-        suite: The pages' tree, and the languages that are run.
-        names: The pages.
-        runner: How they are run.
-        say: Takes the lines of the report.
-    """
-
-    suite: Suite
+    suite: Suite  # the pages' tree, and the languages that are run
     names: Sequence[str]
     runner: Runner
     report: Callable[..., None]

@@ -57,7 +57,7 @@ class Pages:
     def records(self) -> Records:
         return Records(self.folder / "build" / "verified")
 
-    def workshop(self, *executed: str, limit_seconds: float = 60.0) -> NotebookBuilder:
+    def builder(self, *executed: str, limit_seconds: float = 60.0) -> NotebookBuilder:
         tree, device, now = Tree(self.folder / "source"), Device("cpu"), run_facts(ROOT)
         suite = Suite(tree, LANGUAGES, ROOT / "src")
         runner = Runner(ROOT, self.folder / "build" / "pages", limit_seconds)
@@ -74,7 +74,7 @@ class Pages:
         return NotebookBuilder(ROOT, suite, OBJECTS, folder, limit_seconds, fitting, run_page, chosen)
 
     def make(self, name: str, limit_seconds: float = 60.0, *, execute: bool = False) -> list[BuiltNotebook]:
-        return list(self.workshop(*([name] if execute else []), limit_seconds=limit_seconds).build_page(name))
+        return list(self.builder(*([name] if execute else []), limit_seconds=limit_seconds).build_page(name))
 
     def notebook(self, language: str, name: str = "lesson") -> NotebookNode:
         return nbformat.read(self.folder / f"notebooks/{language}/{name}.ipynb", as_version=4)

@@ -160,7 +160,7 @@ def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
 def test_a_record_that_does_not_fit_is_not_used(pages, change) -> None:
     pages.write("lesson", PYTHON)
     pages.make("lesson")
-    pages.records.enter(pages.records.find("cpu", "en", "lesson") | change, {})
+    pages.records.write(pages.records.find("cpu", "en", "lesson") | change, {})
     pages.make("lesson")
     assert pages.ran == ["en", "en"]
 
@@ -171,7 +171,7 @@ def test_another_build_of_the_same_versions_makes_no_difference(pages) -> None:
     record = pages.records.find("cpu", "en", "lesson")
     versions = record["versions"]
     python, torch = f"{versions['python'].rpartition('.')[0]}.99", f"{versions['torch'].partition('+')[0]}+other"
-    pages.records.enter(record | {"versions": versions | {"python": python, "torch": torch}})
+    pages.records.write(record | {"versions": versions | {"python": python, "torch": torch}})
     pages.make("lesson")
     assert pages.ran == ["en"]
 
@@ -203,7 +203,7 @@ def test_a_warning_that_readers_would_see_is_a_failure(pages, executions) -> Non
     english, _ = pages.make("lesson", execute=True)
     assert english.failure == Failure(5, "UserWarning: old: correct what causes it")
     assert not executions
-    assert not pages.workshop().file(english.page).exists()
+    assert not pages.builder().notebook_file(english.page).exists()
 
 
 # ------------------------------------------------------------------------------------------ executed notebooks
@@ -237,7 +237,7 @@ def test_a_cell_that_prints_something_else_is_a_failure(pages, code, message) ->
     english, _ = pages.make("lesson", execute=True)
     assert (english.status, english.failure.line) == ("FAIL", 4)
     assert message in english.failure.message
-    assert not pages.workshop().file(english.page).exists()
+    assert not pages.builder().notebook_file(english.page).exists()
 
 
 def test_a_figure_that_the_notebook_does_not_show_is_a_failure(pages) -> None:
@@ -253,7 +253,7 @@ def test_several_ranks_must_print_the_same_too(pages) -> None:
     record = pages.records.find("cpu", "en", "lesson")
     record["blocks"][0]["printed"] = ""
     figures = {name: pages.records.figure(record, name).read_bytes() for name in ("a.svg", "b.png")}
-    pages.records.enter(record, figures)
+    pages.records.write(record, figures)
     english, _ = pages.make("lesson", execute=True)
     assert "this cell prints `one` where the page's run printed `two 0.5001`" in english.failure.message
 
@@ -262,7 +262,7 @@ def test_a_page_without_code_is_a_notebook_all_the_same(pages) -> None:
     pages.write("lesson", "# T\n\nWords.\n\n<!-- doc-test-command: none -->\n")
     made = pages.make("lesson")
     assert [one.status for one in made] == ["NONE", "NONE"]
-    assert all(pages.workshop().file(one.page).is_file() for one in made)
+    assert all(pages.builder().notebook_file(one.page).is_file() for one in made)
 
 
 # ------------------------------------------------------------------------------------------ failures

@@ -22,15 +22,7 @@ PAGE = "concepts/colossal_overview"
 
 
 def landing_example(readme: Path, page: Page) -> dict[str, str]:
-    """Takes the first program of the README, after making sure that the page runs it.
-
-    Args:
-        readme: The README.
-        page: The page that holds the same lines.
-
-    Raises:
-        BrokenInputError: The README has no program, or the page runs another one.
-    """
+    """Takes the first program of the README, after making sure that the page runs it."""
     program = next(iter(read_page(readme, page.language, "README").python), None)
     if program is None:
         raise BrokenInputError(Finding(readme, 1, "the README shows no program: take one from a page"))
@@ -41,16 +33,7 @@ def landing_example(readme: Path, page: Page) -> dict[str, str]:
 
 
 def landing_data(root: Path, edition: Edition, coverage: Coverage) -> dict[str, Any]:
-    """Everything that the landing page shows.
-
-    Args:
-        root: The project's root.
-        edition: The documentation as it is now.
-        coverage: What is known about its pages beside their text.
-
-    Raises:
-        BrokenInputError: The library and the tables here disagree, or an input is missing.
-    """
+    """Everything that the landing page shows."""
     check_choices(offered_plugins())
     shown = tutorial_cards(edition, coverage)
     proof = count_verified([card for category in shown for card in category["pages"]])
@@ -80,15 +63,9 @@ def tutorial_cards(edition: Edition, coverage: Coverage) -> list[dict[str, Any]]
 
 
 def count_verified(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many tutorials the runs prove; one counts that is verified in every language.
-
-    Args:
-        cards: What the landing page shows of each tutorial.
-
-    Returns:
-        The number of those that have code, the day of the last run, and for each device on which any ran how many of
-        them are verified there.
-    """
+    """How many tutorials the runs prove; one counts that is verified in every language."""
+    # Returns how many have code, the day of the last run, and for each device on which any ran how many are
+    # verified.
     programs = [card["badges"] for card in cards if card["hasCode"]]
     every = [badge for badges in programs for shown in badges.values() for badge in shown]
 

@@ -17,18 +17,12 @@ DEVICE = "devices"
 
 @dataclass(frozen=True)
 class Feature:
-    """A row.
-
-    Attributes:
-        key: Stands for it in the data.
-        group: What it belongs to.
-        page: The page about it; empty where there is none.
-        action: Makes use of it on the bench; None for rows that the plugin's own tables answer.
-    """
+    """A row."""
 
     key: str
     group: str
-    page: str = ""
+    page: str = ""  # the page about it; empty where there is none
+    # Makes use of it on the bench; None for rows that the plugin's own tables answer.
     try_feature: Callable[[TrialProgram], object] | None = None
 
 
@@ -112,12 +106,8 @@ FEATURES = (
 
 
 def feature_matrix(proof: Mapping[str, Any]) -> dict[str, Any]:
-    """Tries every feature with every plugin that exists; what is planned has no column, for nobody can try it.
-
-    Args:
-        proof: How many tutorials are verified on each device. Where none has run on any, devices have no rows: nothing
-            is known about them.
-    """
+    """Tries every feature with every plugin that exists; what is planned has no column, for nobody can try it."""
+    # Where no tutorial ran on any device, devices have no rows: nothing is known about them.
     working = [choice for choice in CHOICES if choice.state == WORKS]
     states = {choice.key: _feature_states(choice) for choice in working}
     return {

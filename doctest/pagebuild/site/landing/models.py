@@ -64,11 +64,7 @@ def _row(family: str) -> dict[str, Any]:
 
 
 def tiny_model(family: str) -> Any:
-    """A model of a family, of two layers, which does not draw random numbers.
-
-    Args:
-        family: The ``model_type`` of its configuration.
-    """
+    """A model of a family, of two layers, which does not draw random numbers."""
     import torch
     from transformers import AutoConfig, AutoModel
 
@@ -78,22 +74,14 @@ def tiny_model(family: str) -> Any:
 
 
 def try_tensor_parallel(model: Any) -> str:
-    """Whether a model that is divided over two ranks says what the whole one says.
-
-    Args:
-        model: The model; it stays whole.
-    """
+    """Whether a model that is divided over two ranks says what the whole one says."""
     from colossal.testing import run_threads
 
     return _compare_outputs(model, lambda: run_threads(_forward_tensor_parallel, WORLD_SIZE, model))
 
 
 def try_pipeline_parallel(model: Any) -> str:
-    """Whether a model that is cut into two stages says what the whole one says.
-
-    Args:
-        model: The model; it stays whole.
-    """
+    """Whether a model that is cut into two stages says what the whole one says."""
     from colossal.shardformer import plan_of
 
     if plan_of(model).stages is None:
@@ -111,11 +99,7 @@ def _compare_outputs(model: Any, others: Callable[[], "list[torch.Tensor]"]) -> 
 
 
 def run_model(model: Any) -> "torch.Tensor":
-    """What a model makes of a batch: its last hidden states, or the logits or masks of a model that has several.
-
-    Args:
-        model: Any model of Hugging Face.
-    """
+    """What a model makes of a batch: its last hidden states, or the logits or masks of a model that has several."""
     return _main_output(model(**make_inputs(model)))
 
 
@@ -124,11 +108,7 @@ def _main_output(outputs: Any) -> "torch.Tensor":
 
 
 def make_inputs(model: Any) -> dict[str, "torch.Tensor"]:
-    """A batch for a model.
-
-    Args:
-        model: Any model of Hugging Face.
-    """
+    """A batch for a model."""
     import torch
 
     draw = torch.Generator().manual_seed(1)

@@ -25,26 +25,17 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class PluginChoice:
-    """When to take a plugin.
-
-    Attributes:
-        key: Stands for it in the data.
-        name: The class; empty for a Booster without a plugin.
-        page: The page that teaches it; empty as long as it is not built.
-        workers: Answers to: one process, or many?
-        fits: Answers to: what fits on one device? All of the training, the model but not its `states` besides, or none.
-        goal: Answers to: what matters most?
-        arguments: What stands between the parentheses.
-        smallest: The keywords without which there is none, for one process.
-    """
+    """When to take a plugin."""
 
     key: str
-    name: str
-    page: str
-    workers: tuple[str, ...]
+    name: str  # the class; empty for a Booster without a plugin
+    page: str  # the page that teaches it; empty as long as it is not built
+    workers: tuple[str, ...]  # answers to: one process, or many?
+    # Answers to: what fits on one device? All of the training, the model but not its `states` besides, or none.
     fits: tuple[str, ...]
-    goal: tuple[str, ...]
+    goal: tuple[str, ...]  # answers to: what matters most?
     arguments: str = ""
+    # The keywords without which there is none, for one process.
     smallest_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -53,11 +44,7 @@ class PluginChoice:
         return getattr(importlib.import_module(HOME), self.name, None) if self.name else None
 
     def make_plugin(self, **others: Any) -> Any:
-        """Makes one for one process; None where there is none.
-
-        Args:
-            others: Keywords besides.
-        """
+        """Makes one for one process; None where there is none."""
         return None if self.plugin is None else self.plugin(**self.smallest_arguments, **others)
 
     @property
@@ -108,15 +95,7 @@ CHOICES = (
 
 
 def check_choices(offered: tuple[str, ...], choices: tuple[PluginChoice, ...] = CHOICES) -> None:
-    """Every plugin of the library can be chosen, and every combination of answers leads to one.
-
-    Args:
-        offered: The plugins that the library offers.
-        choices: The rows.
-
-    Raises:
-        BrokenInputError: A row or a part of one is missing.
-    """
+    """Every plugin of the library can be chosen, and every combination of answers leads to one."""
     known = {choice.name for choice in choices}
     faults = [f"the library has the plugin {name}: say when to choose it" for name in offered if name not in known]
     faults += [

@@ -18,15 +18,9 @@ _PLANNED_PHRASES = (" yet", "for now")
 
 @dataclass(frozen=True)
 class TrialProgram:
-    """A boosted training program of two layers, which can make steps and write files.
+    """A boosted training program of two layers, which can make steps and write files."""
 
-    Attributes:
-        make_plugin: Makes the plugin that is tried; None for a Booster without one.
-        folder: Where checkpoints go.
-        precision: The mixed precision.
-    """
-
-    make_plugin: Callable[[], Any] | None
+    make_plugin: Callable[[], Any] | None  # makes the plugin that is tried; None for a Booster without one
     folder: Path
     precision: str | None = None
     booster: Any = field(init=False)
@@ -59,11 +53,8 @@ class TrialProgram:
 
 
 def try_action(action: Callable[[], object]) -> str:
-    """Whether the library does something, refuses it, or refuses it until it is built.
-
-    Args:
-        action: What is tried. Other errors than a refusal are mistakes of ours, and are raised.
-    """
+    """Whether the library does something, refuses it, or refuses it until it is built."""
+    # Errors other than a refusal are mistakes of ours, and are raised.
     from colossal.errors import ConfigError, UnsupportedError
 
     try:

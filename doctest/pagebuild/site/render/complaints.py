@@ -23,22 +23,13 @@ _FOLDERS = ("docs", "i18n/zh-Hans/docusaurus-plugin-content-docs/current")
 
 @dataclass(frozen=True)
 class ComplaintLocator:
-    """Finds the author's place for one of the website.
-
-    Attributes:
-        root: The project's root.
-        website: The folder of the Docusaurus project, with the generated pages in it.
-    """
+    """Finds the author's place for one of the website."""
 
     root: Path
     website: Path
 
     def findings(self, log: str) -> list[Finding]:
-        """Every complaint of a build, once.
-
-        Args:
-            log: What Docusaurus printed.
-        """
+        """Every complaint of a build, once."""
         text = re.sub(r"(?m)^\s*\u2502 ?", "", _COLOR.sub("", log))
         parts = (self._plugin_findings, self._unresolved_links, self._unused_directives, self._broken_links)
         return sorted({finding for part in parts for finding in part(text)})

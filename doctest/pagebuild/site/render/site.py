@@ -19,27 +19,14 @@ LIMIT_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Website:
-    """The website's project, ready to be built.
-
-    Attributes:
-        root: The project's root.
-        website: The folder of the Docusaurus project.
-        environment: The environment of its programs.
-    """
+    """The website's project, ready to be built."""
 
     root: Path
     website: Path
     environment: Mapping[str, str]
 
     def build(self) -> bool:
-        """Installs the packages if they are not those of the lock file, and builds all languages.
-
-        Returns:
-            Whether the site was built, and nobody complained.
-
-        Raises:
-            MissingToolError: There is no npm.
-        """
+        """Installs the packages if they are not those of the lock file, and builds all languages."""
         npm = Npm(self.website, self.environment)
         if not npm.is_current:
             if self._run(npm.command("npm", "ci"), "npm-ci.log").returncode:
@@ -64,18 +51,9 @@ class Website:
         return True
 
     def test(self, touched: Path | None = None) -> bool:
-        """Runs the website's own tests, in a browser where there is one; without one it fails in CI only.
-
-        Args:
-            touched: The file that names the pages which the browser opens, besides one of each template; without it the
-                browser opens all pages, and each check is shown to fail on a fault.
-
-        Returns:
-            Whether nothing failed.
-
-        Raises:
-            MissingToolError: There is no npm.
-        """
+        """Runs the website's own tests, in a browser where there is one; without one it fails in CI only."""
+        # Without the file `touched`, which names pages, the browser opens all of them, and each check is
+        # shown to fail on a fault.
         npm = Npm(self.website, self.environment)
         browser = find_browser(self.environment)
         if browser:
@@ -90,14 +68,8 @@ class Website:
         return passed and not self.environment.get("CI")
 
     def serve(self, port: int) -> int:
-        """Serves the built site until it is stopped.
-
-        Args:
-            port: The port; 0 for any that is free.
-
-        Raises:
-            MissingToolError: There is no npm, or no site.
-        """
+        """Serves the built site until it is stopped."""
+        # Port 0 stands for any that is free.
         if not (self.root / "build" / "site" / "index.html").is_file():
             raise MissingToolError("There is no site to serve in build/site. Build it: nox -s site")
         serve = ("npm", "run", "serve", "--", "--port", str(port or _free_port()))

@@ -84,11 +84,7 @@ def _are_same(look: Callable[[Any], Any], owner: Any, values: tuple[Any, ...]) -
 
 
 class ImportHook:
-    """Calls back when modules have been imported for the first time.
-
-    Args:
-        watchers: What is called with which module.
-    """
+    """Calls back when modules have been imported for the first time."""
 
     def __init__(self, watchers: dict[str, list[Callable[[ModuleType], None]]]) -> None:
         self.watchers = watchers

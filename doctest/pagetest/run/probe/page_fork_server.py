@@ -32,12 +32,8 @@ HERE = str(Path(__file__).parent)
 
 
 def serve(namespace: dict[str, Any], descriptor: int) -> None:
-    """Serves orders until the harness closes the connection; comes back to run the page in a process of its own.
-
-    Args:
-        namespace: The main module, which becomes the page's.
-        descriptor: The connection to the harness: one JSON object per line, both ways.
-    """
+    """Serves orders until the harness closes the connection; comes back to run the page in a process of its own."""
+    # The connection carries one JSON object per line, both ways. The main module becomes the page's.
     sys.path[:] = [entry for entry in sys.path if entry not in {"", HERE}]
     script = os.environ["COLOSSAL_PAGE_SCRIPT"]
     probe = Probe(script)

@@ -22,11 +22,7 @@ _CHUNK = 1 << 20
 
 
 class CapturedOutput:
-    """What rank 0 has printed so far, and its copy in the log; see [Note: capturing rank 0].
-
-    Args:
-        folder: The folder into which the page's processes report.
-    """
+    """What rank 0 has printed so far, and its copy in the log; see [Note: capturing rank 0]."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "printed"
@@ -92,12 +88,9 @@ class CapturedOutput:
 
 
 class LoggedStream(io.FileIO):
-    """A standard stream that keeps its place in the log.
+    """A standard stream that keeps its place in the log."""
 
-    Args:
-        printed: What is copied after a write to stdout, and before one to stderr.
-        descriptor: That of stdout or stderr.
-    """
+    # What rank 0 printed is copied after a write to stdout, and before one to stderr.
 
     def __init__(self, printed: CapturedOutput, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)

@@ -40,11 +40,7 @@ EARLY_END = "the page ends here, before its last statement: let every rank come 
 
 
 class Probe:
-    """Observes one process of a page: its start, its end, its children, what ran in it, what failed, what it printed.
-
-    Args:
-        script: Absolute path of the page's script.
-    """
+    """Observes one process of a page: its start and end, its children, what ran in it, what failed, what it printed."""
 
     def __init__(self, script: str) -> None:
         self.script = script
@@ -79,12 +75,7 @@ class Probe:
         self.checks.remember_loaded()
 
     def start(self, folder: str, rank: int) -> None:
-        """Begins to observe this process.
-
-        Args:
-            folder: Where events and stacks are written.
-            rank: The rank of the process; lines count on rank 0.
-        """
+        """Begins to observe this process."""
         self.folder, self.rank, self.printed, self.is_started = Path(folder), rank, CapturedOutput(Path(folder)), True
         self.stacks = (self.folder / f"stacks.{self.rank}.{os.getpid()}").open("w")
         faulthandler.enable(self.stacks)
@@ -285,11 +276,7 @@ class Probe:
 
 
 class PageCallbacks:
-    """What the marks of a page call; see the notes on marks and on hidden failures in the harness.
-
-    Args:
-        probe: The observer of this process.
-    """
+    """What the marks of a page call; see the notes on marks and on hidden failures in the harness."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -363,15 +350,9 @@ def _observed(function: Callable[..., Any], what: str, observer: Callable[..., A
 
 
 class PageLoader:
-    """Loads the page as `__main__`; see [Note: taking over main].
+    """Loads the page as `__main__`; see [Note: taking over main]."""
 
-    Args:
-        probe: The observer of this process.
-        path: The candidate path.
-
-    Raises:
-        ImportError: The path is not the page; the import system goes on to its next hook.
-    """
+    # For any other path it raises ImportError, and the import system goes on to its next hook.
 
     def __init__(self, probe: Probe, path: str) -> None:
         if os.path.abspath(path) != probe.script:  # noqa: PTH100
