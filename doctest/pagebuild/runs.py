@@ -19,7 +19,7 @@ DEVICES = ("cpu", "cuda")
 """What readers are told about, in this order."""
 
 PRETEND = "pretend"
-"""What the badge of a page tells about besides: it refuses what a GPU refuses, and is none."""
+"""What the badge of a page also shows: a simulated device that rejects what a GPU rejects."""
 
 _FENCE = re.compile(r"^ {0,3}(`{3,})", re.MULTILINE)
 

@@ -69,7 +69,7 @@ class WorkerPool:
         return min(self.slots, slots_needed(page))
 
     def run(self, names: Sequence[str]) -> Iterator[Result]:
-        """Runs the pages; the results come in the order in which the pages were started, see `order`."""
+        """Runs the pages; the results come in the order in which the pages were started, see `start_order`."""
         waiting, ended = deque(self.start_order(names)), dict[str, list[Result]]()
         due = deque(waiting)
         with self._workers() as workers:

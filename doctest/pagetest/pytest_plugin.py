@@ -84,7 +84,7 @@ PAGE_RUN = pytest.StashKey[PageRun]()
 
 
 class PageError(Exception):
-    """A page that does not do what it promises."""
+    """A page that failed."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(*report_lines(result, len(result.name)))

@@ -18,8 +18,8 @@ MIN_SLOTS = 4
 
 # [Note: slots]
 # A slot is a file, and who holds its lock holds the slot, so a process that dies gives its slots back. Whoever needs
-# several takes them one by one while it holds the gate, which is a lock of its own: nobody else takes any meanwhile,
-# and so two that need many cannot each hold half. Ranks wait for each other much of their time, so a small machine has
+# several takes them one by one while it holds the gate, a lock of its own: no other process takes any meanwhile, and
+# so two that need many cannot each hold half. Ranks wait for each other much of their time, so a small machine has
 # a few more slots than cores.
 
 

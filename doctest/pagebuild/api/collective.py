@@ -1,4 +1,4 @@
-"""The names of `torch.distributed` by which ranks talk to each other."""
+"""The names of `torch.distributed` that communicate between ranks."""
 
 import re
 
@@ -14,7 +14,7 @@ COMMUNICATING = re.compile(
     r"|send|recv|isend|irecv|batch_isend_irecv|P2POp|gather|scatter|reduce|barrier|monitored_barrier"
 )
 GROUP_CREATION = (f"{HOME}.init_process_group", "torch.nn.parallel.DistributedDataParallel")
-"""What opens connections, or talks to other ranks from then on, when it is called."""
+"""Calls that create process groups, or communicate from then on."""
 
 
 def is_communication(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which functions of a library talk to other ranks, found in its source.
+"""Which functions of a library communicate with other ranks, found in its source.
 
 A function communicates if its text names a collective, or a function of the library that communicates. Methods are
 followed through annotations: `self.plugin.configure(...)` is a call of every `configure` that a `Plugin` may have.
@@ -38,7 +38,7 @@ class CommunicationGraph:
 
     @cached_property
     def communicating(self) -> frozenset[str]:
-        """The full names of the functions and classes that talk to other ranks, directly or through others."""
+        """The full names of the functions and classes that communicate with other ranks, directly or through others."""
         uses = {scope.name: set(self._used_names(scope)) for scope in self._scopes.values()}
         found = {name for name, used in uses.items() if any(map(_communicates_directly, used))}
         while more := {name for name, used in uses.items() if name not in found and used & found}:

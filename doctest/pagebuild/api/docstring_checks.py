@@ -18,6 +18,8 @@ from pagebuild.api.target import Target
 from pagetest.finding import Finding
 
 _CONSTRUCTORS = ("__init__", "__post_init__")
+_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_NOTHING = (None, "None", "NoReturn", "Never")
 
 
 def attributes_in(node: ast.ClassDef) -> Iterator[str]:
@@ -38,9 +40,6 @@ def _targets(node: ast.AST, owner: str = "") -> Iterator[str]:
             yield target.attr
         elif not owner and isinstance(target, ast.Name):
             yield target.id
-
-
-_INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def raised_exceptions(node: Function, module: Module, owner: str = "") -> Iterator[tuple[type[BaseException], int]]:
@@ -93,9 +92,6 @@ def _own_statements(node: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(child, _INNER):
             yield child
             yield from _own_statements(child)
-
-
-_NOTHING = (None, "None", "NoReturn", "Never")
 
 
 @dataclass(frozen=True)

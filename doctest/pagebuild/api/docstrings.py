@@ -34,7 +34,7 @@ _RESULTS = re.compile(r"(Returns?|Yields?):\s*")
 
 # [Note: results without a type]
 # napoleon takes the words before a colon in a Returns section for a type: "Always five values: model, ..." would lose
-# its first words. Types stand in annotations here, so an empty type is put in front, which napoleon drops.
+# its first words. Types stand in annotations here, so an empty type is put before it, which napoleon drops.
 
 
 def read_docstrings(targets: Iterable[Target], resolver: Resolver) -> tuple[Mapping[str, list[nodes.Node]], list[str]]:
@@ -73,7 +73,7 @@ def read_docstrings(targets: Iterable[Target], resolver: Resolver) -> tuple[Mapp
 
 
 def insert_empty_types(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
-    """Puts an empty type in front of what is returned, see [Note: results without a type]."""
+    """Puts an empty type before what is returned, see [Note: results without a type]."""
     for index, line in enumerate(lines[:-1]):
         if _RESULTS.fullmatch(line):
             text = lines[index + 1].lstrip()

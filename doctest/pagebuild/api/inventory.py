@@ -20,7 +20,7 @@ class Inventory:
     """The documented objects of a library."""
 
     resolver: Resolver
-    hook_names: tuple[str, ...] = ()  # names that pages ask for beside the public ones
+    hook_names: tuple[str, ...] = ()  # names that pages ask for in addition to the public ones
 
     @cached_property
     def main(self) -> Mapping[str, Target]:

@@ -13,7 +13,7 @@ _DOTTED = re.compile(r"~?([A-Za-z_]\w*(?:\.\w+)*)(?:\(.*\))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class DocstringContext:
-    """Where a word stands."""
+    """The docstring that a word is in."""
 
     target: Target
     # The parameters of that object: a word that names one of them stands for it, and for nothing else.

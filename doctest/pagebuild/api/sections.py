@@ -11,7 +11,7 @@ _COMMUNICATION = "Communication:"
 
 @dataclass
 class Sections:
-    """A docstring taken apart; every part is a list of document nodes."""
+    """A docstring split into sections, each a list of document nodes."""
 
     body: list[nodes.Node] = field(default_factory=list)
     params: dict[str, list[nodes.Node]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def _inline_nodes(body: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
 
 
 def _example_prose(example: nodes.admonition) -> Iterator[nodes.Node]:
-    """What an Example section holds beside its programs and its title."""
+    """What an Example section holds in addition to its programs and its title."""
     return (node for node in example.children[1:] if not isinstance(node, nodes.doctest_block))
 
 

@@ -16,11 +16,18 @@ _WRAPPERS = {"ClassVar", "Final"}
 _FIELDS = {"field", "dataclasses.field"}
 _TYPES = (ast.Subscript, ast.BinOp)
 _NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
+_KINDS = {
+    inspect.Parameter.POSITIONAL_ONLY: "positional_only",
+    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional_or_keyword",
+    inspect.Parameter.VAR_POSITIONAL: "var_positional",
+    inspect.Parameter.KEYWORD_ONLY: "keyword_only",
+    inspect.Parameter.VAR_KEYWORD: "var_keyword",
+}
 
 
 @dataclass(frozen=True)
 class SourceFormatter:
-    """Spells expressions of one module."""
+    """Formats types and defaults of one module as its source has them."""
 
     module: Module
     resolver: Resolver
@@ -60,15 +67,6 @@ class SourceFormatter:
         if isinstance(found, (ast.Assign, ast.AnnAssign)) and isinstance(found.value, _TYPES):
             return SourceFormatter(self.resolver.sources.module(home), self.resolver).type(found.value) or name
         return name
-
-
-_KINDS = {
-    inspect.Parameter.POSITIONAL_ONLY: "positional_only",
-    inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional_or_keyword",
-    inspect.Parameter.VAR_POSITIONAL: "var_positional",
-    inspect.Parameter.KEYWORD_ONLY: "keyword_only",
-    inspect.Parameter.VAR_KEYWORD: "var_keyword",
-}
 
 
 @dataclass(frozen=True)

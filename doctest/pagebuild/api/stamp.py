@@ -17,7 +17,7 @@ _PARSERS = ("sphinx", "docutils", "myst-parser", "markdown-it-py", "torch")
 
 @dataclass(frozen=True)
 class Stamp:
-    """Stands beside a file and tells whether it would be made the same again."""
+    """A file next to a generated one: the hash of its inputs, to skip generating it again."""
 
     file: Path  # the file, which may not be there yet
     inputs: str  # the digest of all that it is made from

@@ -22,6 +22,17 @@ TYPES = {
     ".gif": "image/gif",
     ".webp": "image/webp",
 }
+_STARS = {"var_positional": "*", "var_keyword": "**"}
+LINE = "page_line"
+"""The cell's metadata that says at which line of the page its code stands."""
+TEXT_ONLY = " .noeval"
+"""What tells jupytext to leave a fence in the text; it is taken away again afterwards."""
+_SEPARATOR = ["", ""]  # jupytext begins a new cell of text after two blank lines
+_MARKER = re.compile(r"\s*<!--.*-->\s*")
+_BEFORE = re.compile(r"[\s>]*")
+_IMAGE = re.compile(r"\s*!\[(.*)\]\(([^()\s]+)\)\s*")
+_TARGET = re.compile(r"\]\(([^()\s]+)\)")
+_MARKDOWN = re.compile(r"([^#?:]+)\.md(#.*)?")
 
 
 def data_url(page: Path, target: str) -> str | None:
@@ -31,9 +42,6 @@ def data_url(page: Path, target: str) -> str | None:
     if kind is None or not file.is_file():
         return None
     return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
-
-
-_STARS = {"var_positional": "*", "var_keyword": "**"}
 
 
 def summarize_object(found: Mapping[str, Any], language: str) -> str:
@@ -48,19 +56,6 @@ def _parameters(signature: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     for one in signature:
         default = f"={one['default']}" if one["default"] is not None else ""
         yield f"{_STARS.get(one['kind'], '')}{one['name']}{default}"
-
-
-LINE = "page_line"
-"""The cell's metadata that says at which line of the page its code stands."""
-TEXT_ONLY = " .noeval"
-"""What tells jupytext to leave a fence in the text; it is taken away again afterwards."""
-
-_SEPARATOR = ["", ""]  # jupytext begins a new cell of text after two blank lines
-_MARKER = re.compile(r"\s*<!--.*-->\s*")
-_BEFORE = re.compile(r"[\s>]*")
-_IMAGE = re.compile(r"\s*!\[(.*)\]\(([^()\s]+)\)\s*")
-_TARGET = re.compile(r"\]\(([^()\s]+)\)")
-_MARKDOWN = re.compile(r"([^#?:]+)\.md(#.*)?")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is known about the pages of an edition beside their text."""
+"""Coverage: which pages of an edition are verified by runs, and which translations are stale."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from pagetest.model.tree import LANGUAGES, Tree
 
 @dataclass(frozen=True)
 class Coverage:
-    """What the harness can tell about pages."""
+    """What the harness knows about pages: results of runs, fingerprints, stale sections."""
 
     results: PageResults
-    # Stands for a page's code as it is now, and for all project code that it reaches.
+    # The hash of a page's code as it is now, and for all project code that it reaches.
     fingerprint: Callable[[Page], str]
     # The headings of a translation's sections that lag behind the original.
     stale_headings: Callable[[Page], tuple[str, ...]]

@@ -71,7 +71,7 @@ class DocumentationFreezer:
             yield Finding(edition.api, 1, message)
 
     def _page_faults(self, edition: Edition) -> Iterator[Finding]:
-        """Everything that keeps a page from being proved in this version."""
+        """Everything that keeps a page from being verified in this version."""
         yield from Suite(edition.tree, LANGUAGES, self.root / "src").check(edition.tree.names)
         for page in edition.pages():
             yield from self._unverified(page)
@@ -81,7 +81,7 @@ class DocumentationFreezer:
             )
 
     def _unverified(self, page: Page) -> Iterator[Finding]:
-        """Why the page is not proved on a CPU."""
+        """Why the page is not verified on a CPU."""
         badge = next((one for one in self.coverage.results.badges(page) if one["device"] == DEVICES[0]), None)
         if page.runnable and (badge is None or badge["state"] != VERIFIED):
             state = badge["state"] if badge else "never run"

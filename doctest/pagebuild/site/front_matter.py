@@ -16,6 +16,12 @@ from pagetest.model.page import Block, Page
 _SENTENCE = re.compile(".+?(?:[\u3002\uff01\uff1f]|[.!?](?=\\s+[^a-z]|$))")
 _HOOK = re.compile(r"\{\{.*\}\}")
 _WIDE = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")
+NUM_LINES = 3
+"""How many lines stand before the author's first one."""
+_LINE_ENDS = "\u2028\u2029"
+_UNPRINTABLE = (*map(chr, range(0x7F, 0xA0)), "\ufffe", "\uffff")
+_ESCAPED = {character: f"\\u{ord(character):04x}" for character in (*_LINE_ENDS, *_UNPRINTABLE)}
+"""What stands in JSON as it is, and may not stand in a line of YAML."""
 
 
 def page_title(page: Page) -> str:
@@ -52,15 +58,6 @@ def _plain_text(children: list[Token]) -> str:
 
 def _line_separator(child: Token) -> str:
     return "\n" if child.type in {"softbreak", "hardbreak"} else ""
-
-
-NUM_LINES = 3
-"""How many lines stand before the author's first one."""
-
-_LINE_ENDS = "\u2028\u2029"
-_UNPRINTABLE = (*map(chr, range(0x7F, 0xA0)), "\ufffe", "\uffff")
-_ESCAPED = {character: f"\\u{ord(character):04x}" for character in (*_LINE_ENDS, *_UNPRINTABLE)}
-"""What stands in JSON as it is, and may not stand in a line of YAML."""
 
 
 @dataclass(frozen=True)

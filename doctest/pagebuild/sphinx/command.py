@@ -33,7 +33,7 @@ _SHARED_INPUTS = (
 
 # [Note: one process for each language]
 # Sphinx translates "Parameters" and its like when its modules are imported. A second site in the same process would
-# speak the language of the first.
+# be in the language of the first.
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SiteBuild:
 
 @dataclass(frozen=True)
 class SiteResult:
-    """What came of it."""
+    """What became of a build."""
 
     build: SiteBuild
     pages: int
@@ -77,7 +77,7 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Builds the sites side by side; any warning is a fault."""
+    """Builds the sites in parallel; any warning is a fault."""
     public = tuple(library_of(root).modules)
     modules = tuple(dict.fromkeys(options.module or public))
     if unknown := sorted(set(modules) - set(public)):

@@ -25,7 +25,7 @@ _LINKS = (addnodes.pending_xref, nodes.reference, nodes.title)
 
 
 class Linker:
-    """Knows where words lead."""
+    """Resolves words of docstrings, and references that Sphinx does not find, to links."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory

@@ -1,4 +1,4 @@
-"""Runs Sphinx, once per language, and tells of every warning at the author's line."""
+"""Runs Sphinx, once per language, and reports every warning at the author's line."""
 
 import io
 import shutil

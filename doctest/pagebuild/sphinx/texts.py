@@ -1,4 +1,4 @@
-"""What the Sphinx site says by itself, in each language."""
+"""The Sphinx site's own texts, in each language."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The rules of honesty: code that could hide a failure, or read as what it is not, is refused before it runs."""
+"""Rules against hidden failures: code that could hide one, or reads as what it is not, is refused before it runs."""
 
 import ast
 import builtins

@@ -52,7 +52,7 @@ class LinkChecker:
         return spelt and target.is_file()
 
     def _similar_file(self, target: Path) -> str:
-        """A file beside the target whose name is close to it."""
+        """A file next to the target with a similar name."""
         close = difflib.get_close_matches(target.name, self._entries(target.parent), n=1)
         return f" (there is {close[0]})" if close else ""
 

@@ -1,4 +1,4 @@
-"""Translations: which sections of a translated page lag behind the original, and how that is acknowledged."""
+"""Translations: which sections of a translated page section behind the original, and how that is acknowledged."""
 
 import json
 import os
@@ -17,7 +17,7 @@ FILE = "translations.json"
 
 
 class TranslationHashesError(UsageError):
-    """The file holds something else than stamps; `finding` says where."""
+    """The file is not of the right form; `finding` says where."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -38,7 +38,7 @@ class TranslationHashes:
         return frozenset(digest for key, digest in self._read().items() if _page(key) == name)
 
     def write(self, name: str, sections: Iterable[Section]) -> None:
-        """Replaces the stamps of a page; the rest of the file stays."""
+        """Replaces the hashes of a page; the rest of the file stays."""
         kept = {key: digest for key, digest in self._read().items() if _page(key) != name}
         content = kept | {f"{name}#{section.slug}": section.hash for section in sections}
         text = _written(content)
@@ -57,9 +57,9 @@ class TranslationHashes:
         text = self.path.read_text(encoding="utf-8") if content else _written({})
         for name in sorted({_page(key) for key in content} - set(tree.names)):
             line = next(number for number, line in enumerate(text.split("\n"), 1) if f'"{name}#' in line)
-            yield Finding(self.path, line, f"there is no page `{name}` any more: remove its stamps")
+            yield Finding(self.path, line, f"there is no page `{name}` any more: remove its hashes")
         if text != _written(content):
-            yield Finding(self.path, 1, "the stamps are not sorted, one in a line: any --ack sorts them")
+            yield Finding(self.path, 1, "the hashes are not sorted, one in a line: any --ack sorts them")
 
     def _read(self) -> dict[str, str]:
         try:
@@ -93,11 +93,11 @@ class StaleSection:
 
 
 def stale_sections(tree: Tree, name: str, language: str = LANGUAGES[1]) -> list[tuple[str, str, int]]:
-    """The sections of a translation that are behind the original, for those who show them."""
+    """The sections of a translation that are behind the original, for display."""
     # Each is the original's heading, the translation's, and its line; none where a page is missing.
     translation = Translation(tree, name, language)
-    lags = translation.stale_sections() if translation.exists else []
-    return [(lag.original.heading, lag.translated.heading, lag.translated.line) for lag in lags]
+    stale = translation.stale_sections() if translation.exists else []
+    return [(section.original.heading, section.translated.heading, section.translated.line) for section in stale]
 
 
 @dataclass(frozen=True)
@@ -115,22 +115,24 @@ class Translation:
             yield fault
         if self.exists:
             path, original = self.tree.path(self.name, self.language), self.tree.path(self.name, LANGUAGES[0])
-            for lag in self.stale_sections():
-                where = f"{display_path(original)}:{lag.original.line}"
-                message = f'section "{lag.translated.heading}" is behind {where}: translate what changed, then --ack'
-                yield Finding(path, lag.translated.line, message)
+            for section in self.stale_sections():
+                where = f"{display_path(original)}:{section.original.line}"
+                message = (
+                    f'section "{section.translated.heading}" is behind {where}: translate what changed, then --ack'
+                )
+                yield Finding(path, section.translated.line, message)
 
     def stale_sections(self) -> list[StaleSection]:
         """The sections of the original whose wording was never acknowledged; moving one does not change its wording."""
-        known = self._stamps.hashes_of(self.name)
+        known = self._hashes.hashes_of(self.name)
         pairs = _pair_sections(self._sections(LANGUAGES[0]), self._sections(self.language))
         return [StaleSection(one, other) for one, other in pairs if one.hash not in known]
 
     def acknowledge(self) -> Finding | None:
-        """Stamps every section of the original as translated; what forbids it is returned instead."""
+        """Records every section of the original as translated; returns the finding that forbids it, if any."""
         fault = self._structure()
         if not fault:
-            self._stamps.write(self.name, self._sections(LANGUAGES[0]))
+            self._hashes.write(self.name, self._sections(LANGUAGES[0]))
         return fault
 
     @property
@@ -139,7 +141,7 @@ class Translation:
         return {LANGUAGES[0], self.language} <= set(self.tree.languages(self.name))
 
     @property
-    def _stamps(self) -> TranslationHashes:
+    def _hashes(self) -> TranslationHashes:
         return TranslationHashes(self.tree.source / self.language / FILE)
 
     def _page(self, language: str) -> Page:

@@ -16,7 +16,7 @@ from pagetest.model.tree import LANGUAGES, Tree
 
 @dataclass(frozen=True)
 class AffectedPages:
-    """The consequences of changed files."""
+    """The pages that changed files affect."""
 
     tree: Tree
     root: Path
@@ -54,7 +54,7 @@ class AffectedPages:
 
 
 def _linked_files(page: Page) -> Iterator[Path]:
-    """The files beside the page that it shows or links, images above all; other pages do not count."""
+    """The files that the page shows or links, images above all; other pages do not count."""
     for link in page.links:
         target = unquote(link.text.partition("#")[0].partition("?")[0])
         if target and ":" not in target and not target.endswith(".md"):

@@ -15,7 +15,7 @@ HARNESS = ("doctest/pagetest", "docs_test.py", "constraints.txt")
 """What every page is run with."""
 
 DEVICE_FILES = {"pretend": "tests/device/pretend_device"}
-"""What pages on a device are run with besides: the project's own device."""
+"""What pages on a device also depend on: the project's own device."""
 
 _NATIVE = (".h", ".hpp", ".cpp", ".cu", ".cuh")
 
@@ -32,7 +32,7 @@ def fingerprint(page: Page, graph: ImportGraph) -> str:
 
 
 def common_inputs(root: Path, device: str = "") -> str:
-    """Stands for the files that every page depends on: the harness, the tested versions, the code in C++ and CUDA."""
+    """The hash of the files that every page depends on: the harness, the tested versions, the code in C++ and CUDA."""
     files = [*_common_files(root), *_device_files(root, device)]
     parts = [text for path in files for text in (path.relative_to(root).as_posix(), _content_hash(path))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -101,7 +101,7 @@ class ImportGraph:
                 waiting.extend(self._lazy_modules(module, rest))
 
     def _split_module(self, name: str) -> tuple[str, list[str]]:
-        """The longest module at the head of a dotted name, and the attributes behind it."""
+        """The longest module at the head of a dotted name, and the attributes after it."""
         parts = name.split(".")
         heads = ((length, ".".join(parts[:length])) for length in range(len(parts), 0, -1))
         length, module = next(((length, head) for length, head in heads if head in self.files), (1, parts[0]))

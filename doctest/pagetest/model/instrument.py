@@ -1,4 +1,4 @@
-"""The marks: what is put between the statements of a script, in memory only, to learn what ran and what was hidden."""
+"""Instrumentation: marks between the statements of a script, in memory only, record what ran and what was hidden."""
 
 import ast
 from bisect import bisect
@@ -21,7 +21,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # [Note: marks]
 # What ran is learnt from marks, not from sys.settrace: a trace function slows every Python call of the process (a
 # quarter of a second for `import torch` alone), and loses a line when os._exit ends the process. The mark of a
-# statement is `global __mark_7__; __mark_7__ = True` in front of it, in memory only: it costs one dictionary store,
+# statement is `global __mark_7__; __mark_7__ = True` before it, in memory only: it costs one dictionary store,
 # works in threads, forks and compiled functions, and leaves the file, its line numbers and its tracebacks alone. Every
 # statement has one, so two that share a line are told apart. In an expression the mark is a call, `__page__.ran(7) or
 # value`: in lambdas, and in what a generator expression, or any comprehension of an assert, evaluates first.
@@ -34,7 +34,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # [Note: block marks]
 # Which block printed what is learnt from calls `__page__.block(12)`: "what comes now belongs to the block whose code
-# starts at line 12". One stands in front of every statement at which another block begins; never inside a function,
+# starts at line 12". One stands before every statement at which another block begins; never inside a function,
 # for what a function prints belongs to the block that calls it.
 
 
@@ -110,7 +110,7 @@ class _Instrumenter(ast.NodeTransformer):
             return [*mark, super().visit(node)]
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        """The last statement's mark tells that the page came to its end."""
+        """The last statement's mark shows that the page came to its end."""
         self.generic_visit(node)
         stores = [each.targets[0] for each in node.body if isinstance(each, ast.Assign)]
         names = [name.id for name in stores if isinstance(name, ast.Name) and name.id.startswith(MARK)]
@@ -130,7 +130,7 @@ class _Instrumenter(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
     def visit_Try(self, node: Any) -> Any:
-        """What its handlers, or its end, could swallow is noted before."""
+        """What its handlers, or its end, could hide is recorded before."""
         self.generic_visit(node)
         for part in (node, *node.handlers):
             part.body = _report_assertion_errors(part.body)
@@ -140,7 +140,7 @@ class _Instrumenter(ast.NodeTransformer):
     visit_TryStar = visit_Try  # noqa: N815
 
     def visit_With(self, node: Any) -> Any:
-        """What its context managers could swallow is noted before."""
+        """What its context managers could hide is recorded before."""
         self.generic_visit(node)
         node.body = _report_assertion_errors(node.body)
         return node
@@ -257,7 +257,7 @@ def _report_assertion_errors(body: list[ast.stmt]) -> list[ast.stmt]:
     """The body, with a note of each AssertionError that leaves it; see [Note: hidden failures]."""
     if not body:
         return body
-    note = ast.Expr(_probe_call("refuted"))
+    note = ast.Expr(_probe_call("assertion_failed"))
     handler = ast.ExceptHandler(ast.Name("AssertionError", ast.Load()), None, [note, ast.Raise()])
     guard = ast.copy_location(ast.Try(body, [handler], [], []), body[0])
     guard.end_lineno, guard.end_col_offset = body[-1].end_lineno, body[-1].end_col_offset

@@ -1,4 +1,4 @@
-"""The page model: what one Markdown tutorial tells its reader, and what it tells the harness."""
+"""The page model: the content of one Markdown tutorial, for its readers and for the harness."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ OBJECT_REPLACEMENT = "\ufffc"
 class Block:
     """One fenced block, dedented; `line` is that of its first line of content, counted from 1."""
 
-    # `info` is everything behind the opening fence, the language included.
+    # `info` is everything after the opening fence, the language included.
 
     language: str
     line: int
@@ -34,7 +34,7 @@ class Block:
 
     @property
     def info_words(self) -> list[str]:
-        """What stands behind the language."""
+        """The words after the language."""
         return self.info.lower().split()[1:]
 
     @property
@@ -85,8 +85,8 @@ class Tabs:
 class Page:
     """A tutorial in one language."""
 
-    # `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT for each code
-    # span; `alone` says why no other page may run at the same time.
+    # `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT_REPLACEMENT for
+    # each code span; `alone` says why no other page may run at the same time.
 
     path: Path
     language: str

@@ -10,6 +10,8 @@ from pagetest.model.page import Heading, Page
 
 _KEPT_CATEGORIES = ("L", "M", "Nd", "Nl", "Pc")
 _KEPT_CHARACTERS = (" ", "-")
+_COMMAND = re.compile(r"<!--+\s*doc-test-command.*?-->", re.DOTALL)
+_HASH_LENGTH = 12
 
 
 def anchors(page: Page) -> tuple[str, ...]:
@@ -18,7 +20,7 @@ def anchors(page: Page) -> tuple[str, ...]:
 
 
 def make_slugs(texts: Iterable[str]) -> Iterable[str]:
-    """Makes names of headings as GitHub does; a name that is taken gets the first free number behind it."""
+    """Makes names of headings as GitHub does; a name that is taken gets the first free number after it."""
     taken: dict[str, int] = {}
     for text in texts:
         plain = name = _slug(text)
@@ -38,13 +40,10 @@ def _is_kept(character: str) -> bool:
     return character in _KEPT_CHARACTERS or unicodedata.category(character).startswith(_KEPT_CATEGORIES)
 
 
-_COMMAND = re.compile(r"<!--+\s*doc-test-command.*?-->", re.DOTALL)
-_HASH_LENGTH = 12
-
 # [Note: what counts as prose]
 # Everything that a translator has to follow by hand: headings, text, tables, figures and links, blocks of other
 # languages than Python. Python, output and the command are no prose, for these are compared with the original anyway.
-# White space is folded, so that filling a paragraph anew changes nothing.
+# White space is normalized, so that filling a paragraph anew changes nothing.
 
 
 @dataclass(frozen=True)

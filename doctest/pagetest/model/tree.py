@@ -66,7 +66,7 @@ class Tree:
 
 
 def _path_in_language(path: PurePosixPath) -> str:
-    """The part of a path behind the language's folder."""
+    """The part of a path below the language's folder."""
     parts = [part for part in path.parts if part != "."]
     start = max((index + 1 for index, part in enumerate(parts) if part in LANGUAGES), default=0)
     return "/".join(parts[start:])

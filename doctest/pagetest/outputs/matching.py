@@ -10,7 +10,7 @@ WILDCARD = "..."
 TOLERANCE = 1e-3
 
 # [Note: what counts as the same output]
-# Lines are compared one by one. White space inside a line is folded; white space around it and blank lines are dropped.
+# Lines are compared one by one. White space inside a line is normalized; that around it and blank lines are dropped.
 # `...` stands for any text inside its line, and alone on a line for any number of lines.
 # A number with a decimal point or an exponent may be off by one thousandth of the expected one: it is a result of
 # arithmetic. A whole number against a whole number must be equal: it counts, or names a rank, a port, a year. All else
@@ -29,14 +29,14 @@ class Difference:
     """The first line that differs."""
 
     index: int  # the line of the expected text, counted from 0; the number of its lines where more was printed
-    expected: str  # that line, folded; empty where nothing more was expected
+    expected: str  # that line, normalized; empty where nothing more was expected
     printed: str  # the line that was printed instead; empty where nothing more was printed
 
 
 def normalize_lines(text: str) -> list[tuple[int, str]]:
-    """The lines that are not blank, with folded white space and their indices."""
-    folded = ((index, " ".join(line.split())) for index, line in enumerate(re.split(r"\r\n|\n|\r", text)))
-    return [(index, line) for index, line in folded if line]
+    """The lines that are not blank, with normalized white space and their indices."""
+    normalized = ((index, " ".join(line.split())) for index, line in enumerate(re.split(r"\r\n|\n|\r", text)))
+    return [(index, line) for index, line in normalized if line]
 
 
 def first_difference(expected: str, printed: str, exact: bool = False) -> Difference | None:
@@ -59,7 +59,7 @@ def first_difference(expected: str, printed: str, exact: bool = False) -> Differ
 
 
 def line_matches(expected: str, printed: str, exact: bool = False) -> bool:
-    """Whether one folded line is what another one expects."""
+    """Whether a normalized line matches an expected one."""
     places = {0}
     for ends in _matchers(expected, exact):
         places = {end for place in places for end in ends(printed, place)}
@@ -71,7 +71,7 @@ def _closest_line(line: str, candidates: list[str]) -> str:
 
 
 def _matchers(expected: str, exact: bool) -> Iterator[_Matcher]:
-    """What the line is made of: each part tells where it can end in a printed line if it begins at a place."""
+    """The parts of a line, as functions: where a part can end in a printed line if it begins at a given place."""
     for index, segment in enumerate(expected.split(WILDCARD)):
         if index:
             yield _match_anything

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pagetest.outputs.matching import NUMBER, WILDCARD, first_difference, line_matches, normalize_lines
 
 _TOKEN = re.compile(rf"{NUMBER.pattern}|\.\.\.|\w+|\s+|.")
-_INSERTED, _REPLACED, _DELETED = 0.9, 1.0, 1.1  # a `...` swallows for nothing: it must not gain by deleted lines
+_INSERTED, _REPLACED, _DELETED = 0.9, 1.0, 1.1  # a `...` matches at no cost: it must not gain by deleted lines
 _MOST_PAIRS = 1_000_000  # some seconds of work
 
 _Lines = list[tuple[str, str]]
@@ -41,12 +41,12 @@ def _plain(lines: _Lines) -> str:
 
 
 def _lines(text: str) -> _Lines:
-    """Each line that is not blank: folded, and as it is together with the blank lines before it."""
-    folded, all_lines = normalize_lines(text), [line.rstrip() for line in re.split(r"\r\n|\n|\r", text)]
-    starts = [-1, *(index for index, _ in folded)]
+    """Each line that is not blank: normalized, and as it is together with the blank lines before it."""
+    normalized, all_lines = normalize_lines(text), [line.rstrip() for line in re.split(r"\r\n|\n|\r", text)]
+    starts = [-1, *(index for index, _ in normalized)]
     return [
         (line, "\n".join(all_lines[before + 1 : index + 1]))
-        for (before, index), (_, line) in zip(pairwise(starts), folded, strict=True)
+        for (before, index), (_, line) in zip(pairwise(starts), normalized, strict=True)
     ]
 
 
@@ -61,7 +61,7 @@ def _merged_lines(one: _Lines, other: _Lines, steps: Sequence[tuple[int, int]], 
 
 
 def _keep_wildcards(old: str, new: str, exact: bool) -> str:
-    """The new line, with those `...` of the old one that still stand for something."""
+    """The new line, with those `...` of the old one that still match something."""
     one, other = (_TOKEN.findall(text.strip()) for text in (old, new))
 
     def unlikeness(i: int, j: int) -> float:
@@ -81,7 +81,7 @@ def _fits(parts: Sequence[str], printed: str, exact: bool) -> bool:
 
 
 def _align(old: Sequence[str], size: int, unlikeness: Callable[[int, int], float]) -> Iterator[tuple[int, int]]:
-    """The cheapest way from old items to new ones, where a `...` among the old swallows any number of new ones."""
+    """The cheapest way from old items to new ones, where a `...` among the old matches any number of new ones."""
     # An old item is (i, -1) in the result, a new one (i, j) or (-1, j). `unlikeness` is the cost of the new item
     # j in the place of the old item i; 0 keeps the old one.
     best: dict[_Place, _Move] = {}

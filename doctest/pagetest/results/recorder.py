@@ -1,4 +1,4 @@
-"""The recorder: enters what became of pages, with what it holds for and what was printed and drawn."""
+"""The recorder: writes the results of pages as records, with what they depend on and what was printed and drawn."""
 
 import getpass
 import platform
@@ -18,11 +18,14 @@ from pagetest.results.result import NONE, PASS, Result
 from pagetest.run.device import Device
 
 _PACKAGES = ("torch", "numpy", "transformers")
+_HOME = "/home/user"
+_GENERIC_NAMES = ("", "localhost", "root", "user", "host")
+"""Names that tell nothing about a machine, and that occur in many texts."""
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Enters the results of one run."""
+    """Records the results of one run."""
 
     records: Records
     device: Device
@@ -31,7 +34,7 @@ class Recorder:
     published: Records | None = None  # where what passed is kept too; None for nowhere
 
     def add(self, result: Result) -> None:
-        """Enters a result at once, so that what was learnt outlives an interruption."""
+        """Records a result at once, so that it survives an interruption."""
         for records in filter(None, (self.records, self.published)):
             if result.status == NONE:
                 records.remove(result.language, result.name)
@@ -106,11 +109,6 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-_HOME = "/home/user"
-_GENERIC_NAMES = ("", "localhost", "root", "user", "host")
-"""Names that tell nothing about a machine, and that stand in many texts."""
 
 
 def remove_private_names(text: str, root: Path, folder: Path, page: str) -> str:

@@ -27,7 +27,7 @@ def report_lines(result: Result, width: int) -> Iterator[str]:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """How many pages are proved, and how many are not; a page without a run is neither."""
+    """How many pages passed and how many failed; a page without a run is neither."""
     passed = sum(result.status in {PASS, SAME} for result in results)
     return f"{passed} passed, {sum(result.is_failed for result in results)} failed"
 

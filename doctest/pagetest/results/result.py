@@ -74,7 +74,7 @@ class Result:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the page did not do what it promises."""
+        """Whether the page failed."""
         return self.status == FAIL
 
     def as_json(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Evidence:
         limit = min((event["time"] for event in self.events_of("asked")), default=math.inf)
         found = [event for event in self.events_of("failed") if event["pid"] in self._mains]
         known = [(event["pid"], event["message"]) for event in found]
-        hidden = [event for event in self.events_of("refuted") if not _is_among(event, known)]
+        hidden = [event for event in self.events_of("assertion_failed") if not _is_among(event, known)]
         found += [event | {"message": f"{event['message']} {_HIDDEN}"} for event in hidden]
         return sorted((event for event in found if event["time"] < limit), key=lambda event: event["time"])
 

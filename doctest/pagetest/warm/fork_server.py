@@ -21,10 +21,13 @@ from pagetest.warm.launch import Launch, read_launch
 READY_SECONDS = 120.0
 
 _PROGRAM = "__import__('sys').path.insert(0, {probe!r}); __import__('page_fork_server').serve(globals(), {descriptor})"
+MAX_SERVERS = 4
+MANY_MODULES = 20
+_LAUNCHER = ("torch", "torch.distributed")
 
 
 class ForkedProcess:
-    """A process that another one forked and that became our child; used like a `subprocess.Popen`."""
+    """A process forked by a server and adopted by this one; used like a `subprocess.Popen`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -89,13 +92,13 @@ class ForkServer:
             self._facts = self._receive()
         return self._facts.get("threads") == 1 and self.is_alive
 
-    def fork(self, order: Mapping[str, Any]) -> int:
-        """Makes a process that carries out the order, and returns its number; 0 if the parent is gone."""
-        self._send(order)
+    def fork(self, request: Mapping[str, Any]) -> int:
+        """Forks a process that runs the requested command, and returns its pid; 0 if the server has ended."""
+        self._send(request)
         return self._receive().get("pid", 0)
 
     def close(self) -> None:
-        """Ends the parent; what it forked lives on."""
+        """Ends the server; the processes that it forked go on."""
         with suppress(OSError):
             self._lines.close()
         self._link.close()
@@ -113,19 +116,13 @@ class ForkServer:
         return {}
 
 
-MAX_SERVERS = 4
-MANY_MODULES = 20
-
-_LAUNCHER = ("torch", "torch.distributed")
-
-
 @dataclass
 class _Script:
     """What is known of a page's script."""
 
     launch: Launch
     environment: Mapping[str, str]
-    # What it imported of other packages when its parent was made, as its text says.
+    # What the script imported of other packages when its server was started.
     imports: frozenset[str] = frozenset()
     server: ForkServer | None = None
 
@@ -144,17 +141,17 @@ class ForkServerPool:
     _scripts: dict[Path, _Script] = field(default_factory=dict)
 
     def start(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
-        """Starts the command of a page, by a fork if a warm parent can stand for it, else as it is."""
+        """Starts the command of a page: by a fork if the script has a fork server, else as a shell would."""
         launch, file = read_launch(words), Path(environment["COLOSSAL_PAGE_SCRIPT"])
         environment = {**environment, "COLOSSAL_PAGE_MODULES": str(self._module_list(file))}
-        known = self._scripts.pop(file, None) or _Script(launch, environment)
-        known.launch = launch
-        self._scripts[file] = known
-        fit = [script.server for script in self._scripts.values() if script.server and script.server.can_fork]
+        script = self._scripts.pop(file, None) or _Script(launch, environment)
+        script.launch = launch
+        self._scripts[file] = script
+        ready = [script.server for script in self._scripts.values() if script.server and script.server.can_fork]
         pid = 0
-        if launch.is_plain and known.server in fit:
-            order = {"ranks": launch.ranks, "arguments": launch.arguments, "environment": environment, "words": words}
-            pid = known.server.fork({**order, "folder": str(folder), "log": str(log)})
+        if launch.is_plain and script.server in ready:
+            request = {"ranks": launch.ranks, "arguments": launch.arguments, "environment": environment, "words": words}
+            pid = script.server.fork({**request, "folder": str(folder), "log": str(log)})
         self.was_forked = bool(pid)
         return ForkedProcess(pid) if pid else start_command(words, folder, environment, log)
 
@@ -162,30 +159,30 @@ class ForkServerPool:
         """Stops the fork server of a script if it has imported more than the script now does."""
         # In the forks of such a server the script would find modules that it does not import itself, and
         # might pass where it must fail.
-        known = self._scripts.get(file)
-        if known and not known.imports <= imports:
-            known.stop_server()
+        script = self._scripts.get(file)
+        if script and not script.imports <= imports:
+            script.stop_server()
 
     def start_server(self, file: Path, imports: frozenset[str]) -> None:
-        """Makes a parent for a script that has just run, unless it has one that knows nearly all of its modules."""
-        known, modules = self._scripts.get(file), self._module_list(file)
-        if not known or not known.launch.is_plain or sys.platform != "linux":  # elsewhere no one adopts orphans
+        """Starts a server for a script that has just run, unless one has nearly all of its modules."""
+        script, modules = self._scripts.get(file), self._module_list(file)
+        if not script or not script.launch.is_plain or sys.platform != "linux":  # elsewhere no one adopts orphans
             return
         names = modules.read_text(encoding="utf-8").splitlines() if modules.is_file() else sorted(imports)
-        if known.server and known.server.is_alive and len({*names} - known.server.modules) < MANY_MODULES:
+        if script.server and script.server.is_alive and len({*names} - script.server.modules) < MANY_MODULES:
             return
-        known.stop_server()
-        known.server = ForkServer(
-            known.environment, file.parent.parent, [*names, *(_LAUNCHER if known.launch.ranks else ())]
+        script.stop_server()
+        script.server = ForkServer(
+            script.environment, file.parent.parent, [*names, *(_LAUNCHER if script.launch.ranks else ())]
         )
-        known.imports = imports
+        script.imports = imports
         for old in [script for script in self._scripts.values() if script.server][:-MAX_SERVERS]:
             old.stop_server()
 
     def close(self) -> None:
-        """Ends all parents."""
-        for known in self._scripts.values():
-            known.stop_server()
+        """Stops all servers."""
+        for script in self._scripts.values():
+            script.stop_server()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _module_list(self, file: Path) -> Path:

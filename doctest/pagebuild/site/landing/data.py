@@ -63,7 +63,7 @@ def tutorial_cards(edition: Edition, coverage: Coverage) -> list[dict[str, Any]]
 
 
 def count_verified(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many tutorials the runs prove; one counts that is verified in every language."""
+    """How many tutorials the runs verify; one counts that is verified in every language."""
     # Returns how many have code, the day of the last run, and for each device on which any ran how many are
     # verified.
     programs = [card["badges"] for card in cards if card["hasCode"]]

@@ -106,7 +106,7 @@ FEATURES = (
 
 
 def feature_matrix(proof: Mapping[str, Any]) -> dict[str, Any]:
-    """Tries every feature with every plugin that exists; what is planned has no column, for nobody can try it."""
+    """Tries every feature with every plugin that exists; what is planned has no column, for no one can try it."""
     # Where no tutorial ran on any device, devices have no rows: nothing is known about them.
     working = [choice for choice in CHOICES if choice.state == WORKS]
     states = {choice.key: _feature_states(choice) for choice in working}
@@ -133,7 +133,7 @@ def _feature_row(feature: Feature, states: dict[str, dict[str, str]], proof: Map
 
 
 def _why_unverified(device: str, proof: Mapping[str, Any]) -> dict[str, str] | None:
-    """What keeps the plugins from being proved on a device; None where all tutorials are verified there."""
+    """Why the plugins are not verified on a device; None where all tutorials are verified there."""
     verified, programs = proof["verified"].get(device), proof["programs"]
     if verified is None:
         return labels_of("notes", "unproved")

@@ -49,7 +49,7 @@ _LENGTHS = {"input_features": 3000}  # of the sound that Whisper hears; everythi
 
 
 def model_matrix() -> dict[str, Any]:
-    """Divides a tiny model of every family, and sees that it says what it said before."""
+    """Shards a tiny model of every family, and compares the outputs."""
     from colossal.shardformer import FAMILIES
 
     columns = [{"key": key, "label": labels_of("methods", key), "state": "works"} for key in METHODS]
@@ -59,7 +59,7 @@ def model_matrix() -> dict[str, Any]:
 def _row(family: str) -> dict[str, Any]:
     model = tiny_model(family)
     name = type(model).__name__.removesuffix("Model")
-    cells = {key: {"state": attempted(model)} for key, attempted in METHODS.items()}
+    cells = {key: {"state": try_method(model)} for key, try_method in METHODS.items()}
     return {"key": family, "label": dict.fromkeys(LANGUAGES, name), "page": None, "cells": cells}
 
 
@@ -74,14 +74,14 @@ def tiny_model(family: str) -> Any:
 
 
 def try_tensor_parallel(model: Any) -> str:
-    """Whether a model that is divided over two ranks says what the whole one says."""
+    """Whether a model that is sharded over two ranks computes what the unsharded one does."""
     from colossal.testing import run_threads
 
     return _compare_outputs(model, lambda: run_threads(_forward_tensor_parallel, WORLD_SIZE, model))
 
 
 def try_pipeline_parallel(model: Any) -> str:
-    """Whether a model that is cut into two stages says what the whole one says."""
+    """Whether a model that is split into two stages computes what the whole model does."""
     from colossal.shardformer import plan_of
 
     if plan_of(model).stages is None:
@@ -99,7 +99,7 @@ def _compare_outputs(model: Any, others: Callable[[], "list[torch.Tensor]"]) -> 
 
 
 def run_model(model: Any) -> "torch.Tensor":
-    """What a model makes of a batch: its last hidden states, or the logits or masks of a model that has several."""
+    """The output of a model for a batch: its last hidden states, or the logits or masks of a model that has several."""
     return _main_output(model(**make_inputs(model)))
 
 
@@ -135,8 +135,8 @@ def _forward_tensor_parallel(model: Any) -> "torch.Tensor":
     from colossal.shardformer import ShardConfig, ShardFormer
 
     with ParallelMesh(tp=WORLD_SIZE) as mesh, torch.no_grad():
-        divided, _ = ShardFormer(ShardConfig(mesh)).optimize(copy.deepcopy(model))
-        return run_model(divided)
+        sharded, _ = ShardFormer(ShardConfig(mesh)).optimize(copy.deepcopy(model))
+        return run_model(sharded)
 
 
 def _forward_pipeline(model: Any) -> "torch.Tensor":

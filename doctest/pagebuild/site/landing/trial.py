@@ -71,7 +71,7 @@ def has_own_precision(plugin: type) -> bool:
 
 @contextmanager
 def single_process_group() -> Iterator[Path]:
-    """Be the only process of a world on the CPU, with a folder that goes away with it."""
+    """Makes a process group of this process alone, on the CPU, with a temporary folder."""
     from torch import distributed as dist
 
     from colossal.cluster.mesh import leave_ambient

@@ -67,7 +67,7 @@ class ComplaintLocator:
 
     @staticmethod
     def _author_file(file: Path) -> str | None:
-        """The author's file behind a generated page; None for what is generated as a whole."""
+        """The author's file of a generated page; None for what is generated as a whole."""
         if not file.is_file():
             return None
         page = json.loads(file.read_text(encoding="utf-8").split("\n")[1])["page"]

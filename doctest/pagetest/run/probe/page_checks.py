@@ -1,4 +1,4 @@
-"""Knows the checks that pages use as they were imported, to see when a page replaces one. It stands alone."""
+"""The checks that pages use, as they were imported, to detect when a page replaces one. Imports no harness."""
 
 import importlib
 import operator
@@ -46,7 +46,7 @@ class Checks:
         self._known: list[tuple[Any, list[str], Callable[[Any], Any], tuple[Any, ...]]] = []
 
     def remember(self, module: ModuleType) -> None:
-        """Remembers what a module has of the table."""
+        """Remembers the checks of a module."""
         for place, names in CHECKS.items():
             home, _, owner_name = place.partition(":")
             if home == module.__name__:
@@ -59,7 +59,7 @@ class Checks:
                 self._known.append((owner, paths, look, look(owner)[1:]))
 
     def remember_loaded(self) -> None:
-        """Remembers what is there from the start."""
+        """Remembers the checks of the modules that are always loaded."""
         for name in LOADED_AT_START:
             self.remember(importlib.import_module(name))
 

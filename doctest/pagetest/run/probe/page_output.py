@@ -1,4 +1,4 @@
-"""Captures what rank 0 prints. It stands alone, as the probe does, and the harness uses it too."""
+"""Captures what rank 0 prints. Imports no harness, as the probe, and the harness uses it too."""
 
 import fcntl
 import io
@@ -70,7 +70,7 @@ class CapturedOutput:
         os.pwrite(count, b"%020d" % done, 0)
 
     def redirect_stdout(self) -> None:
-        """Leads this process's stdout into the file, if it leads into the log; what a page redirected stays so."""
+        """Redirects this process's stdout to the file, if it goes to the log; what a page has redirected stays so."""
         if _is_same(STDOUT, self.log):
             own = os.open(self.file, os.O_WRONLY | os.O_APPEND)
             os.dup2(own, STDOUT)
@@ -97,7 +97,7 @@ class LoggedStream(io.FileIO):
         self.printed = printed
 
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
-        """Writes, and keeps the order."""
+        """Writes, and keeps the order of lines in the log."""
         if self.fileno() == STDERR:
             self._copy_to_log()
         count = super().write(data)

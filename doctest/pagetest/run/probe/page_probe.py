@@ -1,4 +1,4 @@
-"""Writes down what happens inside a page's process. It stands alone: the page may have none of the harness's packages.
+"""Records what happens inside a page's process. Imports no harness: the page may have none of its packages.
 
 Events go to one file, a `repr` of a dictionary per line, appended by one write each.
 """
@@ -58,7 +58,7 @@ class Probe:
         self.figures: dict[str, int] = {}
 
     def install(self) -> None:
-        """Takes over the loading of the script and sets every observer; they write nothing before the probe awakes."""
+        """Takes over the loading of the script and sets every observer; they write nothing before `start`."""
         sys.path_hooks.insert(0, lambda path: PageLoader(self, path))
         watchers = {place.partition(":")[0]: [self.checks.remember] for place in CHECKS}
         sys.meta_path.insert(
@@ -137,21 +137,21 @@ class Probe:
             self._write_module_list()
 
     def _before_exit(self) -> None:
-        """The last that this process does before its modules go, and with them what the page has left."""
+        """Records what was reached, before the interpreter clears the page's modules."""
         self.record_replaced_checks()
         self.finish()
         self.seen = self.reached
         self.namespaces.clear()
 
     def _write_module_list(self) -> None:
-        """Writes down which modules of other packages are loaded, where a warm parent shall load them beforehand."""
+        """Writes which modules of other packages are loaded, for a fork server to load them in advance."""
         if file := os.environ.get("COLOSSAL_PAGE_MODULES", ""):
             homes = (sys.prefix, sys.base_prefix)
             loaded = [name for name, module in list(sys.modules.items()) if _file_of(module).startswith(homes)]
             Path(file).write_text("\n".join(loaded), encoding="utf-8")
 
     def start_block(self, line: int) -> None:
-        """Notes that from here on what is printed belongs to the block that starts at the line; to none for line 0."""
+        """Records that from now on what is printed belongs to the block that starts at the line; to none for line 0."""
         if os.getpid() == self.runner:
             self.record_replaced_checks()
             if self.rank == 0 and self.printed.is_requested:
@@ -159,7 +159,7 @@ class Probe:
                 self.record("block", line=line, size=self.printed.size, drawn=self._new_figures())
 
     def record_replaced_checks(self) -> None:
-        """Notes that the page has replaced what is to prove it, once."""
+        """Records, once, that the page has replaced a function that its checks use."""
         if name := self.checks.find_replaced():
             self.checks = Checks()
             self.record(
@@ -182,7 +182,7 @@ class Probe:
         self.record_error(error)
 
     def record_error(self, error: BaseException, message: str = "", kind: str = "failed") -> None:
-        """Notes an exception with the page's last line in its traceback."""
+        """Records an exception with the page's last line in its traceback."""
         line, traceback = 0, error.__traceback__
         while traceback:
             line = traceback.tb_lineno if traceback.tb_frame.f_code.co_filename == self.script else line
@@ -212,15 +212,15 @@ class Probe:
         loop.call_exception_handler = observed
 
     def _record_nonfatal(self, error: BaseException, where: str) -> None:
-        """Notes an exception that ends no process."""
+        """Records an exception that ends no process."""
         self.record_error(error, f"{type(error).__name__}: {error} ({where})")
 
     def _observe_process_groups(self, module: ModuleType) -> None:
-        """Notes the backend and the size of the default process group when the page makes it."""
+        """Records the backend and the size of the default process group when the page makes it."""
 
         def record(_none: object) -> None:
             backend = str(module.get_backend_config())
-            if "fake" not in backend:  # a world that is only pretended
+            if "fake" not in backend:  # a fake process group
                 self.record("group", backend=backend, world=module.get_world_size())
 
         def note(_what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
@@ -258,7 +258,7 @@ class Probe:
                 self._record_write(path)
 
     def _record_write(self, name: Any) -> None:
-        """Notes that the page changes what belongs to the checkout, its own folder and what Python caches excepted."""
+        """Records that the page changes a file of the checkout, its own folder and what Python caches excepted."""
         if self.protected and isinstance(name, str | bytes | os.PathLike):
             path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100
             home = os.path.dirname(self.script)  # noqa: PTH120
@@ -284,7 +284,7 @@ class PageCallbacks:
         self.block = probe.start_block
 
     def checked(self, value: Any) -> Any:
-        """Looks at what a check came to."""
+        """Records a check whose value is always true; returns the value."""
         probe = self._probe
         probe.record_replaced_checks()
         if isinstance(value, ALWAYS_TRUE):
@@ -292,16 +292,16 @@ class PageCallbacks:
             probe.record("failed", line=probe.current_line(), message=message)
         return value
 
-    def refuted(self) -> None:
-        """Notes the AssertionError that is on its way, once."""
+    def assertion_failed(self) -> None:
+        """Records the AssertionError that is being raised, once."""
         error = sys.exc_info()[1]
         if error and not getattr(error, "is_noted_by_page", False):
             error.__dict__["is_noted_by_page"] = True
-            self._probe.record_error(error, kind="refuted")
+            self._probe.record_error(error, kind="assertion_failed")
 
 
 def _ancestors(pid: int) -> list[int]:
-    """A process and those above it, the first one of the machine excepted; the process alone where that is unknown."""
+    """A process and its ancestors, pid 1 left out; the process alone where they are unknown."""
     found = [pid]
     with suppress(OSError, ValueError):
         while (pid := int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])) > 1:
@@ -310,7 +310,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _is_library_error(error: BaseException) -> bool:
-    """Whether neither the page nor the project had a part in it."""
+    """Whether neither the page nor the project is in the traceback."""
     traceback = error.__traceback__
     while traceback and is_library_file(traceback.tb_frame.f_code.co_filename):
         traceback = traceback.tb_next
@@ -345,8 +345,8 @@ def _observed(function: Callable[..., Any], what: str, observer: Callable[..., A
 
 # [Note: taking over main]
 # `python page.py` asks sys.path_hooks whether the script's path is something to import from, as it does for a zip
-# file. This loader says yes for the page alone, so the interpreter hands it `__main__`. That is the only way to stand
-# around the page's whole execution without changing the script or the command.
+# file. This loader says yes for the page alone, so the interpreter hands it `__main__`. That is the only way to wrap
+# the page's whole execution without changing the script or the command.
 
 
 class PageLoader:

@@ -1,6 +1,6 @@
-"""Stands between the harness and a page: `python page_supervisor.py COMMAND ...` runs a command and ends as it does.
+"""The process between the harness and a page: `page_supervisor.py COMMAND ...` runs a command and ends as it does.
 
-It stands alone. A page that sends a signal to its parent meets this process, dies with it or outlives it, and fails
+A page that sends a signal to its parent meets this process, dies with it or outlives it, and fails
 either way; the harness goes on.
 """
 
