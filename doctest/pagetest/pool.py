@@ -17,9 +17,9 @@ import psutil
 
 from pagetest.model.script import make_script
 from pagetest.results.result import FAIL, Result, result_without_run
+from pagetest.run.failure import Failure
 from pagetest.run.runner import Runner
 from pagetest.run.session import adopt_orphans
-from pagetest.run.verdict import Failure
 from pagetest.slots import default_num_slots, slots_needed
 from pagetest.suite import Suite
 

@@ -47,7 +47,7 @@ class Suite:
         return HookChecker(ImportGraph(self.code))
 
     def check(self, names: Sequence[str]) -> list[Finding]:
-        """Everything that can be said about the pages without running them."""
+        """All findings of the pages that need no run."""
         found = {finding for name in names for finding in self.check_one(name)}
         return sorted(found | set(self._check_files()))
 

@@ -102,7 +102,7 @@ class DocstringChecker:
     communication: CommunicationGraph
 
     def gaps(self, entry: Entry) -> Iterator[Finding]:
-        """What is missing in the entry of one object, or said of something that does not exist."""
+        """What is missing in the entry of one object, or described there and does not exist."""
         target = self.inventory.main[entry["name"]]
         if self._is_inherited(target):
             return
@@ -130,11 +130,11 @@ class DocstringChecker:
     def _parameter_gaps(self, _target: Target, entry: Entry) -> Iterator[str]:
         real = [star_prefix(one["kind"]) + one["name"] for one in entry["signature"] or ()]
         fields = [one["name"] for one in entry["attributes"] if one["name"] in real]
-        said = [*(one["name"] for one in entry["params"]), *fields]
+        documented = [*(one["name"] for one in entry["params"]), *fields]
         for name in real:
-            if name not in said:
+            if name not in documented:
                 yield f"does not describe its parameter `{name}`: add it to Args"
-        for name in said:
+        for name in documented:
             if name not in real:
                 yield f"describes a parameter `{name}` that it does not have: correct Args"
 
@@ -143,14 +143,14 @@ class DocstringChecker:
             return
         owners = [one for one in target.value.__mro__ if self.inventory.resolver.library.owns(one.__module__)]
         nodes = [self.inventory.resolver.sources.find(one.__module__, one.__qualname__) for one in owners]
-        there = [set(attributes_in(node)) if isinstance(node, ast.ClassDef) else set() for node in nodes]
-        said = {one["name"] for one in [*(entry["signature"] or ()), *entry["params"], *entry["attributes"]]}
+        defined = [set(attributes_in(node)) if isinstance(node, ast.ClassDef) else set() for node in nodes]
+        documented = {one["name"] for one in [*(entry["signature"] or ()), *entry["params"], *entry["attributes"]]}
         inherited = "\n".join(one.__doc__ or "" for one in owners[1:])
-        for name in sorted(there[0] - said):
+        for name in sorted(defined[0] - documented):
             if not re.search(rf"^ +{name}: ", inherited, re.MULTILINE):
                 yield f"does not describe its attribute `{name}`: add it to Attributes"
         for one in entry["attributes"]:
-            if one["name"] not in set().union(*there) and not hasattr(target.value, one["name"]):
+            if one["name"] not in set().union(*defined) and not hasattr(target.value, one["name"]):
                 yield f"describes an attribute `{one['name']}` that it does not have: correct Attributes"
 
     def _return_gaps(self, target: Target, entry: Entry) -> Iterator[str]:
@@ -170,11 +170,11 @@ class DocstringChecker:
             yield f"does not say what it returns ({entry['return_type']}): add Returns"
 
     def _exception_gaps(self, target: Target, entry: Entry) -> Iterator[str]:
-        said = {one["type"]: self._find_exception(one["type"], target) for one in entry["raises"]}
-        for name, kind in said.items():
+        documented = {one["type"]: self._find_exception(one["type"], target) for one in entry["raises"]}
+        for name, kind in documented.items():
             if kind is None:
                 yield f"documents `{name}`, which is no exception that {target.module} knows: correct Raises"
-        known = tuple(kind for kind in said.values() if kind)
+        known = tuple(kind for kind in documented.values() if kind)
         for kind, line in self._raised_exceptions(target):
             if not issubclass(kind, known):
                 yield f"raises {kind.__name__} at line {line} and does not say so: add it to Raises"

@@ -9,7 +9,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from pagebuild.notebook.execute import Execution, execute_notebook
-from pagebuild.notebook.failure import Failure
+from pagebuild.notebook.failure import CellFailure
 from pagebuild.notebook.kind import NO_CODE, notebook_kind
 from pagebuild.notebook.page_notebook import build_notebook
 from pagebuild.notebook.recorded import fill_outputs, first_deviation
@@ -29,7 +29,7 @@ class BuiltNotebook:
     status: str  # PASS; NONE (there is no code in it); FAIL
     run: RecordedRun | None = None  # the run that its outputs are from
     execution: Execution | None = None  # how it went when it was executed
-    failure: Failure | None = None
+    failure: CellFailure | None = None
     result: Result | None = None  # that of the page, where the page itself failed
     findings: tuple[Finding, ...] = ()
 
@@ -84,7 +84,7 @@ class NotebookBuilder:
             run = self.run_finder.find(page)
             if run is None:
                 return BuiltNotebook(
-                    page, FAIL, failure=Failure(1, "what the page prints names this machine: print less")
+                    page, FAIL, failure=CellFailure(1, "what the page prints names this machine: print less")
                 )
         notebook = build_notebook(page, self.objects, facts, run)
         made = self._verify(notebook, page, run, is_new=run not in executed)
@@ -96,7 +96,7 @@ class NotebookBuilder:
     def _verify(self, notebook: NotebookNode, page: Page, run: RecordedRun, *, is_new: bool) -> BuiltNotebook:
         """Whether the notebook may be offered: without warnings, and as the page where it is executed."""
         for warning in run.record["warnings"]:
-            return BuiltNotebook(page, FAIL, run, failure=Failure(warning["line"], warning["message"]))
+            return BuiltNotebook(page, FAIL, run, failure=CellFailure(warning["line"], warning["message"]))
         if page.name not in self.executed or not is_new:
             return BuiltNotebook(page, PASS, run)
         place = self.folder / ".run" / page.language / page.name

@@ -14,10 +14,10 @@ import nbformat
 from nbformat import NotebookNode
 
 from pagebuild.notebook.child import FAILED
-from pagebuild.notebook.failure import Failure, find_failure, find_warning
+from pagebuild.notebook.failure import CellFailure, find_failure, find_warning
 from pagebuild.notebook.translate import LINE
 from pagetest.model.page import Page
-from pagetest.run.command import Outcome
+from pagetest.run.command import CommandOutcome
 from pagetest.run.environment import clean_environment
 from pagetest.run.session import Session
 
@@ -31,7 +31,7 @@ class Execution:
     notebook: NotebookNode
     seconds: float
     peak_bytes: int
-    failure: Failure | None = None
+    failure: CellFailure | None = None
 
 
 def execute_notebook(notebook: NotebookNode, page: Page, root: Path, place: Path, limit_seconds: float) -> Execution:
@@ -68,19 +68,19 @@ def _environment(root: Path, folder: Path) -> dict[str, str]:
     return clean | places
 
 
-def _find_failure(outcome: Outcome, notebook: NotebookNode, page: Page, folder: Path) -> Failure | None:
+def _find_failure(outcome: CommandOutcome, notebook: NotebookNode, page: Page, folder: Path) -> CellFailure | None:
     if outcome.timed_out:
         message = f"the notebook took longer than {outcome.seconds:.0f} s, and was at this cell"
-        return Failure(_running_cell_line(notebook, page, folder / "out.cell"), f"{message}: make the page faster")
+        return CellFailure(_running_cell_line(notebook, page, folder / "out.cell"), f"{message}: make the page faster")
     if outcome.returncode == FAILED:
         return find_failure(notebook, page)
     if outcome.returncode:
         log = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().split("\n")
         line = _running_cell_line(notebook, page, folder / "out.cell")
-        return Failure(line, f"the notebook could not be executed: {log[-1]}")
+        return CellFailure(line, f"the notebook could not be executed: {log[-1]}")
     if outcome.leftovers:
         left = "; ".join(f"process {one.pid} ({one.command})" for one in outcome.leftovers)
-        return Failure(page.command_line, f"the notebook left processes behind: {left}")
+        return CellFailure(page.command_line, f"the notebook left processes behind: {left}")
     return find_warning(notebook, page)
 
 

@@ -19,30 +19,30 @@ _ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: .*)?")
 
 
 @dataclass(frozen=True)
-class Failure:
+class CellFailure:
     """What went wrong."""
 
     line: int
     message: str
 
 
-def find_failure(notebook: NotebookNode, page: Page) -> Failure:
+def find_failure(notebook: NotebookNode, page: Page) -> CellFailure:
     """Finds the failure in an executed notebook."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     failed = next((cell for cell in cells for output in cell.outputs if output.output_type == "error"), None)
     if failed is None:
-        return Failure(page.command_line, "the kernel ended before the notebook did")
+        return CellFailure(page.command_line, "the kernel ended before the notebook did")
     found = _rank_failure(failed, page)
     return found or _cell_failure(failed, cells)
 
 
-def find_warning(notebook: NotebookNode, page: Page) -> Failure | None:
+def find_warning(notebook: NotebookNode, page: Page) -> CellFailure | None:
     """The first warning that readers of the notebook would see."""
     for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
         if match := WARNING.search(_COLOR.sub("", text)):
             file, line, message = match.groups()
-            return Failure(_line_of_warning(file, int(line), cell, page), f"{message}: correct what causes it")
+            return CellFailure(_line_of_warning(file, int(line), cell, page), f"{message}: correct what causes it")
     return None
 
 
@@ -54,7 +54,7 @@ def _line_of_warning(file: str, line: int, cell: NotebookNode, page: Page) -> in
     return start + line - 1 if "ipykernel_" in file else start
 
 
-def _cell_failure(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:
+def _cell_failure(failed: NotebookNode, cells: Sequence[NotebookNode]) -> CellFailure:
     """The innermost frame that lies in a cell of the page."""
     error = next(output for output in failed.outputs if output.output_type == "error")
     message = f"{error.ename}: {error.evalue}".split("\n")[0]
@@ -62,11 +62,11 @@ def _cell_failure(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failur
     frames = _CELL_FRAME.findall(_COLOR.sub("", "\n".join(error.traceback)))
     for count, line in reversed(frames):
         if count in by_count:
-            return Failure(by_count[count].metadata[LINE] + int(line) - 1, message)
-    return Failure(failed.metadata.get(LINE, 1), message)
+            return CellFailure(by_count[count].metadata[LINE] + int(line) - 1, message)
+    return CellFailure(failed.metadata.get(LINE, 1), message)
 
 
-def _rank_failure(failed: NotebookNode, page: Page) -> Failure | None:
+def _rank_failure(failed: NotebookNode, page: Page) -> CellFailure | None:
     """The traceback of the rank that failed first: line N of the program is line N of the page."""
     text = "".join(output.text for output in failed.outputs if output.output_type == "stream")
     error = next(output for output in failed.outputs if output.output_type == "error")
@@ -77,7 +77,7 @@ def _rank_failure(failed: NotebookNode, page: Page) -> Failure | None:
     return next((failure for failure in found if failure), None)
 
 
-def _traceback(lines: Sequence[str], page: Page) -> Failure | None:
+def _traceback(lines: Sequence[str], page: Page) -> CellFailure | None:
     """The innermost line of the page in the first traceback, and its error."""
     frame = re.compile(rf'\s*File "(?:.*/)?{re.escape(page.stem)}\.py", line (\d+)')
     place = None
@@ -85,7 +85,7 @@ def _traceback(lines: Sequence[str], page: Page) -> Failure | None:
         if match := frame.match(line):
             place = int(match.group(1))
         elif place and not line.startswith((" ", "Traceback")) and _ERROR.fullmatch(line):
-            return Failure(place, line)
+            return CellFailure(place, line)
     return None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from pagebuild.notebook.failure import Failure
+from pagebuild.notebook.failure import CellFailure
 from pagebuild.notebook.kind import SEVERAL_RANKS, notebook_kind
 from pagebuild.notebook.translate import LINE, TYPES
 from pagetest.model.page import Page
@@ -30,12 +30,12 @@ def fill_outputs(notebook: NotebookNode, page: Page, run: RecordedRun) -> None:
     notebook.metadata.language_info = {"name": "python", "file_extension": ".py", "version": python}
 
 
-def first_deviation(notebook: NotebookNode, page: Page, run: RecordedRun) -> Failure | None:
+def first_deviation(notebook: NotebookNode, page: Page, run: RecordedRun) -> CellFailure | None:
     """Where an executed notebook shows something else than the recorded run."""
     return next(_deviations(notebook, page, run), None)
 
 
-def _deviations(notebook: NotebookNode, page: Page, run: RecordedRun) -> Iterator[Failure]:
+def _deviations(notebook: NotebookNode, page: Page, run: RecordedRun) -> Iterator[CellFailure]:
     expected = _expected_outputs(page, run.printed)
     wanted = (
         ["\n".join([*expected, WILDCARD])] if notebook_kind(page) == SEVERAL_RANKS else expected
@@ -45,15 +45,15 @@ def _deviations(notebook: NotebookNode, page: Page, run: RecordedRun) -> Iterato
         printed = "".join(output.text for output in streams).partition(_OTHER_RANKS)[0]
         line = cell.metadata[LINE]
         if bool(normalize_lines(printed)) != bool(normalize_lines(recorded)):
-            yield Failure(
+            yield CellFailure(
                 line, f"this cell prints {_truncated(printed)}, and the page's run printed {_truncated(recorded)}"
             )
         elif differs := first_difference(text, printed):
             found = f"{_truncated(differs.printed)} where the page's run printed {_truncated(differs.expected)}"
-            yield Failure(line, f"this cell prints {found}: a notebook must do what the page does")
+            yield CellFailure(line, f"this cell prints {found}: a notebook must do what the page does")
         drawn = sum(_SVG in output.get("data", {}) for output in cell.outputs)
         if drawn < sum(file.suffix == ".svg" for file in figures):
-            yield Failure(line, f"this cell shows {drawn} drawings of the {len(figures)} that the page's run drew")
+            yield CellFailure(line, f"this cell shows {drawn} drawings of the {len(figures)} that the page's run drew")
 
 
 def _cells_with_outputs(

@@ -91,11 +91,11 @@ def run(options: argparse.Namespace, root: Path) -> int:
     except UsageError as error:
         sys.stderr.write(f"docs_build.py sphinx: {error}\n")
         return USAGE
-    orders = [SiteBuild(root, source, output, work, language, modules, options.check) for language in languages]
+    builds = [SiteBuild(root, source, output, work, language, modules, options.check) for language in languages]
     failed = False
     context = multiprocessing.get_context("spawn")  # see [Note: one process for each language]
-    with ProcessPoolExecutor(len(orders), mp_context=context) as pool:
-        for outcome in pool.map(build_site, orders):
+    with ProcessPoolExecutor(len(builds), mp_context=context) as pool:
+        for outcome in pool.map(build_site, builds):
             failed = failed or bool(outcome.findings)
             sys.stdout.writelines(f"{finding}\n" for finding in outcome.findings)
             where, counts = outcome.build.target, with_count(len(outcome.findings), "finding")
@@ -114,23 +114,23 @@ def affected_languages(root: Path, source: Path, base: str = "") -> tuple[str, .
     return original, *(one for one in others if any(path.is_relative_to(source / one) for path in changed))
 
 
-def build_site(order: SiteBuild) -> SiteResult:
+def build_site(site_build: SiteBuild) -> SiteResult:
     """Builds one site."""
     start = time.monotonic()
-    inventory = Inventory(Resolver(library_of(order.root)))
-    configuration = order.root / "docs" / "sphinx"
-    tree = Tree(order.source)
-    find = current_runs(order.root, tree, record_folders(order.root, order.source.parent))
-    sources = SphinxSources(tree, inventory, order.work, configuration / "locale", order.modules, find)
-    pages = sources.write(order.language)
+    inventory = Inventory(Resolver(library_of(site_build.root)))
+    configuration = site_build.root / "docs" / "sphinx"
+    tree = Tree(site_build.source)
+    find = current_runs(site_build.root, tree, record_folders(site_build.root, site_build.source.parent))
+    sources = SphinxSources(tree, inventory, site_build.work, configuration / "locale", site_build.modules, find)
+    pages = sources.write(site_build.language)
     site = SphinxSite(
-        order.language,
+        site_build.language,
         configuration,
-        order.work / order.language,
-        order.target,
-        BUILDER if order.check else "html",
+        site_build.work / site_build.language,
+        site_build.target,
+        BUILDER if site_build.check else "html",
         inventory.resolver,
-        order.modules,
+        site_build.modules,
     )
     findings = site.build(pages)
-    return SiteResult(order, len(pages), tuple(findings), time.monotonic() - start)
+    return SiteResult(site_build, len(pages), tuple(findings), time.monotonic() - start)

@@ -19,7 +19,7 @@ from pagebuild.api.signature import format_parameters, signature_of
 from pagebuild.api.target import Resolver
 from pagebuild.sphinx import formulas
 from pagebuild.sphinx.check_builder import check_doctree
-from pagebuild.sphinx.links import Linker
+from pagebuild.sphinx.links import LinkResolver
 from pagebuild.sphinx.modules import describe_object
 
 
@@ -80,7 +80,7 @@ def _glossary_terms(glossary: Path) -> list[str]:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Registers everything with Sphinx."""
     inventory = Inventory(Resolver(library_of(Path(app.confdir).parents[1])))
-    linker = Linker(inventory)
+    linker = LinkResolver(inventory)
     app.add_config_value("api_modules", tuple(inventory.resolver.library.modules), "env")
     app.add_directive("api-object", type("ApiObject", (ApiObject,), {"inventory": inventory}))
     app.add_html_math_renderer("mathml", (formulas.visit_inline, None), (formulas.visit_block, None))

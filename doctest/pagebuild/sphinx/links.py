@@ -24,7 +24,7 @@ _VARIABLES = (TypeVar, ParamSpec)
 _LINKS = (addnodes.pending_xref, nodes.reference, nodes.title)
 
 
-class Linker:
+class LinkResolver:
     """Resolves words of docstrings, and references that Sphinx does not find, to links."""
 
     def __init__(self, inventory: Inventory) -> None:

@@ -64,9 +64,6 @@ class _LineEdits:
     def replace(self, line: int, *texts: str) -> None:
         self.changed[line] = list(texts)
 
-    def insert_before(self, line: int, *texts: str) -> None:
-        self.changed[line] = [*texts, *self.current(line)]
-
     def insert_after(self, line: int, *texts: str) -> None:
         self.changed[line] = [*self.current(line), *texts]
 

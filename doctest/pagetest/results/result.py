@@ -8,7 +8,7 @@ from typing import Any
 from pagetest.finding import Finding, display_path
 from pagetest.model.page import Page
 from pagetest.model.script import Script
-from pagetest.run.verdict import Failure
+from pagetest.run.failure import Failure
 
 PASS, SAME, FAIL, NONE = "PASS", "SAME", "FAIL", "NONE"
 

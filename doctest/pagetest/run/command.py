@@ -48,7 +48,7 @@ def start_command(words: Sequence[str], folder: Path, environment: Mapping[str, 
 
 
 @dataclass(frozen=True)
-class Leftover:
+class LeftoverProcess:
     """A process that was still there after its command had ended."""
 
     pid: int
@@ -56,11 +56,11 @@ class Leftover:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandOutcome:
     """How a session ended."""
 
     returncode: int
     timed_out: bool  # whether the limit was reached
     seconds: float
     peak_bytes: int
-    leftovers: tuple[Leftover, ...]  # processes that outlived the command; they have been killed
+    leftovers: tuple[LeftoverProcess, ...]  # processes that outlived the command; they have been killed

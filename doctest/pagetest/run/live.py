@@ -10,7 +10,7 @@ from typing import Any
 
 from pagetest.finding import display_path
 from pagetest.model.page import Heading, Page
-from pagetest.run.evidence import Evidence
+from pagetest.run.events import RunEvents
 from pagetest.run.probe.page_output import CapturedOutput
 
 NEWLINE = "\n"
@@ -28,7 +28,7 @@ class LiveView:
     """Shows the headings of a page as its blocks are reached, what rank 0 prints, and the figures that it draws."""
 
     page: Page
-    evidence: Evidence
+    events: RunEvents
     folder: Path
     _num_blocks: int = 0
     _num_bytes: int = 0
@@ -38,9 +38,9 @@ class LiveView:
 
     def show_new(self) -> None:
         """Shows what is new since it was called last."""
-        printed = CapturedOutput(self.evidence.folder)
+        printed = CapturedOutput(self.events.folder)
         size = printed.size if printed.is_requested else 0
-        blocks = Evidence(self.evidence.folder, self.evidence.script).blocks
+        blocks = RunEvents(self.events.folder, self.events.script).block_events
         for block in blocks[self._num_blocks :]:
             self._print_output(printed.file, block["size"])
             self._print_lines(f"figure: {display_path(self.folder / name)}" for name in block["drawn"])

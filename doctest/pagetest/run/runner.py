@@ -1,4 +1,4 @@
-"""Runs one page: its script, its folder, its command, its verdict."""
+"""Runs one page: its script, its folder, its command, its result."""
 
 import fcntl
 import marshal
@@ -20,11 +20,11 @@ from pagetest.results.result import FAIL, PASS, Figure, Result, result_without_r
 from pagetest.run.command import StartCommand, start_command
 from pagetest.run.device import Device
 from pagetest.run.environment import page_environment
-from pagetest.run.evidence import Evidence
+from pagetest.run.events import RunEvents
+from pagetest.run.failure import Failure, find_failure
 from pagetest.run.live import LiveView
 from pagetest.run.probe.page_output import FIGURES, CapturedOutput
 from pagetest.run.python_warnings import python_warnings
-from pagetest.run.verdict import Failure, find_failure
 from pagetest.slots import slots_needed
 
 PROTECTED_FOLDERS = (".git", "benchmarks", "csrc", "docs", "doctest", "examples", "src", "tests")
@@ -60,11 +60,11 @@ class Runner:
             file.write_text(script.text, encoding="utf-8", newline="\n")
             return self._run_command(page, script, file, Path(reports))
 
-    def _sampler(self, page: Page, printed: CapturedOutput, evidence: Evidence) -> Callable[[], None]:
+    def _sampler(self, page: Page, printed: CapturedOutput, events: RunEvents) -> Callable[[], None]:
         """What is done again and again while the page runs."""
         if not self.live:
             return printed.copy_new
-        view = LiveView(page, evidence, self.script_file(page).parent)
+        view = LiveView(page, events, self.script_file(page).parent)
 
         def follow() -> None:
             printed.copy_new()
@@ -80,7 +80,7 @@ class Runner:
         protected = [f"{folder}/" for folder in (page.tree, *(self.root / name for name in PROTECTED_FOLDERS))]
         compiled = {"code": marked.code, "marks": marked.names, "last": marked.last, "protected": protected}
         (reports / f"code.{sys.implementation.cache_tag}").write_bytes(marshal.dumps(compiled))
-        evidence = Evidence(reports, file)
+        events = RunEvents(reports, file)
         environment = self.device.add_to_environment(page_environment(os.environ, self.root, file, reports))
         log = file.parent / "log.txt"
         printed.request(log)
@@ -90,9 +90,9 @@ class Runner:
             environment,
             log,
             self.limit_seconds,
-            evidence.request_stacks,
+            events.request_stacks,
             self.echo,
-            self._sampler(page, printed, evidence),
+            self._sampler(page, printed, events),
             self.start,
         )
         try:
@@ -100,21 +100,21 @@ class Runner:
         except OSError as error:
             failure = Failure(page.command_line, f"the command cannot be started: {error.strerror}: install it")
             return replace(result_without_run(page, script, FAIL), failure=failure)
-        by_block = {block.line: evidence.printed.get(block.line, "") for block in page.runnable}
-        failure = find_failure(page, marked.marks, outcome, evidence, self.device)
-        stale = () if failure else tuple(stale_outputs(page, by_block, evidence.device.partition(" ")[0]))
+        by_block = {block.line: events.printed.get(block.line, "") for block in page.runnable}
+        failure = find_failure(page, marked.marks, outcome, events, self.device)
+        stale = () if failure else tuple(stale_outputs(page, by_block, events.device.partition(" ")[0]))
         return Result(
             page.name,
             page.language,
             page.path,
             FAIL if failure or stale else PASS,
             command=page.command,
-            device=evidence.device,
-            backend=evidence.backend,
-            world=evidence.world_size,
+            device=events.device,
+            backend=events.backend,
+            world=events.world_size,
             seconds=round(outcome.seconds, 2),
             peak_bytes=outcome.peak_bytes,
-            lines_run=len(executed_lines(marked.marks, evidence.reached(0))),
+            lines_run=len(executed_lines(marked.marks, events.reached(0))),
             lines_total=len(statement_lines(marked.marks)),
             outputs_matched=0 if failure else len(expected) - len(stale),
             outputs_total=len(expected),
@@ -123,7 +123,7 @@ class Runner:
             failure=failure,
             log=log,
             warnings=tuple(python_warnings(log.read_text(encoding="utf-8", errors="replace"), page)),
-            figures=tuple(_figures(page, file.parent, evidence.figure_lines)),
+            figures=tuple(_figures(page, file.parent, events.figure_lines)),
             printed=by_block,
         )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from pagetest.run.command import Command, Leftover, Outcome, StartCommand, start_command
+from pagetest.run.command import Command, CommandOutcome, LeftoverProcess, StartCommand, start_command
 
 SAMPLE_SECONDS = 0.1
 GRACE_SECONDS = 3.0
@@ -43,7 +43,7 @@ class Session:
     _seen_processes: set[psutil.Process] = field(default_factory=set)
     _other_children: set[psutil.Process] = field(default_factory=set)
 
-    def run(self) -> Outcome:
+    def run(self) -> CommandOutcome:
         """Runs the command to its end, and leaves no process behind, whatever happens."""
         adopt_orphans()
         self._other_children = set(psutil.Process().children(recursive=True))
@@ -61,7 +61,7 @@ class Session:
             self._kill(command)
             self._show_log()
             self._clear_shared_memory()
-        return Outcome(command.wait(), timed_out, seconds, self._peak_bytes, leftovers)
+        return CommandOutcome(command.wait(), timed_out, seconds, self._peak_bytes, leftovers)
 
     def _sample_until_end(self, command: Command, deadline: float) -> bool:
         """Samples until the command has ended; False when the time is up before."""
@@ -90,13 +90,13 @@ class Session:
                     living += [process] if process.status() != psutil.STATUS_ZOMBIE else []
         return living
 
-    def _leftovers(self, command: Command) -> tuple[Leftover, ...]:
+    def _leftovers(self, command: Command) -> tuple[LeftoverProcess, ...]:
         """What is still there when helpers that end with their parent have had a moment to do so."""
         self._wait_for_end(command, LINGER_SECONDS)
         found = []
         for process in self._living_processes():
             with suppress(psutil.Error):
-                found.append(Leftover(process.pid, " ".join(process.cmdline())))
+                found.append(LeftoverProcess(process.pid, " ".join(process.cmdline())))
         return tuple(found)
 
     def _terminate(self, command: Command) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from pagebuild import cli
 from pagebuild.notebook.execute import Execution
-from pagebuild.notebook.failure import Failure
+from pagebuild.notebook.failure import CellFailure
 from pagetest.results.records import Records
 from pagetest.results.sample import sample
 
@@ -201,7 +201,7 @@ def test_a_page_that_fails_has_no_notebook(pages) -> None:
 def test_a_warning_that_readers_would_see_is_a_failure(pages, executions) -> None:
     pages.write("lesson", page("import warnings\nwarnings.warn('old', stacklevel=1)"))
     english, _ = pages.make("lesson", execute=True)
-    assert english.failure == Failure(5, "UserWarning: old: correct what causes it")
+    assert english.failure == CellFailure(5, "UserWarning: old: correct what causes it")
     assert not executions
     assert not pages.builder().notebook_file(english.page).exists()
 
@@ -244,7 +244,7 @@ def test_a_figure_that_the_notebook_does_not_show_is_a_failure(pages) -> None:
     code = f"from pathlib import Path\nif {IN_A_SCRIPT}:\n    Path('a.svg').touch()\nx = 1"
     pages.write("lesson", page(code))
     english, _ = pages.make("lesson", execute=True)
-    assert english.failure == Failure(4, "this cell shows 0 drawings of the 1 that the page's run drew")
+    assert english.failure == CellFailure(4, "this cell shows 0 drawings of the 1 that the page's run drew")
 
 
 def test_several_ranks_must_print_the_same_too(pages) -> None:

@@ -6,7 +6,7 @@ from nbformat import NotebookNode
 
 from pagebuild.notebook.builder import BuiltNotebook
 from pagebuild.notebook.execute import Execution
-from pagebuild.notebook.failure import Failure, find_failure, find_warning
+from pagebuild.notebook.failure import CellFailure, find_failure, find_warning
 from pagebuild.notebook.report import report_lines, summary
 from pagetest.results.records import Records
 from pagetest.results.run_finder import RecordedRun
@@ -60,20 +60,20 @@ def test_the_innermost_cell_of_the_page_counts(parse) -> None:
         code(count=2, line=10),
         code(error("KeyError", "'a'\nb", *frames), count=3, line=30),
     ]
-    assert find_failure(notebook(*cells), parse(PAGE)) == Failure(16, "KeyError: 'a'")
+    assert find_failure(notebook(*cells), parse(PAGE)) == CellFailure(16, "KeyError: 'a'")
 
 
 def test_a_failure_outside_of_the_pages_cells_is_told_at_the_cell(parse) -> None:
     failed = code(error("OSError", "x", "File /lib/other.py:99"), line=30)
-    assert find_failure(notebook(failed), parse(PAGE)) == Failure(30, "OSError: x")
+    assert find_failure(notebook(failed), parse(PAGE)) == CellFailure(30, "OSError: x")
 
 
 @pytest.mark.parametrize(
     ("rank", "failure"),
     [
-        ("1", Failure(5, "ValueError: on rank 1")),
-        ("2", Failure(4, "ConnectionError: the peer is gone")),
-        ("3", Failure(5, "ValueError: on rank 1")),
+        ("1", CellFailure(5, "ValueError: on rank 1")),
+        ("2", CellFailure(4, "ConnectionError: the peer is gone")),
+        ("3", CellFailure(5, "ValueError: on rank 1")),
     ],
 )
 def test_a_program_of_several_ranks_is_told_by_the_rank_that_failed_first(parse, rank, failure) -> None:
@@ -83,7 +83,9 @@ def test_a_program_of_several_ranks_is_told_by_the_rank_that_failed_first(parse,
 
 def test_a_program_that_ends_without_a_traceback_is_told_at_its_command(parse) -> None:
     failed = code(stream("Killed\n"), error("RuntimeError", "the program ended with exit code 9"), line=9)
-    assert find_failure(notebook(failed), parse(PAGE)) == Failure(9, "RuntimeError: the program ended with exit code 9")
+    assert find_failure(notebook(failed), parse(PAGE)) == CellFailure(
+        9, "RuntimeError: the program ended with exit code 9"
+    )
 
 
 def test_a_notebook_without_an_error_lost_its_kernel(parse) -> None:
@@ -113,7 +115,7 @@ def test_words_about_warnings_are_none(parse) -> None:
 def test_the_report_reads_like_the_harness(parse) -> None:
     page = parse(PAGE)
     page.path.write_text("\n".join(page.lines))
-    execution = Execution(notebook(code(count=1), code(count=None)), 9.14, 1_280_000_000, Failure(5, "ValueError"))
+    execution = Execution(notebook(code(count=1), code(count=None)), 9.14, 1_280_000_000, CellFailure(5, "ValueError"))
     failed = BuiltNotebook(page, "FAIL", execution=execution, failure=execution.failure)
     first, place, *excerpt = report_lines(failed, 8)
     assert first == "en      lesson     FAIL  cells 1/2  9.1 s  peak 1.28 GB"

@@ -10,7 +10,7 @@ import pytest
 from pagebuild import cli
 from pagebuild.site import command, coverage
 from pagebuild.site.front_matter import PageFacts, front_matter
-from pagebuild.site.render.complaints import ComplaintLocator
+from pagebuild.site.render.build_errors import BuildErrorLocator
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser, quiet_environment
 from pagebuild.site.render.site import Website
 
@@ -25,7 +25,7 @@ SAYS = """\x1b[31m[ERROR]\x1b[0m Client bundle compiled with errors therefore fu
 
 
 @pytest.fixture
-def places(docs) -> ComplaintLocator:
+def places(docs) -> BuildErrorLocator:
     website = docs.root / "website"
     pages = {
         "docs/basics/lesson.md": ("docs/source/en/basics/lesson.md", "tutorial"),
@@ -34,7 +34,7 @@ def places(docs) -> ComplaintLocator:
     }
     for name, (source, kind) in pages.items():
         docs.write(f"website/{name}", front_matter("basics/lesson", "en", PageFacts(source, None, kind)) + LINKS)
-    return ComplaintLocator(docs.root, website)
+    return BuildErrorLocator(docs.root, website)
 
 
 def found(places, log: str) -> list[str]:

@@ -9,7 +9,7 @@ from sphinx import addnodes
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.library import Library
 from pagebuild.api.target import Resolver
-from pagebuild.sphinx.links import Linker, find_in_module, import_object
+from pagebuild.sphinx.links import LinkResolver, find_in_module, import_object
 
 pytestmark = pytest.mark.project
 
@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def linker() -> Linker:
-    return Linker(Inventory(Resolver(Library(ROOT, ROOT / "src" / "colossal"))))
+def linker() -> LinkResolver:
+    return LinkResolver(Inventory(Resolver(Library(ROOT, ROOT / "src" / "colossal"))))
 
 
-def resolved(linker: Linker, name: str, inside: str = "", domain: str = "py") -> bool:
+def resolved(linker: LinkResolver, name: str, inside: str = "", domain: str = "py") -> bool:
     """Whether a name that Sphinx did not find passes, inside the description of an object or outside of any."""
     node = addnodes.pending_xref("", refdomain=domain, reftarget=name)
     module, _, fullname = inside.rpartition(".")

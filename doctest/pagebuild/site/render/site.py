@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagebuild.site.render.complaints import ComplaintLocator
+from pagebuild.site.render.build_errors import BuildErrorLocator
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser
 from pagetest.finding import with_count
-from pagetest.run.command import Outcome
+from pagetest.run.command import CommandOutcome
 from pagetest.run.session import Session
 
 LIMIT_SECONDS = 1800.0
@@ -37,7 +37,7 @@ class Website:
         outcome = self._run(npm.command("npm", "run", "build"), "site.log")
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         log = (self._logs / "site.log").read_text(encoding="utf-8", errors="replace")
-        findings = ComplaintLocator(self.root, self.website).findings(log)
+        findings = BuildErrorLocator(self.root, self.website).findings(log)
         _print_lines(*findings)
         if outcome.returncode or outcome.timed_out or findings:
             _print_lines(
@@ -83,7 +83,7 @@ class Website:
     def _logs(self) -> Path:
         return self.root / "build" / "logs"
 
-    def _run(self, words: Sequence[str], log: str, more: Mapping[str, str] | None = None) -> Outcome:
+    def _run(self, words: Sequence[str], log: str, more: Mapping[str, str] | None = None) -> CommandOutcome:
         self._logs.mkdir(parents=True, exist_ok=True)
         environment = dict(self.environment) | dict(more or {})
         session = Session(words, self.website, environment, self._logs / log, LIMIT_SECONDS, lambda: None, echo=True)

@@ -1,4 +1,4 @@
-"""The evidence: what the probes of a page's processes wrote down while it ran."""
+"""The events of a run: what the probes of its processes recorded, what was printed and drawn, and stack samples."""
 
 import ast
 import math
@@ -24,7 +24,7 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 @dataclass(frozen=True)
 class StackSample:
-    """Where a rank was when it was asked."""
+    """Where a rank was when its stack was requested."""
 
     rank: int
     line: int  # the page's line, 0 where the page was not on the stack
@@ -33,14 +33,14 @@ class StackSample:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What is known of a run."""
+class RunEvents:
+    """What the processes of a page recorded while it ran."""
 
     folder: Path
     script: Path
 
     @cached_property
-    def events(self) -> tuple[dict[str, Any], ...]:
+    def all_events(self) -> tuple[dict[str, Any], ...]:
         """All events in the order of their time."""
         file = self.folder / "events"
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
@@ -48,7 +48,7 @@ class Evidence:
 
     def events_of(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""
-        return [event for event in self.events if event["kind"] == kind]
+        return [event for event in self.all_events if event["kind"] == kind]
 
     @property
     def has_started(self) -> bool:
@@ -56,7 +56,7 @@ class Evidence:
         return any(event["main"] for event in self.events_of("started"))
 
     @property
-    def failures(self) -> list[dict[str, Any]]:
+    def failure_events(self) -> list[dict[str, Any]]:
         """How the processes that ran the page failed before their time was up, the first one first."""
         limit = min((event["time"] for event in self.events_of("asked")), default=math.inf)
         found = [event for event in self.events_of("failed") if event["pid"] in self._mains]
@@ -66,7 +66,7 @@ class Evidence:
         return sorted((event for event in found if event["time"] < limit), key=lambda event: event["time"])
 
     @property
-    def unfinished(self) -> list[dict[str, Any]]:
+    def unfinished_events(self) -> list[dict[str, Any]]:
         """The processes that ran the page and did not come to its end."""
         ended = {event["pid"] for event in self.events_of("ended")}
         return [event for event in self.events_of("started") if event["main"] and event["pid"] not in ended]
@@ -102,17 +102,17 @@ class Evidence:
     @property
     def printed(self) -> dict[int, str]:
         """What each block printed on rank 0, by the block's line."""
-        blocks = self.blocks
+        blocks = self.block_events
         return printed_by_block(blocks, CapturedOutput(self.folder).file.read_bytes()) if blocks else {}
 
     @property
     def figure_lines(self) -> dict[str, int]:
         """The line of the block that drew each figure last; what was drawn after the last block is not in it."""
-        blocks = self.blocks
+        blocks = self.block_events
         return {name: before["line"] for before, block in pairwise(blocks) for name in block["drawn"]}
 
     @property
-    def blocks(self) -> list[dict[str, Any]]:
+    def block_events(self) -> list[dict[str, Any]]:
         """Where rank 0 went from block to block."""
         first = next(
             (event["pid"] for event in self.events_of("started") if event["main"] and event["rank"] == 0), None
@@ -129,7 +129,7 @@ class Evidence:
         with (self.folder / "events").open("a", encoding="utf-8") as events:
             events.write(f"{ {'kind': 'asked', 'time': time.time()}!r}\n")
         asked = []
-        for event in Evidence(self.folder, self.script).events_of("started"):
+        for event in RunEvents(self.folder, self.script).events_of("started"):
             with suppress(ProcessLookupError):
                 os.kill(event["pid"], signal.SIGUSR1)
                 asked.append(self.folder / f"stacks.{event['rank']}.{event['pid']}")

@@ -1,4 +1,4 @@
-"""What Docusaurus complains of, said in the author's files and lines."""
+"""The errors and warnings of Docusaurus, at the author's files and lines."""
 
 import json
 import re
@@ -22,7 +22,7 @@ _FOLDERS = ("docs", "i18n/zh-Hans/docusaurus-plugin-content-docs/current")
 
 
 @dataclass(frozen=True)
-class ComplaintLocator:
+class BuildErrorLocator:
     """Finds the author's place for one of the website."""
 
     root: Path
