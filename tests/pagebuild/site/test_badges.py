@@ -38,7 +38,7 @@ def test_devices_are_kept_apart(docs) -> None:
 
 def test_the_pretend_device_has_a_badge_of_its_own_and_shows_no_outputs(docs) -> None:
     assert states(docs, docs.record(device="pretend", backend="pretend")) == {"pretend": "verified"}
-    assert shown_run(docs.page(), docs.coverage().results.find) is None
+    assert shown_run(docs.page(), docs.coverage().results.find_run) is None
 
 
 @pytest.mark.parametrize(
