@@ -11,22 +11,12 @@ BASE_HELP = "the revision that a change is compared with (where the branch left 
 _MAIN_BRANCHES = ("origin/HEAD", "origin/main", "main")
 
 
-def files_of_change(root: Path, base: str = "") -> tuple[str, frozenset[Path] | None]:
-    """The files that differ from the base of a change, committed or not.
-
-    Args:
-        root: The project's root.
-        base: A revision to compare with. By default the commit where this branch left the main one; on the main branch
-            the commit before.
-
-    Returns:
-        The base, and the files. Where there is no base (no repository, or a clone of a single commit), an empty name
-        and None: whoever asks must assume that anything may have changed.
-
-    Raises:
-        UsageError: A base is given, and git does not know it.
-    """
-    found = base or _base(root)
+def changed_files_since_base(root: Path, base: str = "") -> tuple[str, frozenset[Path] | None]:
+    """The files that differ from the base of a change, committed or not."""
+    # By default the base is the commit where this branch left the main one; on the main branch, the commit
+    # before. Without a base (no repository, or a clone of a single commit) the result is "", None: anything may
+    # have changed.
+    found = base or _find_base(root)
     return found, changed_files(root, found) if found else None
 
 
@@ -40,7 +30,7 @@ def git_output(root: Path, *words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _base(root: Path) -> str:
+def _find_base(root: Path) -> str:
     head = git_output(root, "rev-parse", "HEAD")
     bases = (git_output(root, "merge-base", branch, "HEAD") for branch in _MAIN_BRANCHES)
     left = next((base for base in bases if base and base != head), "")

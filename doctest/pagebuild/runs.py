@@ -9,17 +9,17 @@ from typing import Any
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Block, Page
 from pagetest.model.tree import Tree
-from pagetest.outputs.matching import WILD
-from pagetest.outputs.shown import outputs_of
-from pagetest.results.fitting import Fitting, RecordedRun
+from pagetest.outputs.blocks import outputs_of
+from pagetest.outputs.matching import WILDCARD
 from pagetest.results.recorder import run_facts
-from pagetest.results.records import RECORDS, Records
+from pagetest.results.records import FOLDER_NAME, Records
+from pagetest.results.run_finder import RecordedRun, RunFinder
 
 DEVICES = ("cpu", "cuda")
 """What readers are told about, in this order."""
 
 PRETEND = "pretend"
-"""What the badge of a page tells about besides: it refuses what a GPU refuses, and is none."""
+"""What the badge of a page also shows: a simulated device that rejects what a GPU rejects."""
 
 _FENCE = re.compile(r"^ {0,3}(`{3,})", re.MULTILINE)
 
@@ -28,34 +28,19 @@ FindRun = Callable[[Page, str], RecordedRun | None]
 
 
 def record_folders(root: Path, docs: Path) -> tuple[Path, ...]:
-    """Where the runs of pages are recorded: those of this checkout, then those that were committed.
-
-    Args:
-        root: The project's root.
-        docs: The folder beside whose pages the committed records lie.
-    """
-    return root / "build" / "docs" / RECORDS, docs / RECORDS
+    """Where the runs of pages are recorded: those of this checkout, then those that were committed."""
+    return root / "build" / "docs" / FOLDER_NAME, docs / FOLDER_NAME
 
 
-def present_runs(root: Path, tree: Tree, folders: Sequence[Path]) -> FindRun:
-    """Finds the runs of pages that are still written on: those that would come out the same now.
-
-    Args:
-        root: The project's root.
-        tree: The pages.
-        folders: Where their runs are recorded, first there first.
-    """
+def current_runs(root: Path, tree: Tree, folders: Sequence[Path]) -> FindRun:
+    """Finds the runs of pages that are still written on: those that would come out the same now."""
     records, graph = [Records(folder) for folder in folders], ImportGraph(root / "src")
     facts = cache(partial(run_facts, root))
-    return lambda page, device: Fitting(records, tree, graph, device, facts(device)).find(page)
+    return lambda page, device: RunFinder(records, tree, graph, device, facts(device)).find(page)
 
 
 def released_runs(folder: Path) -> FindRun:
-    """Finds the runs of a released version, which holds no others than those that held when it was frozen.
-
-    Args:
-        folder: Where they are recorded.
-    """
+    """Finds the runs of a released version, which holds no others than those that held when it was frozen."""
     records = Records(folder)
 
     def find(page: Page, device: str) -> RecordedRun | None:
@@ -70,35 +55,28 @@ def shown_run(page: Page, find: FindRun) -> RecordedRun | None:
     return next((run for device in DEVICES if (run := find(page, device))), None)
 
 
-def machine_of(record: Mapping[str, Any]) -> str:
+def machine_name(record: Mapping[str, Any]) -> str:
     """What a page ran on, in a word or two: the processor, or that it was a GPU, whose name no record knows."""
     return record.get("processor") or "CPU" if record["device"] == DEVICES[0] else "GPU"
 
 
 def shown_outputs(page: Page, run: RecordedRun | None) -> dict[Block, str]:
-    """What readers see in the place of output blocks with `...`: what was really printed.
-
-    Where no run holds there is nothing to show: an older one may have printed what the code no longer does.
-
-    Args:
-        page: The page.
-        run: The run that holds for it.
-
-    Returns:
-        The text, without a line end after it, of each block that says less.
-    """
+    """What readers see in the place of output blocks with `...`: what was really printed."""
+    # Where no run holds there is nothing to show: an older one may have printed what the code no longer does.
     if run is None:
         return {}
-    printed = {block.line: _trimmed(text) for block, text in zip(page.runnable, run.printed, strict=True)}
-    texts = {output.block: printed[output.python.line] for output in outputs_of(page) if WILD in output.block.source}
-    return {block: text for block, text in texts.items() if text != _trimmed(block.source)}
+    printed = {block.line: _strip_blank_edges(text) for block, text in zip(page.runnable, run.printed, strict=True)}
+    texts = {
+        output.block: printed[output.python.line] for output in outputs_of(page) if WILDCARD in output.block.source
+    }
+    return {block: text for block, text in texts.items() if text != _strip_blank_edges(block.source)}
 
 
-def fence_around(text: str) -> str:
+def make_fence(text: str) -> str:
     """A fence of Markdown that no line of a text can close."""
     return "`" * max([3, *(len(marks) + 1 for marks in _FENCE.findall(text))])
 
 
-def _trimmed(text: str) -> str:
+def _strip_blank_edges(text: str) -> str:
     """The text without blank lines around it, and without blanks at the ends of its lines."""
     return "\n".join(line.rstrip() for line in re.split(r"\r\n|\n|\r", text)).strip("\n")

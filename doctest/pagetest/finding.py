@@ -1,16 +1,16 @@
-"""A finding: one thing that is wrong with a page, at its Markdown line."""
+"""A finding: one thing that is wrong with a page; and the error of a wrong call."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """The path as a reader would type it: relative where it lies below the working directory."""
     return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 
-def counted(number: int, noun: str) -> str:
+def with_count(number: int, noun: str) -> str:
     """The number with its noun, in the singular where there is one."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -24,4 +24,8 @@ class Finding:
     message: str
 
     def __str__(self) -> str:
-        return f"{shown(self.path)}:{self.line}: {self.message}"
+        return f"{display_path(self.path)}:{self.line}: {self.message}"
+
+
+class UsageError(Exception):
+    """What was asked for does not exist here, or is asked in the wrong way."""

@@ -9,11 +9,7 @@ from pagetest.run.device import DEVICES
 
 
 def make_parser(root: Path) -> argparse.ArgumentParser:
-    """Makes the parser of `docs_test.py`.
-
-    Args:
-        root: The project's root, below which the defaults lie.
-    """
+    """Makes the parser of `docs_test.py`."""
     parser = argparse.ArgumentParser("docs_test.py", description="Runs the Python of Markdown tutorials.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api, or its file")
     parser.add_argument("--lang", choices=[*LANGUAGES, "all"], default="all", help="which language (all)")

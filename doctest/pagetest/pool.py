@@ -16,11 +16,11 @@ from typing import NoReturn
 import psutil
 
 from pagetest.model.script import make_script
-from pagetest.results.result import FAIL, Result, unrun
+from pagetest.results.result import FAIL, Result, result_without_run
+from pagetest.run.failure import Failure
 from pagetest.run.runner import Runner
 from pagetest.run.session import adopt_orphans
-from pagetest.run.verdict import Failure
-from pagetest.slots import default_slots, ranks_of
+from pagetest.slots import default_num_slots, slots_needed
 from pagetest.suite import Suite
 
 STOP_SECONDS = 20.0
@@ -42,113 +42,105 @@ class _Worker:
     """A process that runs pages, and the cost of the one that it is at."""
 
     process: BaseProcess
-    link: Connection
-    name: str = ""
-    cost: int = 0
+    connection: Connection
+    page: str = ""
+    num_slots: int = 0
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Runs pages, as many ranks at a time as there are slots.
-
-    Attributes:
-        suite: The pages.
-        runner: How they are run.
-        size: How many pages may run at a time.
-        slots: How many ranks may run at a time; a page with more, or one that asks for it, runs alone.
-    """
+class WorkerPool:
+    """Runs pages, as many ranks at a time as there are slots."""
 
     suite: Suite
     runner: Runner
-    size: int
-    slots: int = field(default_factory=default_slots)
-    _foreign: set[psutil.Process] = field(default_factory=set)
+    num_workers: int
+    # How many ranks may run at a time; a page with more, or one that asks for it, runs alone.
+    slots: int = field(default_factory=default_num_slots)
+    _other_children: set[psutil.Process] = field(default_factory=set)
 
-    def order(self, names: Sequence[str]) -> list[str]:
-        """The order in which the pages start: those that run alone, then those with fewer and fewer ranks.
+    def start_order(self, names: Sequence[str]) -> list[str]:
+        """The order in which the pages start: those that run alone, then those with fewer and fewer ranks."""
+        # One at a time they start as they are given.
+        return sorted(names, key=lambda name: -self.num_slots(name)) if self.num_workers > 1 else list(names)
 
-        One at a time they start as they are given.
-        """
-        return sorted(names, key=lambda name: -self.cost(name)) if self.size > 1 else list(names)
-
-    def cost(self, name: str) -> int:
+    def num_slots(self, name: str) -> int:
         """How many slots a page takes."""
         page = self.suite.tree.page(name, self.suite.tree.languages(name)[0])
-        return min(self.slots, ranks_of(page))
+        return min(self.slots, slots_needed(page))
 
     def run(self, names: Sequence[str]) -> Iterator[Result]:
-        """Runs the pages; the results come in the order in which the pages were started, see `order`."""
-        waiting, ended = deque(self.order(names)), dict[str, list[Result]]()
+        """Runs the pages; the results come in the order in which the pages were started, see `start_order`."""
+        waiting, ended = deque(self.start_order(names)), dict[str, list[Result]]()
         due = deque(waiting)
         with self._workers() as workers:
             while due:
-                self._start(workers, waiting)
-                for worker in _ready(workers):
-                    ended[worker.name] = _receive(worker) or self._replace(worker, workers)
-                    worker.name, worker.cost = "", 0
+                self._assign_pages(workers, waiting)
+                for worker in _wait_for_workers(workers):
+                    ended[worker.page] = _receive_results(worker) or self._replace_worker(worker, workers)
+                    worker.page, worker.num_slots = "", 0
                 while due and due[0] in ended:
                     yield from ended.pop(due.popleft())
 
-    def _start(self, workers: Sequence[_Worker], waiting: deque[str]) -> None:
+    def _assign_pages(self, workers: Sequence[_Worker], waiting: deque[str]) -> None:
         """Gives pages to processes that have none, as long as there are slots for the next one."""
         for worker in workers:
-            free = self.slots - sum(other.cost for other in workers)
-            if waiting and not worker.name and (cost := self.cost(waiting[0])) <= free:
-                worker.name, worker.cost = waiting.popleft(), cost
-                worker.link.send(worker.name)
+            free = self.slots - sum(other.num_slots for other in workers)
+            if waiting and not worker.page and (cost := self.num_slots(waiting[0])) <= free:
+                worker.page, worker.num_slots = waiting.popleft(), cost
+                worker.connection.send(worker.page)
 
-    def _replace(self, lost: _Worker, workers: list[_Worker]) -> list[Result]:
+    def _replace_worker(self, lost: _Worker, workers: list[_Worker]) -> list[Result]:
         """Puts another process in the place of one that is gone; what it left is killed, and its page has failed."""
         lost.process.join()
         workers.remove(lost)
         known = {worker.process.pid for worker in workers}
         for left in psutil.Process().children():
-            if left.pid not in known and left not in self._foreign:
+            if left.pid not in known and left not in self._other_children:
                 for process in (left, *left.children(recursive=True)):
                     with suppress(psutil.Error):
                         process.kill()
-        workers.append(self._fork(workers))
+        workers.append(self._fork_worker(workers))
         end = f"the process that ran this page ended with {lost.process.exitcode}"
         tree = self.suite.tree
-        pages = [tree.page(lost.name, each) for each in tree.languages(lost.name) if each in self.suite.languages]
+        pages = [tree.page(lost.page, each) for each in tree.languages(lost.page) if each in self.suite.languages]
         failures = [Failure(page.command_line, f"{end}: a page must not signal what runs it") for page in pages]
-        results = [unrun(page, make_script(page), FAIL) for page in pages]
+        results = [result_without_run(page, make_script(page), FAIL) for page in pages]
         return [replace(result, failure=failure) for result, failure in zip(results, failures, strict=True)]
 
     @contextmanager
     def _workers(self) -> Iterator[list[_Worker]]:
         adopt_orphans()
-        self._foreign.update(psutil.Process().children(recursive=True))
+        self._other_children.update(psutil.Process().children(recursive=True))
         workers: list[_Worker] = []
         try:
-            for _ in range(self.size):
-                workers.append(self._fork(workers))
+            for _ in range(self.num_workers):
+                workers.append(self._fork_worker(workers))
             yield workers
         finally:
             for worker in workers:
                 worker.process.terminate()
             for worker in workers:
                 worker.process.join(STOP_SECONDS)
-            for left in set(psutil.Process().children(recursive=True)) - self._foreign:
+            for left in set(psutil.Process().children(recursive=True)) - self._other_children:
                 with suppress(psutil.Error):
                     left.kill()
             for worker in workers:
                 worker.process.join()
 
-    def _fork(self, others: Sequence[_Worker]) -> _Worker:
+    def _fork_worker(self, others: Sequence[_Worker]) -> _Worker:
         ours, theirs = _CONTEXT.Pipe()
-        links = [ours, *(other.link for other in others)]
-        process = _CONTEXT.Process(target=self._serve, args=(theirs, links, os.getpid()))
+        links = [ours, *(other.connection for other in others)]
+        process = _CONTEXT.Process(target=self._worker_main, args=(theirs, links, os.getpid()))
         process.start()
         theirs.close()
         return _Worker(process, ours)
 
-    def _serve(self, link: Connection, foreign: Sequence[Connection], parent: int) -> None:
+    def _worker_main(self, link: Connection, foreign: Sequence[Connection], parent: int) -> None:
         """What a process of the pool does until it is told to end."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _stop)
+            signal.signal(number, _interrupt_once)
         os.setpgid(0, 0)
-        _end_with(parent)
+        _exit_with_parent(parent)
         for other in foreign:
             other.close()  # else no end of a link would ever be seen as closed
         with suppress(EOFError, KeyboardInterrupt):
@@ -156,28 +148,28 @@ class Pool:
                 link.send(list(self.suite.run([link.recv()], self.runner)))
 
 
-def _ready(workers: Sequence[_Worker]) -> list[_Worker]:
+def _wait_for_workers(workers: Sequence[_Worker]) -> list[_Worker]:
     """The processes that have ended their page, or have ended themselves."""
-    busy = [worker for worker in workers if worker.name]
-    links = wait([worker.link for worker in busy])
-    return [worker for worker in busy if worker.link in links]
+    busy = [worker for worker in workers if worker.page]
+    links = wait([worker.connection for worker in busy])
+    return [worker for worker in busy if worker.connection in links]
 
 
-def _receive(worker: _Worker) -> list[Result]:
+def _receive_results(worker: _Worker) -> list[Result]:
     """The results of a page; none if the process that ran it is gone."""
     with suppress(EOFError, ConnectionResetError):
-        return worker.link.recv()
+        return worker.connection.recv()
     return []
 
 
-def _stop(_number: int, _frame: object) -> NoReturn:
+def _interrupt_once(_number: int, _frame: object) -> NoReturn:
     """Ends this process once: what it does then must not be disturbed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 
-def _end_with(parent: int) -> None:
+def _exit_with_parent(parent: int) -> None:
     """Makes the kernel end this process with its parent, which may have gone already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from pagetest.checks.parity import compare
+from pagetest.checks.parity import compare_structure
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.results.recorder import Recorder, run_facts
-from pagetest.results.records import RECORDS, BrokenRecordError, Records
-from pagetest.results.report import facts_of, lines_of
+from pagetest.results.records import FOLDER_NAME, BrokenRecordError, Records
+from pagetest.results.report import facts_of, report_lines
 from pagetest.results.result import NONE, SAME, Result
 from pagetest.run.device import DEVICES, Device
-from pagetest.run.exempt import exempt_on
+from pagetest.run.exempt import exempt_pages
 from pagetest.run.runner import Runner
-from pagetest.slots import Slots, default_slots
+from pagetest.slots import Slots, default_num_slots
 from pagetest.suite import Suite
 
 LIMIT_SECONDS = 120.0
@@ -29,53 +29,49 @@ SOURCE, BUILD = "docs/source", "build/docs/pages"
 
 
 @dataclass(frozen=True)
-class Book:
-    """The pages of this run of pytest, over all its workers.
-
-    Attributes:
-        suite: The pages.
-        runner: How they are run.
-        shared: The folder where the workers leave results for each other.
-        seconds: How long pages took when they were run last.
-        recorder: Enters the results.
-    """
+class PageRun:
+    """The pages of this run of pytest, over all its workers."""
 
     suite: Suite
     runner: Runner
-    shared: Path
-    seconds: Mapping[str, float]
+    shared_folder: Path  # the folder where the workers leave results for each other
+    last_seconds: Mapping[str, float]  # how long pages took when they were run last
     recorder: Recorder
 
     def run(self, name: str, language: str) -> Result:
         """Runs a page, or shares the run of its original if the code is the same, and enters the result."""
-        result = self._result(name, language)
-        self.recorder.enter(result)
+        result = self._run_or_share(name, language)
+        self.recorder.add(result)
         return result
 
-    def is_shared(self, name: str, language: str) -> bool:
+    def shares_original_run(self, name: str, language: str) -> bool:
         """Whether the page is proved by the run of its original."""
         first = self.suite.tree.languages(name)[:1]
         if not first or first[0] == language or not self.suite.tree.path(name, language).is_file():
             return False
-        return compare(self.suite.tree.page(name, first[0]), self.suite.tree.page(name, language)).same_code
+        return compare_structure(self.suite.tree.page(name, first[0]), self.suite.tree.page(name, language)).same_code
 
-    def cost(self, name: str, language: str) -> float:
+    def expected_seconds(self, name: str, language: str) -> float:
         """The seconds that a page should take; a page that never ran may take any time."""
-        return 0.0 if self.is_shared(name, language) else self.seconds.get(f"{language}/{name}", LIMIT_SECONDS)
+        return (
+            0.0
+            if self.shares_original_run(name, language)
+            else self.last_seconds.get(f"{language}/{name}", LIMIT_SECONDS)
+        )
 
-    def _result(self, name: str, language: str) -> Result:
+    def _run_or_share(self, name: str, language: str) -> Result:
         tree = self.suite.tree
         if language not in tree.languages(name):
-            return self.suite.missing(name, language)
+            return self.suite.missing_page_result(name, language)
         page, first = tree.page(name, language), tree.languages(name)[0]
         if first == language:
-            return self._once(name, language)
-        credit = self._once(name, first) if self.is_shared(name, language) else None
+            return self._run_original_once(name, language)
+        credit = self._run_original_once(name, first) if self.shares_original_run(name, language) else None
         return self.suite.run_page(page, self.runner, tree.page(name, first), credit)
 
-    def _once(self, name: str, language: str) -> Result:
+    def _run_original_once(self, name: str, language: str) -> Result:
         """The result of an original, which the first worker who needs it runs."""
-        file = self.shared / f"{language}-{name.replace('/', '%')}"
+        file = self.shared_folder / f"{language}-{name.replace('/', '%')}"
         with _locked(file.with_suffix(".lock")):
             if file.exists():
                 return pickle.loads(file.read_bytes())  # noqa: S301 (from a worker of this run)
@@ -84,14 +80,14 @@ class Book:
             return result
 
 
-BOOK = pytest.StashKey[Book]()
+PAGE_RUN = pytest.StashKey[PageRun]()
 
 
 class PageError(Exception):
-    """A page that does not do what it promises."""
+    """A page that failed."""
 
     def __init__(self, result: Result) -> None:
-        super().__init__(*lines_of(result, len(result.name)))
+        super().__init__(*report_lines(result, len(result.name)))
 
 
 class PageFile(pytest.File):
@@ -99,8 +95,8 @@ class PageFile(pytest.File):
 
     def collect(self) -> Iterator["PageItem"]:
         """The page, and each translation that it should have and has not."""
-        book = self.config.stash[BOOK]
-        tree = book.suite.tree
+        page_run = self.config.stash[PAGE_RUN]
+        tree = page_run.suite.tree
         language, _, name = self.path.relative_to(tree.source).with_suffix("").as_posix().partition("/")
         yield PageItem.from_parent(self, name=Path(name).name, page=name, language=language)
         if tree.languages(name)[0] == language:
@@ -117,19 +113,15 @@ class PageItem(pytest.Item):
         self.language = language
 
     @property
-    def book(self) -> Book:
+    def page_run(self) -> PageRun:
         """The pages of this run."""
-        return self.config.stash[BOOK]
+        return self.config.stash[PAGE_RUN]
 
     def runtest(self) -> None:
-        """Runs the page.
-
-        Raises:
-            PageError: It failed.
-        """
-        if reason := exempt_on(self.book.recorder.device).get(self.page):
+        """Runs the page."""
+        if reason := exempt_pages(self.page_run.recorder.device).get(self.page):
             pytest.skip(reason)
-        result = self.book.run(self.page, self.language)
+        result = self.page_run.run(self.page, self.language)
         self.user_properties.append(("page", [result.status, facts_of(result)]))
         if result.status == NONE:
             pytest.skip(result.note)
@@ -156,21 +148,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Opens the book; the workers of xdist get the place where they share results from their controller."""
+    """Makes the page run; the workers of xdist get the place where they share results from their controller."""
     given = getattr(config, "workerinput", {})
     device = Device(str(config.getoption("pages_device", "")))
     if device.fault and not given:
         raise pytest.UsageError(device.fault.replace("--device", "--pages-device"))
     root = config.rootpath
-    records = Records((root / BUILD).with_name(RECORDS))
-    slots = Slots(root / BUILD / ".slots", config.getoption("pages_slots", 0) or default_slots())
+    records = Records((root / BUILD).with_name(FOLDER_NAME))
+    slots = Slots(root / BUILD / ".slots", config.getoption("pages_slots", 0) or default_num_slots())
     limit = float(config.getoption("pages_timeout", LIMIT_SECONDS) or LIMIT_SECONDS)
-    config.stash[BOOK] = Book(
+    config.stash[PAGE_RUN] = PageRun(
         Suite(Tree(root / SOURCE), LANGUAGES, root / "src"),
-        Runner(root, root / BUILD, limit, device=device, gate=slots.taken),
+        Runner(root, root / BUILD, limit, device=device, acquire_slots=slots.acquire),
         Path(given.get("pages_shared") or tempfile.mkdtemp(prefix="pages-")),
         given.get("pages_seconds") or _last_seconds(records),
-        Recorder(records, device, root, run_facts(root, device.asked)),
+        Recorder(records, device, root, run_facts(root, device.requested)),
     )
     if getattr(config.option, "maxschedchunk", 0) is None:
         config.option.maxschedchunk = 1  # xdist would else give the long pages, which come first, all to one worker
@@ -179,19 +171,19 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Tells a worker of xdist what all workers must agree on."""
-    book = node.config.stash[BOOK]
-    node.workerinput.update(pages_shared=str(book.shared), pages_seconds=dict(book.seconds))
+    page_run = node.config.stash[PAGE_RUN]
+    node.workerinput.update(pages_shared=str(page_run.shared_folder), pages_seconds=dict(page_run.last_seconds))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes what the workers shared."""
-    if not hasattr(config, "workerinput") and BOOK in config.stash:
-        shutil.rmtree(config.stash[BOOK].shared, ignore_errors=True)
+    if not hasattr(config, "workerinput") and PAGE_RUN in config.stash:
+        shutil.rmtree(config.stash[PAGE_RUN].shared_folder, ignore_errors=True)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PageFile | None:
     """Collects the pages of the tree."""
-    tree = parent.config.stash[BOOK].suite.tree
+    tree = parent.config.stash[PAGE_RUN].suite.tree
     if file_path.suffix != ".md" or not file_path.is_relative_to(tree.source):
         return None
     language, _, name = file_path.relative_to(tree.source).with_suffix("").as_posix().partition("/")
@@ -202,7 +194,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PageFile |
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the long pages first, and those last that share the run of their original."""
     costs: dict[pytest.Item, float] = {
-        item: item.book.cost(item.page, item.language) for item in items if isinstance(item, PageItem)
+        item: item.page_run.expected_seconds(item.page, item.language) for item in items if isinstance(item, PageItem)
     }
     items.sort(key=lambda item: -costs.get(item, 0.0))
 

@@ -18,32 +18,27 @@ MIN_SLOTS = 4
 
 # [Note: slots]
 # A slot is a file, and who holds its lock holds the slot, so a process that dies gives its slots back. Whoever needs
-# several takes them one by one while it holds the gate, which is a lock of its own: nobody else takes any meanwhile,
-# and so two that need many cannot each hold half. Ranks wait for each other much of their time, so a small machine has
+# several takes them one by one while it holds the gate, a lock of its own: no other process takes any meanwhile, and
+# so two that need many cannot each hold half. Ranks wait for each other much of their time, so a small machine has
 # a few more slots than cores.
 
 
 @dataclass(frozen=True)
 class Slots:
-    """A pool of slots that processes share; see [Note: slots].
-
-    Attributes:
-        folder: The folder of the pool.
-        count: Its size.
-    """
+    """A pool of slots that processes share; see [Note: slots]."""
 
     folder: Path
-    count: int
+    num_slots: int
 
     @contextmanager
-    def taken(self, ranks: int) -> Iterator[None]:
+    def acquire(self, ranks: int) -> Iterator[None]:
         """Waits until that many slots are free, or all where there are fewer, and holds them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             with self._lock("gate") as gate:
                 fcntl.flock(gate, fcntl.LOCK_EX)
-                files = [held.enter_context(self._lock(str(number))) for number in range(self.count)]
-                _take(files, min(ranks, self.count))
+                files = [held.enter_context(self._lock(str(number))) for number in range(self.num_slots)]
+                _acquire_files(files, min(ranks, self.num_slots))
             yield
 
     @contextmanager
@@ -55,7 +50,7 @@ class Slots:
             os.close(descriptor)
 
 
-def ranks_of(page: Page) -> int:
+def slots_needed(page: Page) -> int:
     """The ranks for which a page takes slots; more than there are where it asks to run alone."""
     if page.alone:
         return sys.maxsize
@@ -64,24 +59,24 @@ def ranks_of(page: Page) -> int:
     return 1
 
 
-def default_slots() -> int:
+def default_num_slots() -> int:
     """One for each core that this process may use, and a few at least."""
     return max(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MIN_SLOTS)
 
 
-def _take(files: list[int], wanted: int) -> None:
+def _acquire_files(files: list[int], wanted: int) -> None:
     """Waits until that many of the files are ours."""
     free = list(files)
     while wanted:
         for file in list(free):
-            if wanted and _is_taken(file):
+            if wanted and _try_lock(file):
                 free.remove(file)
                 wanted -= 1
         if wanted:
             time.sleep(POLL_SECONDS)
 
 
-def _is_taken(file: int) -> bool:
+def _try_lock(file: int) -> bool:
     """Whether the slot is ours now."""
     with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

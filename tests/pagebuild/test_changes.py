@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pagebuild.changes import files_of_change, git_output
-from pagetest.usage import UsageError
+from pagebuild.changes import changed_files_since_base, git_output
+from pagetest.finding import UsageError
 
 
 def git(folder: Path, *words: str) -> str:
@@ -34,12 +34,12 @@ def repository(tmp_path) -> Path:
 
 
 def names(root: Path, base: str = "") -> set[str] | None:
-    _, files = files_of_change(root, base)
+    _, files = changed_files_since_base(root, base)
     return None if files is None else {path.name for path in files}
 
 
 def test_on_the_main_branch_it_is_the_last_commit_and_what_is_not_committed(repository) -> None:
-    assert files_of_change(repository)[0] == git(repository, "rev-parse", "HEAD~1")
+    assert changed_files_since_base(repository)[0] == git(repository, "rev-parse", "HEAD~1")
     assert names(repository) == {"b"}
     (repository / "new").touch()
     assert names(repository) == {"b", "new"}
@@ -71,11 +71,11 @@ def test_a_fresh_clone_has_the_same_base_whether_a_branch_is_checked_out_or_a_co
 
 def test_a_clone_of_one_commit_has_no_base_and_neither_has_a_folder(repository, tmp_path) -> None:
     git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", "shallow")
-    assert files_of_change(tmp_path / "shallow") == ("", None)
+    assert changed_files_since_base(tmp_path / "shallow") == ("", None)
     (tmp_path / "shallow" / "new").touch()
-    assert files_of_change(tmp_path / "shallow") == ("", None)
+    assert changed_files_since_base(tmp_path / "shallow") == ("", None)
     (tmp_path / "folder").mkdir()
-    assert files_of_change(tmp_path / "folder") == ("", None)
+    assert changed_files_since_base(tmp_path / "folder") == ("", None)
 
 
 def test_a_base_that_is_given_counts_and_must_exist(repository) -> None:
@@ -83,10 +83,10 @@ def test_a_base_that_is_given_counts_and_must_exist(repository) -> None:
     commit(repository, "c")
     assert names(repository, first) == {"b", "c"}
     with pytest.raises(UsageError, match="git knows no revision `nowhere`"):
-        files_of_change(repository, "nowhere")
+        changed_files_since_base(repository, "nowhere")
 
 
 def test_git_that_is_missing_prints_nothing(repository, monkeypatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert git_output(repository, "rev-parse", "HEAD") == ""
-    assert files_of_change(repository) == ("", None)
+    assert changed_files_since_base(repository) == ("", None)

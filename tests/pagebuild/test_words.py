@@ -25,7 +25,7 @@ def chinese(content: Any) -> Iterator[str]:
 
 def rejected(texts: list[str]) -> list[str]:
     page = parse_page("\n\n".join(texts), Path("texts.md"), "zh-Hans")
-    return [finding.message for finding in GLOSSARY.misused(page)]
+    return [finding.message for finding in GLOSSARY.misused_words(page)]
 
 
 @pytest.mark.parametrize("file", [notebook.FILE, landing.FILE])

@@ -15,7 +15,7 @@ from pagetest.model.script import make_script  # noqa: E402
 from pagetest.model.tree import Tree  # noqa: E402
 from pagetest.results.result import Result  # noqa: E402
 from pagetest.run.runner import Runner  # noqa: E402
-from pagetest.warm.nursery import Nursery  # noqa: E402
+from pagetest.warm.fork_server import ForkServerPool  # noqa: E402
 
 LIMIT_SECONDS = 60.0
 STARTS = {"hang": "exits_late", "hang_of_a_rank": "first_failure"}  # pages that hang, and one that starts alike
@@ -42,19 +42,19 @@ def limit_of(name: str, found: dict[str, Any], manner: str) -> float:
 def main(source: Path, build: Path) -> None:
     # As docs_test.py does: what a shell starts in its background ignores SIGINT, and so would every page.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    tree, nursery, found = Tree(source), Nursery(), {}
+    tree, servers, found = Tree(source), ForkServerPool(), {}
     try:
         for name in sorted(tree.names, key=STARTS.__contains__):
             page = tree.page(name, "en")
             cold, warm = (
-                Runner(ROOT, build, limit_of(name, found, manner), start=nursery.start) for manner in ("cold", "warm")
+                Runner(ROOT, build, limit_of(name, found, manner), start=servers.start) for manner in ("cold", "warm")
             )
             ends = {"cold": facts(cold.run(page, make_script(page)))}
-            nursery.prepare(warm.file_of(page), frozenset())
+            servers.start_server(warm.script_file(page), frozenset())
             ends["warm"] = facts(warm.run(page, make_script(page)))
-            found[name] = {**ends, "was_warm": nursery.was_warm}
+            found[name] = {**ends, "was_forked": servers.was_forked}
     finally:
-        nursery.close()
+        servers.close()
     json.dump(found, sys.stdout)
 
 

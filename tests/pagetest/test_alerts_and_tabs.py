@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagetest.checks.parity import compare
-from pagetest.model.page import Alert, Note, Tabs
+from pagetest.checks.parity import compare_structure
+from pagetest.model.page import Alert, LocatedText, Tabs
 
 TABS = """# Title
 
@@ -51,7 +51,7 @@ def test_what_github_would_not_render_is_refused(parse, text, line, message) -> 
 
 def test_tabs_have_a_group_titles_and_lines(parse) -> None:
     page = parse(TABS)
-    assert page.tabs == (Tabs("device", 3, 13, (Note("CPU (gloo)", 5), Note("GPU nccl", 9))),)
+    assert page.tabs == (Tabs("device", 3, 13, (LocatedText("CPU (gloo)", 5), LocatedText("GPU nccl", 9))),)
     assert page.findings == ()
 
 
@@ -85,8 +85,8 @@ def test_tabs_that_cannot_be_shown_are_refused(parse, text, line, message) -> No
 )
 def test_a_translation_has_the_same_ones(parse, change, what) -> None:
     text = "> [!NOTE]\n> words\n\n" + TABS.replace("<!--- tabs-end", "**C**\n\nthree\n\n<!--- tabs-end")
-    assert not compare(parse(text), parse(text.replace("one", "甲"))).findings
-    [finding] = compare(parse(text), parse(text.replace(*change))).findings
+    assert not compare_structure(parse(text), parse(text.replace("one", "甲"))).findings
+    [finding] = compare_structure(parse(text), parse(text.replace(*change))).findings
     assert f"the first {what}" in finding.message
 
 

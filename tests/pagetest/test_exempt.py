@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from pagetest import cli
-from pagetest.graph.fingerprint import OF_DEVICE, common_inputs
+from pagetest.graph.fingerprint import DEVICE_FILES, common_inputs
 from pagetest.model.tree import Tree
 from pagetest.run.device import DEVICES
 from pagetest.run.exempt import EXEMPT
@@ -82,11 +82,11 @@ def test_nothing_is_left_where_all_pages_are_exempt(docs, capsys) -> None:
 
 
 def test_the_device_itself_is_part_of_its_records(tmp_path) -> None:
-    file = tmp_path / OF_DEVICE["pretend"] / "device.h"
+    file = tmp_path / DEVICE_FILES["pretend"] / "device.h"
     file.parent.mkdir(parents=True)
     file.write_text("one")
     before = [common_inputs(tmp_path, device) for device in DEVICES]
     file.write_text("other one")
     after = [common_inputs(tmp_path, device) for device in DEVICES]
     assert [device for device, one, other in zip(DEVICES, before, after, strict=True) if one != other] == ["pretend"]
-    assert (ROOT / OF_DEVICE["pretend"]).is_dir()
+    assert (ROOT / DEVICE_FILES["pretend"]).is_dir()

@@ -7,9 +7,9 @@ import pytest
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.tree import Tree
-from pagetest.results.fitting import Fitting
+from pagetest.results.run_finder import RunFinder
 from pagetest.results.sample import sample
-from pagetest.results.selection import SAMPLE_SIZE, select
+from pagetest.results.selection import SAMPLE_SIZE, select_pages
 
 LANGUAGES = ("en", "zh-Hans")
 NOW = {"inputs": "harness", "versions": {"python": "3.11.7", "torch": "2.13.0+cpu"}}
@@ -17,25 +17,25 @@ SHOWN = "# Title\n\n```python\nprint('{}')\n```\n\n```text output\n{}\n```\n\n<!
 
 
 @pytest.fixture
-def fitting(docs) -> Fitting:
+def fitting(docs) -> RunFinder:
     graph = ImportGraph(docs.source.parent / "src")
-    return Fitting([docs.published, docs.records], Tree(docs.source), graph, "cpu", NOW)
+    return RunFinder([docs.published, docs.records], Tree(docs.source), graph, "cpu", NOW)
 
 
 def write(docs, name: str = "lesson", language: str = "en", says: str = "one", shows: str = "one") -> None:
     docs.write(name, SHOWN.format(says, shows, name), language)
 
 
-def record(fitting: Fitting, name: str = "lesson", language: str = "en", **other: Any) -> None:
+def record(fitting: RunFinder, name: str = "lesson", language: str = "en", **other: Any) -> None:
     """Enters the record of a run that holds, but for what is given."""
     page = fitting.tree.page(name, language)
     block = {"printed": "one\n", "figures": []}
     facts = {"fingerprint": fingerprint(page, fitting.graph), "blocks": [block], **NOW}
     entry = {"page": name, "lang": language, "device": "cpu", "status": "PASS", **facts, **other}
-    fitting.records[0].enter(entry, {"a.svg": b"<svg/>"})
+    fitting.records[0].write(entry, {"a.svg": b"<svg/>"})
 
 
-def holds(fitting: Fitting, language: str = "en") -> bool:
+def holds(fitting: RunFinder, language: str = "en") -> bool:
     return fitting.find(fitting.tree.page("lesson", language)) is not None
 
 
@@ -68,7 +68,7 @@ def test_the_first_place_with_a_record_that_holds_counts(docs, fitting) -> None:
     write(docs)
     record(fitting, status="FAIL")
     assert not holds(fitting)
-    record(Fitting(fitting.records[1:], fitting.tree, fitting.graph, "cpu", NOW))
+    record(RunFinder(fitting.records[1:], fitting.tree, fitting.graph, "cpu", NOW))
     run = fitting.find(fitting.tree.page("lesson", "en"))
     assert run is not None
     assert (run.records, run.printed) == (docs.records, ["one\n"])
@@ -80,7 +80,7 @@ def test_the_run_of_an_original_is_that_of_a_translation_with_its_code(docs, fit
     record(fitting)
     assert holds(fitting, "zh-Hans")
     write(docs, language="zh-Hans", says="一", shows="一")
-    assert not holds(Fitting(fitting.records, Tree(docs.source), fitting.graph, "cpu", NOW), "zh-Hans")
+    assert not holds(RunFinder(fitting.records, Tree(docs.source), fitting.graph, "cpu", NOW), "zh-Hans")
 
 
 def test_pages_without_a_record_in_each_language_run_and_so_does_a_sample(docs, fitting) -> None:
@@ -89,11 +89,11 @@ def test_pages_without_a_record_in_each_language_run_and_so_does_a_sample(docs, 
         for language in LANGUAGES:
             write(docs, name, language, says=f"{language} one" if name == names[0] else "one", shows="one")
         record(fitting, name)
-    selection = select(names, LANGUAGES, fitting, "commit")
+    selection = select_pages(names, LANGUAGES, fitting, "commit")
     assert set(selection.runs) == set(names[1:])
     assert selection.sample == sample(names[1:], "commit", SAMPLE_SIZE)
     assert len(selection.sample) == SAMPLE_SIZE
-    assert selection.due(names) == [name for name in names if name == names[0] or name in selection.sample]
+    assert selection.names_to_run(names) == [name for name in names if name == names[0] or name in selection.sample]
 
 
 def test_another_commit_tries_other_pages() -> None:

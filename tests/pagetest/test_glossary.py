@@ -28,7 +28,7 @@ def glossary(tmp_path) -> Glossary:
 
 
 def misused(glossary: Glossary, text: str) -> list[tuple[int, str]]:
-    found = glossary.misused(parse_page(text, Path("a.md"), "zh-Hans", "a"))
+    found = glossary.misused_words(parse_page(text, Path("a.md"), "zh-Hans", "a"))
     return [(finding.line, finding.message.split("`")[1]) for finding in found]
 
 
@@ -68,7 +68,7 @@ def test_accepted_words_code_and_targets_are_left_alone(glossary, text) -> None:
 
 
 def test_the_message_names_the_term_and_the_accepted_words(glossary) -> None:
-    [finding] = glossary.misused(parse_page("碎片\n", Path("a.md")))
+    [finding] = glossary.misused_words(parse_page("碎片\n", Path("a.md")))
     assert finding.message == "`碎片` is not the word for shard here: write `分片` or `切分`"
 
 

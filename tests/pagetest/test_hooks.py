@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pagetest.checks.hooks import Hooks
+from pagetest.checks.hooks import HookChecker
 from pagetest.graph.imports import ImportGraph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,12 +86,12 @@ BROKEN = {
 
 
 @pytest.fixture
-def hooks(tmp_path) -> Hooks:
+def hooks(tmp_path) -> HookChecker:
     for name, text in LIBRARY.items():
         path = tmp_path / "src" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Hooks(ImportGraph(tmp_path / "src"))
+    return HookChecker(ImportGraph(tmp_path / "src"))
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -110,7 +110,7 @@ def test_every_public_name_of_the_library_is_found() -> None:
     import importlib
     import inspect
 
-    hooks, names = Hooks(ImportGraph(ROOT / "src")), []
+    hooks, names = HookChecker(ImportGraph(ROOT / "src")), []
     public = (ROOT / "tests/design/public_names.txt").read_text().splitlines()
     for module, attribute in (line.split(": ") for line in public):
         names.append(f"{module}.{attribute}")

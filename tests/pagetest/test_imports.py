@@ -93,7 +93,7 @@ def test_what_refers_to_a_deleted_file_still_leads_there(graph) -> None:
 
 def test_what_other_packages_are_imported_on_the_way(graph) -> None:
     code = References(ast.parse("import torch.nn\nfrom sklearn import datasets\nimport lib\nlib.start()"))
-    assert graph.external(code) == {"torch.nn", "sklearn.datasets", "importlib", "typing.TYPE_CHECKING", "json"}
+    assert graph.external_imports(code) == {"torch.nn", "sklearn.datasets", "importlib", "typing.TYPE_CHECKING", "json"}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_other_packages_are_imported_on_the_way(graph) -> None:
     ],
 )
 def test_the_file_that_defines_a_name(graph, name, files) -> None:
-    assert {path.relative_to(graph.source / "lib").as_posix() for path in graph.definition(name)} == files
+    assert {path.relative_to(graph.source / "lib").as_posix() for path in graph.definition_files(name)} == files
 
 
 def test_the_fingerprint_follows_code_command_and_library(graph, parse) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pagetest.checks.links import Links
-from pagetest.model.anchors import slugs
+from pagetest.checks.links import LinkChecker
+from pagetest.model.sections import make_slugs
 from pagetest.model.tree import Tree
 
 SLUGS = {  # as github-slugger 2.0.0 makes them, the slugger of GitHub and of Docusaurus
@@ -24,11 +24,11 @@ SLUGS = {  # as github-slugger 2.0.0 makes them, the slugger of GitHub and of Do
 
 @pytest.mark.parametrize(("text", "slug"), SLUGS.items())
 def test_a_heading_gets_the_name_that_github_gives_it(text, slug) -> None:
-    assert list(slugs([text])) == [slug]
+    assert list(make_slugs([text])) == [slug]
 
 
 def test_a_name_that_is_taken_gets_a_number() -> None:
-    assert list(slugs(["a", "a", "a-1", "a", "A"])) == ["a", "a-1", "a-1-1", "a-2", "a-3"]
+    assert list(make_slugs(["a", "a", "a-1", "a", "A"])) == ["a", "a-1", "a-1-1", "a-2", "a-3"]
 
 
 FILES = {
@@ -76,15 +76,15 @@ DEAD = {
 
 
 @pytest.fixture
-def links(docs) -> Links:
+def links(docs) -> LinkChecker:
     for name, text in FILES.items():
         path = docs.source / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Links(Tree(docs.source))
+    return LinkChecker(Tree(docs.source))
 
 
-def faults(docs, links: Links, text: str) -> list[str]:
+def faults(docs, links: LinkChecker, text: str) -> list[str]:
     docs.write("page", f"# Here 中\n\n{text}\n", "en")
     return [str(finding).removeprefix(str(docs.source)) for finding in links.faults(links.tree.page("page", "en"))]
 

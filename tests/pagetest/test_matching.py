@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagetest.outputs.matching import Difference, difference
+from pagetest.outputs.matching import Difference, first_difference
 
 SAME = {
     "equal text": ("a\nb\n", "a\nb\n"),
@@ -58,22 +58,22 @@ OTHER = {
 
 @pytest.mark.parametrize(("expected", "printed"), SAME.values(), ids=SAME)
 def test_this_is_the_same(expected, printed) -> None:
-    assert difference(expected, printed) is None
+    assert first_difference(expected, printed) is None
 
 
 @pytest.mark.parametrize(("expected", "printed"), OTHER.values(), ids=OTHER)
 def test_this_is_not(expected, printed) -> None:
-    assert difference(expected, printed) is not None
+    assert first_difference(expected, printed) is not None
 
 
 @pytest.mark.parametrize("name", [name for name in SAME if "number" in name and "any text" not in name] + ["the zeros"])
 def test_exact_numbers_are_text(name) -> None:
-    assert difference(*SAME[name], exact=True) is not None
+    assert first_difference(*SAME[name], exact=True) is not None
 
 
 @pytest.mark.parametrize("name", ["white space in a line", "blank lines", "any text in a line", "any lines"])
 def test_exact_is_about_numbers_only(name) -> None:
-    assert difference(*SAME[name], exact=True) is None
+    assert first_difference(*SAME[name], exact=True) is None
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_exact_is_about_numbers_only(name) -> None:
     ],
 )
 def test_the_first_difference_has_a_line(expected, printed, found) -> None:
-    assert difference(expected, printed) == found
+    assert first_difference(expected, printed) == found

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetest.outputs.matching import difference
-from pagetest.outputs.merging import merged
+from pagetest.outputs.matching import first_difference
+from pagetest.outputs.merging import merge_output
 
 CASES = {
     "nothing to do": ("a  1.0\n...\n", "a 1.0001\nb\n", "a  1.0\n...\n"),
@@ -25,11 +25,11 @@ CASES = {
 
 @pytest.mark.parametrize(("old", "printed", "new"), CASES.values(), ids=CASES)
 def test_what_holds_stays(old, printed, new) -> None:
-    assert merged(old, printed) == new
+    assert merge_output(old, printed) == new
 
 
 def test_exact_digits_are_rewritten() -> None:
-    assert merged("0.5 a\n", "0.50001 a\n", exact=True) == "0.50001 a\n"
+    assert merge_output("0.5 a\n", "0.50001 a\n", exact=True) == "0.50001 a\n"
 
 
 WORDS = st.sampled_from(["a", "b 1", "0.5", "0.5001", "...", "x ... y", "x 3 y", "", "  deep 7", "..."])
@@ -39,6 +39,6 @@ TEXTS = st.lists(WORDS, max_size=6).map(lambda lines: "".join(f"{line}\n" for li
 @settings(max_examples=300, deadline=None)
 @given(TEXTS, TEXTS, st.booleans())
 def test_new_text_always_fits_and_is_stable(old, printed, exact) -> None:
-    new = merged(old, printed, exact)
-    assert difference(new, printed, exact) is None
-    assert merged(new, printed, exact) == new
+    new = merge_output(old, printed, exact)
+    assert first_difference(new, printed, exact) is None
+    assert merge_output(new, printed, exact) == new

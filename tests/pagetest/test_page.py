@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagetest.model.marks import lines_of, lines_run, mark_script
+from pagetest.model.instrument import executed_lines, instrument_script, statement_lines
 from pagetest.model.reader import parse_page
 from pagetest.model.script import make_script
 
@@ -116,8 +116,8 @@ def test_a_future_import_and_a_docstring_stay_first(parse) -> None:
     page = parse('```python\n"""Doc."""\nfrom __future__ import annotations\nx = 1\n```\n')
     script = make_script(page)
     assert not script.fault
-    marked, namespace = mark_script(script, "f"), {}
-    assert lines_of(marked.marks) == [4]
+    marked, namespace = instrument_script(script, "f"), {}
+    assert statement_lines(marked.marks) == [4]
     exec(marked.code, namespace)  # noqa: S102
     assert namespace["__doc__"] == "Doc."
 
@@ -180,17 +180,17 @@ if i: one = 1; never = 5
 
 def test_lines_are_marked_exactly_when_they_run(parse) -> None:
     script = make_script(parse(f"```python{CODE_WITH_ALL_STATEMENTS}```\n"))
-    marked, seen = mark_script(script, "page.py"), set()
+    marked, seen = instrument_script(script, "page.py"), set()
     namespace: dict[str, Any] = dict.fromkeys(marked.names, False) | {"__page__": SimpleNamespace(ran=seen.add)}
     exec(marked.code, namespace)  # noqa: S102
     assert namespace["C"]().m() == 2
     source = CODE_WITH_ALL_STATEMENTS.split("\n")
     reached = seen | {number for number, name in enumerate(marked.names) if namespace[name]}
-    missed = set(lines_of(marked.marks)) - set(lines_run(marked.marks, reached))
+    missed = set(statement_lines(marked.marks)) - set(executed_lines(marked.marks, reached))
     never = {*(f"never = {number}" for number in range(1, 5)), "if i: one = 1; never = 5"}
     assert {source[line - 1].strip() for line in missed} == never
     silent = {'"""Doc."""', "global G", "nonlocal x", "pass", "..."}
-    assert not silent & {source[line - 1].strip() for line in lines_of(marked.marks)}
+    assert not silent & {source[line - 1].strip() for line in statement_lines(marked.marks)}
     assert marked.last in reached
 
 

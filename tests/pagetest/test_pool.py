@@ -14,7 +14,7 @@ import pytest
 
 from pagetest import cli
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.pool import Pool
+from pagetest.pool import WorkerPool
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
 
@@ -24,9 +24,9 @@ SLEEPS = "import subprocess, time\nchild = subprocess.Popen(['sleep', '987'], st
 
 
 @pytest.fixture
-def pool(docs) -> Pool:
+def pool(docs) -> WorkerPool:
     suite = Suite(Tree(docs.source), LANGUAGES, ROOT / "src")
-    return Pool(suite, Runner(ROOT, docs.build, 60.0), 2, slots=4)
+    return WorkerPool(suite, Runner(ROOT, docs.build, 60.0), 2, slots=4)
 
 
 def noted(docs, name: str, wait_for: str = "", alone: bool = False) -> None:
@@ -62,7 +62,7 @@ def test_results_come_in_order_whichever_page_ends_first(docs, pool) -> None:
 def test_a_page_that_asks_for_it_runs_alone(docs, pool) -> None:
     for name in "abcd":
         noted(docs, name, alone=name == "c")
-    assert pool.order(["a", "b", "c", "d"]) == ["c", "a", "b", "d"]
+    assert pool.start_order(["a", "b", "c", "d"]) == ["c", "a", "b", "d"]
     assert all(result.status in {"PASS", "SAME"} for result in pool.run(["a", "b", "c", "d"]))
     assert entries(docs)[:2] == ["c", "c"]
 
@@ -73,10 +73,10 @@ def test_pages_with_many_ranks_come_first(docs, pool) -> None:
         launch = f"torchrun --standalone --nproc_per_node={count}" if count else "python"
         docs.add(name, "x = 1", f"{launch} {name}.py")
     docs.add("broken", "x = 1", "python 'broken.py")
-    assert {name: pool.cost(name) for name in (*ranks, "broken")} == {
+    assert {name: pool.num_slots(name) for name in (*ranks, "broken")} == {
         "one": 1, "two": 2, "three": 3, "four": 4, "eight": 4, "broken": 1
     }  # fmt: skip
-    assert pool.order(["broken", *ranks]) == ["four", "eight", "three", "two", "broken", "one"]
+    assert pool.start_order(["broken", *ranks]) == ["four", "eight", "three", "two", "broken", "one"]
 
 
 def test_whoever_runs_a_page_takes_as_many_slots(docs) -> None:
@@ -89,7 +89,9 @@ def test_whoever_runs_a_page_takes_as_many_slots(docs) -> None:
     suite = Suite(Tree(docs.source), ("en",), ROOT / "src")
     noted(docs, "a")
     noted(docs, "b", alone=True)
-    assert all(result.status == "PASS" for result in suite.run(["a", "b"], Runner(ROOT, docs.build, 60.0, gate=gate)))
+    assert all(
+        result.status == "PASS" for result in suite.run(["a", "b"], Runner(ROOT, docs.build, 60.0, acquire_slots=gate))
+    )
     assert taken == [1, sys.maxsize]
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pagetest.results.records import Records
-from pagetest.slots import Slots, default_slots
+from pagetest.slots import Slots, default_num_slots
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO_WORKERS, NO_WORKERS = ("-n", "2"), ("-p", "no:xdist")
@@ -138,7 +138,7 @@ def test_long_pages_come_first(project) -> None:
         for page, seconds in {"a": 3.0, "b": 20.0, "c": 7.0}.items()
     ]
     for record in results:
-        Records(project.root / "build/docs/verified").enter(record)
+        Records(project.root / "build/docs/verified").write(record)
     assert "4 passed, 4 same" in project.pytest(*NO_WORKERS).stdout
     assert [name for name, _ in project.entries()][::2] == ["unknown", "b", "c", "a"]
 
@@ -213,18 +213,18 @@ from pagetest.slots import Slots
 
 pool, count, ranks, seconds, log = sys.argv[1:]
 slots, ranks = Slots(Path(pool), int(count)), int(ranks)
-with slots.taken(ranks):
+with slots.acquire(ranks):
     with open(log, "a") as file:
-        file.write(f"{min(ranks, slots.count)}\\n")
+        file.write(f"{min(ranks, slots.num_slots)}\\n")
     time.sleep(float(seconds))
     with open(log, "a") as file:
-        file.write(f"-{min(ranks, slots.count)}\\n")
+        file.write(f"-{min(ranks, slots.num_slots)}\\n")
 """
 
 
 def hold(slots: Slots, ranks: int, seconds: float, log: Path) -> subprocess.Popen[bytes]:
     """A process that takes slots for a while and writes down what it took and gave back."""
-    words = [str(slots.folder), str(slots.count), str(ranks), str(seconds), str(log)]
+    words = [str(slots.folder), str(slots.num_slots), str(ranks), str(seconds), str(log)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "doctest")}
     return subprocess.Popen([sys.executable, "-c", HOLD, *words], env=environment)
 
@@ -249,9 +249,9 @@ def test_who_dies_gives_the_slots_back(tmp_path) -> None:
         time.sleep(0.05)
     process.kill()
     process.wait()
-    with slots.taken(2):
+    with slots.acquire(2):
         pass
 
 
 def test_there_are_as_many_slots_as_cores_and_a_few_at_least() -> None:
-    assert default_slots() == max(4, len(os.sched_getaffinity(0)))
+    assert default_num_slots() == max(4, len(os.sched_getaffinity(0)))

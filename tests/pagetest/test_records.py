@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pagetest.graph.fingerprint import common_inputs
-from pagetest.results.anonymous import anonymous
+from pagetest.results.recorder import remove_private_names
 from pagetest.results.records import BrokenRecordError, Records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,8 +59,8 @@ def test_a_run_replaces_only_what_it_ran(tmp_path) -> None:
     records = Records(tmp_path / "verified")
     assert records.read() == []
     for found in (record("b"), record("a", "zh-Hans"), record("part/a", device="cuda", unknown=[1])):
-        records.enter(found)
-    records.enter(record("b", status="FAIL"))
+        records.write(found)
+    records.write(record("b", status="FAIL"))
     assert records.read() == [
         record("b", status="FAIL"),
         record("a", "zh-Hans"),
@@ -73,9 +73,9 @@ def test_a_run_replaces_only_what_it_ran(tmp_path) -> None:
 
 def test_figures_of_an_older_run_go_with_its_record(tmp_path) -> None:
     records = Records(tmp_path)
-    records.enter(record("a"), {"x.svg": b"x", "y.png": b"y"})
+    records.write(record("a"), {"x.svg": b"x", "y.png": b"y"})
     assert records.figure(record("a"), "y.png").read_bytes() == b"y"
-    records.enter(record("a"), {"x.svg": b"z"})
+    records.write(record("a"), {"x.svg": b"z"})
     assert [path.name for path in (tmp_path / "cpu/en/a").iterdir()] == ["x.svg"]
     records.remove("en", "a")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -94,7 +94,7 @@ def test_a_file_of_something_else_is_named(tmp_path, text) -> None:
 
 
 def _enter(folder: Path, seconds: int) -> None:
-    Records(folder).enter(record("lesson", seconds=seconds))
+    Records(folder).write(record("lesson", seconds=seconds))
 
 
 def test_runs_that_end_at_once_leave_one_record(tmp_path) -> None:
@@ -152,7 +152,7 @@ def test_a_failure_is_recorded_without_outputs(docs) -> None:
 def test_a_page_that_fails_before_it_runs_replaces_its_success(docs) -> None:
     docs.add("lesson", "x = 1", "echo lesson.py")
     for found in (record("lesson"), record("lesson", device="cuda"), record("other")):
-        docs.records.enter(found)
+        docs.records.write(found)
     assert docs.main("lesson", "--lang", "en", "--device", "cpu") == 1
     assert [(old["page"], old["device"], old["status"]) for old in docs.records.read()] == [
         ("lesson", "cpu", "FAIL"),
@@ -163,8 +163,8 @@ def test_a_page_that_fails_before_it_runs_replaces_its_success(docs) -> None:
 
 def test_a_page_without_code_has_no_record_on_any_device(docs) -> None:
     docs.write("prose", "# Title\n\n<!-- doc-test-command: none -->\n")
-    docs.records.enter(record("prose"))
-    docs.records.enter(record("prose", device="cuda"))
+    docs.records.write(record("prose"))
+    docs.records.write(record("prose", device="cuda"))
     assert docs.main("prose", "--device", "cpu") == 0
     assert docs.records.read() == []
 
@@ -219,12 +219,12 @@ def test_nothing_tells_on_which_machine_a_page_ran(tmp_path, monkeypatch, printe
     monkeypatch.setattr(platform, "node", lambda: "node-17")
     monkeypatch.setattr(getpass, "getuser", lambda: "mary")
     text = printed.replace("{root}", str(tmp_path))
-    assert anonymous(text, tmp_path, tmp_path / "build/en/lesson", "A page.") == kept
+    assert remove_private_names(text, tmp_path, tmp_path / "build/en/lesson", "A page.") == kept
     monkeypatch.setattr(getpass, "getuser", lambda: "root")
-    assert anonymous("the root rank", tmp_path, tmp_path / os.sep, "A page.") == "the root rank"
+    assert remove_private_names("the root rank", tmp_path, tmp_path / os.sep, "A page.") == "the root rank"
 
 
 def test_a_word_of_the_page_names_no_machine(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(platform, "node", lambda: "vm")
-    assert anonymous("1/(vm+1) on vm", tmp_path, tmp_path / "x", "print('1/(vm+1)')") == "1/(vm+1) on vm"
-    assert anonymous("1/(m+1) on vm", tmp_path, tmp_path / "x", "print('1/(m+1)')") == "1/(m+1) on host"
+    assert remove_private_names("1/(vm+1) on vm", tmp_path, tmp_path / "x", "print('1/(vm+1)')") == "1/(vm+1) on vm"
+    assert remove_private_names("1/(m+1) on vm", tmp_path, tmp_path / "x", "print('1/(m+1)')") == "1/(m+1) on host"

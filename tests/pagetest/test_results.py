@@ -57,7 +57,7 @@ def test_a_page_that_ran_on_another_device_fails(docs, monkeypatch, capsys) -> N
     """The machine is said to have a GPU; the page computes on the CPU all the same."""
     monkeypatch.setattr(Device, "fault", "")
     docs.add("lesson", "x = 1")
-    docs.records.enter({"page": "lesson", "lang": "en", "device": "cpu", "status": "PASS"})
+    docs.records.write({"page": "lesson", "lang": "en", "device": "cpu", "status": "PASS"})
     assert docs.main("lesson", "--lang", "en", "--device", "cuda") == 1
     out = capsys.readouterr().out
     assert "lesson.md:8: the page was asked to run on cuda and used cpu: take the device from colossal" in out

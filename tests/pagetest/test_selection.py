@@ -79,7 +79,7 @@ def test_what_has_changed_runs_whatever_the_sample(recorded) -> None:
     first, second = sorted(set(NAMES) - set(ran(recorded)))
     recorded.add(first, counted(recorded, first) + "\nz = 3")
     old = recorded.published.find("cpu", "en", second)
-    recorded.published.enter(old | {"versions": old["versions"] | {"torch": "1.0"}})
+    recorded.published.write(old | {"versions": old["versions"] | {"torch": "1.0"}})
     done = recorded.run("--all", env=CHANGED)
     assert {first, second} <= set(ran(recorded))
     assert " 0 pages not run" in f" {done.stdout[done.stdout.index(' pages not run') - 1 :]}"
@@ -120,7 +120,7 @@ def test_an_output_block_that_says_something_else_makes_its_page_run(docs) -> No
 def test_a_sampled_page_must_reproduce_its_record(recorded, block, message) -> None:
     for name in NAMES:
         old = recorded.published.find("cpu", "en", name)
-        recorded.published.enter(old | {"blocks": [block]}, dict.fromkeys(block["figures"], b"<svg></svg>"))
+        recorded.published.write(old | {"blocks": [block]}, dict.fromkeys(block["figures"], b"<svg></svg>"))
     done = recorded.run("--all", env=CHANGED)
     assert done.returncode == 1
     assert len(re.findall(message, done.stdout)) == 6
@@ -170,7 +170,7 @@ def test_check_names_the_records_that_hold_no_more(recorded, capsys) -> None:
     recorded.add("page_3", "print('page_3')\nx = 1\ny = 3")
     recorded.add("page_4", "print('page_4')\nx = 1\ny = 3")
     for language in ("en", "zh-Hans"):
-        recorded.published.enter({**recorded.published.find("cpu", language, "page_5"), "inputs": "of before"})
+        recorded.published.write({**recorded.published.find("cpu", language, "page_5"), "inputs": "of before"})
     assert recorded.main("--check", "page_3", "page_5", "page_6") == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert lines[0].endswith(

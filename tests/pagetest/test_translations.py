@@ -216,7 +216,7 @@ BAD_STAMPS = {
     "a list": ("[]", 1, "this is not of the form"),
     "numbers": ('{"part/lesson#": 3}', 1, "this is not of the form"),
     "a page that is gone": ('{\n "gone#a": "1"\n}\n', 2, "there is no page `gone` any more"),
-    "another order": ('{\n "part/lesson#b": "1",\n "part/lesson#a": "1"\n}\n', 1, "the stamps are not sorted"),
+    "another order": ('{\n "part/lesson#b": "1",\n "part/lesson#a": "1"\n}\n', 1, "the hashes are not sorted"),
 }
 
 

@@ -177,7 +177,7 @@ def run_group(tmp_path_factory) -> Callable[[str], dict[str, Any]]:
 @pytest.mark.parametrize(("group", "name"), [(group, name) for group, pages in GROUPS.items() for name in pages])
 def test_a_warm_run_ends_as_a_cold_one(run_group, group, name) -> None:
     page = run_group(group)[name]
-    assert page["was_warm"]
+    assert page["was_forked"]
     cold, warm = ({**page[manner], "seconds": 0} for manner in ("cold", "warm"))
     if name in RANKED:  # the launcher's own words differ, and so does the order of the ranks
         ours = [sorted(line for line in run.pop("log") if line.startswith("page:")) for run in (cold, warm)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pagetest.warm.fork import Parent
+from pagetest.warm.fork_server import ForkServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -234,9 +234,9 @@ def test_a_parent_in_which_a_thread_runs_does_not_fork(tmp_path) -> None:
     )
     environment = {**os.environ, "COLOSSAL_PAGE_SCRIPT": "lesson.py", "PYTHONPATH": str(tmp_path)}
     for module, fit in (("plain", True), ("threaded", False), ("os.path", True), ("no_such_module", True)):
-        parent = Parent(environment, tmp_path, [module])
+        parent = ForkServer(environment, tmp_path, [module])
         try:
-            assert parent.is_fit is fit, module
+            assert parent.can_fork is fit, module
         finally:
             parent.close()
 
@@ -244,8 +244,8 @@ def test_a_parent_in_which_a_thread_runs_does_not_fork(tmp_path) -> None:
 def test_a_parent_that_died_is_not_asked(tmp_path) -> None:
     (tmp_path / "deadly.py").write_text("import os\nos.abort()\n")
     environment = {**os.environ, "COLOSSAL_PAGE_SCRIPT": "lesson.py", "PYTHONPATH": str(tmp_path)}
-    parent = Parent(environment, tmp_path, ["deadly"])
-    assert not parent.is_fit
+    parent = ForkServer(environment, tmp_path, ["deadly"])
+    assert not parent.can_fork
     assert parent.fork({}) == 0
     parent.close()
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pagebuild.api.library import Library
-from pagebuild.api.reference import build_reference, statistics, write
+from pagebuild.api.reference import build_reference, statistics, write_reference
 from pagebuild.api.stamp import Stamp, inputs_of
-from pagetest.finding import counted
+from pagetest.finding import with_count
 from pagetest.model.page import Page
 from pagetest.model.tree import Tree
 
@@ -28,14 +28,13 @@ def run(options: argparse.Namespace, root: Path) -> int:
         return 0
     stamp.remove()
     reference = build_reference(library, pages)
-    write(reference, options.output)
+    write_reference(reference, options.output)
     if not reference.findings:
-        stamp.put()
+        stamp.write()
     counts = ", ".join(f"{count} {kind}" for kind, count in statistics(reference).items())
     sys.stdout.writelines(f"{finding}\n" for finding in reference.findings)
-    sys.stdout.write(
-        f"{options.output}: {len(reference.objects)} names: {counts}; {counted(len(reference.findings), 'finding')}\n"
-    )
+    findings = with_count(len(reference.findings), "finding")
+    sys.stdout.write(f"{options.output}: {len(reference.objects)} names: {counts}; {findings}\n")
     return 1 if reference.findings else 0
 
 

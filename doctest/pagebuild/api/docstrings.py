@@ -34,22 +34,14 @@ _RESULTS = re.compile(r"(Returns?|Yields?):\s*")
 
 # [Note: results without a type]
 # napoleon takes the words before a colon in a Returns section for a type: "Always five values: model, ..." would lose
-# its first words. Types stand in annotations here, so an empty type is put in front, which napoleon drops.
+# its first words. Types stand in annotations here, so an empty type is put before it, which napoleon drops.
 
 
 def read_docstrings(targets: Iterable[Target], resolver: Resolver) -> tuple[Mapping[str, list[nodes.Node]], list[str]]:
-    """Parses the docstrings of objects.
-
-    Args:
-        targets: The objects; each is asked for by its name, data by the place of its definition.
-        resolver: Knows where they are defined.
-
-    Returns:
-        The nodes of each docstring by the name of the object, and the warnings of the run.
-    """
+    """Parses the docstrings of objects; returns the nodes of each by the object's name, and Sphinx's warnings."""
     found: dict[str, list[nodes.Node]] = {}
     warnings = io.StringIO()
-    wanted = {_asked_for(target): target for target in targets if _has_text(target, resolver)}
+    wanted = {_name_in_source(target): target for target in targets if _has_text(target, resolver)}
 
     def keep(_app: Sphinx, _domain: str, _kind: str, content: nodes.Element) -> None:
         signature = content.parent[0]
@@ -59,7 +51,7 @@ def read_docstrings(targets: Iterable[Target], resolver: Resolver) -> tuple[Mapp
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "source")
         source.mkdir()
-        (source / "index.rst").write_text("\n".join(_lines(wanted)), encoding="utf-8")
+        (source / "index.rst").write_text("\n".join(_source_lines(wanted)), encoding="utf-8")
         with patch_docutils(), docutils_namespace():
             app = Sphinx(
                 source,
@@ -73,22 +65,22 @@ def read_docstrings(targets: Iterable[Target], resolver: Resolver) -> tuple[Mapp
                 freshenv=True,
             )
             app.connect("object-description-transform", keep, priority=1)
-            app.connect("autodoc-process-docstring", protect_results, priority=1)
+            app.connect("autodoc-process-docstring", insert_empty_types, priority=1)
             app.build()
             sections = app.env.get_doctree("index").findall(nodes.section)
             found.update((one.children[0].astext(), one.children[1:]) for one in sections)
     return found, warnings.getvalue().splitlines()
 
 
-def protect_results(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
-    """Puts an empty type in front of what is returned, see [Note: results without a type]."""
+def insert_empty_types(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
+    """Puts an empty type before what is returned, see [Note: results without a type]."""
     for index, line in enumerate(lines[:-1]):
         if _RESULTS.fullmatch(line):
             text = lines[index + 1].lstrip()
             lines[index + 1] = lines[index + 1].replace(text, f": {text}", 1)
 
 
-def directive(target: Target) -> str:
+def autodoc_directive(target: Target) -> str:
     """The name of autodoc's directive for an object."""
     if target.is_class or target.kind == "function":
         return f"auto{target.kind}"
@@ -98,14 +90,14 @@ def directive(target: Target) -> str:
 def _has_text(target: Target, resolver: Resolver) -> bool:
     """Whether there is a docstring; plain data would show that of its type."""
     node = resolver.node(target)
-    return target.kind != "data" or bool(node and resolver.source(target).comment(node))
+    return target.kind != "data" or bool(node and resolver.source(target).attribute_docstring(node))
 
 
-def _asked_for(target: Target) -> str:
+def _name_in_source(target: Target) -> str:
     return target.canonical if target.kind == "data" else target.name
 
 
-def _lines(wanted: Mapping[str, Target]) -> Iterator[str]:
+def _source_lines(wanted: Mapping[str, Target]) -> Iterator[str]:
     """The one source: modules as sections, because their text has no description around it."""
     for name, target in wanted.items():
         if target.kind == "module":
@@ -113,4 +105,4 @@ def _lines(wanted: Mapping[str, Target]) -> Iterator[str]:
     yield from ("objects", "=======", "")
     for name, target in wanted.items():
         if target.kind != "module":
-            yield from (f".. {directive(target)}:: {name}", "   :no-index:", "")
+            yield from (f".. {autodoc_directive(target)}:: {name}", "   :no-index:", "")

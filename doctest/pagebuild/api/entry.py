@@ -7,9 +7,9 @@ from typing import Any
 from docutils import nodes
 
 from pagebuild.api.inventory import Inventory
-from pagebuild.api.mdast import Mdast, Translator
-from pagebuild.api.names import Place
-from pagebuild.api.sections import Sections, take_apart
+from pagebuild.api.mdast import Mdast, MdastTranslator
+from pagebuild.api.names import DocstringContext
+from pagebuild.api.sections import Sections, split_sections
 from pagebuild.api.signature import Signature, attribute_type, signature_of
 from pagebuild.api.source import first_line
 from pagebuild.api.target import Target
@@ -20,37 +20,28 @@ _WORD = re.compile(r"(?<![\w\"'])[A-Za-z_][\w.]*")
 
 
 def make_entry(target: Target, content: Iterable[nodes.Node], inventory: Inventory) -> Entry:
-    """Puts together what is known of an object.
-
-    Args:
-        target: The object.
-        content: The nodes of its docstring.
-        inventory: All documented objects, which words and types are linked to.
-
-    Raises:
-        UnsupportedMarkupError: The docstring holds something that Markdown cannot say.
-    """
-    sections, signature = take_apart(content), signature_of(target, inventory.resolver)
+    """Puts together what is known of an object."""
+    sections, signature = split_sections(content), signature_of(target, inventory.resolver)
     parameters = signature.parameters or ()
-    place = Place(target, frozenset([*sections.params, *(parameter.name for parameter in parameters)]))
-    blocks = Translator(inventory.names, place).blocks
+    place = DocstringContext(target, frozenset([*sections.params, *(parameter.name for parameter in parameters)]))
+    blocks = MdastTranslator(inventory.names, place).blocks
     entry = {
         "name": target.name,
         "canonical": target.canonical,
         "alias_of": None if target.name in inventory.main else inventory.names.main(target.name),
         "kind": target.kind,
-        "source": _source(target, inventory),
+        "source": _source_entry(target, inventory),
         "bases": _bases(target, inventory),
         "signature": None if signature.parameters is None else [vars(parameter) for parameter in parameters],
         "return_type": signature.return_type,
         "body": blocks(sections.body),
-        "params": _params(sections, signature, blocks),
+        "params": _parameter_entries(sections, signature, blocks),
         "attributes": [
             {"name": name, "type": attribute_type(target, name, inventory.resolver), "body": blocks(body)}
             for name, body in sections.attributes.items()
         ],
-        "returns": _result(signature, blocks(sections.returns)),
-        "yields": _result(signature, blocks(sections.yields)),
+        "returns": _result_entry(signature, blocks(sections.returns)),
+        "yields": _result_entry(signature, blocks(sections.yields)),
         "raises": [{"type": kind, "body": blocks(body)} for kind, body in sections.raises],
         "examples": sections.examples,
         "communication": blocks(sections.communication),
@@ -59,9 +50,9 @@ def make_entry(target: Target, content: Iterable[nodes.Node], inventory: Invento
     return {**entry, "links": _links(entry, place, inventory)}
 
 
-def _params(sections: Sections, signature: Signature, blocks: Any) -> list[Mdast]:
+def _parameter_entries(sections: Sections, signature: Signature, blocks: Any) -> list[Mdast]:
     """The documented parameters in the order of the signature, then those that it does not have."""
-    known = {stars(parameter.kind) + parameter.name: parameter for parameter in signature.parameters or ()}
+    known = {star_prefix(parameter.kind) + parameter.name: parameter for parameter in signature.parameters or ()}
     order = sorted(sections.params, key=lambda name: list(known).index(name) if name in known else len(known))
     return [
         {
@@ -74,19 +65,19 @@ def _params(sections: Sections, signature: Signature, blocks: Any) -> list[Mdast
     ]
 
 
-def stars(kind: str) -> str:
+def star_prefix(kind: str) -> str:
     """What stands before the name of a parameter that takes many values."""
     return {"var_positional": "*", "var_keyword": "**"}.get(kind, "")
 
 
-def _result(signature: Signature, body: list[Mdast]) -> Entry | None:
+def _result_entry(signature: Signature, body: list[Mdast]) -> Entry | None:
     return {"type": signature.return_type, "body": body} if body else None
 
 
-def _source(target: Target, inventory: Inventory) -> Entry:
+def _source_entry(target: Target, inventory: Inventory) -> Entry:
     module, node = inventory.resolver.source(target), inventory.resolver.node(target)
     line, end = (first_line(node), node.end_lineno) if node else (1, len(module.text.splitlines()))
-    return {"file": inventory.resolver.library.shown(module.path), "line": line, "end": end}
+    return {"file": inventory.resolver.library.relative_path(module.path), "line": line, "end": end}
 
 
 def _bases(target: Target, inventory: Inventory) -> list[str]:
@@ -103,11 +94,11 @@ def _members(target: Target, inventory: Inventory) -> list[str]:
     return [member.name for member in inventory.resolver.members(main)]
 
 
-def _links(entry: Entry, place: Place, inventory: Inventory) -> Mapping[str, str]:
+def _links(entry: Entry, place: DocstringContext, inventory: Inventory) -> Mapping[str, str]:
     """The words in types that are documented objects."""
     parts = [*(entry["signature"] or ()), *entry["params"], *entry["attributes"], *entry["raises"]]
     texts = [entry["return_type"], *(part["type"] for part in parts)]
     words = sorted({word for text in texts if text for word in _WORD.findall(text)})
-    bare = Place(place.target)
+    bare = DocstringContext(place.target)
     found = {word: inventory.names.find(word, bare) for word in words}
     return {word: name for word, name in found.items() if name}

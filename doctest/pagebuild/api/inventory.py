@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pagebuild.api.names import Names
+from pagebuild.api.names import DocumentedNames
 from pagebuild.api.target import Resolver, Target, UnknownNameError
 
 # [Note: main names]
@@ -17,23 +17,18 @@ from pagebuild.api.target import Resolver, Target, UnknownNameError
 
 @dataclass(frozen=True)
 class Inventory:
-    """The documented objects of a library.
-
-    Attributes:
-        resolver: Finds objects by their names.
-        hooked: Names that pages ask for beside the public ones.
-    """
+    """The documented objects of a library."""
 
     resolver: Resolver
-    hooked: tuple[str, ...] = ()
+    hook_names: tuple[str, ...] = ()  # names that pages ask for in addition to the public ones
 
     @cached_property
     def main(self) -> Mapping[str, Target]:
         """Every public object under its main name, and the public members of classes, see [Note: main names]."""
         groups: dict[str, list[Target]] = defaultdict(list)
-        for target in self.resolver.public:
+        for target in self.resolver.public_names:
             groups[target.canonical].append(target)
-        found = [max(group, key=_nearness) for group in groups.values()]
+        found = [max(group, key=_name_rank) for group in groups.values()]
         found += [member for target in found for member in self.resolver.members(target)]
         return {target.name: target for target in sorted(found, key=lambda target: target.name)}
 
@@ -44,7 +39,7 @@ class Inventory:
         for name, target in sorted(self.main.items(), key=lambda item: _is_inherited(item[1])):
             found.setdefault(target.canonical, name)
             if target.owner is None:
-                others = [one for one in self.resolver.public if one.canonical == target.canonical]
+                others = [one for one in self.resolver.public_names if one.canonical == target.canonical]
                 for other in [*(one.name for one in others), target.canonical]:
                     found[other] = name
                     for member in self.resolver.members(target):
@@ -52,39 +47,39 @@ class Inventory:
         return {name: main for name, main in found.items() if name not in self.main}
 
     @cached_property
-    def names(self) -> Names:
+    def names(self) -> DocumentedNames:
         """The names that words in docstrings may stand for."""
-        return Names(self.main, self.aliases)
+        return DocumentedNames(self.main, self.aliases)
 
     @cached_property
     def entries(self) -> Mapping[str, Target]:
         """Everything that gets an entry: the main names, the public aliases, and what pages ask for."""
         found = dict(self.main)
-        for target in [*self.resolver.public, *map(self.resolver.resolve, self.hooked)]:
+        for target in [*self.resolver.public_names, *map(self.resolver.resolve, self.hook_names)]:
             found.setdefault(target.name, target)
         return dict(sorted(found.items()))
 
-    def fault(self, name: str) -> str | None:
+    def why_unknown(self, name: str) -> str | None:
         """Why a page cannot ask for a name; None if it can."""
         try:
             self.resolver.resolve(name)
         except UnknownNameError as error:
-            return f"`{name}` is not in the API reference: {error}{self._nearest(name)}"
+            return f"`{name}` is not in the API reference: {error}{self._suggest_name(name)}"
         if self.names.main(name) is None:
-            return f"`{name}` is not public: offer it in the `__all__` of a public module{self._nearest(name)}"
+            return f"`{name}` is not public: offer it in the `__all__` of a public module{self._suggest_name(name)}"
         return None
 
-    def _nearest(self, name: str) -> str:
+    def _suggest_name(self, name: str) -> str:
         close = difflib.get_close_matches(name, self.main, n=3, cutoff=0.6)
         last = name.rpartition(".")[2]
         close += [one for one in self.main if one.rpartition(".")[2] == last]
         return f"; the nearest: {', '.join(list(dict.fromkeys(close))[:3])}" if close else ""
 
 
-def _nearness(target: Target) -> tuple[bool, int, str]:
+def _name_rank(target: Target) -> tuple[bool, int, str]:
     """How well a name fits the place of the definition; the longest shared path wins, and its own spelling."""
     module, _, spelling = target.name.rpartition(".")
-    shared = _shared(module.split("."), target.module.split("."))
+    shared = _num_common_parts(module.split("."), target.module.split("."))
     return spelling == target.qualname, shared, target.name
 
 
@@ -92,7 +87,7 @@ def _is_inherited(target: Target) -> bool:
     return target.owner is not None and target.qualname.rpartition(".")[0] != target.owner.__qualname__
 
 
-def _shared(one: Iterable[str], other: Iterable[str]) -> int:
+def _num_common_parts(one: Iterable[str], other: Iterable[str]) -> int:
     count = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

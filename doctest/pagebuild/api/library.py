@@ -11,18 +11,13 @@ _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Library:
-    """A package in a source tree.
+    """A package in a source tree."""
 
-    A module is public unless a part of its path begins with an underscore. It offers what its literal `__all__` says; a
-    module right under the package that has none offers the classes and functions that it defines.
+    # A module is public unless a part of its path begins with an underscore. It offers what its literal `__all__`
+    # says; a module right under the package that has none offers the classes and functions that it defines.
 
-    Attributes:
-        root: The root of the project, which paths are shown relative to.
-        folder: The package's folder, `src/colossal` in a project called colossal.
-    """
-
-    root: Path
-    folder: Path
+    root: Path  # the root of the project, which paths are shown relative to
+    folder: Path  # the package's folder, `src/colossal` in a project called colossal
 
     @property
     def package(self) -> str:
@@ -32,7 +27,7 @@ class Library:
     @cached_property
     def files(self) -> dict[str, Path]:
         """Every module, private ones included, and its file."""
-        return {self._dotted(path): path for path in sorted(self.folder.rglob("*.py"))}
+        return {self._module_name(path): path for path in sorted(self.folder.rglob("*.py"))}
 
     @cached_property
     def modules(self) -> dict[str, tuple[str, ...]]:
@@ -41,14 +36,14 @@ class Library:
         for module, path in self.files.items():
             if not any(part.startswith("_") for part in module.split(".")):
                 tree = ast.parse(path.read_text(encoding="utf-8"))
-                names = _declared(tree)
+                names = _declared_names(tree)
                 if names is None and path.parent == self.folder and path.name != "__init__.py":
-                    names = tuple(_defined(tree))
+                    names = tuple(_defined_names(tree))
                 if names is not None:
                     found[module] = names
         return found
 
-    def shown(self, path: Path) -> str:
+    def relative_path(self, path: Path) -> str:
         """The path as it is written in the reference."""
         return path.resolve().relative_to(self.root.resolve()).as_posix()
 
@@ -56,12 +51,12 @@ class Library:
         """Tells whether a module belongs to the package."""
         return module == self.package or module.startswith(f"{self.package}.")
 
-    def _dotted(self, path: Path) -> str:
+    def _module_name(self, path: Path) -> str:
         parts = path.relative_to(self.folder).with_suffix("").parts
         return ".".join((self.package, *(part for part in parts if part != "__init__")))
 
 
-def _declared(tree: ast.Module) -> tuple[str, ...] | None:
+def _declared_names(tree: ast.Module) -> tuple[str, ...] | None:
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = getattr(node, "value", None)
@@ -70,5 +65,5 @@ def _declared(tree: ast.Module) -> tuple[str, ...] | None:
     return None
 
 
-def _defined(tree: ast.Module) -> Iterator[str]:
+def _defined_names(tree: ast.Module) -> Iterator[str]:
     return (node.name for node in tree.body if isinstance(node, _DEFINITIONS) and not node.name.startswith("_"))

@@ -7,31 +7,26 @@ from typing import Any
 from docutils import nodes
 from sphinx import addnodes
 
-from pagebuild.api.names import Names, Place
+from pagebuild.api.names import DocstringContext, DocumentedNames
 
 Mdast = dict[str, Any]
 
 _ALERTS = {"attention": "warning", "hint": "tip", "danger": "caution", "error": "caution"}
 _IGNORED = (nodes.comment, nodes.target, addnodes.index, nodes.substitution_definition, nodes.system_message)
-_ADVICE: dict[type[nodes.Node], str] = {
+_UNSUPPORTED_ADVICE: dict[type[nodes.Node], str] = {
     nodes.definition_list: "indent the lines of a paragraph alike, or write a list with `*`"
 }
-_PASSED_THROUGH = (nodes.inline, nodes.problematic, nodes.container, nodes.compound)
+_TRANSPARENT = (nodes.inline, nodes.problematic, nodes.container, nodes.compound)
 
 
 class UnsupportedMarkupError(ValueError):
     """A construct of reStructuredText that Markdown has no word for."""
 
 
-class Translator:
-    """Turns the nodes of one docstring into mdast.
+class MdastTranslator:
+    """Turns the nodes of one docstring into mdast."""
 
-    Args:
-        names: What words may stand for.
-        place: The object whose docstring it is.
-    """
-
-    def __init__(self, names: Names, place: Place) -> None:
+    def __init__(self, names: DocumentedNames, place: DocstringContext) -> None:
         self._names = names
         self._place = place
         self._makers: tuple[tuple[tuple[type, ...], Callable[[Any], Mdast]], ...] = (
@@ -44,24 +39,20 @@ class Translator:
             ((nodes.reference,), lambda node: self._parent("link", node, url=node.get("refuri", ""))),
             ((nodes.math_block,), lambda node: {"type": "math", "value": node.astext().strip()}),
             ((nodes.math,), lambda node: {"type": "inlineMath", "value": node.astext()}),
-            ((nodes.doctest_block,), lambda node: code(node.astext())),
-            ((nodes.literal_block,), lambda node: code(node.astext(), node.get("language", "python"))),
+            ((nodes.doctest_block,), lambda node: code_block(node.astext())),
+            ((nodes.literal_block,), lambda node: code_block(node.astext(), node.get("language", "python"))),
             ((nodes.bullet_list, nodes.enumerated_list), self._list),
             ((nodes.block_quote,), lambda node: self._parent("blockquote", node)),
             ((nodes.Admonition,), self._alert),
         )
 
     def blocks(self, children: Iterable[nodes.Node]) -> list[Mdast]:
-        """Translates the nodes of a docstring, or of a part of it.
-
-        Raises:
-            UnsupportedMarkupError: There is a construct that Markdown does not have.
-        """
+        """Translates the nodes of a docstring, or of a part of it."""
         found = []
         for node in children:
             if isinstance(node, _IGNORED):
                 continue
-            if isinstance(node, _PASSED_THROUGH):
+            if isinstance(node, _TRANSPARENT):
                 found += self.blocks(node.children)
             else:
                 found.append(self._translate(node))
@@ -71,7 +62,7 @@ class Translator:
         for kinds, make in self._makers:
             if isinstance(node, kinds):
                 return make(node)
-        advice = _ADVICE.get(type(node), "say it another way")
+        advice = _UNSUPPORTED_ADVICE.get(type(node), "say it another way")
         raise UnsupportedMarkupError(f"a {node.__class__.__name__} has no counterpart in Markdown: {advice}")
 
     def _parent(self, kind: str, node: nodes.Element, **fields: Any) -> Mdast:
@@ -104,14 +95,9 @@ class Translator:
         return self._parent("blockquote", node, data={"alert": kind})
 
 
-def code(source: str, language: str = "python") -> Mdast:
+def code_block(source: str, language: str = "python") -> Mdast:
     """A block of code."""
     return {"type": "code", "lang": language, "value": source}
-
-
-def inlined(blocks: Iterable[Mdast]) -> str:
-    """The plain text of blocks, for messages and comparisons."""
-    return " ".join(" ".join(_texts(block)) for block in blocks)
 
 
 def _texts(node: Mdast) -> list[str]:

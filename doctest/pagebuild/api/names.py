@@ -12,40 +12,23 @@ _DOTTED = re.compile(r"~?([A-Za-z_]\w*(?:\.\w+)*)(?:\(.*\))?", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a word stands.
-
-    Attributes:
-        target: The object whose docstring it is.
-        parameters: The parameters of that object: a word that names one of them stands for it, and for nothing else.
-    """
+class DocstringContext:
+    """The docstring that a word is in."""
 
     target: Target
+    # The parameters of that object: a word that names one of them stands for it, and for nothing else.
     parameters: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class Names:
-    """The names under which a library's objects are documented.
-
-    Attributes:
-        targets: Every documented object under its main name.
-        aliases: Other names of some of them, mapped to the main one.
-    """
+class DocumentedNames:
+    """The names under which a library's objects are documented."""
 
     targets: Mapping[str, Target]
     aliases: Mapping[str, str]
 
-    def find(self, text: str, place: Place) -> str | None:
-        """The object that a word stands for: a full name, a member of the class at hand, or an unambiguous short name.
-
-        Args:
-            text: The word, with or without the brackets of a call.
-            place: Where it stands.
-
-        Returns:
-            The name under which the object is documented; None for any other word.
-        """
+    def find(self, text: str, place: DocstringContext) -> str | None:
+        """The main name of the object behind a word: a full name, a member of this class, or a unique short name."""
         match = _DOTTED.fullmatch(text.strip())
         if not match:
             return None
@@ -53,18 +36,18 @@ class Names:
         head, _, rest = name.partition(".")
         if head in place.parameters:
             return None
-        full = self.main(name) or self._member(name, place)
-        return full or self._short(head, rest, place)
+        full = self.main(name) or self._resolve_member(name, place)
+        return full or self._resolve_short_name(head, rest, place)
 
     def main(self, name: str) -> str | None:
         """The main name of an object that is given by any of its full names."""
         return name if name in self.targets else self.aliases.get(name)
 
-    def _member(self, name: str, place: Place) -> str | None:
+    def _resolve_member(self, name: str, place: DocstringContext) -> str | None:
         owner = place.target.name if place.target.is_class else place.target.name.rpartition(".")[0]
         return self.main(f"{owner}.{name}")
 
-    def _short(self, head: str, rest: str, place: Place) -> str | None:
+    def _resolve_short_name(self, head: str, rest: str, place: DocstringContext) -> str | None:
         fitting = self._by_short_name.get(head, frozenset())
         near = {name for name in fitting if self.targets[name].module == place.target.module}
         only = near or fitting

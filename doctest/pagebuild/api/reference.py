@@ -6,32 +6,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagebuild.api.coverage import Coverage
+from pagebuild.api.communication import CommunicationGraph
+from pagebuild.api.docstring_checks import DocstringChecker
 from pagebuild.api.docstrings import read_docstrings
 from pagebuild.api.entry import Entry, make_entry
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.library import Library
 from pagebuild.api.mdast import UnsupportedMarkupError
+from pagebuild.api.sphinx_warnings import warning_finding
 from pagebuild.api.target import Resolver, Target
-from pagebuild.api.traffic import Traffic
-from pagebuild.api.warning import finding_of
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The API reference of a library.
-
-    Attributes:
-        version: The library's version.
-        objects: The entries by name.
-        findings: What is wrong: names that pages ask for in vain, docstrings that cannot be read.
-    """
+    """The API reference of a library."""
 
     version: str
     objects: Mapping[str, Entry]
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...]  # what is wrong: names that pages ask for in vain, docstrings that cannot be read
 
     @property
     def text(self) -> str:
@@ -41,38 +35,34 @@ class Reference:
 
 
 def build_reference(library: Library, pages: Iterable[Page]) -> Reference:
-    """Describes all public objects of a library, and all that its pages ask for.
-
-    Args:
-        library: The library; it must be importable.
-        pages: The pages whose hooks name objects.
-    """
+    """Describes all public objects of a library, and all that its pages ask for."""
+    # The library must be importable.
     resolver = Resolver(library)
     public = Inventory(resolver)
     asked = [(hook.text, page.path, hook.line) for page in pages for hook in page.hooks]
-    faults = {name: public.fault(name) for name, _, _ in asked}
+    faults = {name: public.why_unknown(name) for name, _, _ in asked}
     findings = [Finding(path, line, fault) for name, path, line in asked if (fault := faults[name])]
     inventory = Inventory(resolver, tuple(sorted(name for name, fault in faults.items() if not fault)))
     contents, warnings = read_docstrings(inventory.main.values(), resolver)
-    findings += [finding_of(line, resolver) for line in warnings]
+    findings += [warning_finding(line, resolver) for line in warnings]
     objects = {}
     for name, target in inventory.entries.items():
         try:
             objects[name] = make_entry(target, contents.get(inventory.names.main(name) or "", []), inventory)
         except UnsupportedMarkupError as error:
-            findings.append(_at(target, resolver, str(error)))
-    coverage = Coverage(inventory, Traffic(library))
+            findings.append(_finding_at(target, resolver, str(error)))
+    coverage = DocstringChecker(inventory, CommunicationGraph(library))
     findings += [gap for name in inventory.main if name in objects for gap in coverage.gaps(objects[name])]
     version = getattr(resolver.resolve(library.package).value, "__version__", "0")
     return Reference(version, objects, tuple(sorted(set(findings))))
 
 
-def _at(target: Target, resolver: Resolver, message: str) -> Finding:
+def _finding_at(target: Target, resolver: Resolver, message: str) -> Finding:
     node = resolver.node(target)
     return Finding(resolver.source(target).path, node.lineno if node else 1, f"{target.name}: {message}")
 
 
-def write(reference: Reference, path: Path) -> None:
+def write_reference(reference: Reference, path: Path) -> None:
     """Writes api.json."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(reference.text, encoding="utf-8")

@@ -11,18 +11,7 @@ _COMMUNICATION = "Communication:"
 
 @dataclass
 class Sections:
-    """A docstring taken apart; every part is a list of document nodes.
-
-    Attributes:
-        body: What belongs to no section.
-        params: The text of each parameter, by name.
-        attributes: The text of each attribute, by name.
-        returns: What is returned.
-        yields: What is yielded.
-        raises: The exceptions with their texts, in order.
-        examples: The programs, as they are written.
-        communication: What the object sends to other ranks.
-    """
+    """A docstring split into sections, each a list of document nodes."""
 
     body: list[nodes.Node] = field(default_factory=list)
     params: dict[str, list[nodes.Node]] = field(default_factory=dict)
@@ -34,16 +23,16 @@ class Sections:
     communication: list[nodes.Node] = field(default_factory=list)
 
 
-def take_apart(content: Iterable[nodes.Node]) -> Sections:
+def split_sections(content: Iterable[nodes.Node]) -> Sections:
     """Sorts the nodes of a docstring into its sections."""
     found = Sections()
     for node in content:
         if isinstance(node, nodes.field_list):
             for one in node.findall(nodes.field):
-                _sort(one, found)
+                _add_node(one, found)
         elif isinstance(node, nodes.admonition) and node.children and node.children[0].astext() in _EXAMPLES:
             found.examples += [block.astext() for block in node.findall(nodes.doctest_block)]
-            found.body += _prose(node)
+            found.body += _example_prose(node)
         elif isinstance(node, nodes.paragraph) and node.astext().startswith(_COMMUNICATION):
             found.communication.append(_without_label(node))
         else:
@@ -51,7 +40,7 @@ def take_apart(content: Iterable[nodes.Node]) -> Sections:
     return found
 
 
-def _sort(one: nodes.field, found: Sections) -> None:
+def _add_node(one: nodes.field, found: Sections) -> None:
     label, body = one.children[0].astext(), list(one.children[1].children)
     kind, _, name = label.partition(" ")
     if kind == "param":
@@ -65,16 +54,16 @@ def _sort(one: nodes.field, found: Sections) -> None:
     elif kind.lower() == "yields":
         found.yields += body
     else:
-        found.body.append(nodes.paragraph("", "", nodes.strong("", label), nodes.Text(": "), *_inlines(body)))
+        found.body.append(nodes.paragraph("", "", nodes.strong("", label), nodes.Text(": "), *_inline_nodes(body)))
 
 
-def _inlines(body: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
+def _inline_nodes(body: Iterable[nodes.Node]) -> Iterator[nodes.Node]:
     for node in body:
         yield from node.children if isinstance(node, nodes.paragraph) else (node,)
 
 
-def _prose(example: nodes.admonition) -> Iterator[nodes.Node]:
-    """What an Example section holds beside its programs and its title."""
+def _example_prose(example: nodes.admonition) -> Iterator[nodes.Node]:
+    """What an Example section holds in addition to its programs and its title."""
     return (node for node in example.children[1:] if not isinstance(node, nodes.doctest_block))
 
 

@@ -3,15 +3,19 @@
 import ast
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pagebuild.api.source import Function
-from pagebuild.api.spelling import Speller
+from pagebuild.api.source import Function, Module, decorators
 from pagebuild.api.target import Resolver, Target
 
+_WRAPPERS = {"ClassVar", "Final"}
+_FIELDS = {"field", "dataclasses.field"}
+_TYPES = (ast.Subscript, ast.BinOp)
+_NAME = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 _KINDS = {
     inspect.Parameter.POSITIONAL_ONLY: "positional_only",
     inspect.Parameter.POSITIONAL_OR_KEYWORD: "positional_or_keyword",
@@ -19,6 +23,50 @@ _KINDS = {
     inspect.Parameter.KEYWORD_ONLY: "keyword_only",
     inspect.Parameter.VAR_KEYWORD: "var_keyword",
 }
+
+
+@dataclass(frozen=True)
+class SourceFormatter:
+    """Formats types and defaults of one module as its source has them."""
+
+    module: Module
+    resolver: Resolver
+
+    def type(self, annotation: ast.expr | None) -> str | None:
+        """A type as it is written; an alias that has no entry of its own is written out."""
+        if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) in _WRAPPERS:
+            annotation = annotation.slice
+        text = self.module.annotation_source(annotation)
+        return text and _NAME.sub(lambda match: self._expand_alias(match.group()), text)
+
+    def default(self, node: ast.expr | None) -> str | None:
+        """The default value of a parameter; text keeps its quotes."""
+        return None if node is None else self.module.expression_source(node)
+
+    def field_default(self, node: ast.expr | None) -> str | None:
+        """The default value of a dataclass's field; a factory is shown as the call that it will be."""
+        if not isinstance(node, ast.Call) or ast.unparse(node.func) not in _FIELDS:
+            return self.default(node)
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        factory = given.get("default_factory")
+        if isinstance(factory, ast.Lambda):
+            return self.default(factory.body)
+        return f"{self.default(factory)}()" if factory else self.default(given.get("default"))
+
+    def return_type(self, node: Function) -> str | None:
+        """What a call returns; the generator behind a `contextmanager` is not seen from outside."""
+        if "contextmanager" in decorators(node) and isinstance(node.returns, ast.Subscript):
+            return f"contextlib.AbstractContextManager[{self.type(node.returns.slice)}]"
+        return self.type(node.returns)
+
+    def _expand_alias(self, name: str) -> str:
+        home, spelling = self.resolver.sources.assigning_module(self.module.name, name)
+        if f"{home}.{spelling}" in self.resolver.public_definitions:
+            return name
+        found = self.resolver.sources.find(home, spelling)
+        if isinstance(found, (ast.Assign, ast.AnnAssign)) and isinstance(found.value, _TYPES):
+            return SourceFormatter(self.resolver.sources.module(home), self.resolver).type(found.value) or name
+        return name
 
 
 @dataclass(frozen=True)
@@ -33,13 +81,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a function or a class is called with, and what it returns.
+    """What a function or a class is called with, and what it returns."""
 
-    Attributes:
-        parameters: The parameters, `self` and `cls` left out; None where an object is not meant to be called.
-        return_type: The type of the result, as it is written in the source.
-    """
-
+    # The parameters, `self` and `cls` left out; None where an object is not meant to be called.
     parameters: tuple[Parameter, ...] | None
     return_type: str | None = None
 
@@ -49,12 +93,12 @@ def signature_of(target: Target, resolver: Resolver) -> Signature:
     if target.is_class and issubclass(target.value, Enum):
         return Signature(None)
     if target.is_class:
-        return Signature(_of_class(target, resolver))
-    node, speller = resolver.node(target), Speller(resolver.source(target), resolver)
+        return Signature(_class_signature(target, resolver))
+    node, speller = resolver.node(target), SourceFormatter(resolver.source(target), resolver)
     if target.is_function:
         assert isinstance(node, Function)
         function = getattr(target.value, "__func__", target.value)
-        return Signature(_of_function(function, node, speller, target.kind), speller.result(node))
+        return Signature(_function_signature(function, node, speller, target.kind), speller.return_type(node))
     if target.kind == "property" and isinstance(node, Function):
         return Signature(None, speller.type(node.returns))
     return Signature(None)
@@ -62,8 +106,8 @@ def signature_of(target: Target, resolver: Resolver) -> Signature:
 
 def attribute_type(target: Target, name: str, resolver: Resolver) -> str | None:
     """The annotation of an attribute of a class: in its body, on a property, or where a method assigns it."""
-    for owner in _owners(target.value, resolver):
-        speller = Speller(resolver.sources.module(owner.__module__), resolver)
+    for owner in _defining_classes(target.value, resolver):
+        speller = SourceFormatter(resolver.sources.module(owner.__module__), resolver)
         node = speller.module.find(owner.__qualname__)
         for child in ast.walk(node) if node else ():
             if isinstance(child, ast.AnnAssign) and _target_name(child) == name:
@@ -73,7 +117,7 @@ def attribute_type(target: Target, name: str, resolver: Resolver) -> str | None:
     return None
 
 
-def _owners(value: Any, resolver: Resolver) -> Iterator[type]:
+def _defining_classes(value: Any, resolver: Resolver) -> Iterator[type]:
     return (owner for owner in value.__mro__ if resolver.library.owns(owner.__module__))
 
 
@@ -83,20 +127,20 @@ def _target_name(node: ast.AnnAssign) -> str:
     return node.target.id if isinstance(node.target, ast.Name) else ""
 
 
-def _of_class(target: Target, resolver: Resolver) -> tuple[Parameter, ...] | None:
+def _class_signature(target: Target, resolver: Resolver) -> tuple[Parameter, ...] | None:
     maker = next((owner for owner in target.value.__mro__ if "__init__" in vars(owner)), object)
     if resolver.library.owns(maker.__module__):
-        speller = Speller(resolver.sources.module(maker.__module__), resolver)
+        speller = SourceFormatter(resolver.sources.module(maker.__module__), resolver)
         node = speller.module.find(f"{maker.__qualname__}.__init__")
         if isinstance(node, Function):
-            return _of_function(vars(maker)["__init__"], node, speller, "method")
-        return tuple(_of_fields(target.value, resolver)) if dataclasses.is_dataclass(maker) else ()
+            return _function_signature(vars(maker)["__init__"], node, speller, "method")
+        return tuple(_dataclass_parameters(target.value, resolver)) if dataclasses.is_dataclass(maker) else ()
     if maker is object:
         return ()
-    return None if target.kind == "exception" else tuple(_foreign(target.value))
+    return None if target.kind == "exception" else tuple(_external_parameters(target.value))
 
 
-def _of_function(function: Any, node: Function, speller: Speller, kind: str) -> tuple[Parameter, ...]:
+def _function_signature(function: Any, node: Function, speller: SourceFormatter, kind: str) -> tuple[Parameter, ...]:
     written = _arguments(node, speller)
     parameters = list(inspect.signature(function).parameters.values())
     if kind in {"method", "classmethod"}:
@@ -104,7 +148,7 @@ def _of_function(function: Any, node: Function, speller: Speller, kind: str) -> 
     return tuple(Parameter(one.name, _KINDS[one.kind], *written[one.name]) for one in parameters)
 
 
-def _arguments(node: Function, speller: Speller) -> dict[str, tuple[str | None, str | None]]:
+def _arguments(node: Function, speller: SourceFormatter) -> dict[str, tuple[str | None, str | None]]:
     """The type and the default of each parameter as they are written."""
     positional = [*node.args.posonlyargs, *node.args.args]
     defaults: list[ast.expr | None] = [None] * (len(positional) - len(node.args.defaults))
@@ -114,11 +158,11 @@ def _arguments(node: Function, speller: Speller) -> dict[str, tuple[str | None, 
     return {one.arg: (speller.type(one.annotation), speller.default(default)) for one, default in pairs}
 
 
-def _of_fields(value: Any, resolver: Resolver) -> Iterator[Parameter]:
+def _dataclass_parameters(value: Any, resolver: Resolver) -> Iterator[Parameter]:
     """The parameters of a constructor that `dataclass` wrote."""
     written: dict[str, tuple[str | None, str | None]] = {}
-    for owner in reversed(list(_owners(value, resolver))):
-        speller = Speller(resolver.sources.module(owner.__module__), resolver)
+    for owner in reversed(list(_defining_classes(value, resolver))):
+        speller = SourceFormatter(resolver.sources.module(owner.__module__), resolver)
         for child in getattr(speller.module.find(owner.__qualname__), "body", ()):
             if isinstance(child, ast.AnnAssign):
                 written[_target_name(child)] = speller.type(child.annotation), speller.field_default(child.value)
@@ -126,7 +170,7 @@ def _of_fields(value: Any, resolver: Resolver) -> Iterator[Parameter]:
         yield Parameter(one.name, _KINDS[one.kind], *written[one.name])
 
 
-def _foreign(value: Any) -> Iterator[Parameter]:
+def _external_parameters(value: Any) -> Iterator[Parameter]:
     """The parameters of a constructor that another library wrote."""
     empty = inspect.Parameter.empty
     for one in inspect.signature(value).parameters.values():
@@ -134,7 +178,7 @@ def _foreign(value: Any) -> Iterator[Parameter]:
         yield Parameter(one.name, _KINDS[one.kind], written, None if one.default is empty else repr(one.default))
 
 
-def written(parameters: Iterable[Parameter]) -> Iterator[str]:
+def format_parameters(parameters: Iterable[Parameter]) -> Iterator[str]:
     """The parts of a parameter list in Python's own form, the marks `/` and `*` included."""
     kind = ""
     for one in parameters:

@@ -23,13 +23,13 @@ class Module:
     text: str
     tree: ast.Module
 
-    def written(self, annotation: ast.expr | None) -> str | None:
+    def annotation_source(self, annotation: ast.expr | None) -> str | None:
         """An annotation as it stands in the source; a quoted one without its quotes."""
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
             return annotation.value
-        return None if annotation is None else self.spelled(annotation)
+        return None if annotation is None else self.expression_source(annotation)
 
-    def spelled(self, node: ast.expr) -> str:
+    def expression_source(self, node: ast.expr) -> str:
         """An expression as it stands in the source, on one line."""
         lines = self._lines[node.lineno - 1 : node.end_lineno]
         lines[-1] = lines[-1][: node.end_col_offset]
@@ -48,7 +48,7 @@ class Module:
             node = next((found for found in _definitions(node) if part in _names(found)), None) if node else None
         return node if isinstance(node, Definition) else None
 
-    def origin(self, name: str) -> tuple[str, str] | None:
+    def import_origin(self, name: str) -> tuple[str, str] | None:
         """The module and the name that an import at the top of this one binds the name to."""
         return self._origins.get(name)
 
@@ -62,7 +62,7 @@ class Module:
                     found.setdefault(alias.asname or alias.name, (node.module, alias.name))
         return found
 
-    def comment(self, node: Definition) -> str:
+    def attribute_docstring(self, node: Definition) -> str:
         """The text below an assignment that documents it, empty where there is none."""
         parent = next((one for one in ast.walk(self.tree) if node in getattr(one, "body", ())), None)
         body: list[ast.stmt] = getattr(parent, "body", [])
@@ -74,14 +74,10 @@ class Module:
 
 
 @dataclass(frozen=True)
-class Sources:
-    """The modules of a package.
+class SourceModules:
+    """The modules of a package."""
 
-    Attributes:
-        package: The name by which it is imported.
-    """
-
-    package: str
+    package: str  # the name by which it is imported
     _modules: dict[str, Module] = field(default_factory=dict)
 
     def module(self, name: str) -> Module:
@@ -98,10 +94,10 @@ class Sources:
         """The statement of a module that defines a name."""
         return self.module(module).find(qualname)
 
-    def home(self, module: str, name: str) -> tuple[str, str]:
+    def assigning_module(self, module: str, name: str) -> tuple[str, str]:
         """The module of the package that assigns a name which this one may only import, and its spelling there."""
         while self.find(module, name) is None:
-            origin = self.module(module).origin(name)
+            origin = self.module(module).import_origin(name)
             if origin is None or origin[0].partition(".")[0] != self.package:
                 break
             module, name = origin

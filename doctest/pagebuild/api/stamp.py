@@ -12,20 +12,15 @@ from pagebuild.api.library import Library
 from pagetest.model.page import Page
 
 _PROGRAM = Path(__file__).resolve().parents[2]
-_READERS = ("sphinx", "docutils", "myst-parser", "markdown-it-py", "torch")
+_PARSERS = ("sphinx", "docutils", "myst-parser", "markdown-it-py", "torch")
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Stands beside a file and tells whether it would be made the same again.
+    """A file next to a generated one: the hash of its inputs, to skip generating it again."""
 
-    Attributes:
-        file: The file, which may not be there yet.
-        inputs: The digest of all that it is made from.
-    """
-
-    file: Path
-    inputs: str
+    file: Path  # the file, which may not be there yet
+    inputs: str  # the digest of all that it is made from
 
     @property
     def path(self) -> Path:
@@ -39,8 +34,8 @@ class Stamp:
             return False
         return self.path.read_text(encoding="utf-8") == self._text
 
-    def put(self) -> None:
-        """Stamps the file as it is now."""
+    def write(self) -> None:
+        """Writes the stamp of the file as it is now."""
         self.path.write_text(self._text, encoding="utf-8")
 
     def remove(self) -> None:
@@ -54,21 +49,15 @@ class Stamp:
 
 
 def inputs_of(library: Library, pages: Iterable[Page], program: Path = _PROGRAM) -> str:
-    """The digest of all that the reference of a library depends on.
-
-    Args:
-        library: The library; all its files count.
-        pages: The pages; the names that their hooks ask for count.
-        program: The folder of the program that makes the reference; all its files count.
-    """
+    """The digest of all that the reference depends on: the library's files, the names in hooks, and this program."""
     hooks = sorted({hook.text for page in pages for hook in page.hooks})
-    parts = [sys.version, *map(_version, _READERS), library.package, *hooks]
+    parts = [sys.version, *map(_version, _PARSERS), library.package, *hooks]
     for folder in (library.folder, program):
-        parts += ["", *_contents(folder)]
+        parts += ["", *_hash_folder(folder)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _contents(folder: Path) -> Iterator[str]:
+def _hash_folder(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*.py")):
         yield from (path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
 

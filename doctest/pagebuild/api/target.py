@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from pagebuild.api.library import Library
-from pagebuild.api.source import Definition, Module, Sources
+from pagebuild.api.source import Definition, Module, SourceModules
 
 CLASSES = ("class", "exception")
 FUNCTIONS = ("function", "method", "classmethod", "staticmethod")
@@ -20,24 +20,16 @@ class UnknownNameError(LookupError):
 
 @dataclass(frozen=True)
 class Target:
-    """An object of the library.
+    """An object of the library."""
 
-    Attributes:
-        name: The name under which it is documented.
-        kind: What it is: class, exception, function, method, classmethod, staticmethod, property, attribute, module or
-            data.
-        module: The module that defines it.
-        qualname: Its name there; empty for a module itself.
-        value: The object.
-        owner: The class through which a member was reached.
-    """
-
-    name: str
+    name: str  # the name under which it is documented
+    # What it is: class, exception, function, method, classmethod, staticmethod, property, attribute, module or
+    # data.
     kind: str
-    module: str
-    qualname: str
+    module: str  # the module that defines it
+    qualname: str  # its name there; empty for a module itself
     value: Any
-    owner: type | None = None
+    owner: type | None = None  # the class through which a member was reached
 
     @property
     def canonical(self) -> str:
@@ -62,34 +54,26 @@ def is_public(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Resolver:
-    """Finds objects by dotted names.
-
-    Attributes:
-        library: The library whose names are known.
-    """
+    """Finds objects by dotted names."""
 
     library: Library
 
     @cached_property
-    def sources(self) -> Sources:
+    def sources(self) -> SourceModules:
         """The library's modules as they are written."""
-        return Sources(self.library.package)
+        return SourceModules(self.library.package)
 
     def resolve(self, name: str) -> Target:
-        """Imports what a dotted name stands for.
-
-        Raises:
-            UnknownNameError: Nothing of the library has this name, or it is private.
-        """
+        """Imports what a dotted name stands for."""
         module, parts = self._module_of(name)
         if not parts:
             return Target(name, "module", name, "", import_module(name))
         offered = self.library.modules.get(module, ())
         if not all(part in offered or is_public(part) for part in parts):
             raise UnknownNameError(f"{name} is private")
-        target = self._top(f"{module}.{parts[0]}", module, parts[0])
+        target = self._resolve_top_level(f"{module}.{parts[0]}", module, parts[0])
         for part in parts[1:]:
-            target = self._member(f"{target.name}.{part}", target.value, part)
+            target = self._resolve_member(f"{target.name}.{part}", target.value, part)
         return target
 
     def members(self, target: Target) -> list[Target]:
@@ -97,8 +81,8 @@ class Resolver:
         if not target.is_class:
             return []
         owners = [owner for owner in target.value.__mro__ if self.library.owns(owner.__module__)]
-        names = dict.fromkeys(name for owner in reversed(owners) for name in _own(owner) if is_public(name))
-        found = [self._member(f"{target.name}.{name}", target.value, name) for name in names]
+        names = dict.fromkeys(name for owner in reversed(owners) for name in _own_members(owner) if is_public(name))
+        found = [self._resolve_member(f"{target.name}.{name}", target.value, name) for name in names]
         return [member for member in found if member.kind != "attribute"]
 
     def node(self, target: Target) -> Definition | None:
@@ -110,16 +94,16 @@ class Resolver:
         return self.sources.module(target.module)
 
     @cached_property
-    def public(self) -> list[Target]:
+    def public_names(self) -> list[Target]:
         """Every public module and every name that one offers, sorted by name."""
         modules = [self.resolve(module) for module in self.library.modules]
         names = (f"{module}.{name}" for module, offered in self.library.modules.items() for name in offered)
         return sorted([*modules, *(t for t in map(self.resolve, names) if t.kind != "module")], key=lambda t: t.name)
 
     @cached_property
-    def documented(self) -> frozenset[str]:
+    def public_definitions(self) -> frozenset[str]:
         """The places of definition of the public names."""
-        return frozenset(target.canonical for target in self.public)
+        return frozenset(target.canonical for target in self.public_names)
 
     def _module_of(self, name: str) -> tuple[str, list[str]]:
         parts = name.split(".")
@@ -138,7 +122,7 @@ class Resolver:
                 return module, parts[count:]
         raise UnknownNameError(f"{name}: there is no module {parts[0]}")
 
-    def _top(self, name: str, module: str, part: str) -> Target:
+    def _resolve_top_level(self, name: str, module: str, part: str) -> Target:
         try:
             value = getattr(import_module(module), part)
         except AttributeError:
@@ -147,28 +131,26 @@ class Resolver:
             if not self.library.owns(value.__module__):
                 raise UnknownNameError(f"{name} is {value.__module__}.{value.__qualname__} of another library")
             return Target(name, _kind(value), value.__module__, value.__qualname__, value)
-        home, spelling = self.sources.home(module, part)
+        home, spelling = self.sources.assigning_module(module, part)
         return Target(name, "data", home, spelling, value)
 
-    def _member(self, name: str, owner: Any, part: str) -> Target:
-        definer = next(iter(_definers(owner, part)), None)
+    def _resolve_member(self, name: str, owner: Any, part: str) -> Target:
+        definer = next(iter(_defining_classes(owner, part)), None)
         if definer is None:
             raise UnknownNameError(f"{name.rpartition('.')[0]} has no {part}")
         raw = vars(definer).get(part)
         return Target(name, _member_kind(raw), definer.__module__, f"{definer.__qualname__}.{part}", raw, owner)
 
 
-def _definers(owner: Any, part: str) -> Iterator[type]:
+def _defining_classes(owner: Any, part: str) -> Iterator[type]:
     for one in getattr(owner, "__mro__", ()):
-        if part in _own(one) or part in vars(one).get("__annotations__", {}):
+        if part in _own_members(one) or part in vars(one).get("__annotations__", {}):
             yield one
 
 
-def _own(owner: type) -> list[str]:
-    """The names in a class, without the methods of its bases that another library put there.
-
-    torch wraps the `step` of an optimizer's class when it first makes an instance, inherited or not.
-    """
+def _own_members(owner: type) -> list[str]:
+    """The names in a class, without the methods of its bases that another library put there."""
+    # torch wraps the `step` of an optimizer's class when it first makes an instance, inherited or not.
     return [name for name, raw in vars(owner).items() if not (inspect.isfunction(raw) and _is_of_base(raw, owner))]
 
 

@@ -15,13 +15,9 @@ FAILED = 3
 
 
 def main(source: Path, target: Path) -> int:
-    """Executes the notebook in the working folder and writes it, with all outputs up to a failure.
-
-    Args:
-        source: The notebook.
-        target: Where the executed one goes; the number of the cell at work is kept beside it, in `.cell`.
-    """
-    book = nbformat.read(source, as_version=4)
+    """Executes the notebook in the working folder and writes it, with all outputs up to a failure."""
+    # The number of the cell that runs is kept next to the target, in `.cell`.
+    notebook = nbformat.read(source, as_version=4)
     progress = target.with_suffix(".cell")
 
     def note(cell: NotebookNode, cell_index: int) -> None:
@@ -29,7 +25,7 @@ def main(source: Path, target: Path) -> int:
         progress.write_text(json.dumps(cell_index))
 
     client = NotebookClient(
-        book,
+        notebook,
         config=Config({"KernelManager": {"transport": "ipc"}}),
         timeout=None,
         kernel_name="python3",
@@ -43,7 +39,7 @@ def main(source: Path, target: Path) -> int:
     except CellExecutionError:
         return FAILED
     finally:
-        nbformat.write(book, target)
+        nbformat.write(notebook, target)
     return 0
 
 

@@ -6,38 +6,33 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pagebuild.notebook.kind import ONE, SEVERAL, kind_of
-from pagebuild.notebook.report import lines_of, summary
-from pagebuild.notebook.workshop import Made, Workshop
+from pagebuild.notebook.builder import BuiltNotebook, NotebookBuilder
+from pagebuild.notebook.kind import ONE_RANK, SEVERAL_RANKS, notebook_kind
+from pagebuild.notebook.report import report_lines, summary
 from pagebuild.site.edition import BrokenInputError, read_json
 from pagebuild.site.project import read_project
+from pagetest.finding import UsageError
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.results.fitting import Fitting
 from pagetest.results.recorder import Recorder, run_facts
-from pagetest.results.records import RECORDS, Records
+from pagetest.results.records import FOLDER_NAME, Records
 from pagetest.results.result import FAIL, Result
+from pagetest.results.run_finder import RunFinder
 from pagetest.results.sample import sample
 from pagetest.run.device import Device
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
-from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 ALL = "all"
-_EXECUTED = {SEVERAL: 3, ONE: 2}
+_EXECUTED = {SEVERAL_RANKS: 3, ONE_RANK: 2}
 """How many notebooks of each kind are executed."""
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
-    """Adds the options.
-
-    Args:
-        parser: The parser of the subcommand.
-        root: The project's root.
-    """
+    """Adds the options."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="a page: booster_api, basics/booster_api (all)")
     parser.add_argument("--lang", choices=[*LANGUAGES, ALL], default=ALL, help="which language (all)")
     parser.add_argument("--source", type=Path, default=root / "docs" / "source", help="the tree of pages (docs/source)")
@@ -52,33 +47,25 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Runs the subcommand.
-
-    Args:
-        options: What the command line says.
-        root: The project's root.
-
-    Returns:
-        0 if all notebooks were made, 1 if one failed, 2 for an unknown page.
-    """
+    """Runs the subcommand; returns 0 if all notebooks were built, 1 if one failed, 2 for an unknown page."""
     tree = Tree(options.source.resolve())
     try:
         names = tuple(dict.fromkeys(tree.resolve(name) for name in options.names)) or tree.names
-        workshop = _workshop(tree, names, options, root)
+        builder = _make_builder(tree, names, options, root)
     except (UsageError, BrokenInputError) as error:
         sys.stderr.write(f"docs_build.py notebooks: {error}\n")
         return USAGE
     width = max(map(len, names), default=0)
-    done: list[Made] = []
-    for made in (made for name in names for made in workshop.make(name)):
+    done: list[BuiltNotebook] = []
+    for made in (made for name in names for made in builder.build_page(name)):
         done.append(made)
-        sys.stdout.writelines(f"{line}\n" for line in lines_of(made, width))
+        sys.stdout.writelines(f"{line}\n" for line in report_lines(made, width))
         sys.stdout.flush()
     sys.stdout.write(f"{summary(done)}\n")
     return FAILED if any(made.status == FAIL for made in done) else OK
 
 
-def _workshop(tree: Tree, names: Sequence[str], options: argparse.Namespace, root: Path) -> Workshop:
+def _make_builder(tree: Tree, names: Sequence[str], options: argparse.Namespace, root: Path) -> NotebookBuilder:
     graph, build, device, now = ImportGraph(root / "src"), options.build.resolve(), Device(), run_facts(root)
     pages = [tree.page(name, language) for name in tree.names for language in tree.languages(name)]
     reference = read_json(options.api, "run `python docs_build.py api`")
@@ -87,30 +74,30 @@ def _workshop(tree: Tree, names: Sequence[str], options: argparse.Namespace, roo
     fingerprints = {page.path: fingerprint(page, graph) for page in pages}
     suite = Suite(tree, LANGUAGES if options.lang == ALL else (options.lang,), root / "src")
     runner = Runner(root, build, options.timeout, device=device)
-    records = [Records(build.with_name(RECORDS)), Records(tree.source.with_name(RECORDS))]
+    records = [Records(build.with_name(FOLDER_NAME)), Records(tree.source.with_name(FOLDER_NAME))]
     recorder = Recorder(records[0], device, root, now)
 
     def run_page(page: Page) -> Result:
         result = suite.run_page(page, runner)
-        recorder.enter(result)
+        recorder.add(result)
         return result
 
-    return Workshop(
+    return NotebookBuilder(
         root,
         suite,
         reference["objects"],
         options.output,
         options.timeout,
-        Fitting(records, tree, graph, device.expected, now),
+        RunFinder(records, tree, graph, device.expected, now),
         run_page,
-        frozenset(names) if options.execute_all else _sample(tree, names, now["commit"]),
+        frozenset(names) if options.execute_all else _choose_executed(tree, names, now["commit"]),
         facts,
         fingerprints,
     )
 
 
-def _sample(tree: Tree, names: Sequence[str], commit: str) -> frozenset[str]:
+def _choose_executed(tree: Tree, names: Sequence[str], commit: str) -> frozenset[str]:
     """The pages whose notebooks are executed: a few of each kind, others for each commit."""
-    kinds = {name: kind_of(tree.page(name, tree.languages(name)[0])) for name in names}
+    kinds = {name: notebook_kind(tree.page(name, tree.languages(name)[0])) for name in names}
     chosen = [sample([name for name in names if kinds[name] == kind], commit, size) for kind, size in _EXECUTED.items()]
     return frozenset().union(*chosen)

@@ -14,11 +14,11 @@ import nbformat
 from nbformat import NotebookNode
 
 from pagebuild.notebook.child import FAILED
-from pagebuild.notebook.failure import Failure, failure_of, warning_in
+from pagebuild.notebook.failure import CellFailure, find_failure, find_warning
 from pagebuild.notebook.translate import LINE
 from pagetest.model.page import Page
+from pagetest.run.command import CommandOutcome
 from pagetest.run.environment import clean_environment
-from pagetest.run.outcome import Outcome
 from pagetest.run.session import Session
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -26,45 +26,30 @@ _CHILD = Path(__file__).with_name("child.py")
 
 @dataclass(frozen=True)
 class Execution:
-    """How a notebook went.
+    """How a notebook went."""
 
-    Attributes:
-        book: The notebook with its outputs.
-        seconds: Wall time.
-        peak_bytes: Memory of all its processes together, at the highest.
-        failure: Why it failed.
-    """
-
-    book: NotebookNode
+    notebook: NotebookNode
     seconds: float
     peak_bytes: int
-    failure: Failure | None = None
+    failure: CellFailure | None = None
 
 
-def execute(book: NotebookNode, page: Page, root: Path, place: Path, limit_seconds: float) -> Execution:
-    """Runs all cells in an empty folder that goes away afterwards.
-
-    Args:
-        book: The notebook; it is not changed.
-        page: The page that it was made from.
-        root: The project's root, which the cells must not see on their path.
-        place: The folder in which the cells run.
-        limit_seconds: How long it may take.
-    """
-    with tempfile.TemporaryDirectory(prefix="notebook-") as name, _emptied(place):
+def execute_notebook(notebook: NotebookNode, page: Page, root: Path, place: Path, limit_seconds: float) -> Execution:
+    """Runs all cells in an empty folder that goes away afterwards."""
+    with tempfile.TemporaryDirectory(prefix="notebook-") as name, _empty_folder(place):
         folder = Path(name)
         source, target = folder / "in.ipynb", folder / "out.ipynb"
-        nbformat.write(book, source)
+        nbformat.write(notebook, source)
         words = [sys.executable, str(_CHILD), str(source), str(target)]
         session = Session(words, place, _environment(root, folder), folder / "log", limit_seconds, lambda: None)
         outcome = session.run()
-        done = nbformat.read(target, as_version=4) if target.is_file() else book
-        failure = _judge(outcome, done, page, folder)
+        done = nbformat.read(target, as_version=4) if target.is_file() else notebook
+        failure = _find_failure(outcome, done, page, folder)
         return Execution(done, round(outcome.seconds, 1), outcome.peak_bytes, failure)
 
 
 @contextmanager
-def _emptied(place: Path) -> Iterator[None]:
+def _empty_folder(place: Path) -> Iterator[None]:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     try:
@@ -74,10 +59,8 @@ def _emptied(place: Path) -> Iterator[None]:
 
 
 def _environment(root: Path, folder: Path) -> dict[str, str]:
-    """That of a reader's Jupyter, without the user's settings.
-
-    Figures are shown inline; and ranks write whole lines, which an unbuffered output would mix.
-    """
+    """That of a reader's Jupyter, without the user's settings."""
+    # Figures are shown inline; and ranks write whole lines, which an unbuffered output would mix.
     clean = clean_environment(os.environ, root)
     clean.pop("MPLBACKEND")
     clean.pop("PYTHONUNBUFFERED")
@@ -85,24 +68,24 @@ def _environment(root: Path, folder: Path) -> dict[str, str]:
     return clean | places
 
 
-def _judge(outcome: Outcome, book: NotebookNode, page: Page, folder: Path) -> Failure | None:
+def _find_failure(outcome: CommandOutcome, notebook: NotebookNode, page: Page, folder: Path) -> CellFailure | None:
     if outcome.timed_out:
         message = f"the notebook took longer than {outcome.seconds:.0f} s, and was at this cell"
-        return Failure(_line_at_work(book, page, folder / "out.cell"), f"{message}: make the page faster")
+        return CellFailure(_running_cell_line(notebook, page, folder / "out.cell"), f"{message}: make the page faster")
     if outcome.returncode == FAILED:
-        return failure_of(book, page)
+        return find_failure(notebook, page)
     if outcome.returncode:
         log = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().split("\n")
-        line = _line_at_work(book, page, folder / "out.cell")
-        return Failure(line, f"the notebook could not be executed: {log[-1]}")
+        line = _running_cell_line(notebook, page, folder / "out.cell")
+        return CellFailure(line, f"the notebook could not be executed: {log[-1]}")
     if outcome.leftovers:
         left = "; ".join(f"process {one.pid} ({one.command})" for one in outcome.leftovers)
-        return Failure(page.command_line, f"the notebook left processes behind: {left}")
-    return warning_in(book, page)
+        return CellFailure(page.command_line, f"the notebook left processes behind: {left}")
+    return find_warning(notebook, page)
 
 
-def _line_at_work(book: NotebookNode, page: Page, progress: Path) -> int:
+def _running_cell_line(notebook: NotebookNode, page: Page, progress: Path) -> int:
     """The line of the page at which the cell that was running begins."""
     if not progress.is_file():
         return 1
-    return book.cells[json.loads(progress.read_text())].metadata.get(LINE, page.command_line)
+    return notebook.cells[json.loads(progress.read_text())].metadata.get(LINE, page.command_line)

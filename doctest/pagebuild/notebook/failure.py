@@ -8,7 +8,7 @@ from nbformat import NotebookNode
 
 from pagebuild.notebook.translate import LINE
 from pagetest.model.page import Page
-from pagetest.run.warned import WARNING
+from pagetest.run.python_warnings import WARNING
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
@@ -19,45 +19,30 @@ _ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: .*)?")
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What went wrong.
-
-    Attributes:
-        line: The line of the page.
-        message: The error, as Python names it.
-    """
+class CellFailure:
+    """What went wrong."""
 
     line: int
     message: str
 
 
-def failure_of(book: NotebookNode, page: Page) -> Failure:
-    """Finds the failure in an executed notebook.
-
-    Args:
-        book: The notebook, whose last executed cell holds an error.
-        page: The page that it was made from.
-    """
-    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+def find_failure(notebook: NotebookNode, page: Page) -> CellFailure:
+    """Finds the failure in an executed notebook."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     failed = next((cell for cell in cells for output in cell.outputs if output.output_type == "error"), None)
     if failed is None:
-        return Failure(page.command_line, "the kernel ended before the notebook did")
-    found = _of_ranks(failed, page)
-    return found or _of_cell(failed, cells)
+        return CellFailure(page.command_line, "the kernel ended before the notebook did")
+    found = _rank_failure(failed, page)
+    return found or _cell_failure(failed, cells)
 
 
-def warning_in(book: NotebookNode, page: Page) -> Failure | None:
-    """The first warning that readers of the notebook would see.
-
-    Args:
-        book: The executed notebook.
-        page: The page that it was made from.
-    """
-    for cell in (cell for cell in book.cells if cell.cell_type == "code"):
+def find_warning(notebook: NotebookNode, page: Page) -> CellFailure | None:
+    """The first warning that readers of the notebook would see."""
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
         text = "".join(output.text for output in cell.outputs if output.output_type == "stream")
         if match := WARNING.search(_COLOR.sub("", text)):
             file, line, message = match.groups()
-            return Failure(_line_of_warning(file, int(line), cell, page), f"{message}: correct what causes it")
+            return CellFailure(_line_of_warning(file, int(line), cell, page), f"{message}: correct what causes it")
     return None
 
 
@@ -69,7 +54,7 @@ def _line_of_warning(file: str, line: int, cell: NotebookNode, page: Page) -> in
     return start + line - 1 if "ipykernel_" in file else start
 
 
-def _of_cell(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:
+def _cell_failure(failed: NotebookNode, cells: Sequence[NotebookNode]) -> CellFailure:
     """The innermost frame that lies in a cell of the page."""
     error = next(output for output in failed.outputs if output.output_type == "error")
     message = f"{error.ename}: {error.evalue}".split("\n")[0]
@@ -77,22 +62,22 @@ def _of_cell(failed: NotebookNode, cells: Sequence[NotebookNode]) -> Failure:
     frames = _CELL_FRAME.findall(_COLOR.sub("", "\n".join(error.traceback)))
     for count, line in reversed(frames):
         if count in by_count:
-            return Failure(by_count[count].metadata[LINE] + int(line) - 1, message)
-    return Failure(failed.metadata.get(LINE, 1), message)
+            return CellFailure(by_count[count].metadata[LINE] + int(line) - 1, message)
+    return CellFailure(failed.metadata.get(LINE, 1), message)
 
 
-def _of_ranks(failed: NotebookNode, page: Page) -> Failure | None:
+def _rank_failure(failed: NotebookNode, page: Page) -> CellFailure | None:
     """The traceback of the rank that failed first: line N of the program is line N of the page."""
     text = "".join(output.text for output in failed.outputs if output.output_type == "stream")
     error = next(output for output in failed.outputs if output.output_type == "error")
     cause = _CAUSE.search(error.evalue)
-    ranks = _by_rank(text)
+    ranks = _lines_by_rank(text)
     first = [cause.group(1)] if cause and cause.group(1) in ranks else []
     found = (_traceback(ranks[rank], page) for rank in [*first, *ranks])
     return next((failure for failure in found if failure), None)
 
 
-def _traceback(lines: Sequence[str], page: Page) -> Failure | None:
+def _traceback(lines: Sequence[str], page: Page) -> CellFailure | None:
     """The innermost line of the page in the first traceback, and its error."""
     frame = re.compile(rf'\s*File "(?:.*/)?{re.escape(page.stem)}\.py", line (\d+)')
     place = None
@@ -100,11 +85,11 @@ def _traceback(lines: Sequence[str], page: Page) -> Failure | None:
         if match := frame.match(line):
             place = int(match.group(1))
         elif place and not line.startswith((" ", "Traceback")) and _ERROR.fullmatch(line):
-            return Failure(place, line)
+            return CellFailure(place, line)
     return None
 
 
-def _by_rank(text: str) -> dict[str, list[str]]:
+def _lines_by_rank(text: str) -> dict[str, list[str]]:
     """The lines of each rank; torch marks those of a traceback, and the notebook where a rank's output begins."""
     found: dict[str, list[str]] = {}
     rank = "0"

@@ -5,16 +5,16 @@ import shlex
 from pagetest.model.page import Page
 from pagetest.warm.launch import read_launch
 
-NOTHING, ONE, SEVERAL = "nothing", "one", "several"
+NO_CODE, ONE_RANK, SEVERAL_RANKS = "nothing", "one", "several"
 
 
-def kind_of(page: Page) -> str:
+def notebook_kind(page: Page) -> str:
     """Whether the page has nothing to run, or a program of one rank, or one of several."""
     if not page.runnable:
-        return NOTHING
-    return ONE if read_launch(shlex.split(page.command)).ranks <= 1 else SEVERAL
+        return NO_CODE
+    return ONE_RANK if read_launch(shlex.split(page.command)).ranks <= 1 else SEVERAL_RANKS
 
 
-def arguments(page: Page) -> list[str]:
+def script_arguments(page: Page) -> list[str]:
     """The script of the page's command, and what it is called with."""
     return list(read_launch(shlex.split(page.command)).arguments)

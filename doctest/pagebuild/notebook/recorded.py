@@ -7,81 +7,74 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from pagebuild.notebook.failure import Failure
-from pagebuild.notebook.images import TYPES
-from pagebuild.notebook.kind import SEVERAL, kind_of
-from pagebuild.notebook.translate import LINE
+from pagebuild.notebook.failure import CellFailure
+from pagebuild.notebook.kind import SEVERAL_RANKS, notebook_kind
+from pagebuild.notebook.translate import LINE, TYPES
 from pagetest.model.page import Page
-from pagetest.outputs.matching import WILD, difference, fold
-from pagetest.outputs.shown import outputs_of
-from pagetest.results.fitting import RecordedRun
+from pagetest.outputs.blocks import outputs_of
+from pagetest.outputs.matching import WILDCARD, first_difference, normalize_lines
+from pagetest.results.run_finder import RecordedRun
 
 _SVG = TYPES[".svg"]
 _OTHER_RANKS = "--- rank "
 
 
-def fill(book: NotebookNode, page: Page, run: RecordedRun) -> None:
-    """Gives the cells of a notebook the outputs that they would have if it had been executed.
-
-    Args:
-        book: The notebook, which has not been executed; it is changed.
-        page: The page that it was made from.
-        run: The run of the page.
-    """
-    for count, cell in enumerate((cell for cell in book.cells if cell.cell_type == "code"), 1):
+def fill_outputs(notebook: NotebookNode, page: Page, run: RecordedRun) -> None:
+    """Gives the cells of a notebook the outputs that they would have if it had been executed."""
+    for count, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), 1):
         cell.execution_count = count
-    for cell, printed, figures in _pairs(book, page, run):
+    for cell, printed, figures in _cells_with_outputs(notebook, page, run):
         stream = [nbformat.v4.new_output("stream", name="stdout", text=printed)] if printed else []
-        cell.outputs = [*stream, *(_shown(file) for file in figures)]
+        cell.outputs = [*stream, *(_display_output(file) for file in figures)]
     python = run.record["versions"]["python"]
-    book.metadata.language_info = {"name": "python", "file_extension": ".py", "version": python}
+    notebook.metadata.language_info = {"name": "python", "file_extension": ".py", "version": python}
 
 
-def deviation(book: NotebookNode, page: Page, run: RecordedRun) -> Failure | None:
-    """Where an executed notebook shows something else than the recorded run.
-
-    Args:
-        book: The executed notebook.
-        page: The page that it was made from.
-        run: The run of the page.
-    """
-    return next(_deviations(book, page, run), None)
+def first_deviation(notebook: NotebookNode, page: Page, run: RecordedRun) -> CellFailure | None:
+    """Where an executed notebook shows something else than the recorded run."""
+    return next(_deviations(notebook, page, run), None)
 
 
-def _deviations(book: NotebookNode, page: Page, run: RecordedRun) -> Iterator[Failure]:
-    expected = _expected(page, run.printed)
-    wanted = ["\n".join([*expected, WILD])] if kind_of(page) == SEVERAL else expected  # stderr comes after stdout
-    for (cell, recorded, figures), text in zip(_pairs(book, page, run), wanted, strict=True):
+def _deviations(notebook: NotebookNode, page: Page, run: RecordedRun) -> Iterator[CellFailure]:
+    expected = _expected_outputs(page, run.printed)
+    wanted = (
+        ["\n".join([*expected, WILDCARD])] if notebook_kind(page) == SEVERAL_RANKS else expected
+    )  # stderr comes after stdout
+    for (cell, recorded, figures), text in zip(_cells_with_outputs(notebook, page, run), wanted, strict=True):
         streams = [output for output in cell.outputs if output.get("name") == "stdout"]
         printed = "".join(output.text for output in streams).partition(_OTHER_RANKS)[0]
         line = cell.metadata[LINE]
-        if bool(fold(printed)) != bool(fold(recorded)):
-            yield Failure(line, f"this cell prints {_cut(printed)}, and the page's run printed {_cut(recorded)}")
-        elif differs := difference(text, printed):
-            found = f"{_cut(differs.printed)} where the page's run printed {_cut(differs.expected)}"
-            yield Failure(line, f"this cell prints {found}: a notebook must do what the page does")
+        if bool(normalize_lines(printed)) != bool(normalize_lines(recorded)):
+            yield CellFailure(
+                line, f"this cell prints {_truncated(printed)}, and the page's run printed {_truncated(recorded)}"
+            )
+        elif differs := first_difference(text, printed):
+            found = f"{_truncated(differs.printed)} where the page's run printed {_truncated(differs.expected)}"
+            yield CellFailure(line, f"this cell prints {found}: a notebook must do what the page does")
         drawn = sum(_SVG in output.get("data", {}) for output in cell.outputs)
         if drawn < sum(file.suffix == ".svg" for file in figures):
-            yield Failure(line, f"this cell shows {drawn} drawings of the {len(figures)} that the page's run drew")
+            yield CellFailure(line, f"this cell shows {drawn} drawings of the {len(figures)} that the page's run drew")
 
 
-def _pairs(book: NotebookNode, page: Page, run: RecordedRun) -> Iterator[tuple[NotebookNode, str, Sequence[Path]]]:
+def _cells_with_outputs(
+    notebook: NotebookNode, page: Page, run: RecordedRun
+) -> Iterator[tuple[NotebookNode, str, Sequence[Path]]]:
     """Each cell that shows something, with what was printed and drawn; of several ranks, the last one shows all."""
-    cells = [cell for cell in book.cells if cell.cell_type == "code" and LINE in cell.metadata]
-    if kind_of(page) == SEVERAL:
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and LINE in cell.metadata]
+    if notebook_kind(page) == SEVERAL_RANKS:
         yield cells[-1], "".join(run.printed), [file for files in run.figures for file in files]
     else:
         yield from zip(cells, run.printed, run.figures, strict=True)
 
 
-def _expected(page: Page, printed: Sequence[str]) -> list[str]:
+def _expected_outputs(page: Page, printed: Sequence[str]) -> list[str]:
     """Per block, what the page shows of its output; anything where it shows nothing of what was printed."""
     shown = {output.python.line: output.block.source for output in outputs_of(page)}
     pairs = zip(page.runnable, printed, strict=True)
-    return [shown.get(block.line, WILD if fold(text) else "") for block, text in pairs]
+    return [shown.get(block.line, WILDCARD if normalize_lines(text) else "") for block, text in pairs]
 
 
-def _shown(file: Path) -> NotebookNode:
+def _display_output(file: Path) -> NotebookNode:
     """A figure as IPython shows it."""
     kind, content = TYPES[file.suffix], file.read_bytes()
     data = content.decode() if kind == _SVG else base64.b64encode(content).decode()
@@ -90,6 +83,6 @@ def _shown(file: Path) -> NotebookNode:
     return nbformat.v4.new_output("display_data", data={kind: data, "text/plain": plain})
 
 
-def _cut(text: str) -> str:
-    first = next((line for _, line in fold(text)), "")
+def _truncated(text: str) -> str:
+    first = next((line for _, line in normalize_lines(text)), "")
     return f"`{first[:80]}`" if first else "nothing"

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 
-from pagebuild.notebook.workshop import Made
+from pagebuild.notebook.builder import BuiltNotebook
 from pagetest.finding import Finding
 from pagetest.results.report import excerpt
-from pagetest.results.report import lines_of as lines_of_result
+from pagetest.results.report import report_lines as lines_of_result
 from pagetest.results.result import FAIL, PASS
 
 
-def lines_of(made: Made, width: int) -> Iterator[str]:
+def report_lines(made: BuiltNotebook, width: int) -> Iterator[str]:
     """The report of one notebook, whose page's name takes a column of the given width."""
     if made.result:
         yield from lines_of_result(made.result, width)
         return
-    yield f"{made.page.language:<8}{made.page.name:<{width}}   {made.status}  {_facts(made)}".rstrip()
+    yield f"{made.page.language:<8}{made.page.name:<{width}}   {made.status}  {_run_facts(made)}".rstrip()
     findings = list(made.findings)
     if made.failure:
         findings.append(Finding(made.page.path, made.failure.line, made.failure.message))
@@ -23,7 +23,7 @@ def lines_of(made: Made, width: int) -> Iterator[str]:
         yield from excerpt(finding.path, finding.line)
 
 
-def summary(all_made: Sequence[Made]) -> str:
+def summary(all_made: Sequence[BuiltNotebook]) -> str:
     """How many notebooks show a recorded run, how many of them were executed besides, and how many are not offered."""
     passed = [made for made in all_made if made.status == PASS]
     executed = sum(made.execution is not None for made in passed)
@@ -31,9 +31,9 @@ def summary(all_made: Sequence[Made]) -> str:
     return f"{len(passed)} with recorded outputs, {executed} of them executed, {failed} failed"
 
 
-def _facts(made: Made) -> str:
+def _run_facts(made: BuiltNotebook) -> str:
     if made.execution:
-        code = [cell for cell in made.execution.book.cells if cell.cell_type == "code"]
+        code = [cell for cell in made.execution.notebook.cells if cell.cell_type == "code"]
         done = sum(cell.execution_count is not None for cell in code)
         peak = f"peak {made.execution.peak_bytes / 1e9:.2f} GB"
         return f"cells {done}/{len(code)}  {made.execution.seconds:.1f} s  {peak}"

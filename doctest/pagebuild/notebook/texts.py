@@ -7,21 +7,15 @@ from pathlib import Path
 FILE = Path(__file__).with_name("texts.json")
 
 
-def phrase(key: str, language: str, **values: str) -> str:
-    """A sentence with its values filled in.
-
-    Args:
-        key: Which one.
-        language: In which language.
-        **values: What stands in its braces.
-    """
+def format_text(key: str, language: str, **values: str) -> str:
+    """A sentence with its values filled in."""
     text = _texts()["phrases"][key][language]
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", value)
     return text
 
 
-def alert(kind: str, language: str) -> str:
+def alert_title(kind: str, language: str) -> str:
     """The title of an alert."""
     return _texts()["alerts"][kind][language]
 

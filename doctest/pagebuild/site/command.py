@@ -8,29 +8,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pagebuild.changes import BASE_HELP
+from pagebuild.site.coverage import current_coverage
 from pagebuild.site.edition import BrokenInputError, current_edition
-from pagebuild.site.insight import make_insight
 from pagebuild.site.project import read_project
 from pagebuild.site.publish import publish
 from pagebuild.site.render.npm import MissingToolError, quiet_environment
-from pagebuild.site.render.site import Site
-from pagebuild.site.touched import touched_pages
+from pagebuild.site.render.site import Website
+from pagebuild.site.touched import find_touched_pages
 from pagebuild.site.website import OWNED, website_files
-from pagetest.finding import counted, shown
+from pagetest.finding import UsageError, display_path, with_count
 from pagetest.model.tree import LANGUAGES
 from pagetest.suite import Suite
-from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 
 
 def configure(parser: argparse.ArgumentParser, root: Path) -> None:
-    """Adds the options.
-
-    Args:
-        parser: The parser of the subcommand.
-        root: The project's root.
-    """
+    """Adds the options."""
     website = root / "docs" / "website"
     parser.add_argument("--website", type=Path, default=website, help="the Docusaurus project (docs/website)")
     parser.add_argument("--build", action="store_true", help="build all languages into build/site")
@@ -42,33 +36,25 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Runs the subcommand.
-
-    Args:
-        options: What the command line says.
-        root: The project's root.
-
-    Returns:
-        0 if the site is there, 1 if something is wrong with its sources, 2 if a program is missing.
-    """
-    site = Site(root, options.website, quiet_environment(os.environ))
+    """Runs the subcommand; returns 0 if the site is there, 1 if its sources are wrong, 2 if a program is missing."""
+    site = Website(root, options.website, quiet_environment(os.environ))
     try:
         if options.serve:
             return site.serve(options.port)
         if not write_inputs(root, options.website):
             return FAILED
         built = not options.build or site.build()
-        return OK if built and (not options.test or _test(site, options, root)) else FAILED
+        return OK if built and (not options.test or _test_website(site, options, root)) else FAILED
     except (MissingToolError, UsageError) as error:
         sys.stderr.write(f"docs_build.py site: {error}\n")
         return USAGE
 
 
-def _test(site: Site, options: argparse.Namespace, root: Path) -> bool:
+def _test_website(site: Website, options: argparse.Namespace, root: Path) -> bool:
     """Runs the website's tests, after writing which pages the browser opens."""
     if options.full:
         return site.test()
-    touched = touched_pages(root, options.base)
+    touched = find_touched_pages(root, options.base)
     number = "all" if touched.pages is None else len(touched.pages)
     sys.stdout.write(f"the browser opens one page of each template, and {number} more: {touched.reason}\n")
     path = root / "build" / "docs" / "touched.json"
@@ -77,24 +63,16 @@ def _test(site: Site, options: argparse.Namespace, root: Path) -> bool:
 
 
 def write_inputs(root: Path, website: Path) -> bool:
-    """Writes all files that the website is built from.
-
-    Args:
-        root: The project's root.
-        website: The folder of the Docusaurus project.
-
-    Returns:
-        Whether the sources were right; if not, nothing has changed.
-    """
+    """Writes all files that the website is built from; returns False, with nothing changed, if a source is wrong."""
     try:
-        files = _files(root)
+        files = _make_files(root)
     except BrokenInputError as error:
-        found = counted(len(error.findings), "finding")
+        found = with_count(len(error.findings), "finding")
         sys.stdout.write(f"{error}\n{found}; the website's inputs stay as they were\n")
         return False
     change = publish(files, website, OWNED)
     counts = f"{len(change.written)} written, {len(change.removed)} removed, {change.kept} kept"
-    sys.stdout.write(f"{shown(website)}: {len(files)} files: {counts}\n")
+    sys.stdout.write(f"{display_path(website)}: {len(files)} files: {counts}\n")
     without = _without_notebook(root, files)
     if without:
         sys.stdout.write(
@@ -109,8 +87,8 @@ def _without_notebook(root: Path, files: Mapping[str, bytes]) -> int:
     return sum(f"{place}.ipynb" not in files for place in places)
 
 
-def _files(root: Path) -> dict[str, bytes]:
+def _make_files(root: Path) -> dict[str, bytes]:
     tree = current_edition(root).tree
     if findings := Suite(tree, LANGUAGES, root / "src").check(tree.names):
         raise BrokenInputError(*findings)
-    return website_files(root, read_project(root, datetime.now(UTC).date().isoformat()), make_insight(root))
+    return website_files(root, read_project(root, datetime.now(UTC).date().isoformat()), current_coverage(root))

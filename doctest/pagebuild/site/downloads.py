@@ -11,14 +11,8 @@ from pagetest.model.page import Page
 WIDTH = 100
 
 
-def script(page: Page, source: str, version: str) -> str:
-    """The page's program with the headings of the page as comments; empty for a page that runs nothing.
-
-    Args:
-        page: The page.
-        source: Its file, from the root of the project.
-        version: The version of the library that the page belongs to.
-    """
+def downloadable_script(page: Page, source: str, version: str) -> str:
+    """The page's program with the headings of the page as comments; empty for a page that runs nothing."""
     if not page.runnable:
         return ""
     how = f"# Run it: {page.command}" if page.command != NO_COMMAND else ""
@@ -26,38 +20,27 @@ def script(page: Page, source: str, version: str) -> str:
     last = 0
     for block in page.runnable:
         passed = [heading for heading in page.headings if last < heading.line < block.line and heading.level > 1]
-        parts += [_rule(heading.text) for heading in passed[-1:]]
+        parts += [_heading_comment(heading.text) for heading in passed[-1:]]
         parts.append(block.source.rstrip("\n"))
         last = block.line
     return "\n\n".join(parts) + "\n"
 
 
-def origin(page: Page, present: str) -> dict[str, str]:
-    """What a notebook was made from: a page with another origin has other outputs.
-
-    Args:
-        page: The page.
-        present: The fingerprint of its code and of all that it imports.
-    """
+def notebook_origin(page: Page, present: str) -> dict[str, str]:
+    """What a notebook was made from: a page with another origin has other outputs."""
     text_hash = hashlib.sha256("\n".join(page.lines).encode()).hexdigest()[:16]
     return {"page": page.name, "lang": page.language, "text_hash": text_hash, "fingerprint": present}
 
 
-def notebook(file: Path, page: Page, present: str) -> bytes | None:
-    """The executed notebook, unless there is none or it was made from another text or executed with other code.
-
-    Args:
-        file: Where the notebook would be.
-        page: The page as it is now.
-        present: The fingerprint of its code and of all that it imports.
-    """
+def executed_notebook(file: Path, page: Page, present: str) -> bytes | None:
+    """The executed notebook, unless there is none or it was made from another text or executed with other code."""
     if not file.is_file():
         return None
     content = file.read_bytes()
     made: dict[str, Any] = json.loads(content)["metadata"].get("colossal", {})
-    return content if made | origin(page, present) == made else None
+    return content if made | notebook_origin(page, present) == made else None
 
 
-def _rule(text: str) -> str:
+def _heading_comment(text: str) -> str:
     """A heading as a comment that the eye finds."""
     return f"# --- {text} " + "-" * max(0, WIDTH - len(text) - 7)

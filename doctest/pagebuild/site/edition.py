@@ -11,7 +11,7 @@ from pagebuild.runs import record_folders
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.results.records import RECORDS
+from pagetest.results.records import FOLDER_NAME
 
 CURRENT = "current"
 
@@ -19,11 +19,7 @@ _CONTENT = "docusaurus-plugin-content-docs"
 
 
 class BrokenInputError(Exception):
-    """Files of the documentation are missing or wrong.
-
-    Args:
-        findings: What is wrong, with file and line.
-    """
+    """Files of the documentation are missing or wrong."""
 
     def __init__(self, *findings: Finding) -> None:
         super().__init__("\n".join(map(str, findings)))
@@ -32,17 +28,9 @@ class BrokenInputError(Exception):
 
 @dataclass(frozen=True)
 class Edition:
-    """The pages of one version, and what belongs to them.
+    """The pages of one version, and what belongs to them."""
 
-    Attributes:
-        version: `current`, or the released version.
-        tree: The pages.
-        sidebars: The file with the sidebars.
-        api: The file with the API reference.
-        records: The folders with the records of the pages' runs, first there first.
-    """
-
-    version: str
+    version: str  # `current`, or the released version
     tree: Tree
     sidebars: Path
     api: Path
@@ -55,11 +43,7 @@ class Edition:
 
     @cached_property
     def reference(self) -> dict[str, Any]:
-        """The content of the API reference.
-
-        Raises:
-            BrokenInputError: There is none.
-        """
+        """The content of the API reference."""
         return read_json(self.api, "run `python docs_build.py api`" if self.is_current else "restore it from git")
 
     @property
@@ -110,20 +94,12 @@ def current_edition(root: Path) -> Edition:
 
 
 def released_editions(root: Path) -> list[Edition]:
-    """The frozen documentation of the released versions, the newest first.
-
-    Raises:
-        BrokenInputError: The list of versions is wrong, or a version in it has no folder.
-    """
-    return [_frozen(root, version) for version in released_versions(root)]
+    """The frozen documentation of the released versions, the newest first."""
+    return [_read_frozen_edition(root, version) for version in released_versions(root)]
 
 
 def released_versions(root: Path) -> list[str]:
-    """The released versions, the newest first.
-
-    Raises:
-        BrokenInputError: The list of versions is wrong.
-    """
+    """The released versions, the newest first."""
     path = root / "docs" / "versions.json"
     versions = read_json(path, f'write `["{CURRENT}"]`')
     is_list = isinstance(versions, list) and all(isinstance(version, str) for version in versions)
@@ -139,15 +115,7 @@ def frozen_folder(root: Path, version: str) -> Path:
 
 
 def read_json(path: Path, remedy: str) -> Any:
-    """Reads a file of JSON.
-
-    Args:
-        path: The file.
-        remedy: What to do if there is none.
-
-    Raises:
-        BrokenInputError: There is no such file, or it is no JSON.
-    """
+    """Reads a file of JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -156,15 +124,15 @@ def read_json(path: Path, remedy: str) -> Any:
         raise BrokenInputError(Finding(path, error.lineno, f"this is no JSON ({error.msg}): {remedy}")) from None
 
 
-def _frozen(root: Path, version: str) -> Edition:
+def _read_frozen_edition(root: Path, version: str) -> Edition:
     folder = frozen_folder(root, version)
-    if missing := list(_missing(folder)):
+    if missing := list(_missing_files(folder)):
         raise BrokenInputError(*missing)
-    return Edition(version, Tree(folder), folder / "sidebars.json", folder / "api.json", (folder / RECORDS,))
+    return Edition(version, Tree(folder), folder / "sidebars.json", folder / "api.json", (folder / FOLDER_NAME,))
 
 
-def _missing(folder: Path) -> Iterator[Finding]:
-    for name in (*LANGUAGES, "sidebars.json", "api.json", RECORDS):
+def _missing_files(folder: Path) -> Iterator[Finding]:
+    for name in (*LANGUAGES, "sidebars.json", "api.json", FOLDER_NAME):
         if not (folder / name).exists():
             yield Finding(
                 folder / name, 1, "docs/versions.json names this version: restore the folder, or drop the name"

@@ -1,8 +1,10 @@
 """Freezes the present documentation as that of a released version."""
 
+import argparse
 import json
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -11,6 +13,7 @@ from typing import Any
 
 from pagebuild.runs import DEVICES
 from pagebuild.site.badges import VERIFIED
+from pagebuild.site.coverage import Coverage, current_coverage
 from pagebuild.site.edition import (
     CURRENT,
     BrokenInputError,
@@ -20,41 +23,27 @@ from pagebuild.site.edition import (
     read_json,
     released_versions,
 )
-from pagebuild.site.insight import Insight
-from pagetest.finding import Finding
+from pagetest.finding import Finding, display_path, with_count
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
-from pagetest.results.fitting import RecordedRun
-from pagetest.results.records import RECORDS, Records
+from pagetest.results.records import FOLDER_NAME, Records
+from pagetest.results.run_finder import RecordedRun
 from pagetest.suite import Suite
 
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)+((a|b|rc)[0-9]+)?(\.post[0-9]+)?")
 
 
 @dataclass(frozen=True)
-class Freezer:
-    """Freezes the documentation of a project.
-
-    Attributes:
-        root: The project's root.
-        insight: What is known about the pages beside their text.
-    """
+class DocumentationFreezer:
+    """Freezes the documentation of a project."""
 
     root: Path
-    insight: Insight
+    coverage: Coverage
 
     def freeze(self, version: str) -> Path:
-        """Copies pages, sidebars, reference and results, and enters the version into the list.
-
-        Args:
-            version: The version that is released.
-
-        Returns:
-            The folder of the frozen documentation.
-
-        Raises:
-            BrokenInputError: The version is frozen already, or a page is not proved to be right; nothing has changed.
-        """
+        """Copies pages, sidebars, reference and results, adds the version to the list, and returns the new folder."""
+        # A version that is frozen already, or a page that is not verified, raises BrokenInputError; nothing
+        # has changed then.
         edition = current_edition(self.root)
         if findings := [*self._version_faults(version, edition), *self._page_faults(edition)]:
             raise BrokenInputError(*findings)
@@ -63,7 +52,7 @@ class Freezer:
         shutil.rmtree(partial, ignore_errors=True)
         self._copy(edition, partial)
         partial.rename(folder)
-        self._enter(version)
+        self._add_version(version)
         return folder
 
     def _version_faults(self, version: str, edition: Edition) -> Iterator[Finding]:
@@ -82,18 +71,18 @@ class Freezer:
             yield Finding(edition.api, 1, message)
 
     def _page_faults(self, edition: Edition) -> Iterator[Finding]:
-        """Everything that keeps a page from being proved in this version."""
+        """Everything that keeps a page from being verified in this version."""
         yield from Suite(edition.tree, LANGUAGES, self.root / "src").check(edition.tree.names)
         for page in edition.pages():
-            yield from self._doubts(page)
+            yield from self._unverified(page)
             yield from (
                 Finding(page.path, 1, f'the section "{heading}" is behind its original: translate it, then --ack')
-                for heading in self.insight.stale(page)
+                for heading in self.coverage.stale_headings(page)
             )
 
-    def _doubts(self, page: Page) -> Iterator[Finding]:
-        """Why the page is not proved on a CPU."""
-        badge = next((one for one in self.insight.results.badges(page) if one["device"] == DEVICES[0]), None)
+    def _unverified(self, page: Page) -> Iterator[Finding]:
+        """Why the page is not verified on a CPU."""
+        badge = next((one for one in self.coverage.results.badges(page) if one["device"] == DEVICES[0]), None)
         if page.runnable and (badge is None or badge["state"] != VERIFIED):
             state = badge["state"] if badge else "never run"
             yield Finding(page.path, 1, f"the page is not verified ({state}): run `nox -s doctest`")
@@ -106,22 +95,39 @@ class Freezer:
             shutil.copytree(source, folder / language, ignore=shutil.ignore_patterns(".*", "_*"))
         shutil.copyfile(edition.sidebars, folder / "sidebars.json")
         shutil.copyfile(edition.api, folder / "api.json")
-        kept = Records(folder / RECORDS)
+        kept = Records(folder / FOLDER_NAME)
         kept.folder.mkdir()
         for page, device in product(edition.pages(), DEVICES):
-            if page.runnable and (run := self.insight.results.find(page, device)):
-                kept.enter(_released(page, run))
+            if page.runnable and (run := self.coverage.results.find_run(page, device)):
+                kept.write(_release_record(page, run))
 
-    def _enter(self, version: str) -> None:
+    def _add_version(self, version: str) -> None:
         path = self.root / "docs" / "versions.json"
         versions = read_json(path, f'write `["{CURRENT}"]`')
         path.write_text(json.dumps([CURRENT, version, *versions[1:]]) + "\n", encoding="utf-8")
 
 
-def _released(page: Page, run: RecordedRun) -> dict[str, Any]:
+def _release_record(page: Page, run: RecordedRun) -> dict[str, Any]:
     """The record of a page in a release: that of its run, which may be its original's, without the figures."""
     blocks = [{"printed": printed, "figures": []} for printed in run.printed]
     return {key: value for key, value in run.record.items() if key != "warnings"} | {
         "lang": page.language,
         "blocks": blocks,
     }
+
+
+def configure(parser: argparse.ArgumentParser, root: Path) -> None:
+    """Adds the options."""
+    del root
+    parser.add_argument("version", metavar="VERSION", help="the version that is released, such as 0.1.0")
+
+
+def run(options: argparse.Namespace, root: Path) -> int:
+    """Runs the subcommand; returns 0 if the version is frozen, 1 if it may not be."""
+    try:
+        folder = DocumentationFreezer(root, current_coverage(root)).freeze(options.version)
+    except BrokenInputError as error:
+        sys.stdout.write(f"{error}\n{with_count(len(error.findings), 'finding')}; nothing was frozen\n")
+        return 1
+    sys.stdout.write(f"{display_path(folder)}: commit it with docs/versions.json\n")
+    return 0

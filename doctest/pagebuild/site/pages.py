@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagebuild.runs import shown_outputs, shown_run
-from pagebuild.site.downloads import notebook, script
+from pagebuild.site.coverage import Coverage
+from pagebuild.site.downloads import downloadable_script, executed_notebook
 from pagebuild.site.edition import BrokenInputError, Edition
-from pagebuild.site.front import Facts, front_matter, website_page
-from pagebuild.site.insight import Insight
+from pagebuild.site.front_matter import PageFacts, first_sentence, front_matter, website_page
 from pagebuild.site.project import Project
 from pagebuild.site.reference import module_pages, summary
 from pagebuild.site.sidebar import API_FOLDER
-from pagebuild.site.words import first_sentence
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
@@ -21,27 +20,16 @@ IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".svg", ".webp")
 
 
 @dataclass(frozen=True)
-class Press:
-    """Makes the files of one edition.
-
-    Attributes:
-        root: The project's root.
-        project: What all pages say about the project.
-        edition: Which pages.
-        insight: What is known about them beside their text.
-    """
+class EditionWriter:
+    """Makes the files of one edition."""
 
     root: Path
     project: Project
     edition: Edition
-    insight: Insight
+    coverage: Coverage
 
     def files(self) -> dict[str, bytes]:
-        """Every page in every language, with images and downloads, by path below the website's folder.
-
-        Raises:
-            BrokenInputError: A page cannot be published.
-        """
+        """Every page in every language, with images and downloads, by path below the website's folder."""
         pages = [self._page(name, language) for name in self.edition.tree.names for language in LANGUAGES]
         if faults := [fault for page in pages for fault in self._faults(page)]:
             raise BrokenInputError(*faults)
@@ -68,34 +56,41 @@ class Press:
         if page.name.startswith(f"{API_FOLDER}/"):
             yield Finding(page.path, 1, f"the folder {API_FOLDER}/ belongs to the API reference: move the page")
 
-    def _source(self, file: Path) -> str:
+    def _relative_source(self, file: Path) -> str:
         return file.resolve().relative_to(self.root.resolve()).as_posix()
 
-    def _facts(self, page: Page, published: tuple[str, ...]) -> Facts:
-        source = self._source(page.path)
+    def _facts(self, page: Page, published: tuple[str, ...]) -> PageFacts:
+        source = self._relative_source(page.path)
         edit = self.project.edit_address(source) if self.edition.is_current else None
-        places = {"script": self._download(page, ".py"), "notebook": self._download(page, ".ipynb")}
+        places = {"script": self._download_path(page, ".py"), "notebook": self._download_path(page, ".ipynb")}
         downloads = {kind: f"/{place}" for kind, place in places.items() if f"static/{place}" in published}
-        results = self.insight.results
-        run = shown_run(page, results.find)
+        results = self.coverage.results
+        run = shown_run(page, results.find_run)
         outputs = shown_outputs(page, run)
         recorded = run.record if run and outputs else None
-        return Facts(
-            source, edit, "tutorial", results.badges(page), downloads, self.insight.stale(page), outputs, recorded
+        return PageFacts(
+            source,
+            edit,
+            "tutorial",
+            results.badges(page),
+            downloads,
+            self.coverage.stale_headings(page),
+            outputs,
+            recorded,
         )
 
-    def _download(self, page: Page, suffix: str) -> str:
+    def _download_path(self, page: Page, suffix: str) -> str:
         return f"{self.edition.downloads}/{page.language}/{page.name}{suffix}"
 
     def _downloads(self, page: Page) -> dict[str, bytes]:
         found = {}
-        if text := script(page, self._source(page.path), self.edition.reference["version"]):
-            found[f"static/{self._download(page, '.py')}"] = text.encode()
+        if text := downloadable_script(page, self._relative_source(page.path), self.edition.reference["version"]):
+            found[f"static/{self._download_path(page, '.py')}"] = text.encode()
         file = self.root / "build" / "docs" / "notebooks" / page.language / f"{page.name}.ipynb"
-        present = self.insight.fingerprint(page)
-        content = notebook(file, page, present) if self.edition.is_current else None
+        present = self.coverage.fingerprint(page)
+        content = executed_notebook(file, page, present) if self.edition.is_current else None
         if content is not None:
-            found[f"static/{self._download(page, '.ipynb')}"] = content
+            found[f"static/{self._download_path(page, '.ipynb')}"] = content
         return found
 
     def _images(self) -> Iterator[tuple[str, bytes]]:
@@ -114,5 +109,5 @@ class Press:
             for language in LANGUAGES:
                 name = f"{API_FOLDER}/{module}"
                 words = {"title": module, "description": summary(objects[module]) or module}
-                head = front_matter(name, language, Facts(source, edit, "api"), **words)
+                head = front_matter(name, language, PageFacts(source, edit, "api"), **words)
                 yield f"{self.edition.folder(language)}/{name}.md", (head + text).encode()

@@ -7,42 +7,27 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Change:
-    """What publishing did.
+class PublishResult:
+    """What publishing did."""
 
-    Attributes:
-        written: Files that are new or have changed.
-        removed: Files that nothing generates any more.
-        kept: How many files were right already.
-    """
-
-    written: tuple[str, ...]
-    removed: tuple[str, ...]
+    written: tuple[str, ...]  # files that are new or have changed
+    removed: tuple[str, ...]  # files that nothing generates any more
     kept: int
 
 
-def publish(files: Mapping[str, bytes], folder: Path, owned: Sequence[str]) -> Change:
-    """Makes the owned parts of a folder hold these files and no others.
-
-    Args:
-        files: Contents by path below the folder; each lies in an owned part.
-        folder: The folder, which may hold other things beside the owned parts.
-        owned: Files and folders below it that belong to the generator alone.
-
-    Returns:
-        What has changed.
-    """
+def publish(files: Mapping[str, bytes], folder: Path, owned: Sequence[str]) -> PublishResult:
+    """Makes the owned parts of a folder hold these files and no others."""
     strange = [name for name in files if not any(name == part or name.startswith(f"{part}/") for part in owned)]
     assert not strange, f"generated outside the owned parts: {strange}"
-    removed = sorted(name for name in _present(folder, owned) if name not in files)
+    removed = sorted(name for name in _published_files(folder, owned) if name not in files)
     for name in removed:
         (folder / name).unlink()
     _drop_empty(folder, owned)
     written = [name for name, content in sorted(files.items()) if _write(folder / name, content)]
-    return Change(tuple(written), tuple(removed), len(files) - len(written))
+    return PublishResult(tuple(written), tuple(removed), len(files) - len(written))
 
 
-def _present(folder: Path, owned: Sequence[str]) -> Iterator[str]:
+def _published_files(folder: Path, owned: Sequence[str]) -> Iterator[str]:
     for part in owned:
         place = folder / part
         found = [place] if place.is_file() or place.is_symlink() else place.rglob("*")

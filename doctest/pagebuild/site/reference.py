@@ -10,28 +10,24 @@ Object = Mapping[str, Any]
 
 
 def module_pages(objects: Mapping[str, Object]) -> dict[str, str]:
-    """The Markdown of each module's page.
-
-    Args:
-        objects: The documented objects by name.
-    """
+    """The Markdown of each module's page."""
     return {name: _page(name, objects) for name, found in objects.items() if _is_shown(name, found, objects)}
 
 
 def summary(found: Object) -> str:
     """The first paragraph of an object's docstring, as Markdown."""
     paragraphs = (node for node in found.get("body", ()) if node["type"] == "paragraph")
-    return "".join(_inline(next(paragraphs, {"type": "paragraph"})))
+    return "".join(_inline_markdown(next(paragraphs, {"type": "paragraph"})))
 
 
-def lost_names(objects: Mapping[str, Object]) -> list[str]:
+def missing_names(objects: Mapping[str, Object]) -> list[str]:
     """What modules offer and the reference lacks."""
     modules = [found for found in objects.values() if found["kind"] == "module"]
     return [name for found in modules for name in found["members"] if name not in objects]
 
 
 def _is_shown(name: str, found: Object, objects: Mapping[str, Object]) -> bool:
-    return found["kind"] == "module" and any(_offered(name, objects))
+    return found["kind"] == "module" and any(_public_names(name, objects))
 
 
 def _page(name: str, objects: Mapping[str, Object]) -> str:
@@ -46,14 +42,14 @@ def sorted_names(module: str, objects: Mapping[str, Object]) -> list[str]:
         kind = objects[name]["kind"]
         return _ORDER.index(kind) if kind in _ORDER else len(_ORDER), name
 
-    return sorted(_offered(module, objects), key=place)
+    return sorted(_public_names(module, objects), key=place)
 
 
-def _offered(module: str, objects: Mapping[str, Object]) -> Iterator[str]:
+def _public_names(module: str, objects: Mapping[str, Object]) -> Iterator[str]:
     return (name for name in objects[module]["members"] if objects[name]["kind"] != "module")
 
 
-def _inline(node: Mapping[str, Any]) -> Iterator[str]:
+def _inline_markdown(node: Mapping[str, Any]) -> Iterator[str]:
     """Text with its code and its emphasis; links lose their target, which only the website knows."""
     if node["type"] == "inlineCode":
         yield f"`{node['value']}`"
@@ -63,7 +59,7 @@ def _inline(node: Mapping[str, Any]) -> Iterator[str]:
         mark = _MARKS.get(node["type"], "")
         yield mark
         for child in node["children"]:
-            yield from _inline(child)
+            yield from _inline_markdown(child)
         yield mark
     else:
         yield " ".join(node.get("value", "").split("\n"))

@@ -11,23 +11,15 @@ API_SIDEBAR = "apiSidebar"
 API_FOLDER = "api"
 
 
-def sidebars(edition: Edition, modules: Sequence[str]) -> dict[str, Any]:
-    """The author's sidebars, and one of the API pages.
-
-    Args:
-        edition: Which version.
-        modules: The modules that have a page.
-
-    Raises:
-        BrokenInputError: The sidebars, their labels and the pages disagree.
-    """
+def make_sidebars(edition: Edition, modules: Sequence[str]) -> dict[str, Any]:
+    """The author's sidebars, and one of the API pages."""
     if findings := list(check_navigation(edition.tree, edition.sidebars.parent)):
         raise BrokenInputError(*findings)
     own = read_json(edition.sidebars, "write the sidebars")
     return own | {API_SIDEBAR: [f"{API_FOLDER}/{module}" for module in modules]}
 
 
-def labels(edition: Edition, language: str) -> dict[str, Any]:
+def make_labels(edition: Edition, language: str) -> dict[str, Any]:
     """The labels of the sidebars in another language, and the label of the version."""
     own = read_json(edition.tree.source / language / LABELS, "translate the labels of the sidebar")
     return {"version.label": {"message": "main" if edition.is_current else edition.version}} | own
@@ -57,6 +49,6 @@ def _pages(items: list[Any]) -> list[str]:
     return pages
 
 
-def as_bytes(content: Any) -> bytes:
+def encode_json(content: Any) -> bytes:
     """JSON as all generated files hold it."""
     return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from pagebuild.changes import files_of_change, git_output
+from pagebuild.changes import changed_files_since_base, git_output
 from pagebuild.site.edition import Edition, current_edition, released_editions
 from pagebuild.site.pages import IMAGES
 from pagebuild.site.reference import module_pages, sorted_names
@@ -22,18 +22,12 @@ _WEBSITE = ("docs/website", "doctest/pagebuild/site", "doctest/pagebuild/runs.py
 
 
 @dataclass(frozen=True)
-class Touched:
-    """What the browser has to open.
-
-    Attributes:
-        reason: How the pages were chosen, for the log.
-        seed: The commit, which also chooses the page that stands for a template.
-        pages: Their addresses; None for all.
-    """
+class TouchedPages:
+    """What the browser has to open."""
 
     reason: str
-    seed: str
-    pages: tuple[str, ...] | None
+    seed: str  # the commit, which also chooses the page that stands for a template
+    pages: tuple[str, ...] | None  # their addresses; None for all
 
     def write(self, path: Path) -> None:
         """Writes the choice for the website's own tests."""
@@ -41,49 +35,40 @@ class Touched:
         path.write_text(json.dumps({"seed": self.seed, "pages": self.pages}) + "\n", encoding="utf-8")
 
 
-def touched_pages(root: Path, base: str = "") -> Touched:
-    """The pages whose text, pictures or documented objects have changed.
-
-    A change of the website's own code touches every page. Without a base there is no change to look at, and the
-    commit's hash chooses a sample, which is another one for the next commit.
-
-    Args:
-        root: The project's root.
-        base: The revision to compare with; see `files_of_change`.
-
-    Raises:
-        UsageError: A base is given, and git does not know it.
-    """
+def find_touched_pages(root: Path, base: str = "") -> TouchedPages:
+    """The pages whose text, pictures or documented objects have changed."""
+    # A change of the website's own code touches every page. Without a base there is no change to look at, and the
+    # commit's hash chooses a sample, which is another one for the next commit.
     commit = git_output(root, "rev-parse", "HEAD")
-    found, changed = files_of_change(root, base)
+    found, changed = changed_files_since_base(root, base)
     editions = [current_edition(root), *released_editions(root)]
-    addresses = {address: sources for edition in editions for address, sources in _pages(root, edition)}
+    addresses = {address: sources for edition in editions for address, sources in _page_sources(root, edition)}
     if changed is None:
         ordered = sorted(addresses, key=lambda address: hashlib.sha256(f"{commit} {address}".encode()).hexdigest())
-        return Touched(
+        return TouchedPages(
             "a sample by the commit's hash, since git knows no earlier commit", commit, tuple(ordered[:SAMPLE])
         )
     code = [path for path in changed if any(path.is_relative_to(root / part) for part in _WEBSITE)]
     if code:
-        return Touched(f"every page, since {min(code).relative_to(root)} differs from {found[:12]}", commit, None)
+        return TouchedPages(f"every page, since {min(code).relative_to(root)} differs from {found[:12]}", commit, None)
     pages = tuple(address for address, sources in addresses.items() if sources & changed)
-    return Touched(f"those that differ from {found[:12]}", commit, pages)
+    return TouchedPages(f"those that differ from {found[:12]}", commit, pages)
 
 
-def _pages(root: Path, edition: Edition) -> Iterator[tuple[str, frozenset[Path]]]:
+def _page_sources(root: Path, edition: Edition) -> Iterator[tuple[str, frozenset[Path]]]:
     """The address of each page of an edition, and the files that it shows."""
     for language in LANGUAGES:
-        prefix = _prefix(root, edition, language)
+        prefix = _address_prefix(root, edition, language)
         for name in edition.tree.names:
             if language in edition.tree.languages(name):
                 page = edition.tree.page(name, language)
-                yield f"{prefix}{name}/", frozenset(_sources(root, edition, page))
+                yield f"{prefix}{name}/", frozenset(_source_files(root, edition, page))
         for module in module_pages(edition.objects):
             names = [module, *sorted_names(module, edition.objects)]
-            yield f"{prefix}{API_FOLDER}/{module}/", frozenset(_documented(root, edition, names))
+            yield f"{prefix}{API_FOLDER}/{module}/", frozenset(_definition_files(root, edition, names))
 
 
-def _prefix(root: Path, edition: Edition, language: str) -> str:
+def _address_prefix(root: Path, edition: Edition, language: str) -> str:
     """The newest release has the addresses without a version, as Docusaurus gives them."""
     released = [one.version for one in released_editions(root)]
     version = "next/" if edition.is_current else f"{edition.version}/"
@@ -92,14 +77,14 @@ def _prefix(root: Path, edition: Edition, language: str) -> str:
     return f"/{locale}docs/{'' if is_latest else version}"
 
 
-def _sources(root: Path, edition: Edition, page: Page) -> Iterator[Path]:
+def _source_files(root: Path, edition: Edition, page: Page) -> Iterator[Path]:
     yield page.path
     pictures = (link.text for link in page.links if link.text.lower().endswith(IMAGES))
     yield from ((page.path.parent / unquote(picture)).resolve() for picture in pictures)
-    yield from _documented(root, edition, [hook.text for hook in page.hooks])
+    yield from _definition_files(root, edition, [hook.text for hook in page.hooks])
 
 
-def _documented(root: Path, edition: Edition, names: list[str]) -> Iterator[Path]:
+def _definition_files(root: Path, edition: Edition, names: list[str]) -> Iterator[Path]:
     """The files that define some objects and their members; those of a release do not change with the code."""
     if not edition.is_current:
         yield edition.api

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from pagebuild.site.coverage import Coverage, released_coverage
 from pagebuild.site.edition import BrokenInputError, Edition, current_edition, released_editions
-from pagebuild.site.insight import Insight, released_insight
-from pagebuild.site.landing.data import landing
-from pagebuild.site.pages import Press
+from pagebuild.site.landing.data import landing_data
+from pagebuild.site.pages import EditionWriter
 from pagebuild.site.project import Project
-from pagebuild.site.reference import lost_names, module_pages
-from pagebuild.site.sidebar import as_bytes, labels, sidebars
+from pagebuild.site.reference import missing_names, module_pages
+from pagebuild.site.sidebar import encode_json, make_labels, make_sidebars
 from pagetest.finding import Finding
 from pagetest.model.tree import LANGUAGES
 
@@ -26,22 +26,13 @@ OWNED = (
 """What belongs to the generator below the website's folder."""
 
 
-def website_files(root: Path, project: Project, insight: Insight) -> dict[str, bytes]:
-    """Makes every generated file, by its path below the website's folder.
-
-    Args:
-        root: The project's root.
-        project: What all pages say about the project.
-        insight: What is known about the present pages beside their text.
-
-    Raises:
-        BrokenInputError: Something is missing or wrong; nothing has been written.
-    """
+def website_files(root: Path, project: Project, coverage: Coverage) -> dict[str, bytes]:
+    """Makes every generated file, by its path below the website's folder."""
     current = current_edition(root)
-    files = _edition_files(root, project, current, insight)
+    files = _edition_files(root, project, current, coverage)
     released = released_editions(root)
     for edition in released:
-        files |= _edition_files(root, project, edition, released_insight(edition))
+        files |= _edition_files(root, project, edition, released_coverage(edition))
     site = {
         "repository": project.repository,
         "version": current.reference["version"],
@@ -51,23 +42,23 @@ def website_files(root: Path, project: Project, insight: Insight) -> dict[str, b
     data = {
         "versions.json": [edition.version for edition in released],
         "data/site.json": site,
-        "data/landing.json": landing(root, current, insight),
+        "data/landing.json": landing_data(root, current, coverage),
     }
-    return files | {name: as_bytes(content) for name, content in data.items()}
+    return files | {name: encode_json(content) for name, content in data.items()}
 
 
-def _edition_files(root: Path, project: Project, edition: Edition, insight: Insight) -> dict[str, bytes]:
+def _edition_files(root: Path, project: Project, edition: Edition, coverage: Coverage) -> dict[str, bytes]:
     if not edition.tree.names:
         raise BrokenInputError(Finding(edition.tree.source, 1, "there is no page here: restore the pages"))
-    if lost := lost_names(edition.objects):
+    if lost := missing_names(edition.objects):
         remedy = "correct what `python docs_build.py api` finds"
         raise BrokenInputError(
             *(Finding(edition.api, 1, f"{name} is public and not described: {remedy}") for name in lost)
         )
     data: dict[str, Any] = {
-        edition.sidebars_target: sidebars(edition, list(module_pages(edition.objects))),
+        edition.sidebars_target: make_sidebars(edition, list(module_pages(edition.objects))),
         edition.api_target: edition.reference,
     }
-    data |= {edition.labels_target(language): labels(edition, language) for language in LANGUAGES[1:]}
-    files = {name: as_bytes(content) for name, content in data.items()}
-    return files | Press(root, project, edition, insight).files()
+    data |= {edition.labels_target(language): make_labels(edition, language) for language in LANGUAGES[1:]}
+    files = {name: encode_json(content) for name, content in data.items()}
+    return files | EditionWriter(root, project, edition, coverage).files()

@@ -11,18 +11,17 @@ from pathlib import Path
 from pagebuild.api.command import library_of
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.target import Resolver
-from pagebuild.changes import BASE_HELP, files_of_change
-from pagebuild.runs import present_runs, record_folders
+from pagebuild.changes import BASE_HELP, changed_files_since_base
+from pagebuild.runs import current_runs, record_folders
+from pagebuild.sphinx.check_builder import BUILDER
 from pagebuild.sphinx.site import SphinxSite
-from pagebuild.sphinx.sources import Sources
-from pagebuild.sphinx.unwritten import BUILDER
-from pagetest.finding import Finding, counted
+from pagebuild.sphinx.sources import SphinxSources
+from pagetest.finding import Finding, UsageError, with_count
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.usage import UsageError
 
 OK, FAILED, USAGE = 0, 1, 2
 
-_READ_BY_ALL = (
+_SHARED_INPUTS = (
     "src",
     "doctest",
     "docs/sphinx",
@@ -34,30 +33,20 @@ _READ_BY_ALL = (
 
 # [Note: one process for each language]
 # Sphinx translates "Parameters" and its like when its modules are imported. A second site in the same process would
-# speak the language of the first.
+# be in the language of the first.
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is to be built.
-
-    Attributes:
-        root: The project's root.
-        source: The tree of pages.
-        output: Where the sites are written, each in a folder of its own.
-        work: Where the sources that Sphinx reads are written.
-        language: The language of the site.
-        modules: The modules that the reference describes.
-        check: Whether warnings are all that is wanted.
-    """
+class SiteBuild:
+    """What is to be built."""
 
     root: Path
     source: Path
     output: Path
-    work: Path
+    work: Path  # where the sources that Sphinx reads are written
     language: str
-    modules: tuple[str, ...]
-    check: bool
+    modules: tuple[str, ...]  # the modules that the reference describes
+    check: bool  # whether warnings are all that is wanted
 
     @property
     def target(self) -> Path:
@@ -66,10 +55,10 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of it."""
+class SiteResult:
+    """What became of a build."""
 
-    order: Order
+    build: SiteBuild
     pages: int
     findings: tuple[Finding, ...]
     seconds: float
@@ -88,7 +77,7 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
-    """Builds the sites side by side; any warning is a fault."""
+    """Builds the sites in parallel; any warning is a fault."""
     public = tuple(library_of(root).modules)
     modules = tuple(dict.fromkeys(options.module or public))
     if unknown := sorted(set(modules) - set(public)):
@@ -98,61 +87,50 @@ def run(options: argparse.Namespace, root: Path) -> int:
         return USAGE
     source, output, work = (path.resolve() for path in (options.source, options.output, options.work))
     try:
-        languages = options.lang or (reached_languages(root, source, options.base) if options.check else LANGUAGES)
+        languages = options.lang or (affected_languages(root, source, options.base) if options.check else LANGUAGES)
     except UsageError as error:
         sys.stderr.write(f"docs_build.py sphinx: {error}\n")
         return USAGE
-    orders = [Order(root, source, output, work, language, modules, options.check) for language in languages]
+    builds = [SiteBuild(root, source, output, work, language, modules, options.check) for language in languages]
     failed = False
     context = multiprocessing.get_context("spawn")  # see [Note: one process for each language]
-    with ProcessPoolExecutor(len(orders), mp_context=context) as pool:
-        for outcome in pool.map(build, orders):
+    with ProcessPoolExecutor(len(builds), mp_context=context) as pool:
+        for outcome in pool.map(build_site, builds):
             failed = failed or bool(outcome.findings)
             sys.stdout.writelines(f"{finding}\n" for finding in outcome.findings)
-            where, counts = outcome.order.target, counted(len(outcome.findings), "finding")
-            sys.stdout.write(f"{where}: {counted(outcome.pages, 'page')}, {counts}, {outcome.seconds:.1f} s\n")
+            where, counts = outcome.build.target, with_count(len(outcome.findings), "finding")
+            sys.stdout.write(f"{where}: {with_count(outcome.pages, 'page')}, {counts}, {outcome.seconds:.1f} s\n")
     return FAILED if failed else OK
 
 
-def reached_languages(root: Path, source: Path, base: str = "") -> tuple[str, ...]:
-    """The languages whose site a change can break: always the original, and the others where their sources differ.
-
-    Args:
-        root: The project's root.
-        source: The tree of pages.
-        base: The revision to compare with; see `files_of_change`.
-
-    Returns:
-        All languages where git knows no base, or where something that all of them read differs: the code, the
-        configuration, the program.
-
-    Raises:
-        UsageError: A base is given, and git does not know it.
-    """
-    _, changed = files_of_change(root, base)
-    if changed is None or any(path.is_relative_to(root / part) for path in changed for part in _READ_BY_ALL):
+def affected_languages(root: Path, source: Path, base: str = "") -> tuple[str, ...]:
+    """The languages whose site a change can break: always the original, and the others where their sources differ."""
+    # All languages where git knows no base, or where something differs that all of them read: the code, the
+    # configuration, the program.
+    _, changed = changed_files_since_base(root, base)
+    if changed is None or any(path.is_relative_to(root / part) for path in changed for part in _SHARED_INPUTS):
         return LANGUAGES
     original, *others = LANGUAGES
     return original, *(one for one in others if any(path.is_relative_to(source / one) for path in changed))
 
 
-def build(order: Order) -> Outcome:
+def build_site(site_build: SiteBuild) -> SiteResult:
     """Builds one site."""
     start = time.monotonic()
-    inventory = Inventory(Resolver(library_of(order.root)))
-    configuration = order.root / "docs" / "sphinx"
-    tree = Tree(order.source)
-    find = present_runs(order.root, tree, record_folders(order.root, order.source.parent))
-    sources = Sources(tree, inventory, order.work, configuration / "locale", order.modules, find)
-    pages = sources.write(order.language)
+    inventory = Inventory(Resolver(library_of(site_build.root)))
+    configuration = site_build.root / "docs" / "sphinx"
+    tree = Tree(site_build.source)
+    find = current_runs(site_build.root, tree, record_folders(site_build.root, site_build.source.parent))
+    sources = SphinxSources(tree, inventory, site_build.work, configuration / "locale", site_build.modules, find)
+    pages = sources.write(site_build.language)
     site = SphinxSite(
-        order.language,
+        site_build.language,
         configuration,
-        order.work / order.language,
-        order.target,
-        BUILDER if order.check else "html",
+        site_build.work / site_build.language,
+        site_build.target,
+        BUILDER if site_build.check else "html",
         inventory.resolver,
-        order.modules,
+        site_build.modules,
     )
     findings = site.build(pages)
-    return Outcome(order, len(pages), tuple(findings), time.monotonic() - start)
+    return SiteResult(site_build, len(pages), tuple(findings), time.monotonic() - start)

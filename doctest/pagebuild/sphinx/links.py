@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 from pagebuild.api.inventory import Inventory
-from pagebuild.api.names import Place
+from pagebuild.api.names import DocstringContext
 from pagebuild.api.signature import signature_of
 from pagebuild.api.target import Target
 
@@ -24,81 +24,77 @@ _VARIABLES = (TypeVar, ParamSpec)
 _LINKS = (addnodes.pending_xref, nodes.reference, nodes.title)
 
 
-class Linker:
-    """Knows where words lead.
-
-    Args:
-        inventory: The documented objects.
-    """
+class LinkResolver:
+    """Resolves words of docstrings, and references that Sphinx does not find, to links."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, DocstringContext] = {}
 
     def link_words(self, _app: Sphinx, doctree: nodes.document) -> None:
         """Turns the words of docstrings into code, and into links where they name a documented object."""
-        for word, target in list(_words(doctree, self._inventory)):
+        for word, target in list(_docstring_words(doctree, self._inventory)):
             text = word.astext()
             code = nodes.literal(text, text, classes=["docutils", "literal"])
-            main = self._inventory.names.find(text, self._place(target))
+            main = self._inventory.names.find(text, self._docstring_context(target))
             word.replace_self(_reference(main, code) if main else code)
 
     def resolve(
         self, app: Sphinx, env: BuildEnvironment, node: addnodes.pending_xref, shown: nodes.TextElement
     ) -> nodes.Element | None:
-        """Finds what Sphinx did not: other names of documented objects, and names of other libraries.
-
-        A name of another library has no page here; it is accepted if it can be imported, and shown as text. So is one
-        of a module that the site leaves out.
-        """
+        """Finds what Sphinx did not: other names of documented objects, and names of other libraries."""
+        # A name of another library has no page here; it is accepted if it can be imported, and shown as text.
+        # So is one of a module that the site leaves out.
         if node.get("refdomain") != "py":
             return None
-        name, target = node["reftarget"], self._around(node)
-        main = self._inventory.names.find(name, Place(target)) if target else self._inventory.names.main(name)
+        name, target = node["reftarget"], self._described_object(node)
+        main = (
+            self._inventory.names.find(name, DocstringContext(target)) if target else self._inventory.names.main(name)
+        )
         if main:
             domain = env.domains.python_domain
             found = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", main, node, shown)
-            return shown if found is None and self._is_left_out(main, app.config.api_modules) else found
-        return shown if self._is_foreign(name, target) else None
+            return shown if found is None and self._is_in_left_out_module(main, app.config.api_modules) else found
+        return shown if self._is_external(name, target) else None
 
-    def _is_left_out(self, main: str, modules: Collection[str]) -> bool:
+    def _is_in_left_out_module(self, main: str, modules: Collection[str]) -> bool:
         """Whether a documented object has its home in a module that is none of those that the site describes."""
         parts = main.split(".")
         outer = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         return next(one for one in outer if one in self._inventory.resolver.library.modules) not in modules
 
-    def _around(self, node: nodes.Node) -> Target | None:
+    def _described_object(self, node: nodes.Node) -> Target | None:
         """The object in whose description a node stands."""
-        descriptions = [one for one in _around(node) if isinstance(one, addnodes.desc)]
-        return _described(descriptions[0], self._inventory) if descriptions else None
+        descriptions = [one for one in _enclosing_description(node) if isinstance(one, addnodes.desc)]
+        return _described_target(descriptions[0], self._inventory) if descriptions else None
 
-    def _place(self, target: Target) -> Place:
+    def _docstring_context(self, target: Target) -> DocstringContext:
         """The place of the words in an object's docstring, of which there may be many."""
         if target.name not in self._places:
             parameters = signature_of(target, self._inventory.resolver).parameters or ()
-            self._places[target.name] = Place(target, frozenset(parameter.name for parameter in parameters))
+            self._places[target.name] = DocstringContext(target, frozenset(parameter.name for parameter in parameters))
         return self._places[target.name]
 
-    def _is_foreign(self, name: str, target: Target | None) -> bool:
+    def _is_external(self, name: str, target: Target | None) -> bool:
         """Whether a name stands for something of another library, or for a variable of types."""
-        value = named_in(target.module, name) if target else None
-        value = imported(name) if value is None else value
+        value = find_in_module(target.module, name) if target else None
+        value = import_object(name) if value is None else value
         home = getattr(value, "__module__", None) or name
         return value is not None and (isinstance(value, _VARIABLES) or not self._inventory.resolver.library.owns(home))
 
 
-def named_in(module: str, name: str) -> Any:
+def find_in_module(module: str, name: str) -> Any:
     """The object that a name stands for inside a module; None if there is none."""
     head, *rest = name.split(".")
     found = import_module(module)
     if head in vars(found):
-        return _inside(vars(found)[head], rest)
-    elsewhere = _imported_for_types(found).get(head)
-    return imported(".".join([elsewhere, *rest])) if elsewhere else None
+        return _follow_attributes(vars(found)[head], rest)
+    elsewhere = _type_checking_imports(found).get(head)
+    return import_object(".".join([elsewhere, *rest])) if elsewhere else None
 
 
 @cache
-def _imported_for_types(module: ModuleType) -> dict[str, str]:
+def _type_checking_imports(module: ModuleType) -> dict[str, str]:
     """The full names behind the names that a module imports for its annotations only."""
     names: dict[str, str] = {}
     for block in ast.parse(inspect.getsource(module)).body:
@@ -109,35 +105,35 @@ def _imported_for_types(module: ModuleType) -> dict[str, str]:
     return names
 
 
-def imported(name: str) -> Any:
+def import_object(name: str) -> Any:
     """The object that a dotted name stands for; None if there is none."""
     parts = name.split(".")
     if hasattr(builtins, parts[0]):
-        return _inside(builtins, parts)
+        return _follow_attributes(builtins, parts)
     for count in range(len(parts), 0, -1):
         try:
             found = import_module(".".join(parts[:count]))
         except (ImportError, TypeError, ValueError):
             continue
-        return _inside(found, parts[count:])
+        return _follow_attributes(found, parts[count:])
     return None
 
 
-def _inside(value: Any, parts: list[str]) -> Any:
+def _follow_attributes(value: Any, parts: list[str]) -> Any:
     for part in parts:
         value = getattr(value, part, None)
     return value
 
 
-def _words(doctree: nodes.document, inventory: Inventory) -> Iterator[tuple[nodes.Element, Target]]:
+def _docstring_words(doctree: nodes.document, inventory: Inventory) -> Iterator[tuple[nodes.Element, Target]]:
     """The code-like words of docstrings, each with the object whose docstring it is."""
     module = inventory.main.get(_module_of(doctree))
     for word in doctree.findall(lambda node: isinstance(node, _WORDS)):
-        around = list(_around(word))
+        around = list(_enclosing_description(word))
         if any(isinstance(node, _LINKS) for node in around):
             continue
         description = next((node for node in around if isinstance(node, addnodes.desc)), None)
-        target = _described(description, inventory) if description else module
+        target = _described_target(description, inventory) if description else module
         if target and isinstance(word, nodes.Element):
             yield word, target
 
@@ -146,13 +142,13 @@ def _module_of(doctree: nodes.document) -> str:
     return next((str(node.get("ids", [""])[0])[len("module-") :] for node in doctree.findall(nodes.target)), "")
 
 
-def _around(node: nodes.Node) -> Iterator[nodes.Node]:
+def _enclosing_description(node: nodes.Node) -> Iterator[nodes.Node]:
     while node.parent is not None:
         node = node.parent
         yield node
 
 
-def _described(description: addnodes.desc, inventory: Inventory) -> Target | None:
+def _described_target(description: addnodes.desc, inventory: Inventory) -> Target | None:
     signature = description.children[0]
     assert isinstance(signature, nodes.Element)
     return inventory.main.get(f"{signature.get('module')}.{signature.get('fullname')}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from pagebuild.api.docstrings import directive
+from pagebuild.api.docstrings import autodoc_directive
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.target import Target
 
@@ -12,39 +12,35 @@ _INDENT = "   "
 def module_page(module: str, inventory: Inventory) -> str:
     """The reStructuredText of a module's page: what the module says, then each name that it offers."""
     lines = [module, "=" * len(module), "", f".. automodule:: {module}", ""]
-    lines += _other_names(module, inventory)
-    for target in sorted(_own(module, inventory), key=_order):
-        lines += describe(target, inventory)
+    lines += _alias_list(module, inventory)
+    for target in sorted(_own_names(module, inventory), key=_sort_key):
+        lines += describe_object(target, inventory)
     return "\n".join(lines)
 
 
-def describe(target: Target, inventory: Inventory, *, indexed: bool = True, without: Collection[str] = ()) -> list[str]:
-    """The directive of an object, those of a class's members inside.
-
-    Args:
-        target: The object, under its main name.
-        inventory: All documented objects.
-        indexed: Whether links lead here; an object may be described in many places, but only one is its home.
-        without: Members that are left out.
-    """
+def describe_object(
+    target: Target, inventory: Inventory, *, indexed: bool = True, without: Collection[str] = ()
+) -> list[str]:
+    """The directive of an object, those of a class's members inside."""
+    # An object may be described in many places; links lead to the one that is indexed.
     options = [] if indexed else [f"{_INDENT}:no-index:"]
     if target.kind == "exception":
         options.append(f"{_INDENT}:show-inheritance:")
-    head = f".. {directive(target)}:: {target.name}"
+    head = f".. {autodoc_directive(target)}:: {target.name}"
     body = []
     if target.kind == "data":
         module, node = inventory.resolver.source(target), inventory.resolver.node(target)
         home, _, name = target.name.rpartition(".")
         head = f".. py:data:: {name}"
         options.append(f"{_INDENT}:module: {home}")  # else it would be that of the page, and the name behind it
-        body = module.comment(node).splitlines() if node else []
+        body = module.attribute_docstring(node).splitlines() if node else []
     for member in inventory.resolver.members(target):
         if member.name not in without:
-            body += describe(member, inventory, indexed=indexed)
+            body += describe_object(member, inventory, indexed=indexed)
     return [head, *options, "", *(_INDENT + line if line else "" for line in body), ""]
 
 
-def _own(module: str, inventory: Inventory) -> Iterator[Target]:
+def _own_names(module: str, inventory: Inventory) -> Iterator[Target]:
     return (
         target
         for target in inventory.main.values()
@@ -52,12 +48,12 @@ def _own(module: str, inventory: Inventory) -> Iterator[Target]:
     )
 
 
-def _order(target: Target) -> tuple[bool, bool, str]:
+def _sort_key(target: Target) -> tuple[bool, bool, str]:
     """Classes first, then functions and data, exceptions last."""
     return target.kind == "exception", not target.is_class, target.name
 
 
-def _other_names(module: str, inventory: Inventory) -> list[str]:
+def _alias_list(module: str, inventory: Inventory) -> list[str]:
     """Names that lead to objects described elsewhere."""
     names = (f"{module}.{name}" for name in inventory.resolver.library.modules[module])
     rows = [(name, inventory.names.main(name)) for name in sorted(names)]

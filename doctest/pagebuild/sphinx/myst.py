@@ -4,14 +4,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pagebuild.runs import fence_around, machine_of, shown_outputs
+from pagebuild.runs import machine_name, make_fence, shown_outputs
 from pagebuild.sphinx.texts import texts_of
 from pagetest.model.page import Alert, Block, Page, Tabs
-from pagetest.results.fitting import RecordedRun
+from pagetest.results.run_finder import RecordedRun
 
 _QUOTE = re.compile(r"^(\s*)> ?")
 _OPENING = re.compile(r"^([\s>]*)(`{3,}|~{3,})")
-_UNDRAWN = "mermaid"
+_DIAGRAM = "mermaid"
 
 # [Note: how colon fences nest]
 # A fence of colons is closed by the next line of at least as many. So what may hold the other has more: tabs hold a
@@ -21,15 +21,10 @@ _TABS, _TAB, _ALERT = ":" * 6, ":" * 5, ":" * 4
 
 @dataclass(frozen=True)
 class MystPage:
-    """A page for Sphinx.
-
-    Attributes:
-        text: What Sphinx reads.
-        lines: Per line of the text, the author's line that it was made from, counted from 1.
-    """
+    """A page for Sphinx."""
 
     text: str
-    lines: tuple[int, ...]
+    lines: tuple[int, ...]  # per line of the text, the author's line that it was made from, counted from 1
 
     def author_line(self, line: int) -> int:
         """The author's line behind a line of the text."""
@@ -37,32 +32,27 @@ class MystPage:
 
 
 def to_myst(page: Page, run: RecordedRun | None = None) -> MystPage:
-    """Translates hooks, alerts, tabs, recorded outputs and the blocks that are not run; all else is MyST already.
-
-    Args:
-        page: The page.
-        run: The run whose outputs are shown.
-    """
-    made = _Lines(page)
+    """Translates hooks, alerts, tabs, recorded outputs and the blocks that are not run; all else is MyST already."""
+    made = _LineEdits(page)
     for hook in page.hooks:
         others = " ".join(sorted({other.text for other in page.hooks} - {hook.text}))
         option = [f"   :without: {others}"] if others else []
         made.replace(hook.line, "```{eval-rst}", f".. api-object:: {hook.text}", *option, "```", "")
     for tabs in page.tabs:
-        _open_tabs(tabs, made)
+        _convert_tabs(tabs, made)
     for alert in page.alerts:
-        _open_alert(alert, made)
+        _convert_alert(alert, made)
     for block in page.blocks:
-        _open_block(block, page.language, made)
-    caption = run and texts_of(page.language).recorded.format(date=run.record["date"], machine=machine_of(run.record))
+        _convert_block(block, page.language, made)
+    caption = run and texts_of(page.language).recorded.format(date=run.record["date"], machine=machine_name(run.record))
     for block, text in shown_outputs(page, run).items():
         _show_recorded(block, text, caption, made)
-    numbered = list(made.numbered())
+    numbered = list(made.numbered_lines())
     return MystPage("\n".join(text for _, text in numbered), tuple(line for line, _ in numbered))
 
 
 @dataclass
-class _Lines:
+class _LineEdits:
     """The author's lines, each with what it becomes; line numbers count from 1."""
 
     page: Page
@@ -74,22 +64,19 @@ class _Lines:
     def replace(self, line: int, *texts: str) -> None:
         self.changed[line] = list(texts)
 
-    def before(self, line: int, *texts: str) -> None:
-        self.changed[line] = [*texts, *self.current(line)]
-
-    def after(self, line: int, *texts: str) -> None:
+    def insert_after(self, line: int, *texts: str) -> None:
         self.changed[line] = [*self.current(line), *texts]
 
-    def each(self, first: int, last: int, change: Callable[[str], str]) -> None:
+    def map_lines(self, first: int, last: int, change: Callable[[str], str]) -> None:
         for line in range(first, last + 1):
             self.changed[line] = [change(text) for text in self.current(line)]
 
-    def numbered(self) -> Iterator[tuple[int, str]]:
+    def numbered_lines(self) -> Iterator[tuple[int, str]]:
         for line in range(1, len(self.page.lines) + 1):
             yield from ((line, text) for text in self.current(line))
 
 
-def _open_tabs(tabs: Tabs, made: _Lines) -> None:
+def _convert_tabs(tabs: Tabs, made: _LineEdits) -> None:
     made.replace(tabs.line, f"{_TABS}{{tab-set}}", *_options({"sync-group": tabs.group}))
     for number, tab in enumerate(tabs.tabs):
         closing = [_TAB] if number else []
@@ -102,36 +89,36 @@ def _options(options: Mapping[str, str]) -> list[str]:
     return [f":{name}: {value}" for name, value in options.items() if value]
 
 
-def _open_alert(alert: Alert, made: _Lines) -> None:
+def _convert_alert(alert: Alert, made: _LineEdits) -> None:
     """Takes the quote marks away and puts an admonition around what is left."""
-    made.each(alert.line, alert.end, lambda text: _QUOTE.sub(r"\1", text))
+    made.map_lines(alert.line, alert.end, lambda text: _QUOTE.sub(r"\1", text))
     indent = " " * (len(made.current(alert.line)[0]) - len(made.current(alert.line)[0].lstrip()))
     made.replace(alert.line, f"{indent}{_ALERT}{{{alert.kind}}}")
-    made.after(alert.end, f"{indent}{_ALERT}", "")
+    made.insert_after(alert.end, f"{indent}{_ALERT}", "")
 
 
-def _open_block(block: Block, language: str, made: _Lines) -> None:
+def _convert_block(block: Block, language: str, made: _LineEdits) -> None:
     """Says why a block is not run; shows the text of a diagram, which only the website draws."""
     opening = made.current(block.line - 1)
     match = _OPENING.match(opening[-1])
     if not match:
         return
     indent, marks = match.groups()
-    shown = "text" if block.language == _UNDRAWN else block.language or "text"
+    shown = "text" if block.language == _DIAGRAM else block.language or "text"
     if block.ignored:
         caption = texts_of(language).not_run.format(reason=block.reason)
         opening[-1:] = [f"{indent}{marks}{{code-block}} {shown}", f"{indent}:caption: {caption}", indent.rstrip(" ")]
-    elif block.language == _UNDRAWN:
+    elif block.language == _DIAGRAM:
         opening[-1:] = [f"{indent}{marks}{shown}"]
     made.replace(block.line - 1, *opening)
 
 
-def _show_recorded(block: Block, text: str, caption: str | None, made: _Lines) -> None:
+def _show_recorded(block: Block, text: str, caption: str | None, made: _LineEdits) -> None:
     """Puts what was printed into an output block, in a fence that nothing of it can close."""
     opening, closing = made.current(block.line - 1), made.current(block.end)
     match = _OPENING.match(opening[-1])
     assert match, "an output block has a fence"
-    indent, marks = match.group(1), fence_around(text)
+    indent, marks = match.group(1), make_fence(text)
     head = [f"{indent}{marks}{{code-block}} text", f"{indent}:caption: {caption}", indent.rstrip(" ")]
     made.replace(block.line - 1, *opening[:-1], *head)
     for line in range(block.line, block.end):

@@ -1,4 +1,4 @@
-"""Runs Sphinx, once per language, and tells of every warning at the author's line."""
+"""Runs Sphinx, once per language, and reports every warning at the author's line."""
 
 import io
 import shutil
@@ -9,8 +9,8 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
+from pagebuild.api.sphinx_warnings import warning_finding
 from pagebuild.api.target import Resolver
-from pagebuild.api.warning import finding_of
 from pagebuild.sphinx.myst import MystPage
 from pagetest.finding import Finding
 
@@ -19,35 +19,18 @@ LANGUAGE_CODES = {"en": "en", "zh-Hans": "zh_CN"}
 
 @dataclass(frozen=True)
 class SphinxSite:
-    """A site of one language.
-
-    Attributes:
-        language: The language of the pages.
-        configuration: The folder of `conf.py`.
-        source: The folder that Sphinx reads.
-        output: The folder of what is built.
-        builder: Sphinx's name for what is built: `html`, or `dummy` for the warnings alone.
-        resolver: Knows where objects are defined.
-        modules: The modules that the reference describes.
-    """
+    """A site of one language."""
 
     language: str
-    configuration: Path
-    source: Path
+    configuration: Path  # the folder of `conf.py`
+    source: Path  # the folder that Sphinx reads
     output: Path
-    builder: str
-    resolver: Resolver
-    modules: Sequence[str]
+    builder: str  # Sphinx's name for what is built: `html`, or `dummy` for the warnings alone
+    resolver: Resolver  # knows where objects are defined
+    modules: Sequence[str]  # the modules that the reference describes
 
     def build(self, pages: Mapping[Path, tuple[Path, MystPage]]) -> list[Finding]:
-        """Builds the site anew.
-
-        Args:
-            pages: Per page that Sphinx reads, the author's file and how lines were moved.
-
-        Returns:
-            Sphinx's warnings; each one is a fault.
-        """
+        """Builds the site anew; returns Sphinx's warnings, each of which is a fault."""
         shutil.rmtree(self.output, ignore_errors=True)
         warnings = io.StringIO()
         with patch_docutils(str(self.configuration)), docutils_namespace():
@@ -68,11 +51,11 @@ class SphinxSite:
                 warningiserror=True,
             )
             app.build()
-        found = [finding_of(line, self.resolver) for line in warnings.getvalue().splitlines() if line.strip()]
-        return sorted({_moved(finding, pages) for finding in found})
+        found = [warning_finding(line, self.resolver) for line in warnings.getvalue().splitlines() if line.strip()]
+        return sorted({_at_author_line(finding, pages) for finding in found})
 
 
-def _moved(finding: Finding, pages: Mapping[Path, tuple[Path, MystPage]]) -> Finding:
+def _at_author_line(finding: Finding, pages: Mapping[Path, tuple[Path, MystPage]]) -> Finding:
     """The finding at the author's line."""
     if finding.path not in pages:
         return finding

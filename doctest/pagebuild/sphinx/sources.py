@@ -17,38 +17,25 @@ from pagetest.model.tree import Tree
 
 
 @dataclass(frozen=True)
-class Sources:
-    """Writes what Sphinx reads.
-
-    Attributes:
-        tree: The author's pages.
-        inventory: The documented objects.
-        folder: Where the sources of all languages are written.
-        catalogues: Translations of what the theme says. Sphinx compiles them beside its sources.
-        modules: The modules that the reference describes.
-        find: The run of a page that holds.
-    """
+class SphinxSources:
+    """Writes what Sphinx reads."""
 
     tree: Tree
     inventory: Inventory
     folder: Path
-    catalogues: Path
-    modules: Sequence[str]
-    find: FindRun
+    locales: Path
+    modules: Sequence[str]  # the modules that the reference describes
+    find_run: FindRun  # the run of a page that holds
 
     def write(self, language: str) -> Mapping[Path, tuple[Path, MystPage]]:
-        """Writes the sources of one language anew.
-
-        Returns:
-            Per written page, the author's file and how lines were moved.
-        """
+        """Writes the sources of one language anew; returns per page the author's file and how lines were moved."""
         target = self.folder / language
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         written = dict(self._write_pages(language, target))
         if (pictures := self.tree.source / language / "images").is_dir():
             shutil.copytree(pictures, target / "images")
-        shutil.copytree(self.catalogues, target / "locale")
+        shutil.copytree(self.locales, target / "locale")
         (target / "api").mkdir()
         for module in self.modules:
             (target / "api" / f"{module}.rst").write_text(module_page(module, self.inventory), encoding="utf-8")
@@ -60,7 +47,7 @@ class Sources:
         for name in self.tree.names:
             if language in self.tree.languages(name):
                 page = self.tree.page(name, language)
-                path, made = target / f"{name}.md", to_myst(page, shown_run(page, self.find))
+                path, made = target / f"{name}.md", to_myst(page, shown_run(page, self.find_run))
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(made.text, encoding="utf-8")
                 yield path, (page.path, made)

@@ -1,4 +1,4 @@
-"""What the Sphinx site says by itself, in each language."""
+"""The Sphinx site's own texts, in each language."""
 
 import json
 from dataclasses import dataclass
@@ -8,24 +8,16 @@ _FILE = Path(__file__).with_name("texts.json")
 
 
 @dataclass(frozen=True)
-class Texts:
-    """The texts of one language.
-
-    Attributes:
-        summary: What the project is, on the first page.
-        reference: The heading above the reference in the sidebar.
-        api: The title of the reference.
-        not_run: Stands above code that is not run; holds `{reason}`.
-        recorded: Stands above an output that was recorded; holds `{date}` and `{machine}`.
-    """
+class SiteTexts:
+    """The texts of one language."""
 
     summary: str
     reference: str
     api: str
-    not_run: str
-    recorded: str
+    not_run: str  # stands above code that is not run; holds `{reason}`
+    recorded: str  # stands above an output that was recorded; holds `{date}` and `{machine}`
 
 
-def texts_of(language: str) -> Texts:
+def texts_of(language: str) -> SiteTexts:
     """The texts of a language."""
-    return Texts(**json.loads(_FILE.read_text(encoding="utf-8"))[language])
+    return SiteTexts(**json.loads(_FILE.read_text(encoding="utf-8"))[language])

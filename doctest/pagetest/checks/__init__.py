@@ -1,1 +1,1 @@
-"""What can be said of pages without running them."""
+"""What can be checked of pages without running them."""

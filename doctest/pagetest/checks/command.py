@@ -1,4 +1,4 @@
-"""The command of a page: which commands are accepted, and what is said about the others."""
+"""The command of a page: which commands are accepted, and what is wrong with the others."""
 
 import re
 import shlex

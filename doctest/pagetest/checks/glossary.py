@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pagetest.finding import Finding
-from pagetest.model.page import Note, Page
+from pagetest.model.page import LocatedText, Page
 
 FILE = "glossary.json"
 
@@ -26,13 +26,9 @@ _ASCII = re.compile(r"[ -~]")
 
 @dataclass(frozen=True)
 class Glossary:
-    """The terms of a glossary file.
+    """The terms of a glossary file."""
 
-    Attributes:
-        path: The file, which need not exist.
-    """
-
-    path: Path
+    path: Path  # the file, which need not exist
 
     @cached_property
     def terms(self) -> Mapping[str, Mapping[str, list[str]]]:
@@ -49,7 +45,7 @@ class Glossary:
         for message, term in self._term_faults():
             yield Finding(self.path, self._line_of(term), message)
 
-    def misused(self, page: Page) -> Iterator[Finding]:
+    def misused_words(self, page: Page) -> Iterator[Finding]:
         """The rejected words in the prose of a page."""
         if not self.terms:
             return
@@ -121,7 +117,7 @@ def _pattern(word: str) -> str:
     return f"{before}{re.escape(word)}{after}"
 
 
-def _joined(paragraph: tuple[Note, ...]) -> tuple[str, list[int]]:
+def _joined(paragraph: tuple[LocatedText, ...]) -> tuple[str, list[int]]:
     """The paragraph in one line, and the line of each of its characters; Chinese lines are joined without a blank."""
     text, lines = "", []
     for note in paragraph:

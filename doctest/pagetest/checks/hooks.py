@@ -23,12 +23,8 @@ class _Scope:
 
 
 @dataclass(frozen=True)
-class Hooks:
-    """Checks hooks.
-
-    Attributes:
-        graph: The modules of the project.
-    """
+class HookChecker:
+    """Checks hooks."""
 
     graph: ImportGraph
 
@@ -51,19 +47,19 @@ class Hooks:
         path = self.graph.files[module]
         code = read_references(path, module if path.name == "__init__.py" else module.rpartition(".")[0])
         scope = _Scope(module, code.tree.body, module, code)
-        return self._missing(scope, parts[length:], seen | {name}) if parts[length:] else ""
+        return self._why_missing(scope, parts[length:], seen | {name}) if parts[length:] else ""
 
-    def _missing(self, scope: _Scope, names: list[str], seen: frozenset[str]) -> str:
+    def _why_missing(self, scope: _Scope, names: list[str], seen: frozenset[str]) -> str:
         """Why the scope does not lead to the object behind the names."""
         first, *rest = names
-        known = dict(_bound(scope.body, scope.code))
-        lazy = _lazy(scope)
+        known = dict(_bound_names(scope.body, scope.code))
+        lazy = _lazy_homes(scope)
         found = known.get(first) or lazy.get(first)
         if isinstance(found, str):
             return self._fault(".".join([found, *rest]), seen)
         if isinstance(found, ast.ClassDef) and rest:
             inner = _Scope(f"{scope.name}.{first}", found.body, scope.module, scope.code, tuple(found.bases))
-            return self._missing(inner, rest, seen)
+            return self._why_missing(inner, rest, seen)
         if found and rest:
             other = getattr(found, "value", None)  # of an assignment, which may give a class a second name
             known_as = _full_name(other, scope) if isinstance(other, ast.Name | ast.Attribute) else ""
@@ -82,9 +78,9 @@ class Hooks:
         return (name.removeprefix(start) for name in self.graph.files if name.startswith(start))
 
 
-def _lazy(scope: _Scope) -> dict[str, str]:
+def _lazy_homes(scope: _Scope) -> dict[str, str]:
     """The full names behind a module's table of homes: a home is a module, or `module:name`, and may be relative."""
-    homes = (scope.code.lazy or {}) if scope.name == scope.module else {}
+    homes = (scope.code.lazy_names or {}) if scope.name == scope.module else {}
     found = {}
     for name, home in homes.items():
         plain = home.lstrip(".")
@@ -100,11 +96,11 @@ def _bases(scope: _Scope) -> Iterator[str]:
 def _full_name(node: ast.expr, scope: _Scope) -> str:
     """The full name of what a dotted name in a module stands for."""
     head, *rest = ast.unparse(node).split(".")
-    found = dict(_bound(scope.code.tree.body, scope.code)).get(head)
+    found = dict(_bound_names(scope.code.tree.body, scope.code)).get(head)
     return ".".join([found if isinstance(found, str) else f"{scope.module}.{head}", *rest])
 
 
-def _bound(body: list[ast.stmt], code: References) -> Iterator[tuple[str, ast.stmt | str]]:
+def _bound_names(body: list[ast.stmt], code: References) -> Iterator[tuple[str, ast.stmt | str]]:
     """The names that statements bind, each with its definition, or with the full name of what is imported."""
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -122,10 +118,10 @@ def _bound(body: list[ast.stmt], code: References) -> Iterator[tuple[str, ast.st
                 (part.id, node) for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)
             )
         else:
-            yield from _bound(list(_inner(node)), code)
+            yield from _bound_names(list(_reachable_statements(node)), code)
 
 
-def _inner(node: ast.stmt) -> Iterator[ast.stmt]:
+def _reachable_statements(node: ast.stmt) -> Iterator[ast.stmt]:
     """The statements of a branch that can run, which is none under TYPE_CHECKING."""
     parts = [node, *getattr(node, "handlers", [])]
     if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pagetest.finding import Finding
-from pagetest.model.anchors import anchors
 from pagetest.model.page import Page
+from pagetest.model.sections import anchors
 from pagetest.model.tree import Tree
 
 _HAS_SCHEME = re.compile(r"[a-zA-Z][\w+.-]*:|//")
@@ -19,12 +19,8 @@ _PAGE = ".md"
 
 
 @dataclass(frozen=True)
-class Links:
-    """Checks the links of a tree's pages; each page that is linked is read once.
-
-    Attributes:
-        tree: The tree.
-    """
+class LinkChecker:
+    """Checks the links of a tree's pages; each page that is linked is read once."""
 
     tree: Tree
     _entries: Callable[[Path], frozenset[str]] = field(default_factory=lambda: cache(_names_in), compare=False)
@@ -43,7 +39,7 @@ class Links:
             return "begins at the root, which is another one on GitHub and on the website: make it relative"
         target = (page.path.parent / file).resolve() if file else page.path.resolve()
         if not self._exists(target):
-            return f"leads to {target.name}, which does not exist{self._namesake(target)}: correct it"
+            return f"leads to {target.name}, which does not exist{self._similar_file(target)}: correct it"
         if not target.is_relative_to((self.tree.source / page.language).resolve()):
             is_image = target.suffix.lower() in _IMAGES
             return "" if is_image else f"leaves the {page.language} pages: link the page in this language"
@@ -55,8 +51,8 @@ class Links:
         spelt = all(part.name in self._entries(part.parent) for part in parts if part.is_relative_to(self.tree.source))
         return spelt and target.is_file()
 
-    def _namesake(self, target: Path) -> str:
-        """A file beside the target whose name is close to it."""
+    def _similar_file(self, target: Path) -> str:
+        """A file next to the target with a similar name."""
         close = difflib.get_close_matches(target.name, self._entries(target.parent), n=1)
         return f" (there is {close[0]})" if close else ""
 

@@ -12,12 +12,7 @@ LABELS = "sidebar_category_translation.json"
 
 
 def check_navigation(tree: Tree, folder: Path | None = None) -> Iterator[Finding]:
-    """The sidebar lists exactly the pages that exist; its labels are translated; the versions are a list of names.
-
-    Args:
-        tree: The pages.
-        folder: What holds the sidebar and the versions; by default the folder around the tree.
-    """
+    """The sidebar lists exactly the pages that exist; its labels are translated; the versions are a list of names."""
     folder = folder or tree.source.parent
     for name, check in (("sidebars.json", _sidebar_faults), ("versions.json", _version_faults)):
         path = folder / name

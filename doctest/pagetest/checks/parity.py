@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from pagetest.finding import Finding, shown
+from pagetest.finding import Finding, display_path
 from pagetest.model.page import Page
 from pagetest.model.script import make_script
-from pagetest.outputs.shown import outputs_of
+from pagetest.outputs.blocks import outputs_of
 
 _LOGGING = ("debug", "info", "warning", "error", "critical", "exception")
 _SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -17,51 +17,43 @@ _BODIES = ("body", "handlers", "orelse", "finalbody", "cases")
 
 @dataclass(frozen=True)
 class Parity:
-    """How a translation compares with its original.
+    """How a translation compares with its original."""
 
-    Attributes:
-        findings: The differences that are not allowed.
-        same_code: Whether the code is one and the same, so that one run proves both.
-        outputs: Where the same code is said to print something else.
-    """
-
-    findings: tuple[Finding, ...]
-    same_code: bool
+    findings: tuple[Finding, ...]  # the differences that are not allowed
+    same_code: bool  # whether the code is one and the same, so that one run proves both
     outputs: tuple[Finding, ...] = ()
 
 
-def compare(original: Page, translation: Page) -> Parity:
-    """Compares two pages of one name.
-
-    The texts that a program prints may be translated (in `print`, logging calls and the messages of asserts); then the
-    code is allowed, but it is not the same.
-    """
-    findings = list(_structure(original, translation))
+def compare_structure(original: Page, translation: Page) -> Parity:
+    """Compares two pages of one name."""
+    # The texts that a program prints may be translated (in `print`, logging calls and the messages of asserts);
+    # then the code is allowed, but it is not the same.
+    findings = list(_structure_differences(original, translation))
     ours, theirs = make_script(original), make_script(translation)
     if findings or ours.fault or theirs.fault:
         return Parity(tuple(findings), same_code=False)
-    if ast.dump(_bare(ours.tree)) == ast.dump(_bare(theirs.tree)):
-        return Parity((), True, tuple(_other_outputs(original, translation)))
-    lines = _first_difference(_masked(ours.tree).body, _masked(theirs.tree).body)
+    if ast.dump(_without_docstrings(ours.tree)) == ast.dump(_without_docstrings(theirs.tree)):
+        return Parity((), True, tuple(_output_differences(original, translation)))
+    lines = _first_difference(_without_printed_text(ours.tree).body, _without_printed_text(theirs.tree).body)
     if lines:
         findings.append(_finding(translation, lines[1], original, lines[0], "code"))
     return Parity(tuple(findings), same_code=False)
 
 
-def _other_outputs(original: Page, translation: Page) -> Iterator[Finding]:
+def _output_differences(original: Page, translation: Page) -> Iterator[Finding]:
     for ours, theirs in zip(outputs_of(original), outputs_of(translation), strict=True):
         texts = [output.block.source.split("\n") for output in (ours, theirs)]
         for index, (one, other) in enumerate(zip_longest(*texts)):
             if one != other:
-                where = f"{shown(original.path)}:{ours.block.line + index}"
+                where = f"{display_path(original.path)}:{ours.block.line + index}"
                 message = f"this is not the output at {where}, and the code is the same: write what that page says"
                 yield Finding(translation.path, theirs.block.line + index, message)
                 break
 
 
-def _structure(original: Page, translation: Page) -> Iterator[Finding]:
+def _structure_differences(original: Page, translation: Page) -> Iterator[Finding]:
     """The first difference of each kind."""
-    for what, ours, theirs in zip(_PARTS, _parts(original), _parts(translation), strict=True):
+    for what, ours, theirs in zip(_PART_NAMES, _parts(original), _parts(translation), strict=True):
         for one, other in zip_longest(ours, theirs):
             if not one or not other or one[0] != other[0]:
                 last = (len(original.lines), len(translation.lines))
@@ -69,7 +61,7 @@ def _structure(original: Page, translation: Page) -> Iterator[Finding]:
                 break
 
 
-_PARTS = (
+_PART_NAMES = (
     "heading level",
     "command",
     "request to run alone",
@@ -90,7 +82,7 @@ def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
         [("", note.line) for note in page.alone],
         [(note.text, note.line) for note in page.hooks],
         [(block.ignored, block.line) for block in page.python],
-        [(_uncommented(block.source), block.line) for block in page.python if block.ignored],
+        [(_without_comments(block.source), block.line) for block in page.python if block.ignored],
         [(alert.kind, alert.line) for alert in page.alerts],
         [((tabs.group, len(tabs.tabs)), tabs.line) for tabs in page.tabs],
         [((page.python.index(output.python), output.is_exact), output.block.line) for output in outputs_of(page)],
@@ -98,20 +90,20 @@ def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
 
 
 def _finding(translation: Page, line: int, original: Page, original_line: int, what: str) -> Finding:
-    where = f"{shown(original.path)}:{original_line}"
+    where = f"{display_path(original.path)}:{original_line}"
     return Finding(translation.path, line, f"the first {what} that differs from {where}: translate words only")
 
 
-def _uncommented(source: str) -> str:
+def _without_comments(source: str) -> str:
     """The code of an ignored block; its text without comment lines where it is not a whole program."""
     try:
-        return ast.dump(_masked(ast.parse(source)))
+        return ast.dump(_without_printed_text(ast.parse(source)))
     except (SyntaxError, ValueError):
         lines = (line.partition("#")[0].rstrip() for line in source.split("\n"))
         return "\n".join(line for line in lines if line)
 
 
-def _bare(tree: ast.Module) -> ast.Module:
+def _without_docstrings(tree: ast.Module) -> ast.Module:
     """The tree without docstrings."""
     for node in ast.walk(tree):
         if isinstance(node, _SCOPES) and node.body and _is_text(node.body[0]):
@@ -123,15 +115,15 @@ def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def _masked(tree: ast.Module) -> ast.Module:
+def _without_printed_text(tree: ast.Module) -> ast.Module:
     """The tree without docstrings and without the words of what it prints."""
-    for node in ast.walk(_bare(tree)):
+    for node in ast.walk(_without_docstrings(tree)):
         if isinstance(node, ast.Call) and _prints(node.func):
             for part in ast.walk(node):
-                _mask(part)
+                _mask_text(part)
         elif isinstance(node, ast.Assert) and node.msg:
             for part in ast.walk(node.msg):
-                _mask(part)
+                _mask_text(part)
     return tree
 
 
@@ -141,7 +133,7 @@ def _prints(function: ast.expr) -> bool:
     return isinstance(function, ast.Name) and function.id == "print"
 
 
-def _mask(node: ast.AST) -> None:
+def _mask_text(node: ast.AST) -> None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         node.value = ""
     elif isinstance(node, ast.JoinedStr):

@@ -6,16 +6,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 
-from pagetest.checks import honesty
+from pagetest.checks import hidden_failures
 from pagetest.checks.command import command_faults
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.script import Script
-from pagetest.outputs.shown import output_faults
+from pagetest.outputs.blocks import output_faults
 
 _FIXED_PORT_URL = re.compile(r"(?:tcp|env)://[^/\s]*:[1-9]\d*")
 _PORT_NAMES = ("port", "master_port")
-_TAUGHT = ("colossal", "numpy", "torch", "transformers")
+_REQUIRED_PACKAGES = ("colossal", "numpy", "torch", "transformers")
 
 
 def check_page(page: Page, script: Script) -> list[Finding]:
@@ -30,7 +30,7 @@ def check_page(page: Page, script: Script) -> list[Finding]:
     return sorted(set(found))
 
 
-def _stem(page: Page, script: Script) -> Iterator[Finding]:
+def _shadowed_module(page: Page, script: Script) -> Iterator[Finding]:
     """A script shadows every module of its name, since its folder comes first on the path."""
     if script.is_empty:
         return
@@ -38,11 +38,11 @@ def _stem(page: Page, script: Script) -> Iterator[Finding]:
         yield Finding(
             page.path, 1, f"`{page.stem}.py` would shadow the standard library's `{page.stem}`: rename the page"
         )
-    elif page.stem in {*_TAUGHT, *_imports(script)} or _is_installed(page.stem):
+    elif page.stem in {*_REQUIRED_PACKAGES, *_missing_imports(script)} or _is_installed(page.stem):
         yield Finding(page.path, 1, f"`{page.stem}.py` would shadow the package `{page.stem}`: rename the page")
 
 
-def _imports(script: Script) -> set[str]:
+def _missing_imports(script: Script) -> set[str]:
     names = set()
     for node in script.nodes:
         if isinstance(node, ast.Import):
@@ -57,7 +57,7 @@ def _is_installed(name: str) -> bool:
     return name in sys.modules or bool(spec and spec.origin)
 
 
-def _ports(page: Page, script: Script) -> Iterator[Finding]:
+def _fixed_ports(page: Page, script: Script) -> Iterator[Finding]:
     """A fixed port in the code collides with the next run as one in the command does."""
     for node in script.nodes:
         if fixed := _fixed_port(node):
@@ -70,7 +70,7 @@ def _fixed_port(node: ast.AST) -> str:
         return node.value
     if isinstance(node, ast.keyword):
         return f"{node.arg}=" if node.arg in _PORT_NAMES and _is_port(node.value) else ""
-    names, values = _settings(node)
+    names, values = _key_value_pairs(node)
     fixed = any(
         isinstance(name, ast.Constant) and name.value == "MASTER_PORT" and _is_port(value)
         for name, value in zip(names, values, strict=False)
@@ -78,7 +78,7 @@ def _fixed_port(node: ast.AST) -> str:
     return "MASTER_PORT" if fixed else ""
 
 
-def _settings(node: ast.AST) -> tuple[list[ast.expr | None], list[ast.expr]]:
+def _key_value_pairs(node: ast.AST) -> tuple[list[ast.expr | None], list[ast.expr]]:
     """Keys and values: of a dictionary, an assignment to an item, or a call such as `setdefault(key, value)`."""
     if isinstance(node, ast.Dict):
         return node.keys, node.values
@@ -94,4 +94,8 @@ def _is_port(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and str(node.value).isdecimal() and int(str(node.value)) > 0
 
 
-_RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (_stem, _ports, *honesty.RULES)
+_RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (
+    _shadowed_module,
+    _fixed_ports,
+    *hidden_failures.RULES,
+)

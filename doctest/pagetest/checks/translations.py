@@ -1,51 +1,110 @@
-"""Translations: which sections of a translated page lag behind the original, and how that is acknowledged."""
+"""Translations: which sections of a translated page section behind the original, and how that is acknowledged."""
 
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
+from typing import Any
 
-from pagetest.checks.stamps import FILE, Stamps
-from pagetest.finding import Finding, shown
+from pagetest.finding import Finding, UsageError, display_path
 from pagetest.model.page import Page
 from pagetest.model.sections import Section, sections
 from pagetest.model.tree import LANGUAGES, Tree
 
+FILE = "translations.json"
+
+
+class TranslationHashesError(UsageError):
+    """The file is not of the right form; `finding` says where."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
 
 @dataclass(frozen=True)
-class Lag:
-    """A section whose original has changed since it was translated.
+class TranslationHashes:
+    """A JSON file that maps `page#slug` of the original to the hash of the translated section, line by line."""
 
-    Attributes:
-        original: The section of the original.
-        translated: Its counterpart: the section at the same place.
-    """
+    # The slugs tell a reader of a change what was acknowledged; only the hashes count, so that a section may
+    # move.
+
+    path: Path  # the file, which need not exist
+
+    def hashes_of(self, name: str) -> frozenset[str]:
+        """The hashes of the sections of a page that are translated."""
+        return frozenset(digest for key, digest in self._read().items() if _page(key) == name)
+
+    def write(self, name: str, sections: Iterable[Section]) -> None:
+        """Replaces the hashes of a page; the rest of the file stays."""
+        kept = {key: digest for key, digest in self._read().items() if _page(key) != name}
+        content = kept | {f"{name}#{section.slug}": section.hash for section in sections}
+        text = _written(content)
+        if not self.path.is_file() or self.path.read_text(encoding="utf-8") != text:
+            fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+            fresh.write_text(text, encoding="utf-8")
+            fresh.replace(self.path)
+
+    def faults(self, tree: Tree) -> Iterator[Finding]:
+        """What is wrong with the file itself."""
+        try:
+            content = self._read()
+        except TranslationHashesError as error:
+            yield error.finding
+            return
+        text = self.path.read_text(encoding="utf-8") if content else _written({})
+        for name in sorted({_page(key) for key in content} - set(tree.names)):
+            line = next(number for number, line in enumerate(text.split("\n"), 1) if f'"{name}#' in line)
+            yield Finding(self.path, line, f"there is no page `{name}` any more: remove its hashes")
+        if text != _written(content):
+            yield Finding(self.path, 1, "the hashes are not sorted, one in a line: any --ack sorts them")
+
+    def _read(self) -> dict[str, str]:
+        try:
+            content: Any = json.loads(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except json.JSONDecodeError as error:
+            message = f"this is no JSON ({error.msg}): restore it, or remove it and --ack what is translated"
+            raise TranslationHashesError(Finding(self.path, error.lineno, message)) from None
+        if not isinstance(content, dict) or not all(isinstance(digest, str) for digest in content.values()):
+            raise TranslationHashesError(
+                Finding(self.path, 1, 'this is not of the form {"page#section": "hash"}: restore it')
+            )
+        return content
+
+
+def _written(content: Mapping[str, str]) -> str:
+    return json.dumps(dict(sorted(content.items())), indent=1, ensure_ascii=False) + "\n"
+
+
+def _page(key: str) -> str:
+    return key.partition("#")[0]
+
+
+@dataclass(frozen=True)
+class StaleSection:
+    """A section whose original has changed since it was translated."""
 
     original: Section
-    translated: Section
+    translated: Section  # its counterpart: the section at the same place
 
 
 def stale_sections(tree: Tree, name: str, language: str = LANGUAGES[1]) -> list[tuple[str, str, int]]:
-    """The sections of a translation that are behind the original, for those who show them.
-
-    Returns:
-        For each the original's heading, the translation's, and the line of the latter. None where a page is missing.
-    """
+    """The sections of a translation that are behind the original, for display."""
+    # Each is the original's heading, the translation's, and its line; none where a page is missing.
     translation = Translation(tree, name, language)
-    lags = translation.lags() if translation.exists else []
-    return [(lag.original.heading, lag.translated.heading, lag.translated.line) for lag in lags]
+    stale = translation.stale_sections() if translation.exists else []
+    return [(section.original.heading, section.translated.heading, section.translated.line) for section in stale]
 
 
 @dataclass(frozen=True)
 class Translation:
-    """A page in another language than the original's.
+    """A page in another language than the original's."""
 
-    Attributes:
-        tree: The tree that holds both.
-        name: The page.
-        language: The language of the translation.
-    """
-
-    tree: Tree
+    tree: Tree  # the tree that holds both
     name: str
     language: str
 
@@ -56,22 +115,24 @@ class Translation:
             yield fault
         if self.exists:
             path, original = self.tree.path(self.name, self.language), self.tree.path(self.name, LANGUAGES[0])
-            for lag in self.lags():
-                where = f"{shown(original)}:{lag.original.line}"
-                message = f'section "{lag.translated.heading}" is behind {where}: translate what changed, then --ack'
-                yield Finding(path, lag.translated.line, message)
+            for section in self.stale_sections():
+                where = f"{display_path(original)}:{section.original.line}"
+                message = (
+                    f'section "{section.translated.heading}" is behind {where}: translate what changed, then --ack'
+                )
+                yield Finding(path, section.translated.line, message)
 
-    def lags(self) -> list[Lag]:
+    def stale_sections(self) -> list[StaleSection]:
         """The sections of the original whose wording was never acknowledged; moving one does not change its wording."""
-        known = self._stamps.of(self.name)
-        pairs = _pairs(self._sections(LANGUAGES[0]), self._sections(self.language))
-        return [Lag(one, other) for one, other in pairs if one.hash not in known]
+        known = self._hashes.hashes_of(self.name)
+        pairs = _pair_sections(self._sections(LANGUAGES[0]), self._sections(self.language))
+        return [StaleSection(one, other) for one, other in pairs if one.hash not in known]
 
     def acknowledge(self) -> Finding | None:
-        """Stamps every section of the original as translated; what forbids it is returned instead."""
+        """Records every section of the original as translated; returns the finding that forbids it, if any."""
         fault = self._structure()
         if not fault:
-            self._stamps.put(self.name, self._sections(LANGUAGES[0]))
+            self._hashes.write(self.name, self._sections(LANGUAGES[0]))
         return fault
 
     @property
@@ -80,8 +141,8 @@ class Translation:
         return {LANGUAGES[0], self.language} <= set(self.tree.languages(self.name))
 
     @property
-    def _stamps(self) -> Stamps:
-        return Stamps(self.tree.source / self.language / FILE)
+    def _hashes(self) -> TranslationHashes:
+        return TranslationHashes(self.tree.source / self.language / FILE)
 
     def _page(self, language: str) -> Page:
         return self.tree.page(self.name, language)
@@ -99,12 +160,14 @@ class Translation:
         for one, other in zip_longest(ours.headings, theirs.headings):
             if not one or not other or one.level != other.level:
                 line, where = other.line if other else len(theirs.lines), one.line if one else len(ours.lines)
-                message = f"from here on the headings differ from {shown(ours.path)}:{where}: give both pages the same"
+                message = (
+                    f"from here on the headings differ from {display_path(ours.path)}:{where}: give both pages the same"
+                )
                 return Finding(path, line, message)
         return None
 
 
-def _pairs(ours: tuple[Section, ...], theirs: tuple[Section, ...]) -> Iterator[tuple[Section, Section]]:
+def _pair_sections(ours: tuple[Section, ...], theirs: tuple[Section, ...]) -> Iterator[tuple[Section, Section]]:
     """Each section of the original with the translation's one at its place, or the last one where that has ended."""
     theirs = theirs or (Section("", "", 1, 0, ""),)
     headed, place = [section for section in theirs if section.level], 0

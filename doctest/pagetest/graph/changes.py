@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from pagetest.usage import UsageError
+from pagetest.finding import UsageError
 
 HEAD = "HEAD"
 
@@ -11,17 +11,11 @@ _SINCE_BRANCH = "..."
 
 
 def changed_files(root: Path, revision: str = HEAD) -> frozenset[Path]:
-    """The files that differ from a revision: committed since, changed, new or deleted.
-
-    Args:
-        root: The project's root; files outside do not count.
-        revision: Any name of a commit; with `...` behind it, the point where this branch left that commit's.
-
-    Raises:
-        UsageError: There is no repository, or no such revision.
-    """
+    """The files that differ from a revision: committed since, changed, new or deleted."""
+    # With `...` behind it, a revision is the commit where this branch left it. Files outside the root do not
+    # count.
     name = revision.removesuffix(_SINCE_BRANCH)
-    commit = _commit(root, name)
+    commit = _resolve_commit(root, name)
     if revision.endswith(_SINCE_BRANCH):
         commit, _ = _git(root, "merge-base", commit, HEAD)
         if not commit:
@@ -31,7 +25,7 @@ def changed_files(root: Path, revision: str = HEAD) -> frozenset[Path]:
     return frozenset(root / name for name in f"{differing}\0{new}".split("\0") if name)
 
 
-def _commit(root: Path, name: str) -> str:
+def _resolve_commit(root: Path, name: str) -> str:
     try:
         inside, error = _git(root, "rev-parse", "--is-inside-work-tree")
     except OSError as fault:

@@ -14,19 +14,14 @@ from pagetest.model.script import Script, make_script
 HARNESS = ("doctest/pagetest", "docs_test.py", "constraints.txt")
 """What every page is run with."""
 
-OF_DEVICE = {"pretend": "tests/device/pretend_device"}
-"""What pages on a device are run with besides: the project's own device."""
+DEVICE_FILES = {"pretend": "tests/device/pretend_device"}
+"""What pages on a device also depend on: the project's own device."""
 
 _NATIVE = (".h", ".hpp", ".cpp", ".cu", ".cuh")
 
 
 def fingerprint(page: Page, graph: ImportGraph) -> str:
-    """Computes the fingerprint of a page without importing anything; empty for a page without code.
-
-    Args:
-        page: The page.
-        graph: The project's modules.
-    """
+    """Computes the fingerprint of a page without importing anything; empty for a page without code."""
     script = make_script(page)
     if script.is_empty:
         return ""
@@ -37,13 +32,8 @@ def fingerprint(page: Page, graph: ImportGraph) -> str:
 
 
 def common_inputs(root: Path, device: str = "") -> str:
-    """Stands for the files that every page depends on: the harness, the tested versions, the code in C++ and CUDA.
-
-    Args:
-        root: The project's root.
-        device: On which they run.
-    """
-    files = [*_common_files(root), *_files_of(root, device)]
+    """The hash of the files that every page depends on: the harness, the tested versions, the code in C++ and CUDA."""
+    files = [*_common_files(root), *_device_files(root, device)]
     parts = [text for path in files for text in (path.relative_to(root).as_posix(), _content_hash(path))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -56,8 +46,8 @@ def _common_files(root: Path) -> Iterator[Path]:
         yield from sorted(path for path in (root / part).rglob("*") if path.suffix in _NATIVE)
 
 
-def _files_of(root: Path, device: str) -> Iterator[Path]:
-    if folder := OF_DEVICE.get(device):
+def _device_files(root: Path, device: str) -> Iterator[Path]:
+    if folder := DEVICE_FILES.get(device):
         yield from sorted(path for path in (root / folder).glob("*") if path.suffix in {".py", *_NATIVE})
 
 
@@ -68,9 +58,9 @@ def references_of(script: Script) -> References:
 
 def _content_hash(path: Path) -> str:
     facts = path.stat()
-    return _hash_of(path, facts.st_mtime_ns, facts.st_size)
+    return _hash_file(path, facts.st_mtime_ns, facts.st_size)
 
 
 @lru_cache(maxsize=4096)
-def _hash_of(path: Path, _changed_ns: int, _size: int) -> str:
+def _hash_file(path: Path, _changed_ns: int, _size: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

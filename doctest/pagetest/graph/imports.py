@@ -18,14 +18,10 @@ from pagetest.graph.references import EVERYTHING, References
 
 @dataclass(frozen=True)
 class ImportGraph:
-    """The modules of a project.
+    """The modules of a project."""
 
-    Attributes:
-        source: The folder that holds the top-level packages.
-        gone: Files that have been deleted; they count as empty ones, so that what refers to them still leads there.
-    """
-
-    source: Path
+    source: Path  # the folder that holds the top-level packages
+    # Files that have been deleted; they count as empty ones, so that what refers to them still leads there.
     gone: frozenset[Path] = frozenset()
     _edges: dict[str, frozenset[str]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -46,22 +42,22 @@ class ImportGraph:
 
     def distances(self, code: References) -> Mapping[Path, int]:
         """The project's files that the code reaches, each with the number of files between it and the code."""
-        nearest = set(self._modules({*code.names, *self._known(code.in_strings)}))
+        nearest = set(self._modules_along({*code.names, *self._project_names(code.names_in_strings)}))
         found: dict[str, int] = {}
         while nearest:
             found |= dict.fromkeys(nearest, max(found.values(), default=-1) + 1)
-            nearest = {module for each in nearest for module in self._neighbours(each)} - found.keys()
+            nearest = {module for each in nearest for module in self._imported_modules(each)} - found.keys()
         return {self.files[module]: distance for module, distance in found.items()}
 
-    def external(self, code: References) -> frozenset[str]:
+    def external_imports(self, code: References) -> frozenset[str]:
         """What the code, and the project's files that it reaches, import of other packages."""
         files = [read_references(path, self._package(path)) for path in self.reached(code) if path.is_file()]
         names = {name for part in [code, *files] for name in part.imports}
         return frozenset(name for name in names if name.partition(".")[0] not in self.roots)
 
-    def definition(self, name: str) -> frozenset[Path]:
+    def definition_files(self, name: str) -> frozenset[Path]:
         """The files that define a documented name: its module, for a member also the base class that has it."""
-        return frozenset(self._definition(name, set()))
+        return frozenset(self._find_definition(name, set()))
 
     def _module_name(self, path: Path) -> str:
         parts = path.relative_to(self.source).with_suffix("").parts
@@ -71,25 +67,25 @@ class ImportGraph:
         """The package against which a file's relative imports are resolved."""
         return ".".join(path.relative_to(self.source).parts[:-1])
 
-    def _read(self, module: str) -> References:
+    def _read_module(self, module: str) -> References:
         path = self.files.get(module)
         if path is None or not path.is_file():
             return References(ast.Module([], []))
         return read_references(path, self._package(path))
 
-    def _neighbours(self, module: str) -> frozenset[str]:
+    def _imported_modules(self, module: str) -> frozenset[str]:
         """The modules to which a module's own code leads."""
         if module not in self._edges:
-            code = self._read(module)
-            names = code.names | (frozenset(self._known(code.strings)) if code.is_dynamic else frozenset())
-            self._edges[module] = frozenset(self._modules(names))
+            code = self._read_module(module)
+            names = code.names | (frozenset(self._project_names(code.strings)) if code.is_dynamic else frozenset())
+            self._edges[module] = frozenset(self._modules_along(names))
         return self._edges[module]
 
-    def _known(self, texts: Iterable[str]) -> Iterator[str]:
+    def _project_names(self, texts: Iterable[str]) -> Iterator[str]:
         """Those texts that begin with one of the project's names."""
         return (text for text in texts if text.partition(".")[0] in self.roots and text.isascii() and " " not in text)
 
-    def _modules(self, names: Iterable[str]) -> Iterator[str]:
+    def _modules_along(self, names: Iterable[str]) -> Iterator[str]:
         """The modules on the way along each dotted name."""
         waiting, seen = list(names), set()
         while waiting:
@@ -97,53 +93,53 @@ class ImportGraph:
             if name in seen or name.partition(".")[0] not in self.roots:
                 continue
             seen.add(name)
-            module, rest = self._split(name)
+            module, rest = self._split_module(name)
             parts = module.split(".")
             packages = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
             yield from (package for package in packages if package in self.files)
             if rest:
-                waiting.extend(self._served(module, rest))
+                waiting.extend(self._lazy_modules(module, rest))
 
-    def _split(self, name: str) -> tuple[str, list[str]]:
-        """The longest module at the head of a dotted name, and the attributes behind it."""
+    def _split_module(self, name: str) -> tuple[str, list[str]]:
+        """The longest module at the head of a dotted name, and the attributes after it."""
         parts = name.split(".")
         heads = ((length, ".".join(parts[:length])) for length in range(len(parts), 0, -1))
         length, module = next(((length, head) for length, head in heads if head in self.files), (1, parts[0]))
         return module, parts[length:]
 
-    def _served(self, module: str, attributes: list[str]) -> Iterator[str]:
+    def _lazy_modules(self, module: str, attributes: list[str]) -> Iterator[str]:
         """Where an attribute of a module leads if the module loads it when it is first used."""
-        code = self._read(module)
-        if code.lazy is None or attributes[0] in code.defined:
+        code = self._read_module(module)
+        if code.lazy_names is None or attributes[0] in code.defined_names:
             return
         first, *rest = attributes
-        if first in code.lazy:
-            yield ".".join([_home(code, first, code.lazy[first]), *rest])
+        if first in code.lazy_names:
+            yield ".".join([_full_name(code, first, code.lazy_names[first]), *rest])
             return
-        yield from (_home(code, name, home) for name, home in code.lazy.items())
+        yield from (_full_name(code, name, home) for name, home in code.lazy_names.items())
         if first != EVERYTHING:
-            yield from self._known(code.strings)
+            yield from self._project_names(code.strings)
 
-    def _definition(self, name: str, seen: set[str]) -> Iterator[Path]:
-        module, rest = self._split(name)
+    def _find_definition(self, name: str, seen: set[str]) -> Iterator[Path]:
+        module, rest = self._split_module(name)
         path = self.files.get(module)
         if name in seen or path is None:
             return
         seen.add(name)
-        code = self._read(module)
+        code = self._read_module(module)
         first, *members = rest or [""]
-        places = code.bindings.get(first, frozenset()) | frozenset(self._served(module, rest) if rest else ())
+        places = code.bindings.get(first, frozenset()) | frozenset(self._lazy_modules(module, rest) if rest else ())
         for place in places:
-            yield from self._definition(".".join([place, *members]), seen)
+            yield from self._find_definition(".".join([place, *members]), seen)
         if not places:
             yield path
             for base in _bases(code.tree, first, members):
                 known = code.bindings.get(base.partition(".")[0], frozenset({f"{module}.{base.partition('.')[0]}"}))
                 for place in known:
-                    yield from self._definition(".".join([place, *base.split(".")[1:], *members]), seen)
+                    yield from self._find_definition(".".join([place, *base.split(".")[1:], *members]), seen)
 
 
-def _home(code: References, name: str, home: str) -> str:
+def _full_name(code: References, name: str, home: str) -> str:
     """The full name behind an entry of a table: the home is a module, or `module:name`, and may be relative."""
     plain = home.lstrip(".").replace(":", ".")
     return f"{code.absolute(plain, len(home) - len(home.lstrip('.')))}.{name}"

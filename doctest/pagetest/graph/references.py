@@ -15,20 +15,15 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 @dataclass(frozen=True)
 class References:
-    """What a piece of code refers to; none of it is executed.
-
-    Attributes:
-        tree: Its syntax tree.
-        package: The package against which relative imports are resolved; empty for a script.
-    """
+    """What a piece of code refers to; none of it is executed."""
 
     tree: ast.Module
-    package: str = ""
+    package: str = ""  # the package against which relative imports are resolved; empty for a script
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
         """All nodes that can be executed: what stands under TYPE_CHECKING cannot."""
-        return tuple(_executable(self.tree))
+        return tuple(_executable_nodes(self.tree))
 
     @cached_property
     def imports(self) -> frozenset[str]:
@@ -47,21 +42,21 @@ class References:
     def names(self) -> frozenset[str]:
         """All dotted names; one that ends in `.*` means whatever the module offers."""
         called = {f"{name}.{EVERYTHING}" for name in self._called()}
-        return self.imports | called | frozenset(self._used())
+        return self.imports | called | frozenset(self._used_names())
 
     @cached_property
     def is_dynamic(self) -> bool:
         """Whether it imports by a name that is only known when it runs, outside a module's `__getattr__`."""
         lazy = {id(node) for function in self._lazy() for node in ast.walk(function)}
-        return any(id(call) not in lazy and not _literal(call) for call in self._calls())
+        return any(id(call) not in lazy and not _literal_argument(call) for call in self._import_calls())
 
     @cached_property
     def strings(self) -> frozenset[str]:
         """Every string in it."""
-        return frozenset(text for node in self.nodes if (text := _text(node)))
+        return frozenset(text for node in self.nodes if (text := _string_value(node)))
 
     @property
-    def in_strings(self) -> Iterator[str]:
+    def names_in_strings(self) -> Iterator[str]:
         """Dotted names in strings: a program that is written to a file, a module that is run by its name."""
         for text in self.strings:
             if _DOTTED.fullmatch(text):
@@ -72,23 +67,30 @@ class References:
                 )
 
     @cached_property
-    def defined(self) -> frozenset[str]:
+    def defined_names(self) -> frozenset[str]:
         """The names that a module has once it is imported, classes and functions, variables and imported names."""
         names = set(self.bindings)
         for node in self.tree.body:
             if isinstance(node, _SCOPES):
                 names.add(node.name)
-            names |= {part.id for target in _targets(node) for part in ast.walk(target) if isinstance(part, ast.Name)}
+            names |= {
+                part.id for target in _assigned_names(node) for part in ast.walk(target) if isinstance(part, ast.Name)
+            }
         return frozenset(names)
 
     @cached_property
-    def lazy(self) -> Mapping[str, str] | None:
+    def lazy_names(self) -> Mapping[str, str] | None:
         """Where a module-level `__getattr__` finds names: name to home; None without such a function."""
         if not self._lazy():
             return None
         tables = [node.value for node in self.tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
         rows = (zip(table.keys, table.values, strict=True) for table in tables if isinstance(table, ast.Dict))
-        return {_text(name): _text(home) for table in rows for name, home in table if _text(name) and _text(home)}
+        return {
+            _string_value(name): _string_value(home)
+            for table in rows
+            for name, home in table
+            if _string_value(name) and _string_value(home)
+        }
 
     def absolute(self, name: str, level: int) -> str:
         """Makes a relative name absolute."""
@@ -106,23 +108,23 @@ class References:
                 base = self.absolute(node.module or "", node.level)
                 yield from ((alias.asname or alias.name, f"{base}.{alias.name}") for alias in node.names)
 
-    def _calls(self) -> Iterator[ast.Call]:
+    def _import_calls(self) -> Iterator[ast.Call]:
         for node in self.nodes:
             if isinstance(node, ast.Call) and _last_part(node.func) in {"import_module", "__import__"}:
                 yield node
 
     def _called(self) -> Iterator[str]:
-        for call in self._calls():
-            if name := _literal(call):
+        for call in self._import_calls():
+            if name := _literal_argument(call):
                 plain = name.lstrip(".")
                 yield self.absolute(plain, len(name) - len(plain))
 
-    def _used(self) -> Iterator[str]:
+    def _used_names(self) -> Iterator[str]:
         """Attributes of imported names, and imported names that are handed on as a whole."""
         heads = {id(node.value) for node in self.nodes if isinstance(node, ast.Attribute)}
         for node in self.nodes:
             if isinstance(node, ast.Attribute):
-                root, attributes = _chain(node)
+                root, attributes = _attribute_chain(node)
                 yield from (".".join([name, *attributes]) for name in self.bindings.get(root, ()))
             elif isinstance(node, ast.Name) and id(node) not in heads:
                 yield from (f"{name}.{EVERYTHING}" for name in self.bindings.get(node.id, ()))
@@ -131,14 +133,14 @@ class References:
         return [node for node in self.tree.body if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"]
 
 
-def _executable(node: ast.AST) -> Iterator[ast.AST]:
+def _executable_nodes(node: ast.AST) -> Iterator[ast.AST]:
     yield node
     for name, value in ast.iter_fields(node):
         if name == "body" and isinstance(node, ast.If) and _last_part(node.test) == "TYPE_CHECKING":
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
-                yield from _executable(child)
+                yield from _executable_nodes(child)
 
 
 def _last_part(node: ast.expr) -> str:
@@ -146,16 +148,16 @@ def _last_part(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _text(node: ast.AST | None) -> str:
+def _string_value(node: ast.AST | None) -> str:
     """The string that the node is; empty where it is none."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _literal(call: ast.Call) -> str:
-    return _text(call.args[0]) if call.args else ""
+def _literal_argument(call: ast.Call) -> str:
+    return _string_value(call.args[0]) if call.args else ""
 
 
-def _chain(node: ast.Attribute) -> tuple[str, list[str]]:
+def _attribute_chain(node: ast.Attribute) -> tuple[str, list[str]]:
     """The name at the root of `root.a.b`, empty where it is no name, and the attributes."""
     attributes, value = [node.attr], node.value
     while isinstance(value, ast.Attribute):
@@ -164,7 +166,7 @@ def _chain(node: ast.Attribute) -> tuple[str, list[str]]:
     return (value.id if isinstance(value, ast.Name) else ""), attributes
 
 
-def _targets(node: ast.stmt) -> list[ast.expr]:
+def _assigned_names(node: ast.stmt) -> list[ast.expr]:
     if isinstance(node, ast.Assign):
         return node.targets
     return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []

@@ -1,4 +1,4 @@
-"""The page model: what one Markdown tutorial tells its reader, and what it tells the harness."""
+"""The page model: the content of one Markdown tutorial, for its readers and for the harness."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,15 +6,14 @@ from pathlib import Path
 from pagetest.finding import Finding
 
 PYTHON = ("python", "python3", "py")
-OBJECT = "\ufffc"
+OBJECT_REPLACEMENT = "\ufffc"
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block, dedented; `line` is that of its first line of content, counted from 1.
+    """One fenced block, dedented; `line` is that of its first line of content, counted from 1."""
 
-    `info` is everything behind the opening fence, the language included.
-    """
+    # `info` is everything after the opening fence, the language included.
 
     language: str
     line: int
@@ -34,18 +33,18 @@ class Block:
         return self.language in PYTHON
 
     @property
-    def words(self) -> list[str]:
-        """What stands behind the language."""
+    def info_words(self) -> list[str]:
+        """The words after the language."""
         return self.info.lower().split()[1:]
 
     @property
     def is_output(self) -> bool:
         """Whether the block shows what the Python block before it prints."""
-        return self.words[:1] == ["output"]
+        return self.info_words[:1] == ["output"]
 
 
 @dataclass(frozen=True)
-class Note:
+class LocatedText:
     """A piece of text and its line: a command, a hook, a link."""
 
     text: str
@@ -72,39 +71,37 @@ class Alert:
 
 @dataclass(frozen=True)
 class Tabs:
-    """Alternatives between `tabs-start` and `tabs-end`, each opened by a paragraph of bold text: its title.
+    """Alternatives between `tabs-start` and `tabs-end`, each opened by a paragraph of bold text: its title."""
 
-    `line` and `end` are those of the two markers; tabs of one `group` switch together.
-    """
+    # `line` and `end` are those of the two markers; tabs of one `group` switch together.
 
     group: str
     line: int
     end: int
-    tabs: tuple[Note, ...]
+    tabs: tuple[LocatedText, ...]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A tutorial in one language.
+    """A tutorial in one language."""
 
-    `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT for each code span;
-    `alone` says why no other page may run at the same time.
-    """
+    # `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT_REPLACEMENT for
+    # each code span; `alone` says why no other page may run at the same time.
 
     path: Path
     language: str
     name: str
     lines: tuple[str, ...]
     blocks: tuple[Block, ...]
-    commands: tuple[Note, ...]
+    commands: tuple[LocatedText, ...]
     headings: tuple[Heading, ...]
-    hooks: tuple[Note, ...]
-    links: tuple[Note, ...]
+    hooks: tuple[LocatedText, ...]
+    links: tuple[LocatedText, ...]
     alerts: tuple[Alert, ...]
     tabs: tuple[Tabs, ...]
-    prose: tuple[tuple[Note, ...], ...]
+    prose: tuple[tuple[LocatedText, ...], ...]
     findings: tuple[Finding, ...]
-    alone: tuple[Note, ...] = ()
+    alone: tuple[LocatedText, ...] = ()
 
     @property
     def stem(self) -> str:

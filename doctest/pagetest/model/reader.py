@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from pagetest.finding import Finding
-from pagetest.model.page import OBJECT, Alert, Block, Heading, Note, Page, Tabs
+from pagetest.model.page import OBJECT_REPLACEMENT, Alert, Block, Heading, LocatedText, Page, Tabs
 
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _MARKER = re.compile(r"(?:doc-test-|(?=tabs-))(\S+?)\s*(?::\s*(.*?))?\s*", re.DOTALL)
@@ -34,14 +34,7 @@ def read_page(path: Path, language: str, name: str) -> Page:
 
 
 def parse_page(text: str, path: Path, language: str = "en", name: str = "page") -> Page:
-    """Parses Markdown text.
-
-    Args:
-        text: The page; any line ends.
-        path: What findings name.
-        language: The language the page is written in.
-        name: The page's name inside its tree, without suffix.
-    """
+    """Parses Markdown text."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     reader = _Reader(path, text.split("\n"))
     body = (
@@ -73,203 +66,221 @@ class _Reader:
     path: Path
     lines: list[str]
     blocks: list[Block] = field(default_factory=list)
-    commands: list[Note] = field(default_factory=list)
+    commands: list[LocatedText] = field(default_factory=list)
     headings: list[Heading] = field(default_factory=list)
-    hooks: list[Note] = field(default_factory=list)
-    links: list[Note] = field(default_factory=list)
+    hooks: list[LocatedText] = field(default_factory=list)
+    links: list[LocatedText] = field(default_factory=list)
     alerts: list[Alert] = field(default_factory=list)
     tabs: list[Tabs] = field(default_factory=list)
-    prose: list[tuple[Note, ...]] = field(default_factory=list)
+    prose: list[tuple[LocatedText, ...]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    alone: list[Note] = field(default_factory=list)
-    open_region: Note | None = None
+    alone: list[LocatedText] = field(default_factory=list)
+    open_region: LocatedText | None = None
     open_tabs: Tabs | None = None
     before: tuple[Token, ...] = ()
 
     def read(self, tokens: list[Token]) -> None:
         readers: dict[str, Callable[[Token], None]] = {
-            "fence": self._fence,
-            "heading_open": self._heading,
-            "html_block": self._html,
-            "inline": self._inline,
+            "fence": self._read_fence,
+            "heading_open": self._read_heading,
+            "html_block": self._read_html,
+            "inline": self._read_inline,
         }
         for token in tokens:
             if token.type in readers:
                 readers[token.type](token)
             self.before = (*self.before[-1:], token)
         if self.open_region:
-            self._refuse(
+            self._add_finding(
                 self.open_region.line, "doc-test-ignore-start is never closed: add `<!--- doc-test-ignore-end -->`"
             )
         if self.open_tabs:
-            self._refuse(self.open_tabs.line, "tabs-start is never closed: add `<!--- tabs-end -->`")
+            self._add_finding(self.open_tabs.line, "tabs-start is never closed: add `<!--- tabs-end -->`")
 
-    def _refuse(self, line: int, message: str) -> None:
+    def _add_finding(self, line: int, message: str) -> None:
         self.findings.append(Finding(self.path, line, message))
 
-    def _fence(self, token: Token) -> None:
-        first, last = _span(token)
+    def _read_fence(self, token: Token) -> None:
+        first, last = _line_range(token)
         if last - first < 2 or not self.lines[last - 1].lstrip(" \t>").startswith(token.markup):  # noqa: PLR2004
-            self._refuse(first + 1, f"the fence is never closed: add a line `{token.markup}` after the block")
+            self._add_finding(first + 1, f"the fence is never closed: add a line `{token.markup}` after the block")
         language = _LANGUAGE.findall(token.info.lower())[0]
         reason = self.open_region.text if self.open_region else ""
         ignored, info = self.open_region is not None, " ".join(token.info.split())
         self.blocks.append(Block(language, first + 2, token.content, ignored, reason, info))
 
-    def _heading(self, token: Token) -> None:
-        line = _span(token)[0] + 1
+    def _read_heading(self, token: Token) -> None:
+        line = _line_range(token)[0] + 1
         self.headings.append(Heading(int(token.tag[1:]), line))
         if self.open_tabs:
-            self._refuse(line, "a heading inside tabs belongs to one of them only: move it out, or write a bold line")
+            self._add_finding(
+                line, "a heading inside tabs belongs to one of them only: move it out, or write a bold line"
+            )
 
-    def _html(self, token: Token) -> None:
+    def _read_html(self, token: Token) -> None:
         for match in _COMMENT.finditer(token.content):
-            self._comment(match.group(1), _span(token)[0] + 1 + token.content[: match.start()].count("\n"))
+            self._read_comment(match.group(1), _line_range(token)[0] + 1 + token.content[: match.start()].count("\n"))
         prose = _COMMENT.sub("", token.content)
         if "<!--" in prose:
-            self._refuse(_span(token)[0] + 1, "the comment is never closed and swallows the rest: end it with `-->`")
-        self._prose(token, prose)
+            self._add_finding(
+                _line_range(token)[0] + 1, "the comment is never closed and swallows the rest: end it with `-->`"
+            )
+        self._add_prose(token, prose)
 
-    def _comment(self, inner: str, line: int) -> None:
+    def _read_comment(self, inner: str, line: int) -> None:
         inner = inner.removeprefix("-").removesuffix("-").strip()
         match = _MARKER.fullmatch(inner)
         kind, text = (match.group(1), match.group(2) or "") if match else ("", "")
         if kind == "command":
-            self.commands.append(Note(" ".join(text.split()), line))
+            self.commands.append(LocatedText(" ".join(text.split()), line))
         elif kind == "alone":
-            self.alone.append(Note(" ".join(text.split()), line))
+            self.alone.append(LocatedText(" ".join(text.split()), line))
             if not text:
-                self._refuse(line, "a page that runs alone says why: write `<!-- doc-test-alone: the reason -->`")
+                self._add_finding(line, "a page that runs alone says why: write `<!-- doc-test-alone: the reason -->`")
         elif kind == "ignore-start":
-            self._open(text, line)
+            self._open_ignored_region(text, line)
         elif kind == "ignore-end":
             if not self.open_region:
-                self._refuse(line, "doc-test-ignore-end closes nothing: remove it or add its doc-test-ignore-start")
+                self._add_finding(
+                    line, "doc-test-ignore-end closes nothing: remove it or add its doc-test-ignore-start"
+                )
             self.open_region = None
         elif kind in {"tabs-start", "tabs-end"}:
             self._switch_tabs(kind, text, line)
         elif _MARKER_LIKE.match(inner):
-            self._refuse(line, f"unknown marker `{inner.splitlines()[0]}`: the markers are {_KNOWN_MARKERS}")
+            self._add_finding(line, f"unknown marker `{inner.splitlines()[0]}`: the markers are {_KNOWN_MARKERS}")
 
-    def _open(self, reason: str, line: int) -> None:
+    def _open_ignored_region(self, reason: str, line: int) -> None:
         if self.open_region:
             where = self.open_region.line
-            self._refuse(line, f"doc-test-ignore-start inside the region opened at line {where}: close that one first")
+            self._add_finding(
+                line, f"doc-test-ignore-start inside the region opened at line {where}: close that one first"
+            )
         if not reason:
-            self._refuse(line, "an ignored region says why: write `<!--- doc-test-ignore-start: the reason -->`")
-        self.open_region = Note(reason, line)
+            self._add_finding(line, "an ignored region says why: write `<!--- doc-test-ignore-start: the reason -->`")
+        self.open_region = LocatedText(reason, line)
 
     def _switch_tabs(self, kind: str, group: str, line: int) -> None:
         opened, self.open_tabs = self.open_tabs, Tabs(group, line, line, ()) if kind == "tabs-start" else None
         if kind == "tabs-end" and not opened:
-            self._refuse(line, "tabs-end closes nothing: remove it or add its tabs-start")
+            self._add_finding(line, "tabs-end closes nothing: remove it or add its tabs-start")
         elif kind == "tabs-start" and opened:
-            self._refuse(line, f"tabs-start inside the tabs opened at line {opened.line}: close those first")
+            self._add_finding(line, f"tabs-start inside the tabs opened at line {opened.line}: close those first")
         elif opened and len(opened.tabs) < 2:  # noqa: PLR2004
-            self._refuse(opened.line, "tabs need two alternatives at least, each opened by a paragraph `**Title**`")
+            self._add_finding(
+                opened.line, "tabs need two alternatives at least, each opened by a paragraph `**Title**`"
+            )
         elif opened:
             self.tabs.append(replace(opened, end=line))
 
     def _open_tab(self, title: str, token: Token) -> None:
         assert self.open_tabs
-        line = _span(token)[0] + 1
+        line = _line_range(token)[0] + 1
         between = self.lines[self.open_tabs.line : line - 1]
         if not self.open_tabs.tabs and any(text.strip() for text in between):
-            self._refuse(line, "the first thing inside tabs is a title, `**Title**`: move what stands before it")
-        self.open_tabs = replace(self.open_tabs, tabs=(*self.open_tabs.tabs, Note(title, line)))
+            self._add_finding(line, "the first thing inside tabs is a title, `**Title**`: move what stands before it")
+        self.open_tabs = replace(self.open_tabs, tabs=(*self.open_tabs.tabs, LocatedText(title, line)))
 
-    def _alert(self, token: Token) -> bool:
+    def _read_alert(self, token: Token) -> bool:
         """Notes an alert if this is the first paragraph of a blockquote and starts like one."""
         quote = self.before[0] if [one.type for one in self.before] == ["blockquote_open", "paragraph_open"] else None
         match = _ALERT.match(token.content) if quote else None
         if not (quote and match):
             return False
-        first, last = _span(quote)
+        first, last = _line_range(quote)
         last -= sum(1 for line in self.lines[first:last][::-1] if not line.strip())
         if match.group(1) not in ALERTS:
-            self._refuse(first + 1, f"unknown alert `[!{match.group(1)}]`: the alerts are {', '.join(ALERTS)}")
+            self._add_finding(first + 1, f"unknown alert `[!{match.group(1)}]`: the alerts are {', '.join(ALERTS)}")
         self.alerts.append(Alert(match.group(1).lower(), first + 1, last))
         return True
 
-    def _inline(self, token: Token) -> None:
+    def _read_inline(self, token: Token) -> None:
         children = token.children or []
-        self.prose.append(tuple(_words(token)))
-        prose = "".join(_text(child) for child in children)
+        self.prose.append(tuple(_prose_lines(token)))
+        prose = "".join(_visible_text(child) for child in children)
         parent = self.before[-1].type if self.before else ""
         if parent == "heading_open":
-            self.headings[-1] = replace(self.headings[-1], text=_plain(children))
-        if not self._alert(token) and _ALERT_LIKE.search(prose):
-            where = self._where(token, "[!")
-            self._refuse(where, "an alert is a blockquote whose first line is the marker alone, such as `> [!NOTE]`")
-        if self.open_tabs and token.level == 1 and parent == "paragraph_open" and (title := _bold(children)):
+            self.headings[-1] = replace(self.headings[-1], text=_heading_text(children))
+        if not self._read_alert(token) and _ALERT_LIKE.search(prose):
+            where = self._line_of(token, "[!")
+            self._add_finding(
+                where, "an alert is a blockquote whose first line is the marker alone, such as `> [!NOTE]`"
+            )
+        if self.open_tabs and token.level == 1 and parent == "paragraph_open" and (title := _bold_title(children)):
             self._open_tab(title, token)
         lone = token.level == 1 and parent == "paragraph_open" and _HOOK.fullmatch(token.content.strip())
         if lone:
-            self.hooks.append(Note(lone.group(1), _span(token)[0] + 1))
+            self.hooks.append(LocatedText(lone.group(1), _line_range(token)[0] + 1))
         else:
-            self._prose(token, prose)
+            self._add_prose(token, prose)
         if any(_MARKER_LIKE.match(match.group(1)) for match in _COMMENT.finditer(prose)):
-            self._refuse(self._where(token, "<!--"), "a doc-test marker inside a sentence: give it a line of its own")
-        for target in (target for child in children for target in _targets(child)):
-            self.links.append(Note(target, self._where(token, target)))
+            self._add_finding(
+                self._line_of(token, "<!--"), "a doc-test marker inside a sentence: give it a line of its own"
+            )
+        for target in (target for child in children for target in _link_targets(child)):
+            self.links.append(LocatedText(target, self._line_of(token, target)))
 
-    def _prose(self, token: Token, prose: str) -> None:
+    def _add_prose(self, token: Token, prose: str) -> None:
         if match := _HOOK_LIKE.search(prose):
-            where = self._where(token, match.group())
-            self._refuse(where, "an autodoc hook is a paragraph of one line, `{{ autodoc:Name }}`: move it to its own")
+            where = self._line_of(token, match.group())
+            self._add_finding(
+                where, "an autodoc hook is a paragraph of one line, `{{ autodoc:Name }}`: move it to its own"
+            )
         if match := _JSX_STYLE.search(prose):
-            where = self._where(token, match.group())
-            self._refuse(where, "JSX `style={{` is not Markdown and shows as text: use plain Markdown or a CSS class")
+            where = self._line_of(token, match.group())
+            self._add_finding(
+                where, "JSX `style={{` is not Markdown and shows as text: use plain Markdown or a CSS class"
+            )
         if token.type == "html_block":
-            self.links.extend(Note(target, self._where(token, target)) for target in _HTML_LINK.findall(prose))
+            self.links.extend(LocatedText(target, self._line_of(token, target)) for target in _HTML_LINK.findall(prose))
 
-    def _where(self, token: Token, fragment: str) -> int:
-        first, last = _span(token)
+    def _line_of(self, token: Token, fragment: str) -> int:
+        first, last = _line_range(token)
         return next((line + 1 for line in range(first, last) if fragment in self.lines[line]), first + 1)
 
 
-def _span(token: Token) -> tuple[int, int]:
+def _line_range(token: Token) -> tuple[int, int]:
     first, last = token.map or (0, 0)
     return first, last
 
 
-def _text(child: Token) -> str:
+def _visible_text(child: Token) -> str:
     """What a reader sees of an inline token, code spans left out: they are literal."""
     if child.type in {"softbreak", "hardbreak"}:
         return "\n"
     return child.content if child.type in {"text", "html_inline"} else ""
 
 
-def _words(token: Token) -> Iterator[Note]:
+def _prose_lines(token: Token) -> Iterator[LocatedText]:
     """What a reader reads of a paragraph, line by line, the descriptions of images included."""
     raw, done, text = token.content.replace("\n", " "), 0, ""
-    first = line = _span(token)[0] + 1
+    first = line = _line_range(token)[0] + 1
     for child in token.children or []:
         where = raw.find(child.content, done) if child.content else -1
         done = where + len(child.content) if where >= 0 else done
         last = first + token.content.count("\n", 0, done) + (child.type in {"softbreak", "hardbreak"})
         if last > line:
-            yield Note(text, line)
+            yield LocatedText(text, line)
             text, line = "", last
         if child.content:
-            text += child.content if child.type in {"text", "image"} else OBJECT
-    yield Note(text, line)
+            text += child.content if child.type in {"text", "image"} else OBJECT_REPLACEMENT
+    yield LocatedText(text, line)
 
 
-def _plain(children: list[Token]) -> str:
+def _heading_text(children: list[Token]) -> str:
     """The words of a heading, code spans included."""
     return "".join(child.content for child in children if child.type in {"text", "code_inline"}).strip()
 
 
-def _bold(children: list[Token]) -> str:
+def _bold_title(children: list[Token]) -> str:
     """The text of a paragraph that is bold from end to end; empty for any other."""
     types = [child.type for child in children if child.type != "text" or child.content]
     inner = types[1:-1]
     is_bold = types[:1] == ["strong_open"] and types[-1:] == ["strong_close"] and "strong_close" not in inner
-    return _plain(children) if is_bold else ""
+    return _heading_text(children) if is_bold else ""
 
 
-def _targets(child: Token) -> Iterator[str]:
+def _link_targets(child: Token) -> Iterator[str]:
     attribute = {"link_open": "href", "image": "src"}.get(child.type)
     if attribute:
         yield str(child.attrs[attribute])

@@ -12,14 +12,9 @@ from pagetest.model.page import Page
 
 @dataclass(frozen=True)
 class Script:
-    """What a page runs.
+    """What a page runs."""
 
-    Attributes:
-        text: The source; blank wherever the Markdown holds no runnable Python.
-        fault: The syntax error, if the source has one.
-    """
-
-    text: str
+    text: str  # the source; blank wherever the Markdown holds no runnable Python
     fault: Finding | None
 
     @property
@@ -51,10 +46,10 @@ def make_script(page: Page) -> Script:
         content = block.source.split("\n")[:-1]
         lines[block.line - 1 : block.line - 1 + len(content)] = content
     text = "\n".join(lines)
-    return Script(text, _fault(text, page))
+    return Script(text, _syntax_fault(text, page))
 
 
-def _fault(text: str, page: Page) -> Finding | None:
+def _syntax_fault(text: str, page: Page) -> Finding | None:
     try:
         with warnings.catch_warnings():
             for kind in (SyntaxWarning, DeprecationWarning):  # of an escape that does not exist, before Python 3.12

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from pagetest.finding import UsageError
 from pagetest.model.page import Page
 from pagetest.model.reader import read_page
-from pagetest.usage import UsageError
 
 LANGUAGES = ("en", "zh-Hans")
 
@@ -19,13 +19,9 @@ class UnknownPageError(UsageError):
 
 @dataclass(frozen=True)
 class Tree:
-    """A folder with one folder of Markdown pages per language.
+    """A folder with one folder of Markdown pages per language."""
 
-    Attributes:
-        source: The folder that holds the language folders.
-    """
-
-    source: Path
+    source: Path  # the folder that holds the language folders
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -45,15 +41,8 @@ class Tree:
         return read_page(self.path(name, language), language, name)
 
     def resolve(self, wanted: str) -> str:
-        """Finds the page that is meant.
-
-        Args:
-            wanted: A stem, a path inside the tree, or a path of the file.
-
-        Raises:
-            UnknownPageError: None or several pages fit; the message lists the candidates.
-        """
-        path = _without_language(PurePosixPath(wanted.removesuffix(".md")))
+        """Finds the page that is meant by a stem, a path inside the tree, or a path of the file."""
+        path = _path_in_language(PurePosixPath(wanted.removesuffix(".md")))
         if path in self.names:
             return path
         fitting = [name for name in self.names if f"/{name}".endswith(f"/{path}")]
@@ -61,9 +50,9 @@ class Tree:
             return fitting[0]
         if fitting:
             raise UnknownPageError(f"`{wanted}` names {len(fitting)} pages, give one of: {', '.join(fitting)}")
-        raise UnknownPageError(f"no page is called `{wanted}`{self._nearest(path)}; --list shows all pages")
+        raise UnknownPageError(f"no page is called `{wanted}`{self._nearest_names(path)}; --list shows all pages")
 
-    def _nearest(self, path: str) -> str:
+    def _nearest_names(self, path: str) -> str:
         stems = {name.rpartition("/")[2]: name for name in self.names}
         close = difflib.get_close_matches(path, [*self.names, *stems], n=3, cutoff=0.5)
         names = dict.fromkeys(stems.get(match, match) for match in close)
@@ -76,8 +65,8 @@ class Tree:
                 yield relative.with_suffix("").as_posix()
 
 
-def _without_language(path: PurePosixPath) -> str:
-    """The part of a path behind the language's folder."""
+def _path_in_language(path: PurePosixPath) -> str:
+    """The part of a path below the language's folder."""
     parts = [part for part in path.parts if part != "."]
     start = max((index + 1 for index, part in enumerate(parts) if part in LANGUAGES), default=0)
     return "/".join(parts[start:])

@@ -1,1 +1,1 @@
-"""What a page shows as output, held against what it printed."""
+"""What a page shows as output, compared with what it printed."""

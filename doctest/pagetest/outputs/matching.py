@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
 
-WILD = "..."
+WILDCARD = "..."
 TOLERANCE = 1e-3
 
 # [Note: what counts as the same output]
-# Lines are compared one by one. White space inside a line is folded; white space around it and blank lines are dropped.
+# Lines are compared one by one. White space inside a line is normalized; that around it and blank lines are dropped.
 # `...` stands for any text inside its line, and alone on a line for any number of lines.
 # A number with a decimal point or an exponent may be off by one thousandth of the expected one: it is a result of
 # arithmetic. A whole number against a whole number must be equal: it counts, or names a rank, a port, a year. All else
@@ -21,91 +21,81 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _POINT = r"\.(?:\d+|(?=[,\])eE]|\s+-?\d|\s+\]))"
 NUMBER = re.compile(rf"(?<![\w.])[-+]?(?:{_DIGITS}(?:{_POINT})?|\.\d+)(?:[eE][-+]?\d+)?(?!\.?\d|\.\w)")
 
-_Ends = Callable[[str, int], Iterable[int]]
+_Matcher = Callable[[str, int], Iterable[int]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first line that differs.
+    """The first line that differs."""
 
-    Attributes:
-        index: The line of the expected text, counted from 0; the number of its lines where more was printed.
-        expected: That line, folded; empty where nothing more was expected.
-        printed: The line that was printed instead; empty where nothing more was printed.
-    """
-
-    index: int
-    expected: str
-    printed: str
+    index: int  # the line of the expected text, counted from 0; the number of its lines where more was printed
+    expected: str  # that line, normalized; empty where nothing more was expected
+    printed: str  # the line that was printed instead; empty where nothing more was printed
 
 
-def fold(text: str) -> list[tuple[int, str]]:
-    """The lines that are not blank, with folded white space and their indices."""
-    folded = ((index, " ".join(line.split())) for index, line in enumerate(re.split(r"\r\n|\n|\r", text)))
-    return [(index, line) for index, line in folded if line]
+def normalize_lines(text: str) -> list[tuple[int, str]]:
+    """The lines that are not blank, with normalized white space and their indices."""
+    normalized = ((index, " ".join(line.split())) for index, line in enumerate(re.split(r"\r\n|\n|\r", text)))
+    return [(index, line) for index, line in normalized if line]
 
 
-def difference(expected: str, printed: str, exact: bool = False) -> Difference | None:
-    """Compares texts; see [Note: what counts as the same output].
-
-    Args:
-        expected: What a page shows.
-        printed: What was printed.
-        exact: Whether numbers must be equal as text.
-    """
-    lines = [line for _, line in fold(printed)]
+def first_difference(expected: str, printed: str, exact: bool = False) -> Difference | None:
+    """Compares texts; see [Note: what counts as the same output]."""
+    lines = [line for _, line in normalize_lines(printed)]
     places = {0}
-    for index, line in fold(expected):
-        if line == WILD:
+    for index, line in normalize_lines(expected):
+        if line == WILDCARD:
             after = set(range(min(places), len(lines) + 1))
         else:
-            after = {place + 1 for place in places if place < len(lines) and matches(line, lines[place], exact)}
+            after = {place + 1 for place in places if place < len(lines) and line_matches(line, lines[place], exact)}
         if not after:
-            return Difference(index, line, _likest(line, [lines[place] for place in places if place < len(lines)]))
+            return Difference(
+                index, line, _closest_line(line, [lines[place] for place in places if place < len(lines)])
+            )
         places = after
     if len(lines) in places:
         return None
     return Difference(expected.count("\n"), "", lines[max(places)])
 
 
-def matches(expected: str, printed: str, exact: bool = False) -> bool:
-    """Whether one folded line is what another one expects."""
+def line_matches(expected: str, printed: str, exact: bool = False) -> bool:
+    """Whether a normalized line matches an expected one."""
     places = {0}
-    for ends in _parts(expected, exact):
+    for ends in _matchers(expected, exact):
         places = {end for place in places for end in ends(printed, place)}
     return len(printed) in places
 
 
-def _likest(line: str, candidates: list[str]) -> str:
+def _closest_line(line: str, candidates: list[str]) -> str:
     return max(candidates, key=lambda candidate: SequenceMatcher(None, line, candidate).ratio(), default="")
 
 
-def _parts(expected: str, exact: bool) -> Iterator[_Ends]:
-    """What the line is made of: each part tells where it can end in a printed line if it begins at a place."""
-    for index, segment in enumerate(expected.split(WILD)):
+def _matchers(expected: str, exact: bool) -> Iterator[_Matcher]:
+    """The parts of a line, as functions: where a part can end in a printed line if it begins at a given place."""
+    for index, segment in enumerate(expected.split(WILDCARD)):
         if index:
-            yield _anything
+            yield _match_anything
         done = 0
         for number in () if exact else NUMBER.finditer(segment):
             yield from _literals(segment[done : number.start()])
-            yield partial(_number, number.group())
+            yield partial(_match_number, number.group())
             done = number.end()
         yield from _literals(segment[done:])
 
 
-def _literals(text: str) -> Iterator[_Ends]:
+def _literals(text: str) -> Iterator[_Matcher]:
     for index, word in enumerate(text.split(" ")):
         if index:
-            yield _space
+            yield _match_space
         if word:
-            yield partial(_literal, word)
+            yield partial(_match_literal, word)
 
 
-def _anything(printed: str, place: int) -> Iterable[int]:
+def _match_anything(printed: str, place: int) -> Iterable[int]:
     return range(place, len(printed) + 1)
 
 
-def _space(printed: str, place: int) -> Iterable[int]:
+def _match_space(printed: str, place: int) -> Iterable[int]:
     """A blank; none is needed where `...` stood for nothing and left another blank, or the edge of the line."""
     if printed[place : place + 1] == " ":
         yield place + 1
@@ -113,12 +103,12 @@ def _space(printed: str, place: int) -> Iterable[int]:
         yield place
 
 
-def _literal(text: str, printed: str, place: int) -> Iterable[int]:
+def _match_literal(text: str, printed: str, place: int) -> Iterable[int]:
     return (place + len(text),) if printed.startswith(text, place) else ()
 
 
-def _number(text: str, printed: str, place: int) -> Iterable[int]:
-    yield from _literal(text, printed, place)
+def _match_number(text: str, printed: str, place: int) -> Iterable[int]:
+    yield from _match_literal(text, printed, place)
     other = NUMBER.match(printed, place)
     if other and _is_close(text, other.group()):
         yield other.end()

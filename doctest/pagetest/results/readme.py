@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagetest.finding import Finding, counted
+from pagetest.finding import Finding, with_count
 from pagetest.model.tree import LANGUAGES, Tree
 from pagetest.results.records import Records
 from pagetest.results.result import PASS, SAME
@@ -15,22 +15,16 @@ _COUNT = re.compile(r"(<!-- doc-test-count -->)(.*?)(<!-- /doc-test-count -->)",
 
 
 @dataclass(frozen=True)
-class Count:
-    """A sentence between two comments in the README.
+class ReadmeCount:
+    """A sentence between two comments in the README."""
 
-    Attributes:
-        file: The README; without the comments, or without the file, nothing is written.
-        tree: The pages.
-        records: The committed records.
-    """
-
-    file: Path
+    file: Path  # the README; without the comments, or without the file, nothing is written
     tree: Tree
     records: Records
 
     def update(self) -> None:
         """Writes the sentence that the records give."""
-        if (text := self._text()) and (fresh := self._fresh(text)) != text:
+        if (text := self._text()) and (fresh := self._with_sentence(text)) != text:
             self.file.write_text(fresh, encoding="utf-8")
 
     def faults(self) -> Iterator[Finding]:
@@ -54,14 +48,14 @@ class Count:
                     pages.discard(name)
                 date = max([date, *(one.get("date", "") for one in ours if one)])
         if not found:
-            return f"{counted(len(names), 'tutorial')}, none of them recorded yet"
+            return f"{with_count(len(names), 'tutorial')}, none of them recorded yet"
         counts = (
-            f"{len(passed[CPU])} of {counted(len(names), 'tutorial')} passed on a CPU, {len(passed[CUDA])} on a GPU"
+            f"{len(passed[CPU])} of {with_count(len(names), 'tutorial')} passed on a CPU, {len(passed[CUDA])} on a GPU"
         )
         return f"{counts} (last run {date})"
 
     def _text(self) -> str:
         return self.file.read_text(encoding="utf-8") if self.file.is_file() else ""
 
-    def _fresh(self, text: str) -> str:
+    def _with_sentence(self, text: str) -> str:
         return _COUNT.sub(lambda place: f"{place.group(1)}{self.sentence()}{place.group(3)}", text)

@@ -1,7 +1,10 @@
-"""The recorder: enters what became of pages, with what it holds for and what was printed and drawn."""
+"""The recorder: writes the results of pages as records, with what they depend on and what was printed and drawn."""
 
+import getpass
 import platform
+import re
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,45 +13,39 @@ from pathlib import Path
 from typing import Any
 
 from pagetest.graph.fingerprint import common_inputs
-from pagetest.results.anonymous import anonymous
 from pagetest.results.records import Records
 from pagetest.results.result import NONE, PASS, Result
 from pagetest.run.device import Device
 
 _PACKAGES = ("torch", "numpy", "transformers")
+_HOME = "/home/user"
+_GENERIC_NAMES = ("", "localhost", "root", "user", "host")
+"""Names that tell nothing about a machine, and that occur in many texts."""
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Enters the results of one run.
-
-    Attributes:
-        records: Where to.
-        published: Where what passed is kept too; None for nowhere.
-        device: The device of the run.
-        root: The project's root.
-        facts: What all results of the run share.
-    """
+    """Records the results of one run."""
 
     records: Records
     device: Device
     root: Path
     facts: Mapping[str, Any]
-    published: Records | None = None
+    published: Records | None = None  # where what passed is kept too; None for nowhere
 
-    def enter(self, result: Result) -> None:
-        """Enters a result at once, so that what was learnt outlives an interruption."""
+    def add(self, result: Result) -> None:
+        """Records a result at once, so that it survives an interruption."""
         for records in filter(None, (self.records, self.published)):
             if result.status == NONE:
                 records.remove(result.language, result.name)
             elif records is self.records or not result.is_failed:
-                records.enter(self.record(result), {figure.name: figure.content for figure in _figures(result)})
+                records.write(self.make_record(result), {figure.name: figure.content for figure in _figures(result)})
 
-    def record(self, result: Result) -> dict[str, Any]:
+    def make_record(self, result: Result) -> dict[str, Any]:
         """The record of a result; a failure counts for the device that the page should have run on."""
         record = {**result.as_json(), **self.facts}
         if result.is_failed:
-            record["device"] = self.device.asked or result.device or self.device.expected
+            record["device"] = self.device.requested or result.device or self.device.expected
         if result.status == PASS:
             record["blocks"] = self._blocks(result)
             record["warnings"] = [{"line": one.line, "message": one.message} for one in result.warnings]
@@ -60,7 +57,7 @@ class Recorder:
         figures, page = _figures(result), result.path.read_text(encoding="utf-8")
         return [
             {
-                "printed": anonymous(text, self.root, result.log.parent, page),
+                "printed": remove_private_names(text, self.root, result.log.parent, page),
                 "figures": [figure.name for figure in figures if figure.line == line],
             }
             for line, text in result.printed.items()
@@ -68,12 +65,7 @@ class Recorder:
 
 
 def run_facts(root: Path, device: str = "") -> dict[str, Any]:
-    """What the results of a run that begins now hold for: date, commit, processor, versions, common files.
-
-    Args:
-        root: The project's root.
-        device: On which the pages run.
-    """
+    """What the results of a run that begins now hold for: date, commit, processor, versions, common files."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(root),
@@ -116,4 +108,36 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
+        return ""
+
+
+def remove_private_names(text: str, root: Path, folder: Path, page: str) -> str:
+    """The text as it would be on a reader's machine."""
+    # A word of the page's own text, such as the `vm` of a formula, names no machine.
+    for name, replacement in _replacements(root, folder).items():
+        text = text.replace(name, replacement)
+    for name, replacement in ((platform.node(), "host"), (_user(), "user")):
+        word = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
+        if name not in _GENERIC_NAMES and not word.search(page):
+            text = word.sub(replacement, text)
+    return text
+
+
+def _replacements(root: Path, folder: Path) -> Mapping[str, str]:
+    """What stands for each path, the longest first: one may lie in another."""
+    places = {
+        folder: f"{_HOME}/tutorial",
+        Path(sys.prefix): f"{_HOME}/venv",
+        Path(sys.base_prefix): "/usr",
+        root: f"{_HOME}/colossal",
+        Path.home(): _HOME,
+    }
+    known = {str(path): text for path, text in places.items() if len(path.parts) > 1}
+    return dict(sorted(known.items(), key=lambda item: -len(item[0])))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
         return ""

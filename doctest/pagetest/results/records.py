@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagetest.finding import Finding
-from pagetest.usage import UsageError
+from pagetest.finding import Finding, UsageError
 
-RECORDS = "verified"
+FOLDER_NAME = "verified"
 """The name of the folder, next to the one where pages are run."""
 
 _KEY = ("device", "lang", "page")
@@ -28,28 +27,16 @@ class BrokenRecordError(UsageError):
 
 @dataclass(frozen=True)
 class Records:
-    """A folder that holds `cpu/en/basics/booster_api.json`, and the figures of that run in `cpu/en/basics/booster_api`.
+    """A folder with `cpu/en/basics/booster_api.json`, and the figures of that run in `cpu/en/basics/booster_api`."""
 
-    Attributes:
-        folder: The folder, which need not exist.
-    """
-
-    folder: Path
+    folder: Path  # the folder, which need not exist
 
     def read(self) -> list[dict[str, Any]]:
-        """All records, sorted by device, language and page.
-
-        Raises:
-            BrokenRecordError: A file cannot be read, or holds something else.
-        """
+        """All records, sorted by device, language and page."""
         return [self._read(file) for file in sorted(self.folder.glob("*/*/**/*.json"))]
 
     def find(self, device: str, language: str, page: str) -> dict[str, Any] | None:
-        """The record of a page; None where there is none.
-
-        Raises:
-            BrokenRecordError: Its file cannot be read, or holds something else.
-        """
+        """The record of a page; None where there is none."""
         file = self._file(device, language, page)
         return self._read(file) if file.is_file() else None
 
@@ -57,13 +44,8 @@ class Records:
         """The file of a figure that the page drew."""
         return self._file(*(record[key] for key in _KEY)).with_suffix("") / name
 
-    def enter(self, record: Mapping[str, Any], figures: Mapping[str, bytes] | None = None) -> None:
-        """Writes a record in the place of the one that its page has for the device; all others stay.
-
-        Args:
-            record: The record.
-            figures: What the page drew, by file name.
-        """
+    def write(self, record: Mapping[str, Any], figures: Mapping[str, bytes] | None = None) -> None:
+        """Writes a record in the place of the one that its page has for the device; all others stay."""
         file = self._file(*(record[key] for key in _KEY))
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(file.with_suffix(""), ignore_errors=True)
@@ -82,7 +64,7 @@ class Records:
             file.unlink(missing_ok=True)
             shutil.rmtree(file.with_suffix(""), ignore_errors=True)
 
-    def keep(self, pages: Collection[str]) -> None:
+    def remove_others(self, pages: Collection[str]) -> None:
         """Removes what is known of all other pages, which do not exist any more."""
         for record in self.read():
             if record["page"] not in pages:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pagetest.finding import shown
+from pagetest.finding import display_path
 from pagetest.model.reader import read_page
 from pagetest.results.result import FAIL, PASS, SAME, Result
 
@@ -11,28 +11,28 @@ _CONTEXT = 2
 _NUM_EXTREMES = 3
 
 
-def lines_of(result: Result, width: int) -> Iterator[str]:
+def report_lines(result: Result, width: int) -> Iterator[str]:
     """The report of one page, whose name takes a column of the given width."""
     yield f"{result.language:<8}{result.name:<{width}}   {result.status}  {facts_of(result)}".rstrip()
     for finding in result.findings:
         yield str(finding)
         yield from excerpt(finding.path, finding.line)
     if result.failure:
-        rank = "" if result.failure.rank is None else _rank(result)
-        yield f"{shown(result.path)}:{result.failure.line}: {result.failure.message}{rank}"
+        rank = "" if result.failure.rank is None else _rank_prefix(result)
+        yield f"{display_path(result.path)}:{result.failure.line}: {result.failure.message}{rank}"
         yield from excerpt(result.path, result.failure.line)
         yield from (f"  other ranks: {other}" for other in result.failure.others)
     if result.log and result.status == FAIL:
-        yield f"  log: {shown(result.log)}"
+        yield f"  log: {display_path(result.log)}"
 
 
 def summary(results: Sequence[Result]) -> str:
-    """How many pages are proved, and how many are not; a page without a run is neither."""
+    """How many pages passed and how many failed; a page without a run is neither."""
     passed = sum(result.status in {PASS, SAME} for result in results)
     return f"{passed} passed, {sum(result.is_failed for result in results)} failed"
 
 
-def extremes(results: Sequence[Result]) -> Iterator[str]:
+def slowest_and_largest(results: Sequence[Result]) -> Iterator[str]:
     """The pages that took longest and the most memory, of those that ran."""
     ran = [result for result in results if result.log]
     for title, fact, unit, size in (("slowest", "seconds", "s", 1), ("hungriest", "peak_bytes", "GB", 1e9)):
@@ -56,7 +56,7 @@ def facts_of(result: Result) -> str:
     return f"{where or 'not started'}  {result.seconds:.1f} s  {peak}  {lines}{outputs}"
 
 
-def _rank(result: Result) -> str:
+def _rank_prefix(result: Result) -> str:
     rank = result.failure.rank if result.failure else 0
     return f"   [rank {rank} of {result.world}, first failure]" if result.world > 1 else ""
 

@@ -5,54 +5,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pagetest.finding import Finding, shown
+from pagetest.finding import Finding, display_path
 from pagetest.model.page import Page
 from pagetest.model.script import Script
-from pagetest.run.verdict import Failure
+from pagetest.run.failure import Failure
 
 PASS, SAME, FAIL, NONE = "PASS", "SAME", "FAIL", "NONE"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that a page drew into its folder.
-
-    Attributes:
-        name: Its file's name.
-        line: The line of the Python block that drew it.
-        content: The file's content.
-    """
+    """A figure that a page drew into its folder."""
 
     name: str
-    line: int
+    line: int  # the line of the Python block that drew it
     content: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one page in one language.
-
-    Attributes:
-        name: The page.
-        language: Its language.
-        path: Its Markdown file.
-        status: PASS; SAME (its original ran, with the same code); NONE (nothing to run); FAIL.
-        note: What the report adds to a status without a run.
-        findings: What forbade to run it, or which of its output blocks are stale.
-        failure: Why its run failed.
-        fingerprint: Of what ran: the page's code and all that it reaches.
-        log: The file with what its run printed.
-        outputs_rewritten: How many output blocks were stale and have been rewritten.
-        warnings: The warnings that its readers would see.
-        printed: What each of its Python blocks printed on rank 0, by the block's line.
-        figures: What it drew.
-    """
+    """What became of one page in one language."""
 
     name: str
     language: str
     path: Path
-    status: str
-    note: str = ""
+    status: str  # PASS; SAME (its original ran, with the same code); NONE (nothing to run); FAIL
+    note: str = ""  # what the report adds to a status without a run
     command: str = ""
     device: str = ""
     backend: str = ""
@@ -65,15 +43,15 @@ class Result:
     outputs_total: int = 0
     outputs_rewritten: int = 0
     code_hash: str = ""
-    fingerprint: str = ""
-    findings: tuple[Finding, ...] = ()
+    fingerprint: str = ""  # of what ran: the page's code and all that it reaches
+    findings: tuple[Finding, ...] = ()  # what forbade to run it, or which of its output blocks are stale
     failure: Failure | None = None
     log: Path | None = None
-    warnings: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()  # the warnings that its readers would see
     figures: tuple[Figure, ...] = ()
     printed: Mapping[int, str] = field(default_factory=dict, repr=False)
 
-    def credited_to(self, page: Page, script: Script) -> "Result":
+    def shared_with(self, page: Page, script: Script) -> "Result":
         """The result of a translation with the same code, which was not run itself: it fails if this one did."""
         status, note = (FAIL, ", which failed") if self.is_failed else (SAME, "")
         return replace(
@@ -90,13 +68,13 @@ class Result:
         )
 
     @property
-    def is_credited(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether the facts are those of another run."""
         return bool(self.lines_total) and not self.log
 
     @property
     def is_failed(self) -> bool:
-        """Whether the page did not do what it promises."""
+        """Whether the page failed."""
         return self.status == FAIL
 
     def as_json(self) -> dict[str, Any]:
@@ -109,14 +87,16 @@ class Result:
 
     def _error(self) -> dict[str, Any] | None:
         if self.failure:
-            place = {"file": shown(self.path), "line": self.failure.line, "rank": self.failure.rank}
+            place = {"file": display_path(self.path), "line": self.failure.line, "rank": self.failure.rank}
             return place | {"message": self.failure.message, "others": list(self.failure.others)}
         for finding in self.findings:
-            return {"file": shown(finding.path), "line": finding.line, "rank": None, "message": finding.message}
+            return {"file": display_path(finding.path), "line": finding.line, "rank": None, "message": finding.message}
         return None
 
 
-def unrun(page: Page, script: Script, status: str, note: str = "", findings: tuple[Finding, ...] = ()) -> Result:
+def result_without_run(
+    page: Page, script: Script, status: str, note: str = "", findings: tuple[Finding, ...] = ()
+) -> Result:
     """The result of a page that was not run."""
     code_hash = "" if script.is_empty else script.code_hash
     return Result(

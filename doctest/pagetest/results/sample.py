@@ -1,15 +1,9 @@
-"""A sample that nobody chooses: the hash of the commit does, so that it is another one for the next commit."""
+"""A sample chosen by the hash of the commit, so that the next commit gets another one."""
 
 import hashlib
 from collections.abc import Iterable
 
 
 def sample(names: Iterable[str], commit: str, size: int) -> frozenset[str]:
-    """The names that are looked at again.
-
-    Args:
-        names: All names.
-        commit: Any text that stands for the state of the project.
-        size: How many are wanted.
-    """
+    """A sample of names, the same for the same commit."""
     return frozenset(sorted(names, key=lambda name: hashlib.sha256(f"{commit}\0{name}".encode()).digest())[:size])

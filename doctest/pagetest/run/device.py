@@ -14,29 +14,21 @@ VARIABLE = "COLOSSAL_DEVICE"
 
 _PRETEND = Path(__file__).resolve().parents[3] / "tests" / "device"
 
-_QUESTION = "import torch; print('yes' if torch.cuda.is_available() else f'torch {torch.__version__}')"
+_CUDA_QUERY = "import torch; print('yes' if torch.cuda.is_available() else f'torch {torch.__version__}')"
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where pages run.
+    """Where pages run."""
 
-    Attributes:
-        asked: One of `DEVICES`; empty to leave it to the pages, which take the best that there is.
-    """
+    requested: str = ""  # one of `DEVICES`; empty to leave it to the pages, which take the best that there is
 
-    asked: str = ""
-
-    def added_to(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Adds what lets the library know what was asked for, and torch the device that it does not have.
-
-        Args:
-            environment: That of a page.
-        """
-        if not self.asked:
+    def add_to_environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Adds what lets the library know what was asked for, and torch the device that it does not have."""
+        if not self.requested:
             return dict(environment)
-        added = {VARIABLE: self.asked}
-        if self.asked == PRETEND:
+        added = {VARIABLE: self.requested}
+        if self.requested == PRETEND:
             paths = [environment.get("PYTHONPATH", ""), str(_PRETEND)]
             added["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         return {**environment, **added}
@@ -44,19 +36,19 @@ class Device:
     @property
     def fault(self) -> str:
         """Why no page can run on the device that was asked for; empty if it can."""
-        if self.asked != CUDA or not self._without_cuda:
+        if self.requested != CUDA or not self._why_no_cuda:
             return ""
-        return f"--device cuda needs a GPU and a CUDA build of torch; found {self._without_cuda}: use --device cpu"
+        return f"--device cuda needs a GPU and a CUDA build of torch; found {self._why_no_cuda}: use --device cpu"
 
     @cached_property
     def expected(self) -> str:
         """The device of a page that was killed before it could say, or was not run at all."""
-        return self.asked or os.environ.get(VARIABLE) or (CPU if self._without_cuda else CUDA)
+        return self.requested or os.environ.get(VARIABLE) or (CPU if self._why_no_cuda else CUDA)
 
     @cached_property
-    def _without_cuda(self) -> str:
+    def _why_no_cuda(self) -> str:
         """What there is in place of a usable GPU; torch is asked in a process of its own."""
-        done = subprocess.run([sys.executable, "-P", "-c", _QUESTION], capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-P", "-c", _CUDA_QUERY], capture_output=True, text=True, check=False)
         answer = done.stdout.strip()
         if answer == "yes":
             return ""

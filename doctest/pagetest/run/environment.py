@@ -31,33 +31,22 @@ _FIXED = {
 
 
 def clean_environment(outer: Mapping[str, str], root: Path) -> dict[str, str]:
-    """Makes an environment in which a page's code sees what it would see anywhere.
-
-    Args:
-        outer: The harness's own environment.
-        root: The project's root, which a page must not see on its path.
-    """
-    kept = {name: value for name, value in outer.items() if not _is_scrubbed(name)}
+    """Makes an environment in which a page's code sees what it would see anywhere."""
+    # A page must not find the project's root on its path.
+    kept = {name: value for name, value in outer.items() if not _is_removed(name)}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
     imports = os.pathsep.join(_import_path(kept.pop("PYTHONPATH", ""), root))
     return kept | _FIXED | {"PATH": path} | ({"PYTHONPATH": imports} if imports else {})
 
 
 def page_environment(outer: Mapping[str, str], root: Path, script: Path, run: Path) -> dict[str, str]:
-    """Makes the environment in which a page's command runs.
-
-    Args:
-        outer: The harness's own environment.
-        root: The project's root, which a page must not see on its path.
-        script: The page's script.
-        run: The folder into which the page's processes report.
-    """
+    """Makes the environment in which a page's command runs."""
     clean = clean_environment(outer, root)
     probed = os.pathsep.join([str(PROBE), *filter(None, [clean.get("PYTHONPATH")])])
     return clean | {"PYTHONPATH": probed, "COLOSSAL_PAGE_SCRIPT": str(script), "COLOSSAL_PAGE_RUN": str(run)}
 
 
-def _is_scrubbed(name: str) -> bool:
+def _is_removed(name: str) -> bool:
     if name.startswith("PYTHON"):
         return name not in _PYTHON_KEPT
     return name in _RANKS or name.startswith(_LAUNCHERS)

@@ -15,10 +15,6 @@ EXEMPT: Mapping[str, Mapping[str, str]] = {
 """By device and page; a page that is named runs all the same."""
 
 
-def exempt_on(device: Device) -> Mapping[str, str]:
-    """The pages that say nothing about a device, each with the reason.
-
-    Args:
-        device: The device that was asked for.
-    """
-    return EXEMPT.get(device.asked, {})
+def exempt_pages(device: Device) -> Mapping[str, str]:
+    """The pages that say nothing about a device, each with the reason."""
+    return EXEMPT.get(device.requested, {})

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pagetest.finding import shown
+from pagetest.finding import display_path
 from pagetest.model.page import Heading, Page
-from pagetest.run.evidence import Evidence
-from pagetest.run.probe.page_output import Printed
+from pagetest.run.events import RunEvents
+from pagetest.run.probe.page_output import CapturedOutput
 
 NEWLINE = "\n"
 
@@ -24,46 +24,40 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 @dataclass
-class Live:
-    """Shows the headings of a page as its blocks are reached, what rank 0 prints, and the figures that it draws.
-
-    Args:
-        page: The page.
-        evidence: What the page's processes write down.
-        folder: Where the page runs.
-    """
+class LiveView:
+    """Shows the headings of a page as its blocks are reached, what rank 0 prints, and the figures that it draws."""
 
     page: Page
-    evidence: Evidence
+    events: RunEvents
     folder: Path
-    _notes: int = 0
-    _done: int = 0
+    _num_blocks: int = 0
+    _num_bytes: int = 0
     _heading: int = 0
     _last: str = NEWLINE
     _decoder: Any = field(default_factory=codecs.getincrementaldecoder("utf-8"))
 
-    def show(self) -> None:
+    def show_new(self) -> None:
         """Shows what is new since it was called last."""
-        printed = Printed(self.evidence.folder)
-        size = printed.size if printed.is_wanted else 0
-        blocks = Evidence(self.evidence.folder, self.evidence.script).blocks
-        for block in blocks[self._notes :]:
-            self._print(printed.file, block["size"])
-            self._say(f"figure: {shown(self.folder / name)}" for name in block["drawn"])
-            self._say(self._headings(block["line"]) if block["line"] else [""])
-        self._notes = len(blocks)
-        self._print(printed.file, size)
+        printed = CapturedOutput(self.events.folder)
+        size = printed.size if printed.is_requested else 0
+        blocks = RunEvents(self.events.folder, self.events.script).block_events
+        for block in blocks[self._num_blocks :]:
+            self._print_output(printed.file, block["size"])
+            self._print_lines(f"figure: {display_path(self.folder / name)}" for name in block["drawn"])
+            self._print_lines(self._headings(block["line"]) if block["line"] else [""])
+        self._num_blocks = len(blocks)
+        self._print_output(printed.file, size)
 
-    def _print(self, file: Path, end: int) -> None:
+    def _print_output(self, file: Path, end: int) -> None:
         """Shows what was printed up to a size of the file."""
-        if end > self._done:
+        if end > self._num_bytes:
             with file.open("rb") as data:
-                data.seek(self._done)
-                text = self._decoder.decode(data.read(end - self._done))
-            self._done, self._last = end, text[-1:] or self._last
+                data.seek(self._num_bytes)
+                text = self._decoder.decode(data.read(end - self._num_bytes))
+            self._num_bytes, self._last = end, text[-1:] or self._last
             _write(text)
 
-    def _say(self, lines: Iterable[str]) -> None:
+    def _print_lines(self, lines: Iterable[str]) -> None:
         """Shows lines of our own, below what the page printed."""
         for line in lines:
             _write(f"{'' if self._last == NEWLINE else NEWLINE}{line}\n")

@@ -1,4 +1,4 @@
-"""Runs one page: its script, its folder, its command, its verdict."""
+"""Runs one page: its script, its folder, its command, its result."""
 
 import fcntl
 import marshal
@@ -12,124 +12,118 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pagetest.model.marks import lines_of, lines_run, mark_script
+from pagetest.model.instrument import executed_lines, instrument_script, statement_lines
 from pagetest.model.page import Page
 from pagetest.model.script import Script
-from pagetest.outputs.shown import outputs_of, stale_outputs
-from pagetest.results.result import FAIL, PASS, Figure, Result, unrun
+from pagetest.outputs.blocks import outputs_of, stale_outputs
+from pagetest.results.result import FAIL, PASS, Figure, Result, result_without_run
+from pagetest.run.command import StartCommand, start_command
 from pagetest.run.device import Device
 from pagetest.run.environment import page_environment
-from pagetest.run.evidence import Evidence
-from pagetest.run.live import Live
-from pagetest.run.probe.page_output import FIGURES, Printed
-from pagetest.run.starting import Start, start_cold
-from pagetest.run.verdict import Failure, judge
-from pagetest.run.warned import warnings_in
-from pagetest.slots import ranks_of
+from pagetest.run.events import RunEvents
+from pagetest.run.failure import Failure, find_failure
+from pagetest.run.live import LiveView
+from pagetest.run.probe.page_output import FIGURES, CapturedOutput
+from pagetest.run.python_warnings import python_warnings
+from pagetest.slots import slots_needed
 
-CHECKOUT = (".git", "benchmarks", "csrc", "docs", "doctest", "examples", "src", "tests")
+PROTECTED_FOLDERS = (".git", "benchmarks", "csrc", "docs", "doctest", "examples", "src", "tests")
 """The folders of the project that no page may change."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """How pages are run.
-
-    Attributes:
-        root: The project's root.
-        build: The folder that holds one folder per page.
-        limit_seconds: The time a page may take.
-        echo: Whether the log is shown as it comes.
-        live: Whether headings, the page's own output and its figures are shown as they come.
-        device: Where the pages shall run.
-        start: What starts their commands, cold by default.
-        gate: Held while a page runs on a number of ranks.
-    """
+    """How pages are run."""
 
     root: Path
-    build: Path
+    build: Path  # the folder that holds one folder per page
     limit_seconds: float
-    echo: bool = False
-    live: bool = False
+    echo: bool = False  # whether the log is shown as it comes
+    live: bool = False  # whether headings, the page's own output and its figures are shown as they come
     device: Device = field(default_factory=Device)
-    start: Start = start_cold
-    gate: Callable[[int], AbstractContextManager[object]] = nullcontext
+    start: StartCommand = start_command
+    # Held while a page runs on a number of ranks.
+    acquire_slots: Callable[[int], AbstractContextManager[object]] = nullcontext
 
-    def file_of(self, page: Page) -> Path:
+    def script_file(self, page: Page) -> Path:
         """The script of a page, alone in a folder of its own."""
         return self.build / page.language / page.name / f"{page.stem}.py"
 
     def run(self, page: Page, script: Script) -> Result:
         """Runs a page that the static rules allow."""
-        file = self.file_of(page)
-        with self.gate(ranks_of(page)), _exclusive(file.parent), tempfile.TemporaryDirectory(prefix="page-") as reports:
+        file = self.script_file(page)
+        with (
+            self.acquire_slots(slots_needed(page)),
+            _locked_empty_folder(file.parent),
+            tempfile.TemporaryDirectory(prefix="page-") as reports,
+        ):
             file.write_text(script.text, encoding="utf-8", newline="\n")
-            return self._run(page, script, file, Path(reports))
+            return self._run_command(page, script, file, Path(reports))
 
-    def _follow(self, page: Page, printed: Printed, evidence: Evidence) -> Callable[[], None]:
+    def _sampler(self, page: Page, printed: CapturedOutput, events: RunEvents) -> Callable[[], None]:
         """What is done again and again while the page runs."""
         if not self.live:
-            return printed.follow
-        view = Live(page, evidence, self.file_of(page).parent)
+            return printed.copy_new
+        view = LiveView(page, events, self.script_file(page).parent)
 
         def follow() -> None:
-            printed.follow()
-            view.show()
+            printed.copy_new()
+            view.show_new()
 
         return follow
 
-    def _run(self, page: Page, script: Script, file: Path, reports: Path) -> Result:
+    def _run_command(self, page: Page, script: Script, file: Path, reports: Path) -> Result:
         from pagetest.run.session import Session
 
-        expected, printed = outputs_of(page), Printed(reports)
-        marked = mark_script(script, str(file), [block.line for block in page.runnable])
-        protected = [f"{folder}/" for folder in (page.tree, *(self.root / name for name in CHECKOUT))]
+        expected, printed = outputs_of(page), CapturedOutput(reports)
+        marked = instrument_script(script, str(file), [block.line for block in page.runnable])
+        protected = [f"{folder}/" for folder in (page.tree, *(self.root / name for name in PROTECTED_FOLDERS))]
         compiled = {"code": marked.code, "marks": marked.names, "last": marked.last, "protected": protected}
         (reports / f"code.{sys.implementation.cache_tag}").write_bytes(marshal.dumps(compiled))
-        evidence = Evidence(reports, file)
-        environment = self.device.added_to(page_environment(os.environ, self.root, file, reports))
+        events = RunEvents(reports, file)
+        environment = self.device.add_to_environment(page_environment(os.environ, self.root, file, reports))
         log = file.parent / "log.txt"
-        printed.prepare(log)
+        printed.request(log)
         session = Session(
             shlex.split(page.command),
             file.parent,
             environment,
             log,
             self.limit_seconds,
-            evidence.ask_stands,
+            events.request_stacks,
             self.echo,
-            self._follow(page, printed, evidence),
+            self._sampler(page, printed, events),
             self.start,
         )
         try:
             outcome = session.run()
         except OSError as error:
             failure = Failure(page.command_line, f"the command cannot be started: {error.strerror}: install it")
-            return replace(unrun(page, script, FAIL), failure=failure)
-        by_block = {block.line: evidence.printed.get(block.line, "") for block in page.runnable}
-        failure = judge(page, marked.marks, outcome, evidence, self.device)
-        stale = () if failure else tuple(stale_outputs(page, by_block, evidence.device.partition(" ")[0]))
+            return replace(result_without_run(page, script, FAIL), failure=failure)
+        by_block = {block.line: events.printed.get(block.line, "") for block in page.runnable}
+        failure = find_failure(page, marked.marks, outcome, events, self.device)
+        stale = () if failure else tuple(stale_outputs(page, by_block, events.device.partition(" ")[0]))
         return Result(
             page.name,
             page.language,
             page.path,
             FAIL if failure or stale else PASS,
             command=page.command,
-            device=evidence.device,
-            backend=evidence.backend,
-            world=evidence.world,
+            device=events.device,
+            backend=events.backend,
+            world=events.world_size,
             seconds=round(outcome.seconds, 2),
             peak_bytes=outcome.peak_bytes,
-            lines_run=len(lines_run(marked.marks, evidence.reached(0))),
-            lines_total=len(lines_of(marked.marks)),
+            lines_run=len(executed_lines(marked.marks, events.reached(0))),
+            lines_total=len(statement_lines(marked.marks)),
             outputs_matched=0 if failure else len(expected) - len(stale),
             outputs_total=len(expected),
             code_hash=script.code_hash,
             findings=stale,
             failure=failure,
             log=log,
-            warnings=tuple(warnings_in(log.read_text(encoding="utf-8", errors="replace"), page)),
-            figures=tuple(_figures(page, file.parent, evidence.drawn)),
+            warnings=tuple(python_warnings(log.read_text(encoding="utf-8", errors="replace"), page)),
+            figures=tuple(_figures(page, file.parent, events.figure_lines)),
             printed=by_block,
         )
 
@@ -142,7 +136,7 @@ def _figures(page: Page, folder: Path, drawn: Mapping[str, int]) -> Iterator[Fig
 
 
 @contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def _locked_empty_folder(folder: Path) -> Iterator[None]:
     """Holds the page's folder, emptied; a second run of the page waits for the first."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from pagetest.run.outcome import Leftover, Outcome
-from pagetest.run.starting import Command, Start, start_cold
+from pagetest.run.command import Command, CommandOutcome, LeftoverProcess, StartCommand, start_command
 
 SAMPLE_SECONDS = 0.1
 GRACE_SECONDS = 3.0
@@ -27,47 +26,32 @@ _SHARED_MEMORY = re.compile(r"torch_(\d+)_")
 
 @dataclass
 class Session:
-    """Runs one command.
+    """Runs one command."""
 
-    Args:
-        words: The command.
-        folder: Its working directory.
-        environment: Its environment.
-        log: File that takes its output.
-        limit_seconds: Time it may take.
-        at_limit: Called when the time is up, before the processes are killed.
-        echo: Whether the output is shown as it comes.
-        at_sample: Called again and again while the command runs, and once after its end.
-        start: What starts the command.
-    """
-
-    words: Sequence[str]
+    command: Sequence[str]
     folder: Path
     environment: Mapping[str, str]
-    log: Path
+    log: Path  # file that takes its output
     limit_seconds: float
-    at_limit: Callable[[], None]
-    echo: bool = False
+    at_limit: Callable[[], None]  # called when the time is up, before the processes are killed
+    echo: bool = False  # whether the output is shown as it comes
+    # Called again and again while the command runs, and once after its end.
     at_sample: Callable[[], None] = lambda: None
-    start: Start = start_cold
+    start: StartCommand = start_command
     _peak_bytes: int = 0
     _shown: int = 0
-    _seen: set[psutil.Process] = field(default_factory=set)
-    _foreign: set[psutil.Process] = field(default_factory=set)
+    _seen_processes: set[psutil.Process] = field(default_factory=set)
+    _other_children: set[psutil.Process] = field(default_factory=set)
 
-    def run(self) -> Outcome:
-        """Runs the command to its end, and leaves no process behind, whatever happens.
-
-        Raises:
-            OSError: The command cannot be started.
-        """
+    def run(self) -> CommandOutcome:
+        """Runs the command to its end, and leaves no process behind, whatever happens."""
         adopt_orphans()
-        self._foreign = set(psutil.Process().children(recursive=True))
+        self._other_children = set(psutil.Process().children(recursive=True))
         start = time.monotonic()
         self.log.write_bytes(b"")
-        command = self.start(self.words, self.folder, self.environment, self.log)
+        command = self.start(self.command, self.folder, self.environment, self.log)
         try:
-            timed_out = not self._watch(command, start + self.limit_seconds)
+            timed_out = not self._sample_until_end(command, start + self.limit_seconds)
             seconds = time.monotonic() - start
             if timed_out:
                 self.at_limit()
@@ -75,15 +59,15 @@ class Session:
             leftovers = () if timed_out else self._leftovers(command)
         finally:
             self._kill(command)
-            self._show()
+            self._show_log()
             self._clear_shared_memory()
-        return Outcome(command.wait(), timed_out, seconds, self._peak_bytes, leftovers)
+        return CommandOutcome(command.wait(), timed_out, seconds, self._peak_bytes, leftovers)
 
-    def _watch(self, command: Command, deadline: float) -> bool:
+    def _sample_until_end(self, command: Command, deadline: float) -> bool:
         """Samples until the command has ended; False when the time is up before."""
         while time.monotonic() < deadline:
             self._sample(command)
-            self._show()
+            self._show_log()
             with suppress(subprocess.TimeoutExpired):
                 command.wait(max(0.0, min(SAMPLE_SECONDS, deadline - time.monotonic())))
                 return True
@@ -91,28 +75,28 @@ class Session:
 
     def _sample(self, command: Command) -> None:
         total = 0
-        for process in self._living():
+        for process in self._living_processes():
             with suppress(psutil.Error):
                 total += process.memory_info().rss if process.pid != command.pid else 0
         self._peak_bytes = max(self._peak_bytes, total)
 
-    def _living(self) -> list[psutil.Process]:
+    def _living_processes(self) -> list[psutil.Process]:
         """Every living process of the session; orphans are ours, because we adopt them."""
         living = []
-        for process in set(psutil.Process().children(recursive=True)) | self._seen:
+        for process in set(psutil.Process().children(recursive=True)) | self._seen_processes:
             with suppress(psutil.Error):
-                if process not in self._foreign and process.is_running():
-                    self._seen.add(process)
+                if process not in self._other_children and process.is_running():
+                    self._seen_processes.add(process)
                     living += [process] if process.status() != psutil.STATUS_ZOMBIE else []
         return living
 
-    def _leftovers(self, command: Command) -> tuple[Leftover, ...]:
+    def _leftovers(self, command: Command) -> tuple[LeftoverProcess, ...]:
         """What is still there when helpers that end with their parent have had a moment to do so."""
         self._wait_for_end(command, LINGER_SECONDS)
         found = []
-        for process in self._living():
+        for process in self._living_processes():
             with suppress(psutil.Error):
-                found.append(Leftover(process.pid, " ".join(process.cmdline())))
+                found.append(LeftoverProcess(process.pid, " ".join(process.cmdline())))
         return tuple(found)
 
     def _terminate(self, command: Command) -> None:
@@ -123,24 +107,24 @@ class Session:
 
     def _wait_for_end(self, command: Command, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._living() and time.monotonic() < deadline:
+        while self._living_processes() and time.monotonic() < deadline:
             command.poll()
             time.sleep(SAMPLE_SECONDS / 5)
 
     def _kill(self, command: Command) -> None:
         """Kills until two looks find nothing: a process may have started another one during the first."""
-        while living := self._living() or self._living():
+        while living := self._living_processes() or self._living_processes():
             for process in living:
                 with suppress(psutil.Error):
                     process.kill()
             command.poll()
             time.sleep(SAMPLE_SECONDS / 10)
         command.wait()
-        for process in self._seen:
+        for process in self._seen_processes:
             with suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
 
-    def _show(self) -> None:
+    def _show_log(self) -> None:
         self.at_sample()
         if self.echo:
             with self.log.open("rb") as log:
@@ -151,7 +135,7 @@ class Session:
 
     def _clear_shared_memory(self) -> None:
         """Removes the shared tensors of processes that died before they could."""
-        pids = {process.pid for process in self._seen}
+        pids = {process.pid for process in self._seen_processes}
         for file in Path("/dev/shm").glob("torch_*"):  # noqa: S108
             match = _SHARED_MEMORY.match(file.name)
             if match and int(match.group(1)) in pids:

@@ -5,22 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _RANKS = ("--nproc_per_node", "--nproc-per-node")
-_HARMLESS = ("--standalone", "--nnodes=1")
+_SINGLE_NODE = ("--standalone", "--nnodes=1")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command of a page asks for.
+    """What a command of a page asks for."""
 
-    Attributes:
-        ranks: Processes that the launcher starts; 0 where there is no launcher.
-        arguments: The script and its own arguments.
-        is_plain: Whether the ranks and the arguments are all that it asks for.
-    """
-
-    ranks: int
+    ranks: int  # processes that the launcher starts; 0 where there is no launcher
     arguments: tuple[str, ...]
-    is_plain: bool
+    is_plain: bool  # whether the ranks and the arguments are all that it asks for
 
 
 def read_launch(words: Sequence[str]) -> Launch:
@@ -33,7 +27,7 @@ def read_launch(words: Sequence[str]) -> Launch:
     ranks, others = _ranks(head[first:])
     count = int(ranks) if ranks.isdecimal() else os.cpu_count() or 1
     is_torchrun = head[:1] in (["torchrun"], ["python"])
-    is_plain = is_torchrun and ranks.isdecimal() and count > 0 and all(option in _HARMLESS for option in others)
+    is_plain = is_torchrun and ranks.isdecimal() and count > 0 and all(option in _SINGLE_NODE for option in others)
     return Launch(count, arguments, is_plain)
 
 

@@ -5,90 +5,86 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pagetest.finding import shown
+from pagetest.finding import display_path
 from pagetest.graph.fingerprint import references_of
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.script import make_script
 from pagetest.model.tree import LANGUAGES
-from pagetest.results.report import lines_of
+from pagetest.results.report import report_lines
 from pagetest.results.result import Result
 from pagetest.run.device import CUDA
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
-from pagetest.warm.nursery import Nursery
+from pagetest.warm.fork_server import ForkServerPool
 
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 0.03
 
-Stamp = tuple[int, int, int]
+FileStamp = tuple[int, int, int]
 
 
 @dataclass
-class Watch:
-    """Watches pages until it is interrupted.
+class PageWatcher:
+    """Watches pages until it is interrupted."""
 
-    Args:
-        suite: The pages' tree, and the languages that are run.
-        names: The pages.
-        runner: How they are run.
-        say: Takes the lines of the report.
-    """
-
-    suite: Suite
+    suite: Suite  # the pages' tree, and the languages that are run
     names: Sequence[str]
     runner: Runner
-    say: Callable[..., None]
-    _nursery: Nursery = field(default_factory=Nursery)
+    report: Callable[..., None]
+    _servers: ForkServerPool = field(default_factory=ForkServerPool)
 
     def run(self) -> None:
         """Runs all pages, and then each one again whenever something that it depends on was saved."""
-        self.runner = replace(self.runner, start=self._nursery.start)
+        self.runner = replace(self.runner, start=self._servers.start)
         try:
-            stamps = self._settled()
-            self._run(self.names, time.monotonic())
-            self.say(f"watching {len(self.names)} pages and {self._source}; Ctrl-C ends")
+            stamps = self._settled_stamps()
+            self._run_pages(self.names, time.monotonic())
+            self.report(f"watching {len(self.names)} pages and {self._source}; Ctrl-C ends")
             while True:
                 time.sleep(POLL_SECONDS)
-                stamps = self._follow(stamps)
+                stamps = self._run_affected(stamps)
         finally:
-            self._nursery.close()
+            self._servers.close()
 
-    def _follow(self, before: dict[Path, Stamp]) -> dict[Path, Stamp]:
+    def _run_affected(self, before: dict[Path, FileStamp]) -> dict[Path, FileStamp]:
         """Runs what was affected since the stamps were taken, and returns those that hold for these runs."""
         saved, stamps = time.monotonic(), self._stamps()
         if stamps == before:
             return before
-        stamps = self._settled()
+        stamps = self._settled_stamps()
         changed = {path for path in stamps.keys() | before.keys() if stamps.get(path) != before.get(path)}
         try:
-            names = [name for name in self.names if self._depends(name, changed)]
+            names = [name for name in self.names if self._is_affected(name, changed)]
         except FileNotFoundError:  # a file went while it was read: look again
             return before
-        self._run(names, saved, sorted(changed))
+        self._run_pages(names, saved, sorted(changed))
         return stamps
 
     @property
     def _source(self) -> Path:
         return self.runner.root / "src"
 
-    def _run(self, names: Sequence[str], saved: float, changed: Sequence[Path] = ()) -> None:
+    def _run_pages(self, names: Sequence[str], saved: float, changed: Sequence[Path] = ()) -> None:
         for name in names:
-            self.say(f"{time.strftime('%H:%M:%S')}  {name}" + "".join(f"  {shown(path)} was saved" for path in changed))
-            imports = {self.runner.file_of(page): self._imports(page) for page in self._pages(name)}
+            self.report(
+                f"{time.strftime('%H:%M:%S')}  {name}"
+                + "".join(f"  {display_path(path)} was saved" for path in changed)
+            )
+            imports = {self.runner.script_file(page): self._imports(page) for page in self._pages(name)}
             for file, found in imports.items():
-                self._nursery.expect(file, found)
+                self._servers.drop_unfit(file, found)
             for result in self.suite.run([name], self.runner):
-                first, *others = lines_of(result, len(name))
-                self.say(f"{first}{self._manner(result, saved)}", *others)
+                first, *others = report_lines(result, len(name))
+                self.report(f"{first}{self._start_and_time(result, saved)}", *others)
                 file = self.runner.build / result.language / name / f"{Path(name).name}.py"
                 if result.log and result.device != CUDA:  # no page was run on a GPU by a fork yet
-                    self._nursery.prepare(file, imports.get(file, frozenset()))
+                    self._servers.start_server(file, imports.get(file, frozenset()))
 
-    def _manner(self, result: Result, saved: float) -> str:
+    def _start_and_time(self, result: Result, saved: float) -> str:
         if not result.log:
             return ""
-        return f"  [{'warm' if self._nursery.was_warm else 'cold'}, {time.monotonic() - saved:.1f} s]"
+        return f"  [{'warm' if self._servers.was_forked else 'cold'}, {time.monotonic() - saved:.1f} s]"
 
     def _pages(self, name: str) -> list[Page]:
         tree = self.suite.tree
@@ -96,21 +92,21 @@ class Watch:
 
     def _imports(self, page: Page) -> frozenset[str]:
         """What the page, and the project files that it reaches, import of other packages."""
-        return ImportGraph(self._source).external(references_of(make_script(page)))
+        return ImportGraph(self._source).external_imports(references_of(make_script(page)))
 
-    def _depends(self, name: str, changed: set[Path]) -> bool:
+    def _is_affected(self, name: str, changed: set[Path]) -> bool:
         """Whether a page is written in one of the files, or reaches one."""
         if any(self.suite.tree.path(name, language) in changed for language in LANGUAGES):
             return True
         graph = ImportGraph(self._source, frozenset(path for path in changed if not path.is_file()))
         return any(graph.reached(references_of(make_script(page))) & changed for page in self._pages(name))
 
-    def _stamps(self) -> dict[Path, Stamp]:
+    def _stamps(self) -> dict[Path, FileStamp]:
         """What tells one state of each watched file from the next."""
         texts = [self.suite.tree.path(name, language) for name in self.names for language in LANGUAGES]
         return {path: stamp for path in [*texts, *self._source.rglob("*.py")] if (stamp := _stamp(path))}
 
-    def _settled(self) -> dict[Path, Stamp]:
+    def _settled_stamps(self) -> dict[Path, FileStamp]:
         """The stamps, once nothing changes any more: an editor may write a file in several steps."""
         before, now = None, self._stamps()
         while before != now:
@@ -119,7 +115,7 @@ class Watch:
         return now
 
 
-def _stamp(path: Path) -> Stamp | None:
+def _stamp(path: Path) -> FileStamp | None:
     try:
         facts = path.stat()
     except OSError:

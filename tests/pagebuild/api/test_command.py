@@ -58,8 +58,8 @@ def test_a_wrong_call_says_what_there_is() -> None:
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, capsys) -> None:
-    emitter = cli.Emitter("gone", "nothing", "api", ("no_such_package_at_all", "json"))
-    monkeypatch.setitem(cli.EMITTERS, "gone", emitter)
+    emitter = cli.Subcommand("gone", "nothing", "api", ("no_such_package_at_all", "json"))
+    monkeypatch.setitem(cli.SUBCOMMANDS, "gone", emitter)
     assert cli.main(["gone"], ROOT) == cli.USAGE
     message = capsys.readouterr().err
     assert "needs the package no_such_package_at_all," in message

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagebuild.api.names import Place
+from pagebuild.api.names import DocstringContext
 
 pytestmark = pytest.mark.project
 
@@ -32,11 +32,11 @@ WORDS = {
 
 @pytest.mark.parametrize(("word", "place"), WORDS)
 def test_words(word, place, inventory) -> None:
-    assert inventory.names.find(word, Place(inventory.main[place])) == WORDS[word, place]
+    assert inventory.names.find(word, DocstringContext(inventory.main[place])) == WORDS[word, place]
 
 
 def test_a_parameter_stands_for_itself(inventory) -> None:
-    place = Place(inventory.main["colossal.booster.Booster"], frozenset({"boost"}))
+    place = DocstringContext(inventory.main["colossal.booster.Booster"], frozenset({"boost"}))
     assert inventory.names.find("boost", place) is None
     assert inventory.names.find("boost.x", place) is None
 

@@ -92,7 +92,7 @@ def test_a_file_of_other_content_is_not_the_one_that_was_stamped(tmp_path) -> No
     assert not Stamp(file, "a").is_valid
     file.write_text("{}")
     assert not Stamp(file, "a").is_valid
-    Stamp(file, "a").put()
+    Stamp(file, "a").write()
     assert Stamp(file, "a").is_valid
     assert not Stamp(file, "b").is_valid
     file.write_text("{ }")

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pagebuild.api.communication import CommunicationGraph
 from pagebuild.api.library import Library
-from pagebuild.api.traffic import Traffic
 
 pytestmark = pytest.mark.project
 
@@ -65,7 +65,7 @@ def communicates(source: str, make_library) -> bool:
             "pack/deep.py": HEAD + "def talk(): dist.barrier()\n",
         }
     )
-    return "tinylib.run.run" in Traffic(library).communicating
+    return "tinylib.run.run" in CommunicationGraph(library).communicating
 
 
 @pytest.mark.parametrize("case", TALKING)
@@ -80,11 +80,11 @@ def test_lets_everything_else_pass(case, make_library) -> None:
 
 def test_a_class_communicates_if_its_constructor_does(make_library) -> None:
     source = HEAD + "class Maker:\n    def __post_init__(self): dist.barrier()\n"
-    assert "tinylib.run.Maker" in Traffic(make_library({"run.py": source})).communicating
+    assert "tinylib.run.Maker" in CommunicationGraph(make_library({"run.py": source})).communicating
 
 
 def test_the_verbs_of_the_booster_are_followed_down_to_the_collectives(inventory) -> None:
-    talking = Traffic(inventory.resolver.library).communicating
+    talking = CommunicationGraph(inventory.resolver.library).communicating
     assert "colossal.booster.booster.Booster.boost" in talking  # by the plugin's DistributedDataParallel
     assert (
         "colossal.booster.checkpoint_mixin.CheckpointMixin.save_model" in talking

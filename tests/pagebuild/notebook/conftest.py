@@ -9,16 +9,16 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from pagebuild.notebook.build import build_notebook
-from pagebuild.notebook.workshop import Made, Workshop
+from pagebuild.notebook.builder import BuiltNotebook, NotebookBuilder
+from pagebuild.notebook.page_notebook import build_notebook
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.reader import parse_page
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.results.fitting import Fitting
 from pagetest.results.recorder import Recorder, run_facts
 from pagetest.results.records import Records
 from pagetest.results.result import Result
+from pagetest.results.run_finder import RunFinder
 from pagetest.run.device import Device
 from pagetest.run.runner import Runner
 from pagetest.suite import Suite
@@ -57,7 +57,7 @@ class Pages:
     def records(self) -> Records:
         return Records(self.folder / "build" / "verified")
 
-    def workshop(self, *executed: str, limit_seconds: float = 60.0) -> Workshop:
+    def builder(self, *executed: str, limit_seconds: float = 60.0) -> NotebookBuilder:
         tree, device, now = Tree(self.folder / "source"), Device("cpu"), run_facts(ROOT)
         suite = Suite(tree, LANGUAGES, ROOT / "src")
         runner = Runner(ROOT, self.folder / "build" / "pages", limit_seconds)
@@ -66,17 +66,17 @@ class Pages:
         def run_page(page: Page) -> Result:
             self.ran.append(page.language)
             result = suite.run_page(page, runner)
-            recorder.enter(result)
+            recorder.add(result)
             return result
 
-        fitting = Fitting([self.records], tree, ImportGraph(ROOT / "src"), "cpu", now)
+        fitting = RunFinder([self.records], tree, ImportGraph(ROOT / "src"), "cpu", now)
         folder, chosen = self.folder / "notebooks", frozenset(executed)
-        return Workshop(ROOT, suite, OBJECTS, folder, limit_seconds, fitting, run_page, chosen)
+        return NotebookBuilder(ROOT, suite, OBJECTS, folder, limit_seconds, fitting, run_page, chosen)
 
-    def make(self, name: str, limit_seconds: float = 60.0, *, execute: bool = False) -> list[Made]:
-        return list(self.workshop(*([name] if execute else []), limit_seconds=limit_seconds).make(name))
+    def make(self, name: str, limit_seconds: float = 60.0, *, execute: bool = False) -> list[BuiltNotebook]:
+        return list(self.builder(*([name] if execute else []), limit_seconds=limit_seconds).build_page(name))
 
-    def book(self, language: str, name: str = "lesson") -> NotebookNode:
+    def notebook(self, language: str, name: str = "lesson") -> NotebookNode:
         return nbformat.read(self.folder / f"notebooks/{language}/{name}.ipynb", as_version=4)
 
 

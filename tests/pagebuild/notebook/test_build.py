@@ -7,10 +7,10 @@ import nbformat
 import pytest
 
 from pagebuild.notebook import texts
-from pagebuild.notebook.build import build_notebook
-from pagebuild.notebook.kind import kind_of
-from pagetest.results.fitting import RecordedRun
+from pagebuild.notebook.kind import notebook_kind
+from pagebuild.notebook.page_notebook import build_notebook
 from pagetest.results.records import Records
+from pagetest.results.run_finder import RecordedRun
 
 PAGE = """
 # Lesson
@@ -44,25 +44,25 @@ print(double(x))
 SEVERAL = "torchrun --standalone --nproc_per_node=2 lesson.py"
 
 
-def cells(book, kind: str) -> list[str]:
-    return [cell.source for cell in book.cells if cell.cell_type == kind]
+def cells(notebook, kind: str) -> list[str]:
+    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
 
 
-def text(book) -> str:
-    return "\n\n".join(cells(book, "markdown"))
+def text(notebook) -> str:
+    return "\n\n".join(cells(notebook, "markdown"))
 
 
 # ------------------------------------------------------------------------------------------ kinds of pages
 
 
 def test_the_command_decides_the_kind(parse) -> None:
-    assert kind_of(parse(PAGE)) == "one"
-    assert kind_of(parse(PAGE, "torchrun --standalone --nproc-per-node 1 lesson.py")) == "one"
-    assert kind_of(parse(PAGE, SEVERAL)) == "several"
-    assert kind_of(parse(PAGE, "colossal run --nproc_per_node 8 lesson.py")) == "several"
-    assert kind_of(parse("# T\n", "none")) == "nothing"
+    assert notebook_kind(parse(PAGE)) == "one"
+    assert notebook_kind(parse(PAGE, "torchrun --standalone --nproc-per-node 1 lesson.py")) == "one"
+    assert notebook_kind(parse(PAGE, SEVERAL)) == "several"
+    assert notebook_kind(parse(PAGE, "colossal run --nproc_per_node 8 lesson.py")) == "several"
+    assert notebook_kind(parse("# T\n", "none")) == "nothing"
     ignored = "<!--- doc-test-ignore-start: why -->\n```python\nx\n```\n<!--- doc-test-ignore-end -->"
-    assert kind_of(parse(ignored, "none")) == "nothing"
+    assert notebook_kind(parse(ignored, "none")) == "nothing"
 
 
 def test_a_page_of_one_rank_makes_a_world_and_runs_its_cells(build) -> None:
@@ -80,9 +80,9 @@ def test_a_page_of_several_ranks_notes_its_parts_down_and_runs_them_last(build) 
 
 
 def test_a_page_without_code_has_no_code(build) -> None:
-    book = build("# T\n\nWords.\n\n```shell\nls\n```", "none")
-    assert not cells(book, "code")
-    assert "no code to run" in text(book)
+    notebook = build("# T\n\nWords.\n\n```shell\nls\n```", "none")
+    assert not cells(notebook, "code")
+    assert "no code to run" in text(notebook)
 
 
 def test_every_code_cell_knows_its_line(build) -> None:
@@ -91,10 +91,10 @@ def test_every_code_cell_knows_its_line(build) -> None:
 
 
 def test_the_title_comes_first_and_says_how_to_use_the_notebook(build) -> None:
-    book = build(PAGE, SEVERAL)
-    assert book.cells[0].source.startswith("# Lesson\n\n*This notebook was made from a page")
-    assert f"`lesson.py` and runs `{SEVERAL}`" in book.cells[0].source
-    assert book.cells[1].cell_type == "code"
+    notebook = build(PAGE, SEVERAL)
+    assert notebook.cells[0].source.startswith("# Lesson\n\n*This notebook was made from a page")
+    assert f"`lesson.py` and runs `{SEVERAL}`" in notebook.cells[0].source
+    assert notebook.cells[1].cell_type == "code"
     chinese = build(PAGE, SEVERAL, "zh-Hans")
     assert "本笔记本" in chinese.cells[0].source
     assert chinese.cells[-2].source == "## 运行程序"
@@ -109,14 +109,14 @@ def test_the_program_is_run_where_its_last_section_ends(build) -> None:
 
 
 def test_a_kernel_and_an_origin_are_written(parse) -> None:
-    from pagebuild.notebook.build import build_notebook
+    from pagebuild.notebook.page_notebook import build_notebook
 
-    book = build_notebook(parse(PAGE), {}, {"page": "lesson", "commit": "c"})
-    assert book.metadata.kernelspec.name == "python3"
-    assert book.metadata.colossal == {"page": "lesson", "commit": "c"}
-    nbformat.validate(book)
+    notebook = build_notebook(parse(PAGE), {}, {"page": "lesson", "commit": "c"})
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.colossal == {"page": "lesson", "commit": "c"}
+    nbformat.validate(notebook)
     again = build_notebook(parse(PAGE), {}, {"page": "lesson", "commit": "c"})
-    assert nbformat.writes(book) == nbformat.writes(again)
+    assert nbformat.writes(notebook) == nbformat.writes(again)
 
 
 # ------------------------------------------------------------------------------------------ what stays text
@@ -124,9 +124,9 @@ def test_a_kernel_and_an_origin_are_written(parse) -> None:
 
 @pytest.mark.parametrize("language", ["shell", "bash", "sh", "console", "json", "javascript", "r", "julia", "text", ""])
 def test_fences_of_other_languages_are_shown_and_not_run(build, language) -> None:
-    book = build(f"# T\n\n```{language}\nrm -rf x\n\n\nrm y\n```\n\n```python\nx = 1\n```")
-    assert cells(book, "code")[1:] == ["x = 1"]
-    assert f"```{language}\nrm -rf x\n\n\nrm y\n```" in text(book)
+    notebook = build(f"# T\n\n```{language}\nrm -rf x\n\n\nrm y\n```\n\n```python\nx = 1\n```")
+    assert cells(notebook, "code")[1:] == ["x = 1"]
+    assert f"```{language}\nrm -rf x\n\n\nrm y\n```" in text(notebook)
 
 
 def test_ignored_code_is_shown_with_the_reason(build) -> None:
@@ -134,10 +134,10 @@ def test_ignored_code_is_shown_with_the_reason(build) -> None:
         "<!--- doc-test-ignore-start: it needs 8 GPUs -->\n\n```python\nimport a\n\n\nlaunch()\n```\n\n"
         "<!--- doc-test-ignore-end -->"
     )
-    book = build(f"# T\n\n{ignored}\n\n```python\nx = 1\n```")
-    assert cells(book, "code")[1:] == ["x = 1"]
-    assert "*Not run here: it needs 8 GPUs.*\n\n```python\nimport a\n\n\nlaunch()\n```" in text(book)
-    assert "doc-test" not in text(book)
+    notebook = build(f"# T\n\n{ignored}\n\n```python\nx = 1\n```")
+    assert cells(notebook, "code")[1:] == ["x = 1"]
+    assert "*Not run here: it needs 8 GPUs.*\n\n```python\nimport a\n\n\nlaunch()\n```" in text(notebook)
+    assert "doc-test" not in text(notebook)
     assert "*此处不运行：它需要 8 个 GPU。*" in text(
         build(ignored.replace("it needs 8 GPUs", "它需要 8 个 GPU"), "none", "zh-Hans")
     )
@@ -146,9 +146,9 @@ def test_ignored_code_is_shown_with_the_reason(build) -> None:
 def test_an_output_that_the_author_left_open_is_the_recorded_one(parse) -> None:
     printed = [{"printed": "x = 2.5\n```\n", "figures": []}, {"printed": "", "figures": []}]
     run = RecordedRun(Records(Path("verified")), {"blocks": printed})
-    book = build_notebook(parse(PAGE.replace("nothing", "x = ...\n..."), SEVERAL), {}, {}, run)
-    assert "````text\nx = 2.5\n```\n````" in text(book)
-    assert "..." not in text(book)
+    notebook = build_notebook(parse(PAGE.replace("nothing", "x = ...\n..."), SEVERAL), {}, {}, run)
+    assert "````text\nx = 2.5\n```\n````" in text(notebook)
+    assert "..." not in text(notebook)
 
 
 def test_output_is_text_where_the_cell_does_not_show_it_itself(build) -> None:
@@ -157,9 +157,9 @@ def test_output_is_text_where_the_cell_does_not_show_it_itself(build) -> None:
 
 
 def test_code_inside_a_list_is_run_and_text_inside_one_stays(build) -> None:
-    book = build("# T\n\n- one\n\n  ```python\n  x = 1\n  ```\n\n- two\n\n  ```shell\n  ls\n  ```")
-    assert cells(book, "code")[1:] == ["x = 1"]
-    assert "  ```shell\n  ls\n  ```" in text(book)
+    notebook = build("# T\n\n- one\n\n  ```python\n  x = 1\n  ```\n\n- two\n\n  ```shell\n  ls\n  ```")
+    assert cells(notebook, "code")[1:] == ["x = 1"]
+    assert "  ```shell\n  ls\n  ```" in text(notebook)
 
 
 def test_a_marker_in_a_fence_is_not_taken_away(build) -> None:
@@ -203,10 +203,10 @@ def test_links_lead_to_notebooks_and_to_jupyters_headings(build) -> None:
 
 def test_images_come_along(build, tmp_path) -> None:
     (tmp_path / "figure.svg").write_text("<svg/>")
-    book = build('# T\n\nWords.\n\n![Two "words"](figure.svg)\n\nMore, with ![inline](figure.svg).', "none")
+    notebook = build('# T\n\nWords.\n\n![Two "words"](figure.svg)\n\nMore, with ![inline](figure.svg).', "none")
     address = "data:image/svg+xml;base64,PHN2Zy8+"
-    assert f'<img alt="Two &quot;words&quot;" src="{address}">' in cells(book, "markdown")
-    assert f"![inline]({address})" in text(book)
+    assert f'<img alt="Two &quot;words&quot;" src="{address}">' in cells(notebook, "markdown")
+    assert f"![inline]({address})" in text(notebook)
 
 
 def test_sections_are_cells_of_their_own(build) -> None:

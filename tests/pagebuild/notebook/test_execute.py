@@ -12,7 +12,7 @@ import pytest
 
 from pagebuild import cli
 from pagebuild.notebook.execute import Execution
-from pagebuild.notebook.failure import Failure
+from pagebuild.notebook.failure import CellFailure
 from pagetest.results.records import Records
 from pagetest.results.sample import sample
 
@@ -41,7 +41,7 @@ TWO = WORLD.replace("COMMAND", "torchrun --standalone --nproc_per_node=2 lesson.
 
 
 def printed(made) -> list[str]:
-    outputs = [output for cell in made.execution.book.cells for output in cell.get("outputs", ())]
+    outputs = [output for cell in made.execution.notebook.cells for output in cell.get("outputs", ())]
     return "".join(output.text for output in outputs if output.output_type == "stream").splitlines()
 
 
@@ -63,17 +63,17 @@ def executions(monkeypatch) -> list[str]:
     """The languages whose notebooks are executed; they show what the test puts into the list's `shows`."""
     executed = []
 
-    def execute(book, page, *_: object) -> Execution:
+    def execute(notebook, page, *_: object) -> Execution:
         executed.append(page.language)
-        return Execution(book, 1.0, 1)
+        return Execution(notebook, 1.0, 1)
 
-    monkeypatch.setattr("pagebuild.notebook.workshop.execute", execute)
+    monkeypatch.setattr("pagebuild.notebook.builder.execute_notebook", execute)
     return executed
 
 
-def outputs(book) -> list[list[str]]:
+def outputs(notebook) -> list[list[str]]:
     """What each code cell shows: printed text, and the kinds of its figures."""
-    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [[output.get("text") or min(output.data) for output in cell.outputs] for cell in cells]
 
 
@@ -112,12 +112,12 @@ def test_cells_show_what_the_page_s_run_printed_and_drew(pages, executions) -> N
     assert [one.status for one in made] == ["PASS", "PASS"]
     assert (pages.ran, executions) == (["en"], [])
     for language in ("en", "zh-Hans"):
-        book = pages.book(language)
-        assert outputs(book) == [[], ["one\n", "image/svg+xml"], ["two 0.5\n"], ["image/png"]]
-        assert [cell.execution_count for cell in book.cells if cell.cell_type == "code"] == [1, 2, 3, 4]
-        assert book.metadata.colossal.lang == language
-        assert book.metadata.language_info.name == "python"
-    shown = [cell for cell in pages.book("en").cells if cell.cell_type == "code"]
+        notebook = pages.notebook(language)
+        assert outputs(notebook) == [[], ["one\n", "image/svg+xml"], ["two 0.5\n"], ["image/png"]]
+        assert [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"] == [1, 2, 3, 4]
+        assert notebook.metadata.colossal.lang == language
+        assert notebook.metadata.language_info.name == "python"
+    shown = [cell for cell in pages.notebook("en").cells if cell.cell_type == "code"]
     assert shown[1].outputs[1].data["image/svg+xml"] == "<svg>a</svg>"
     assert shown[3].outputs[0].data["image/png"].strip() == "cG5n"
 
@@ -126,7 +126,7 @@ def test_the_last_cell_of_several_ranks_shows_all(pages, executions) -> None:
     pages.write("lesson", TORCHRUN)
     pages.make("lesson")
     assert executions == []
-    assert outputs(pages.book("en")) == [[], [], [], [], ["one\ntwo 0.5\n", "image/svg+xml", "image/png"]]
+    assert outputs(pages.notebook("en")) == [[], [], [], [], ["one\ntwo 0.5\n", "image/svg+xml", "image/png"]]
 
 
 def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
@@ -137,11 +137,11 @@ def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
     pages.write("lesson", PYTHON.replace("# T", "# T\n\nMore words, and other lines."))
     pages.make("lesson")
     assert pages.ran == ["en"]
-    assert outputs(pages.book("zh-Hans"))[2] == ["two 0.5\n"]
+    assert outputs(pages.notebook("zh-Hans"))[2] == ["two 0.5\n"]
     pages.write("lesson", PYTHON.replace("0.5)", "0.50002)"))
     pages.make("lesson")
     assert pages.ran == ["en", "en"]
-    assert outputs(pages.book("en"))[2] == ["two 0.50002\n"]
+    assert outputs(pages.notebook("en"))[2] == ["two 0.50002\n"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
 def test_a_record_that_does_not_fit_is_not_used(pages, change) -> None:
     pages.write("lesson", PYTHON)
     pages.make("lesson")
-    pages.records.enter(pages.records.find("cpu", "en", "lesson") | change, {})
+    pages.records.write(pages.records.find("cpu", "en", "lesson") | change, {})
     pages.make("lesson")
     assert pages.ran == ["en", "en"]
 
@@ -171,7 +171,7 @@ def test_another_build_of_the_same_versions_makes_no_difference(pages) -> None:
     record = pages.records.find("cpu", "en", "lesson")
     versions = record["versions"]
     python, torch = f"{versions['python'].rpartition('.')[0]}.99", f"{versions['torch'].partition('+')[0]}+other"
-    pages.records.enter(record | {"versions": versions | {"python": python, "torch": torch}})
+    pages.records.write(record | {"versions": versions | {"python": python, "torch": torch}})
     pages.make("lesson")
     assert pages.ran == ["en"]
 
@@ -181,8 +181,8 @@ def test_other_words_in_the_code_are_another_run(pages) -> None:
     pages.write("lesson", page("x = 1\nprint('你好')").replace("# T", "# 课"), "zh-Hans")
     pages.make("lesson")
     assert pages.ran == ["en", "zh-Hans"]
-    assert outputs(pages.book("zh-Hans")) == [[], ["你好\n"]]
-    assert pages.book("zh-Hans").cells[0].source.startswith("# 课\n\n*本笔记本由")
+    assert outputs(pages.notebook("zh-Hans")) == [[], ["你好\n"]]
+    assert pages.notebook("zh-Hans").cells[0].source.startswith("# 课\n\n*本笔记本由")
 
 
 def test_a_page_that_fails_has_no_notebook(pages) -> None:
@@ -201,9 +201,9 @@ def test_a_page_that_fails_has_no_notebook(pages) -> None:
 def test_a_warning_that_readers_would_see_is_a_failure(pages, executions) -> None:
     pages.write("lesson", page("import warnings\nwarnings.warn('old', stacklevel=1)"))
     english, _ = pages.make("lesson", execute=True)
-    assert english.failure == Failure(5, "UserWarning: old: correct what causes it")
+    assert english.failure == CellFailure(5, "UserWarning: old: correct what causes it")
     assert not executions
-    assert not pages.workshop().file(english.page).exists()
+    assert not pages.builder().notebook_file(english.page).exists()
 
 
 # ------------------------------------------------------------------------------------------ executed notebooks
@@ -216,7 +216,7 @@ def test_an_executed_notebook_shows_what_the_page_s_run_did(pages, text) -> None
     assert (english.status, chinese.status) == ("PASS", "PASS"), english.failure
     assert english.execution
     assert chinese.execution is None
-    assert outputs(pages.book("en")) == outputs(pages.book("zh-Hans"))
+    assert outputs(pages.notebook("en")) == outputs(pages.notebook("zh-Hans"))
     assert not kernels()
 
 
@@ -237,14 +237,14 @@ def test_a_cell_that_prints_something_else_is_a_failure(pages, code, message) ->
     english, _ = pages.make("lesson", execute=True)
     assert (english.status, english.failure.line) == ("FAIL", 4)
     assert message in english.failure.message
-    assert not pages.workshop().file(english.page).exists()
+    assert not pages.builder().notebook_file(english.page).exists()
 
 
 def test_a_figure_that_the_notebook_does_not_show_is_a_failure(pages) -> None:
     code = f"from pathlib import Path\nif {IN_A_SCRIPT}:\n    Path('a.svg').touch()\nx = 1"
     pages.write("lesson", page(code))
     english, _ = pages.make("lesson", execute=True)
-    assert english.failure == Failure(4, "this cell shows 0 drawings of the 1 that the page's run drew")
+    assert english.failure == CellFailure(4, "this cell shows 0 drawings of the 1 that the page's run drew")
 
 
 def test_several_ranks_must_print_the_same_too(pages) -> None:
@@ -253,7 +253,7 @@ def test_several_ranks_must_print_the_same_too(pages) -> None:
     record = pages.records.find("cpu", "en", "lesson")
     record["blocks"][0]["printed"] = ""
     figures = {name: pages.records.figure(record, name).read_bytes() for name in ("a.svg", "b.png")}
-    pages.records.enter(record, figures)
+    pages.records.write(record, figures)
     english, _ = pages.make("lesson", execute=True)
     assert "this cell prints `one` where the page's run printed `two 0.5001`" in english.failure.message
 
@@ -262,7 +262,7 @@ def test_a_page_without_code_is_a_notebook_all_the_same(pages) -> None:
     pages.write("lesson", "# T\n\nWords.\n\n<!-- doc-test-command: none -->\n")
     made = pages.make("lesson")
     assert [one.status for one in made] == ["NONE", "NONE"]
-    assert all(pages.workshop().file(one.page).is_file() for one in made)
+    assert all(pages.builder().notebook_file(one.page).is_file() for one in made)
 
 
 # ------------------------------------------------------------------------------------------ failures

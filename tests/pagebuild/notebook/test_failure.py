@@ -4,12 +4,12 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
+from pagebuild.notebook.builder import BuiltNotebook
 from pagebuild.notebook.execute import Execution
-from pagebuild.notebook.failure import Failure, failure_of, warning_in
-from pagebuild.notebook.report import lines_of, summary
-from pagebuild.notebook.workshop import Made
-from pagetest.results.fitting import RecordedRun
+from pagebuild.notebook.failure import CellFailure, find_failure, find_warning
+from pagebuild.notebook.report import report_lines, summary
 from pagetest.results.records import Records
+from pagetest.results.run_finder import RecordedRun
 
 PAGE = "# T\n\n```python\nx = 1\nraise ValueError\n```"
 RANKS = """before
@@ -49,7 +49,7 @@ def error(name: str, message: str, *traceback: str) -> NotebookNode:
     return nbformat.v4.new_output("error", ename=name, evalue=message, traceback=list(traceback))
 
 
-def book(*cells: NotebookNode) -> NotebookNode:
+def notebook(*cells: NotebookNode) -> NotebookNode:
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# T"), *cells])
 
 
@@ -60,34 +60,36 @@ def test_the_innermost_cell_of_the_page_counts(parse) -> None:
         code(count=2, line=10),
         code(error("KeyError", "'a'\nb", *frames), count=3, line=30),
     ]
-    assert failure_of(book(*cells), parse(PAGE)) == Failure(16, "KeyError: 'a'")
+    assert find_failure(notebook(*cells), parse(PAGE)) == CellFailure(16, "KeyError: 'a'")
 
 
 def test_a_failure_outside_of_the_pages_cells_is_told_at_the_cell(parse) -> None:
     failed = code(error("OSError", "x", "File /lib/other.py:99"), line=30)
-    assert failure_of(book(failed), parse(PAGE)) == Failure(30, "OSError: x")
+    assert find_failure(notebook(failed), parse(PAGE)) == CellFailure(30, "OSError: x")
 
 
 @pytest.mark.parametrize(
     ("rank", "failure"),
     [
-        ("1", Failure(5, "ValueError: on rank 1")),
-        ("2", Failure(4, "ConnectionError: the peer is gone")),
-        ("3", Failure(5, "ValueError: on rank 1")),
+        ("1", CellFailure(5, "ValueError: on rank 1")),
+        ("2", CellFailure(4, "ConnectionError: the peer is gone")),
+        ("3", CellFailure(5, "ValueError: on rank 1")),
     ],
 )
 def test_a_program_of_several_ranks_is_told_by_the_rank_that_failed_first(parse, rank, failure) -> None:
     failed = code(stream(RANKS), error("RuntimeError", CAUSE.replace("{}", rank)), line=9)
-    assert failure_of(book(failed), parse(PAGE)) == failure
+    assert find_failure(notebook(failed), parse(PAGE)) == failure
 
 
 def test_a_program_that_ends_without_a_traceback_is_told_at_its_command(parse) -> None:
     failed = code(stream("Killed\n"), error("RuntimeError", "the program ended with exit code 9"), line=9)
-    assert failure_of(book(failed), parse(PAGE)) == Failure(9, "RuntimeError: the program ended with exit code 9")
+    assert find_failure(notebook(failed), parse(PAGE)) == CellFailure(
+        9, "RuntimeError: the program ended with exit code 9"
+    )
 
 
 def test_a_notebook_without_an_error_lost_its_kernel(parse) -> None:
-    assert failure_of(book(code()), parse(PAGE)).message == "the kernel ended before the notebook did"
+    assert find_failure(notebook(code()), parse(PAGE)).message == "the kernel ended before the notebook did"
 
 
 @pytest.mark.parametrize(
@@ -100,30 +102,30 @@ def test_a_notebook_without_an_error_lost_its_kernel(parse) -> None:
     ],
 )
 def test_a_warning_is_found(parse, text, line) -> None:
-    found = warning_in(book(code(stream(f"before\n{text}\n  code\n"))), parse(PAGE))
+    found = find_warning(notebook(code(stream(f"before\n{text}\n  code\n"))), parse(PAGE))
     assert found
     assert (found.line, found.message.endswith("Warning: old: correct what causes it")) == (line, True)
 
 
 def test_words_about_warnings_are_none(parse) -> None:
     text = "2026-11-20 colossal WARNING: [rank 0] slow\nUserWarning is a class\n12:30: no warning\n"
-    assert warning_in(book(code(stream(text))), parse(PAGE)) is None
+    assert find_warning(notebook(code(stream(text))), parse(PAGE)) is None
 
 
 def test_the_report_reads_like_the_harness(parse) -> None:
     page = parse(PAGE)
     page.path.write_text("\n".join(page.lines))
-    execution = Execution(book(code(count=1), code(count=None)), 9.14, 1_280_000_000, Failure(5, "ValueError"))
-    failed = Made(page, "FAIL", execution=execution, failure=execution.failure)
-    first, place, *excerpt = lines_of(failed, 8)
+    execution = Execution(notebook(code(count=1), code(count=None)), 9.14, 1_280_000_000, CellFailure(5, "ValueError"))
+    failed = BuiltNotebook(page, "FAIL", execution=execution, failure=execution.failure)
+    first, place, *excerpt = report_lines(failed, 8)
     assert first == "en      lesson     FAIL  cells 1/2  9.1 s  peak 1.28 GB"
     assert place.endswith("lesson.md:5: ValueError")
     shown = ["   3 | ```python", "   4 | x = 1", "   5 | raise ValueError", "   6 | ```", "   7 |"]
     assert [line.replace(">", " ").removeprefix("    ") for line in excerpt] == shown
     assert excerpt[2].startswith("  > ")
     run = RecordedRun(Records(page.path.parent), {"lang": "en", "date": "2026-11-20"})
-    passed = Made(page, "PASS", run)
-    assert list(lines_of(passed, 6)) == ["en      lesson   PASS  run of en, 2026-11-20"]
-    executed = Made(page, "PASS", run, execution)
-    found = summary([failed, passed, executed, Made(page, "NONE")])
+    passed = BuiltNotebook(page, "PASS", run)
+    assert list(report_lines(passed, 6)) == ["en      lesson   PASS  run of en, 2026-11-20"]
+    executed = BuiltNotebook(page, "PASS", run, execution)
+    found = summary([failed, passed, executed, BuiltNotebook(page, "NONE")])
     assert found == "2 with recorded outputs, 1 of them executed, 1 failed"

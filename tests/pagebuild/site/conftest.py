@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pagebuild.site.coverage import Coverage, current_coverage
 from pagebuild.site.edition import current_edition
-from pagebuild.site.insight import Insight, make_insight
 from pagebuild.site.project import Project
 from pagebuild.site.website import website_files
 from pagetest.graph.fingerprint import fingerprint
@@ -95,7 +95,7 @@ class Docs:
 
     def results(self, *entries: dict[str, Any], folder: str = "build/docs/verified") -> None:
         for entry in entries:
-            Records(self.root / folder).enter(entry)
+            Records(self.root / folder).write(entry)
 
     def record(self, language: str = "en", **changes: Any) -> dict[str, Any]:
         """The record of a run of the lesson that holds, as far as nothing is changed."""
@@ -113,11 +113,11 @@ class Docs:
     def page(self, name: str = "basics/lesson", language: str = "en") -> Page:
         return current_edition(self.root).tree.page(name, language)
 
-    def insight(self) -> Insight:
-        return make_insight(self.root)
+    def coverage(self) -> Coverage:
+        return current_coverage(self.root)
 
     def badges(self, name: str = "basics/lesson", language: str = "en") -> list[dict[str, Any]]:
-        return self.insight().results.badges(self.page(name, language))
+        return self.coverage().results.badges(self.page(name, language))
 
 
 @pytest.fixture
@@ -138,9 +138,9 @@ def docs(tmp_path: Path) -> Docs:
 @pytest.fixture
 def make(docs, monkeypatch) -> Callable[[], dict[str, bytes]]:
     """Makes all files; the landing page's data, which asks the real library, has tests of its own."""
-    monkeypatch.setattr("pagebuild.site.website.landing", lambda *_: {"landing": True})
+    monkeypatch.setattr("pagebuild.site.website.landing_data", lambda *_: {"landing": True})
 
     def stale(page: Page) -> tuple[str, ...]:
         return ("更多",) if page.language == "zh-Hans" and page.name == "basics/lesson" else ()
 
-    return lambda: website_files(docs.root, PROJECT, Insight(docs.insight().results, lambda _: PRESENT, stale))
+    return lambda: website_files(docs.root, PROJECT, Coverage(docs.coverage().results, lambda _: PRESENT, stale))

@@ -38,7 +38,7 @@ def test_devices_are_kept_apart(docs) -> None:
 
 def test_the_pretend_device_has_a_badge_of_its_own_and_shows_no_outputs(docs) -> None:
     assert states(docs, docs.record(device="pretend", backend="pretend")) == {"pretend": "verified"}
-    assert shown_run(docs.page(), docs.insight().results.find) is None
+    assert shown_run(docs.page(), docs.coverage().results.find_run) is None
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ KEYS = {"page": "basics/lesson", "lang": "en", "status": "PASS", "device": "cpu"
 def test_a_damaged_file_is_an_error_and_not_a_page_without_results(docs, content) -> None:
     docs.write("build/docs/verified/cpu/en/basics/lesson.json", content)
     with pytest.raises(BrokenInputError, match=r"basics/lesson\.json:1: this should hold the record of a run"):
-        docs.insight()
+        docs.coverage()
 
 
 def test_a_released_version_keeps_its_proof(docs) -> None:

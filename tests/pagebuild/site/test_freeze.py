@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from pagebuild.site import freeze_command
+from pagebuild.site import freeze
+from pagebuild.site.coverage import Coverage
 from pagebuild.site.edition import BrokenInputError
-from pagebuild.site.freeze import Freezer
-from pagebuild.site.insight import Insight
+from pagebuild.site.freeze import DocumentationFreezer
 from pagetest.results.records import Records
 
 DIRTY = "a" * 40 + "-dirty"
 
 
-def freezer(docs, *stale: str) -> Freezer:
-    results = docs.insight().results
-    return Freezer(docs.root, Insight(results, lambda _: "", lambda page: stale if page.language == "zh-Hans" else ()))
+def freezer(docs, *stale: str) -> DocumentationFreezer:
+    results = docs.coverage().results
+    return DocumentationFreezer(
+        docs.root, Coverage(results, lambda _: "", lambda page: stale if page.language == "zh-Hans" else ())
+    )
 
 
 @pytest.fixture
@@ -148,12 +150,12 @@ def test_a_finding_of_the_static_rules_forbids_it(proved) -> None:
 
 
 def test_the_subcommand_says_what_it_did(proved, capsys, monkeypatch) -> None:
-    monkeypatch.setattr(freeze_command, "make_insight", lambda _: freezer(proved).insight)
+    monkeypatch.setattr(freeze, "current_coverage", lambda _: freezer(proved).coverage)
 
     class Options:
         version = "0.1.0"
 
-    assert freeze_command.run(Options(), proved.root) == 0  # type: ignore[arg-type]
+    assert freeze.run(Options(), proved.root) == 0  # type: ignore[arg-type]
     assert "versioned/0.1.0: commit it with docs/versions.json" in capsys.readouterr().out
-    assert freeze_command.run(Options(), proved.root) == 1  # type: ignore[arg-type]
+    assert freeze.run(Options(), proved.root) == 1  # type: ignore[arg-type]
     assert "1 finding; nothing was frozen" in capsys.readouterr().out

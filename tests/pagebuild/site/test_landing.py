@@ -14,15 +14,14 @@ from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError
 from colossal.shardformer import FAMILIES
+from pagebuild.site.coverage import current_coverage
 from pagebuild.site.edition import BrokenInputError, current_edition
-from pagebuild.site.insight import make_insight
 from pagebuild.site.landing import features, texts
-from pagebuild.site.landing.data import landing, proof_of, tutorials
-from pagebuild.site.landing.example import example
+from pagebuild.site.landing.data import count_verified, landing_data, landing_example, tutorial_cards
 from pagebuild.site.landing.features import FEATURES, feature_matrix
-from pagebuild.site.landing.models import METHODS, inputs_of, model_matrix, tiny_model
-from pagebuild.site.landing.plugins import CHOICES, DEVICES, QUESTIONS, Choice, check_choices, offered_plugins
-from pagebuild.site.landing.trial import attempt
+from pagebuild.site.landing.models import METHODS, make_inputs, model_matrix, tiny_model
+from pagebuild.site.landing.plugins import CHOICES, DEVICES, QUESTIONS, PluginChoice, check_choices, offered_plugins
+from pagebuild.site.landing.trial import try_action
 from pagetest.model.reader import parse_page
 
 pytestmark = pytest.mark.project
@@ -147,8 +146,8 @@ def test_a_device_counts_when_all_tutorials_are_verified_on_it(matrix, monkeypat
     assert cells(matrix, "cpu") == dict.fromkeys(columns, "yes")
     assert cells(matrix, "cuda") == dict.fromkeys(columns, "partial")
     assert note(matrix, "cuda") == "by the same code; no page has run on one yet"
-    states = {choice.key: features._states(choice) for choice in CHOICES[:1]}
-    monkeypatch.setattr(features, "_states", lambda choice: states[choice.key])
+    states = {choice.key: features._feature_states(choice) for choice in CHOICES[:1]}
+    monkeypatch.setattr(features, "_feature_states", lambda choice: states[choice.key])
     monkeypatch.setattr(features, "CHOICES", CHOICES[:1])
     some = feature_matrix(proof(cpu=0, cuda=8))
     assert (cells(some, "cpu"), cells(some, "cuda")) == ({"single": "partial"}, {"single": "partial"})
@@ -161,22 +160,22 @@ def test_a_refusal_is_a_no_and_any_other_error_is_raised() -> None:
     def refuse(message: str) -> None:
         raise UnsupportedError(message)
 
-    assert attempt(lambda: None) == "yes"
-    assert attempt(lambda: refuse("Found x, which does not. Do y.")) == "no"
-    assert attempt(lambda: refuse("Found x, which is not built yet. Do y.")) == "planned"
+    assert try_action(lambda: None) == "yes"
+    assert try_action(lambda: refuse("Found x, which does not. Do y.")) == "no"
+    assert try_action(lambda: refuse("Found x, which is not built yet. Do y.")) == "planned"
     with pytest.raises(ZeroDivisionError):
-        attempt(lambda: 1 / 0)
+        try_action(lambda: 1 / 0)
 
 
 def test_a_plugin_that_cannot_be_tried_is_an_error(monkeypatch) -> None:
-    choice = Choice("lazy", "Lazy", "p", ("one",), ("all",), ("simple",))
+    choice = PluginChoice("lazy", "Lazy", "p", ("one",), ("all",), ("simple",))
     monkeypatch.setattr(home, "Lazy", Lazy, raising=False)
     with pytest.raises(UnsupportedError, match="Lazy needs rest"):
-        features._states(choice)
+        features._feature_states(choice)
 
 
 def test_the_librarys_table_of_precisions_is_held_against_what_happens(monkeypatch) -> None:
-    monkeypatch.setattr(features, "attempt", lambda _: "no")
+    monkeypatch.setattr(features, "try_action", lambda _: "no")
     with pytest.raises(AssertionError, match=r"supported_precisions is wrong about fp16: no"):
         feature_matrix(proof())
 
@@ -199,31 +198,31 @@ def test_every_family_is_a_row_and_was_tried(models) -> None:
 
 @pytest.mark.parametrize("attempted", METHODS.values())
 def test_a_model_that_says_something_else_when_divided_is_a_no(attempted, monkeypatch) -> None:
-    monkeypatch.setattr("pagebuild.site.landing.models.inputs_of", lambda model: inputs_of(model) | next(others))
+    monkeypatch.setattr("pagebuild.site.landing.models.make_inputs", lambda model: make_inputs(model) | next(others))
     others = iter([{}, {"input_ids": torch.ones(2, 8, dtype=torch.long)}, {}])  # whole, and then in parts
     assert attempted(tiny_model("llama")) == "no"
 
 
 def test_the_example_is_what_a_page_runs(docs) -> None:
     page = parse_page("# T\n```python\nimport a\nx = 1\n```\n", docs.root / "page.md")
-    shown = example(docs.root / "README.md", page)
+    shown = landing_example(docs.root / "README.md", page)
     assert (shown["source"], shown["page"]) == ("x = 1", "page")
     docs.write("README.md", "# pack\n\n```python\nx = 2\n```\n")
     with pytest.raises(BrokenInputError, match=r"README\.md:4: this program is not part of"):
-        example(docs.root / "README.md", page)
+        landing_example(docs.root / "README.md", page)
     docs.write("README.md", "# pack\n")
     with pytest.raises(BrokenInputError, match=r"README\.md:1: the README shows no program"):
-        example(docs.root / "README.md", page)
+        landing_example(docs.root / "README.md", page)
 
 
 def test_an_ignored_block_is_no_example(docs) -> None:
     ignored = "<!--- doc-test-ignore-start: why -->\n```python\nx = 1\n```\n<!--- doc-test-ignore-end -->\n"
     with pytest.raises(BrokenInputError, match="not part of"):
-        example(docs.root / "README.md", parse_page(ignored, docs.root / "page.md"))
+        landing_example(docs.root / "README.md", parse_page(ignored, docs.root / "page.md"))
 
 
 def test_pages_come_in_the_order_of_the_sidebar(docs) -> None:
-    (category,) = tutorials(current_edition(docs.root), docs.insight())
+    (category,) = tutorial_cards(current_edition(docs.root), docs.coverage())
     assert category["label"] == {"en": "Basics", "zh-Hans": "基础"}
     assert [card["name"] for card in category["pages"]] == ["basics/lesson", "talk"]
     card = category["pages"][0]
@@ -245,17 +244,17 @@ def test_pages_come_in_the_order_of_the_sidebar(docs) -> None:
 )
 def test_of_the_pages_with_code_those_count_that_are_verified(docs, changes, verified) -> None:
     docs.results(*([] if changes is None else [docs.record(**changes), docs.same()]))
-    (category,) = tutorials(current_edition(docs.root), docs.insight())
+    (category,) = tutorial_cards(current_edition(docs.root), docs.coverage())
     date = "" if changes is None else "2026-11-19"
-    assert proof_of(category["pages"]) == {"programs": 1, "lastDate": date, "verified": verified}
+    assert count_verified(category["pages"]) == {"programs": 1, "lastDate": date, "verified": verified}
 
 
 def test_a_tutorial_counts_when_it_is_verified_in_every_language(docs) -> None:
     docs.results(docs.record(), docs.same())
     chinese = docs.root / "docs/source/zh-Hans/basics/lesson.md"
     chinese.write_text(chinese.read_text(encoding="utf-8").replace("x = 1", "x = 2"), encoding="utf-8")
-    (category,) = tutorials(current_edition(docs.root), docs.insight())
-    assert proof_of(category["pages"])["verified"] == {"cpu": 0}
+    (category,) = tutorial_cards(current_edition(docs.root), docs.coverage())
+    assert count_verified(category["pages"])["verified"] == {"cpu": 0}
 
 
 @pytest.fixture
@@ -269,7 +268,7 @@ def _tried(matrix, models, monkeypatch) -> None:
 def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
     monkeypatch.setattr("pagebuild.site.landing.data.PAGE", "basics/lesson")
     with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_plugins, which is no page"):
-        landing(docs.root, current_edition(docs.root), docs.insight())
+        landing_data(docs.root, current_edition(docs.root), docs.coverage())
 
 
 def test_every_text_is_there_in_both_languages_and_used() -> None:
@@ -285,7 +284,7 @@ def test_every_text_is_there_in_both_languages_and_used() -> None:
 def test_the_real_landing_page_can_be_made() -> None:
     root = Path(__file__).resolve().parents[3]
     edition = current_edition(root)
-    data = landing(root, edition, make_insight(root))
+    data = landing_data(root, edition, current_coverage(root))
     assert "booster.backward(loss, optimizer)" in data["example"]["source"]
     assert data["example"]["command"].startswith("torchrun")
     shown = [card["name"] for category in data["tutorials"] for card in category["pages"]]

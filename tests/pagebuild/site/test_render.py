@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from pagebuild import cli
-from pagebuild.site import command, insight
-from pagebuild.site.front import Facts, front_matter
+from pagebuild.site import command, coverage
+from pagebuild.site.front_matter import PageFacts, front_matter
+from pagebuild.site.render.build_errors import BuildErrorLocator
 from pagebuild.site.render.npm import MissingToolError, Npm, find_browser, quiet_environment
-from pagebuild.site.render.places import Places
-from pagebuild.site.render.site import Site
+from pagebuild.site.render.site import Website
 
 ZH = "i18n/zh-Hans/docusaurus-plugin-content-docs"
 LINKS = "# T\n\nA [dead](../nowhere/x.md), an\n[anchor](lesson.md#nope) and [here](#gone).\n"
@@ -25,7 +25,7 @@ SAYS = """\x1b[31m[ERROR]\x1b[0m Client bundle compiled with errors therefore fu
 
 
 @pytest.fixture
-def places(docs) -> Places:
+def places(docs) -> BuildErrorLocator:
     website = docs.root / "website"
     pages = {
         "docs/basics/lesson.md": ("docs/source/en/basics/lesson.md", "tutorial"),
@@ -33,8 +33,8 @@ def places(docs) -> Places:
         f"{ZH}/current/basics/lesson.md": ("docs/source/zh-Hans/basics/lesson.md", "tutorial"),
     }
     for name, (source, kind) in pages.items():
-        docs.write(f"website/{name}", front_matter("basics/lesson", "en", Facts(source, None, kind)) + LINKS)
-    return Places(docs.root, website)
+        docs.write(f"website/{name}", front_matter("basics/lesson", "en", PageFacts(source, None, kind)) + LINKS)
+    return BuildErrorLocator(docs.root, website)
 
 
 def found(places, log: str) -> list[str]:
@@ -86,7 +86,7 @@ def test_broken_links_are_told_where_the_author_wrote_them(places) -> None:
 
 
 def test_a_released_version_has_the_addresses_without_a_name(docs, places) -> None:
-    old = front_matter("basics/lesson", "en", Facts("docs/versioned/0.1.0/en/basics/lesson.md", None)) + LINKS
+    old = front_matter("basics/lesson", "en", PageFacts("docs/versioned/0.1.0/en/basics/lesson.md", None)) + LINKS
     docs.write("website/versioned_docs/version-0.1.0/basics/lesson.md", old)
     log = "Broken link on source page path = /docs/{}basics/lesson/:\n   -> linking to /docs/nowhere/x/\n"
     for prefix, source in (("", "versioned/0.1.0"), ("0.1.0/", "versioned/0.1.0"), ("next/", "source")):
@@ -121,22 +121,22 @@ def program(folder: Path, name: str, text: str) -> None:
 
 
 @pytest.fixture
-def site(docs) -> Site:
+def site(docs) -> Website:
     website = docs.root / "docs" / "website"
     for name in ("package.json", "package-lock.json"):
         docs.write(f"docs/website/{name}", "{}")
     program(docs.root / "bin", "npm", NPM)
     program(docs.root / "bin", "node", '#!/bin/sh\necho "node $*" >> calls\n')
-    return Site(docs.root, website, {"PATH": f"{docs.root / 'bin'}:/usr/bin:/bin"})
+    return Website(docs.root, website, {"PATH": f"{docs.root / 'bin'}:/usr/bin:/bin"})
 
 
-def calls(site: Site) -> list[str]:
+def calls(site: Website) -> list[str]:
     file = site.website / "calls"
     return file.read_text().splitlines() if file.exists() else []
 
 
-def with_variables(site: Site, **more: str) -> Site:
-    return Site(site.root, site.website, dict(site.environment) | more)
+def with_variables(site: Website, **more: str) -> Website:
+    return Website(site.root, site.website, dict(site.environment) | more)
 
 
 def test_packages_are_installed_when_the_lock_file_has_changed(site, docs, capsys) -> None:
@@ -166,9 +166,9 @@ def test_a_build_that_fails_or_complains_is_no_build(site, places, capsys) -> No
 
 
 def test_without_npm_the_message_says_what_to_install(site) -> None:
-    for verb in (Site.build, Site.test):
+    for verb in (Website.build, Website.test):
         with pytest.raises(MissingToolError, match=r"Found no (npm|node) on the path\. .*apt-get install nodejs npm"):
-            verb(Site(site.root, site.website, {"PATH": ""}))
+            verb(Website(site.root, site.website, {"PATH": ""}))
 
 
 def test_nothing_phones_home() -> None:
@@ -222,7 +222,7 @@ def test_only_a_built_site_is_served_on_a_free_port(site, docs) -> None:
 
 
 def test_findings_leave_the_inputs_as_they_were(docs, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("pagebuild.site.website.landing", lambda *_: {})
+    monkeypatch.setattr("pagebuild.site.website.landing_data", lambda *_: {})
     docs.write("src/pack/__init__.py", "class Thing: ...\n\n\ndef go(): ...\n\n\n__all__ = ['Thing', 'go']\n")
     lesson = docs.root / "docs/source/en/basics/lesson.md"
     website = docs.root / "website"
@@ -238,10 +238,10 @@ def test_findings_leave_the_inputs_as_they_were(docs, capsys, monkeypatch) -> No
 
 
 def test_stale_sections_are_told_by_their_headings(docs, monkeypatch) -> None:
-    tree = insight.current_edition(docs.root).tree
-    monkeypatch.setattr(insight, "stale_sections", lambda _tree, name, language: [("More", f"{name} {language}", 14)])
-    assert insight.stale_headings(tree, docs.page()) == ()
-    assert insight.stale_headings(tree, docs.page(language="zh-Hans")) == ("basics/lesson zh-Hans",)
+    tree = coverage.current_edition(docs.root).tree
+    monkeypatch.setattr(coverage, "stale_sections", lambda _tree, name, language: [("More", f"{name} {language}", 14)])
+    assert coverage.stale_headings(tree, docs.page()) == ()
+    assert coverage.stale_headings(tree, docs.page(language="zh-Hans")) == ("basics/lesson zh-Hans",)
 
 
 def test_the_front_matter_can_be_read_back(places) -> None:

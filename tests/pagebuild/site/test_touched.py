@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pagebuild.site import touched
-from pagebuild.site.touched import touched_pages
+from pagebuild.site.touched import find_touched_pages
 
 LESSONS = {"/docs/basics/lesson/", "/zh-Hans/docs/basics/lesson/"}
 MODULES = {"/docs/api/pack/", "/zh-Hans/docs/api/pack/"}
@@ -46,33 +46,33 @@ def project(docs) -> Any:
 def test_a_change_touches_the_pages_that_show_its_files(project, file, pages) -> None:
     path = project.root / file
     path.write_text(path.read_text(encoding="utf-8") + "\nmore\n", encoding="utf-8")
-    assert set(touched_pages(project.root).pages or ()) == pages
+    assert set(find_touched_pages(project.root).pages or ()) == pages
     commit(project)
-    found = touched_pages(project.root)
+    found = find_touched_pages(project.root)
     assert set(found.pages or ()) == pages
     assert found.reason.startswith("those that differ from ")
 
 
 @pytest.mark.parametrize(
-    "file", ["docs/website/src/css/base.css", "doctest/pagebuild/site/front.py", "doctest/pagebuild/runs.py"]
+    "file", ["docs/website/src/css/base.css", "doctest/pagebuild/site/front_matter.py", "doctest/pagebuild/runs.py"]
 )
 def test_the_websites_own_code_touches_every_page(project, file) -> None:
     project.write(file, "")
-    assert touched_pages(project.root).pages is None
-    assert f"every page, since {file} differs" in touched_pages(project.root).reason
+    assert find_touched_pages(project.root).pages is None
+    assert f"every page, since {file} differs" in find_touched_pages(project.root).reason
 
 
 def test_where_nothing_is_known_the_commit_chooses_a_sample(docs, monkeypatch) -> None:
-    assert set(touched_pages(docs.root).pages or ()) == LESSONS | MODULES | TALKS
+    assert set(find_touched_pages(docs.root).pages or ()) == LESSONS | MODULES | TALKS
     monkeypatch.setattr(touched, "SAMPLE", 2)
     git(docs, "init", "-q", "-b", "main")
-    monkeypatch.setattr(touched, "files_of_change", lambda *_: ("", None))
+    monkeypatch.setattr(touched, "changed_files_since_base", lambda *_: ("", None))
     chosen = []
     for number in range(4):
         docs.write("number", str(number))
         commit(docs)
-        assert touched_pages(docs.root) == touched_pages(docs.root)
-        chosen.append(touched_pages(docs.root).pages)
+        assert find_touched_pages(docs.root) == find_touched_pages(docs.root)
+        chosen.append(find_touched_pages(docs.root).pages)
     assert all(len(pages or ()) == 2 for pages in chosen)
     assert len(set(chosen)) > 1
 
@@ -88,9 +88,9 @@ def test_a_released_version_has_its_address_and_changes_with_its_own_files(proje
     commit(project)
     project.write("docs/versioned/0.1.0/en/talk.md", "# Other\n")
     project.write("docs/source/zh-Hans/talk.md", "# Other\n")
-    assert set(touched_pages(project.root).pages or ()) == {"/docs/talk/", "/zh-Hans/docs/next/talk/"}
+    assert set(find_touched_pages(project.root).pages or ()) == {"/docs/talk/", "/zh-Hans/docs/next/talk/"}
     commit(project)
     project.write("src/pack/__init__.py", "x = 1\n")
-    assert set(touched_pages(project.root, "HEAD").pages or ()) == {
+    assert set(find_touched_pages(project.root, "HEAD").pages or ()) == {
         page.replace("/docs/", "/docs/next/") for page in LESSONS | MODULES
     }

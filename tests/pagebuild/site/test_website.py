@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pagebuild.site.downloads import origin
+from pagebuild.site.downloads import notebook_origin
 from pagebuild.site.edition import BrokenInputError, current_edition
-from pagebuild.site.pages import Press
+from pagebuild.site.pages import EditionWriter
 from pagebuild.site.project import Project
 
 Damage = Callable[[Any], object]
@@ -86,7 +86,9 @@ def test_without_a_run_that_holds_the_output_is_the_authors(docs, make) -> None:
 
 
 def test_without_an_address_of_the_repository_no_page_can_be_edited(docs) -> None:
-    files = Press(docs.root, Project("", "c", "2026-11-20"), current_edition(docs.root), docs.insight()).files()
+    files = EditionWriter(
+        docs.root, Project("", "c", "2026-11-20"), current_edition(docs.root), docs.coverage()
+    ).files()
     pages = [front(content) for name, content in files.items() if name.endswith(".md")]
     assert len(pages) == 6
     assert {page["custom_edit_url"] for page in pages} == {None}
@@ -135,7 +137,7 @@ def test_the_script_is_the_program_with_the_headings_of_the_page(make) -> None:
 
 def test_the_notebook_is_offered_if_it_was_made_from_this_text_and_this_code(docs, make) -> None:
     place = "build/docs/notebooks/en/basics/lesson.ipynb"
-    right = origin(docs.page(), "the present code")
+    right = notebook_origin(docs.page(), "the present code")
     for wrong in ({}, right | {"text_hash": "another"}, right | {"fingerprint": "older"}, right | {"lang": "zh-Hans"}):
         docs.write(place, {"metadata": {"colossal": wrong}, "cells": []})
         downloads = front(make()["docs/basics/lesson.md"])["page"]["downloads"]

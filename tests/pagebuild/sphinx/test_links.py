@@ -9,7 +9,7 @@ from sphinx import addnodes
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.library import Library
 from pagebuild.api.target import Resolver
-from pagebuild.sphinx.links import Linker, imported, named_in
+from pagebuild.sphinx.links import LinkResolver, find_in_module, import_object
 
 pytestmark = pytest.mark.project
 
@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def linker() -> Linker:
-    return Linker(Inventory(Resolver(Library(ROOT, ROOT / "src" / "colossal"))))
+def linker() -> LinkResolver:
+    return LinkResolver(Inventory(Resolver(Library(ROOT, ROOT / "src" / "colossal"))))
 
 
-def resolved(linker: Linker, name: str, inside: str = "", domain: str = "py") -> bool:
+def resolved(linker: LinkResolver, name: str, inside: str = "", domain: str = "py") -> bool:
     """Whether a name that Sphinx did not find passes, inside the description of an object or outside of any."""
     node = addnodes.pending_xref("", refdomain=domain, reftarget=name)
     module, _, fullname = inside.rpartition(".")
@@ -77,7 +77,7 @@ def test_links_of_pages_are_not_names(linker) -> None:
 
 
 def test_names_are_looked_up_as_python_does() -> None:
-    assert imported("pathlib.Path.joinpath") is Path.joinpath
-    assert imported("pathlib.Path.gone") is None
-    assert named_in("pagebuild.sphinx.links", "nodes.literal") is nodes.literal
-    assert named_in("pagebuild.sphinx.links", "gone.literal") is None
+    assert import_object("pathlib.Path.joinpath") is Path.joinpath
+    assert import_object("pathlib.Path.gone") is None
+    assert find_in_module("pagebuild.sphinx.links", "nodes.literal") is nodes.literal
+    assert find_in_module("pagebuild.sphinx.links", "gone.literal") is None

@@ -6,8 +6,8 @@ import pytest
 
 from pagebuild.sphinx.myst import to_myst
 from pagetest.model.reader import parse_page
-from pagetest.results.fitting import RecordedRun
 from pagetest.results.records import Records
+from pagetest.results.run_finder import RecordedRun
 
 
 def myst(text: str, language: str = "en", run: RecordedRun | None = None) -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from pagebuild import cli
 from pagebuild.sphinx import command
-from pagebuild.sphinx.sources import Sources
+from pagebuild.sphinx.sources import SphinxSources
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
@@ -155,7 +155,7 @@ def site(tmp_path_factory) -> Built:
     for language in ("en", "zh-Hans"):
         write(folder / "docs" / "source" / language, pages)
     write(folder / "docs" / "source" / "zh-Hans", {"sidebar_category_translation.json": LABELS})
-    Records(folder / "docs" / "verified").enter(record_of(Tree(folder / "docs" / "source").page("basics/run", "en")))
+    Records(folder / "docs" / "verified").write(record_of(Tree(folder / "docs" / "source").page("basics/run", "en")))
     return build(folder, ["en", "zh-Hans"], MODULES)
 
 
@@ -229,19 +229,19 @@ def test_names_of_modules_that_are_left_out_are_text(site) -> None:
 def test_every_public_module_is_described_unless_some_are_chosen(library_modules, monkeypatch) -> None:
     orders = []
 
-    def note(order: command.Order) -> command.Outcome:
+    def note(order: command.SiteBuild) -> command.SiteResult:
         orders.append(order)
-        return command.Outcome(order, 0, (), 0.0)
+        return command.SiteResult(order, 0, (), 0.0)
 
     monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *_, **__: nullcontext(SimpleNamespace(map=map)))
-    monkeypatch.setattr(command, "build", note)
+    monkeypatch.setattr(command, "build_site", note)
     assert cli.main(["sphinx", "--lang", "en"], ROOT) == 0
     assert cli.main(["sphinx", "--lang", "en", "--module", "colossal.errors"], ROOT) == 0
     assert [order.modules for order in orders] == [library_modules, ("colossal.errors",)]
 
 
 def test_every_module_of_an_order_is_written_and_listed(inventory, library_modules, tmp_path) -> None:
-    sources = Sources(
+    sources = SphinxSources(
         Tree(tmp_path),
         inventory,
         tmp_path / "work",
@@ -348,12 +348,12 @@ def test_a_check_writes_no_site_and_leaves_the_one_that_is_there(faulty) -> None
 def test_a_check_looks_at_the_languages_that_a_change_can_reach(file, languages, tmp_path) -> None:
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
     source = tmp_path / "docs" / "source"
-    assert list(command.reached_languages(tmp_path, source)) == ["en", "zh-Hans"]
+    assert list(command.affected_languages(tmp_path, source)) == ["en", "zh-Hans"]
     for words in (["init", "-q"], *[["commit", "-q", "--allow-empty", "-m", "x"]] * 2):
         subprocess.run([*git, *words], cwd=tmp_path, check=True)
-    assert list(command.reached_languages(tmp_path, source)) == ["en"]
+    assert list(command.affected_languages(tmp_path, source)) == ["en"]
     write(tmp_path, {file: "other"})
-    assert list(command.reached_languages(tmp_path, source)) == languages
+    assert list(command.affected_languages(tmp_path, source)) == languages
 
 
 def test_a_base_that_git_does_not_know_is_a_wrong_call(capsys) -> None:

@@ -6,34 +6,39 @@ from typing import Any
 
 from pagebuild.runs import DEVICES
 from pagebuild.site.badges import VERIFIED
+from pagebuild.site.coverage import Coverage
 from pagebuild.site.edition import BrokenInputError, Edition, read_json
-from pagebuild.site.insight import Insight
-from pagebuild.site.landing.example import PAGE, example
+from pagebuild.site.front_matter import first_sentence, page_title
 from pagebuild.site.landing.features import feature_matrix
 from pagebuild.site.landing.models import model_matrix
 from pagebuild.site.landing.plugins import CHOICES, check_choices, offered_plugins
-from pagebuild.site.sidebar import categories, labels
-from pagebuild.site.words import first_sentence, title
+from pagebuild.site.sidebar import categories, make_labels
 from pagetest.finding import Finding
+from pagetest.model.page import Page
+from pagetest.model.reader import read_page
 from pagetest.model.tree import LANGUAGES
 
+PAGE = "concepts/colossal_overview"
 
-def landing(root: Path, edition: Edition, insight: Insight) -> dict[str, Any]:
-    """Everything that the landing page shows.
 
-    Args:
-        root: The project's root.
-        edition: The documentation as it is now.
-        insight: What is known about its pages beside their text.
+def landing_example(readme: Path, page: Page) -> dict[str, str]:
+    """Takes the first program of the README, after making sure that the page runs it."""
+    program = next(iter(read_page(readme, page.language, "README").python), None)
+    if program is None:
+        raise BrokenInputError(Finding(readme, 1, "the README shows no program: take one from a page"))
+    if not any(program.source in block.source for block in page.runnable):
+        message = f"this program is not part of {page.path}, where it would be run: make both agree"
+        raise BrokenInputError(Finding(readme, program.line, message))
+    return {"source": program.source.rstrip("\n"), "page": page.name, "command": page.command}
 
-    Raises:
-        BrokenInputError: The library and the tables here disagree, or an input is missing.
-    """
+
+def landing_data(root: Path, edition: Edition, coverage: Coverage) -> dict[str, Any]:
+    """Everything that the landing page shows."""
     check_choices(offered_plugins())
-    shown = tutorials(edition, insight)
-    proof = proof_of([card for category in shown for card in category["pages"]])
+    shown = tutorial_cards(edition, coverage)
+    proof = count_verified([card for category in shown for card in category["pages"]])
     data = {
-        "example": example(root / "README.md", edition.tree.page(PAGE, LANGUAGES[0])),
+        "example": landing_example(root / "README.md", edition.tree.page(PAGE, LANGUAGES[0])),
         "tutorials": shown,
         "proof": proof,
         "plugins": [choice.row() for choice in CHOICES],
@@ -44,29 +49,23 @@ def landing(root: Path, edition: Edition, insight: Insight) -> dict[str, Any]:
     return data
 
 
-def tutorials(edition: Edition, insight: Insight) -> list[dict[str, Any]]:
+def tutorial_cards(edition: Edition, coverage: Coverage) -> list[dict[str, Any]]:
     """The categories of the sidebar with their pages."""
     content = read_json(edition.sidebars, "write the sidebars")
-    translated = labels(edition, LANGUAGES[1])
+    translated = make_labels(edition, LANGUAGES[1])
     return [
         {
             "label": dict(zip(LANGUAGES, (label, translated[key]["message"]), strict=True)),
-            "pages": [_card(name, edition, insight) for name in names],
+            "pages": [_make_card(name, edition, coverage) for name in names],
         }
         for key, label, names in categories(content)
     ]
 
 
-def proof_of(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many tutorials the runs prove; one counts that is verified in every language.
-
-    Args:
-        cards: What the landing page shows of each tutorial.
-
-    Returns:
-        The number of those that have code, the day of the last run, and for each device on which any ran how many of
-        them are verified there.
-    """
+def count_verified(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many tutorials the runs verify; one counts that is verified in every language."""
+    # Returns how many have code, the day of the last run, and for each device on which any ran how many are
+    # verified.
     programs = [card["badges"] for card in cards if card["hasCode"]]
     every = [badge for badges in programs for shown in badges.values() for badge in shown]
 
@@ -85,7 +84,7 @@ def proof_of(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _card(name: str, edition: Edition, insight: Insight) -> dict[str, Any]:
+def _make_card(name: str, edition: Edition, coverage: Coverage) -> dict[str, Any]:
     pages = {language: edition.tree.page(name, language) for language in LANGUAGES}
 
     def each(function: Any) -> Mapping[str, Any]:
@@ -93,10 +92,10 @@ def _card(name: str, edition: Edition, insight: Insight) -> dict[str, Any]:
 
     return {
         "name": name,
-        "title": each(title),
+        "title": each(page_title),
         "description": each(first_sentence),
         "hasCode": any(page.runnable for page in pages.values()),
-        "badges": each(lambda page: [one for one in insight.results.badges(page) if one["device"] in DEVICES]),
+        "badges": each(lambda page: [one for one in coverage.results.badges(page) if one["device"] in DEVICES]),
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pagebuild.site.edition import BrokenInputError
-from pagebuild.site.landing.texts import text
+from pagebuild.site.landing.texts import labels_of
 from pagetest.finding import Finding
 
 HOME = "colossal.booster.plugin"
@@ -24,41 +24,28 @@ QUESTIONS = {
 
 
 @dataclass(frozen=True)
-class Choice:
-    """When to take a plugin.
-
-    Attributes:
-        key: Stands for it in the data.
-        name: The class; empty for a Booster without a plugin.
-        page: The page that teaches it; empty as long as it is not built.
-        workers: Answers to: one process, or many?
-        fits: Answers to: what fits on one device? All of the training, the model but not its `states` besides, or none.
-        goal: Answers to: what matters most?
-        arguments: What stands between the parentheses.
-        smallest: The keywords without which there is none, for one process.
-    """
+class PluginChoice:
+    """When to take a plugin."""
 
     key: str
-    name: str
-    page: str
-    workers: tuple[str, ...]
+    name: str  # the class; empty for a Booster without a plugin
+    page: str  # the page that teaches it; empty as long as it is not built
+    workers: tuple[str, ...]  # answers to: one process, or many?
+    # Answers to: what fits on one device? All of the training, the model but not its `states` besides, or none.
     fits: tuple[str, ...]
-    goal: tuple[str, ...]
+    goal: tuple[str, ...]  # answers to: what matters most?
     arguments: str = ""
-    smallest: Mapping[str, Any] = field(default_factory=dict)
+    # The keywords without which there is none, for one process.
+    smallest_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def plugin(self) -> type | None:
         """The class; None where it is not built, or where there is none."""
         return getattr(importlib.import_module(HOME), self.name, None) if self.name else None
 
-    def make(self, **others: Any) -> Any:
-        """Makes one for one process; None where there is none.
-
-        Args:
-            others: Keywords besides.
-        """
-        return None if self.plugin is None else self.plugin(**self.smallest, **others)
+    def make_plugin(self, **others: Any) -> Any:
+        """Makes one for one process; None where there is none."""
+        return None if self.plugin is None else self.plugin(**self.smallest_arguments, **others)
 
     @property
     def state(self) -> str:
@@ -79,7 +66,7 @@ class Choice:
             "page": self.page if self.state == WORKS else None,
             "devices": [] if self.state == PLANNED else list(getattr(found, "supported_devices", ()) or DEVICES),
             "precisions": list(getattr(found, "supported_precisions", ())),
-            "text": text("plugins", self.key),
+            "text": labels_of("plugins", self.key),
             "when": {"workers": list(self.workers), "fits": list(self.fits), "goal": list(self.goal)},
         }
 
@@ -89,11 +76,11 @@ _ANY_GOAL = QUESTIONS["goal"]
 _ZERO = "features/zero_redundancy_optimizer"
 
 CHOICES = (
-    Choice("single", "", "basics/booster_api", ("one",), ("all",), _ANY_GOAL),
-    Choice("ddp", "TorchDDPPlugin", "basics/booster_plugins", ("many",), ("all",), ("simple", "speed")),
-    Choice("zero", "LowLevelZeroPlugin", _ZERO, ("many",), ("all", "states"), ("speed", "memory")),
-    Choice("fsdp", "TorchFSDPPlugin", "basics/booster_plugins", ("many",), ("states", "none"), ("simple",)),
-    Choice(
+    PluginChoice("single", "", "basics/booster_api", ("one",), ("all",), _ANY_GOAL),
+    PluginChoice("ddp", "TorchDDPPlugin", "basics/booster_plugins", ("many",), ("all",), ("simple", "speed")),
+    PluginChoice("zero", "LowLevelZeroPlugin", _ZERO, ("many",), ("all", "states"), ("speed", "memory")),
+    PluginChoice("fsdp", "TorchFSDPPlugin", "basics/booster_plugins", ("many",), ("states", "none"), ("simple",)),
+    PluginChoice(
         "hybrid",
         "HybridParallelPlugin",
         "features/pipeline_parallel",
@@ -103,23 +90,17 @@ CHOICES = (
         "tp_size=2, pp_size=2, num_microbatches=8",
         {"tp_size": 1, "pp_size": 1},
     ),
-    Choice("gemini", "GeminiPlugin", "features/zero_with_chunk", ("one", "many"), ("states", "none"), _ANY_GOAL),
+    PluginChoice("gemini", "GeminiPlugin", "features/zero_with_chunk", ("one", "many"), ("states", "none"), _ANY_GOAL),
 )
 
 
-def check_choices(offered: tuple[str, ...], choices: tuple[Choice, ...] = CHOICES) -> None:
-    """Every plugin of the library can be chosen, and every combination of answers leads to one.
-
-    Args:
-        offered: The plugins that the library offers.
-        choices: The rows.
-
-    Raises:
-        BrokenInputError: A row or a part of one is missing.
-    """
+def check_choices(offered: tuple[str, ...], choices: tuple[PluginChoice, ...] = CHOICES) -> None:
+    """Every plugin of the library can be chosen, and every combination of answers leads to one."""
     known = {choice.name for choice in choices}
     faults = [f"the library has the plugin {name}: say when to choose it" for name in offered if name not in known]
-    faults += [f"no plugin for {' and '.join(answers)}: add the answers to one" for answers in _unanswered(choices)]
+    faults += [
+        f"no plugin for {' and '.join(answers)}: add the answers to one" for answers in _uncovered_answers(choices)
+    ]
     faults += [
         f"{choice.name} works, and no page teaches it: name the page"
         for choice in choices
@@ -136,7 +117,7 @@ def offered_plugins() -> tuple[str, ...]:
     return tuple(name for name in names if issubclass(getattr(home, name), home.Plugin) and name != "Plugin")
 
 
-def _unanswered(choices: tuple[Choice, ...]) -> Iterator[tuple[str, ...]]:
+def _uncovered_answers(choices: tuple[PluginChoice, ...]) -> Iterator[tuple[str, ...]]:
     for answers in product(*QUESTIONS.values()):
         held = (
             all(answer in getattr(choice, question) for question, answer in zip(QUESTIONS, answers, strict=True))

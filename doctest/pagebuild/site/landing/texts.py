@@ -7,13 +7,8 @@ from pathlib import Path
 FILE = Path(__file__).with_name("texts.json")
 
 
-def text(group: str, key: str) -> dict[str, str]:
-    """The words for a thing, by language.
-
-    Args:
-        group: What kind of thing it is.
-        key: The thing.
-    """
+def labels_of(group: str, key: str) -> dict[str, str]:
+    """The words for a thing, by language."""
     return _texts()[group][key]
 
 

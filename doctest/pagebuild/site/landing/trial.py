@@ -13,20 +13,14 @@ from typing import Any
 YES, NO, PLANNED = "yes", "no", "planned"
 
 # What the library's refusals say of options that are documented and not built.
-_PROMISES = (" yet", "for now")
+_PLANNED_PHRASES = (" yet", "for now")
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A boosted training program of two layers, which can make steps and write files.
+class TrialProgram:
+    """A boosted training program of two layers, which can make steps and write files."""
 
-    Attributes:
-        make_plugin: Makes the plugin that is tried; None for a Booster without one.
-        folder: Where checkpoints go.
-        precision: The mixed precision.
-    """
-
-    make_plugin: Callable[[], Any] | None
+    make_plugin: Callable[[], Any] | None  # makes the plugin that is tried; None for a Booster without one
     folder: Path
     precision: str | None = None
     booster: Any = field(init=False)
@@ -58,18 +52,15 @@ class Bench:
         self.optimizer.zero_grad()
 
 
-def attempt(action: Callable[[], object]) -> str:
-    """Whether the library does something, refuses it, or refuses it until it is built.
-
-    Args:
-        action: What is tried. Other errors than a refusal are mistakes of ours, and are raised.
-    """
+def try_action(action: Callable[[], object]) -> str:
+    """Whether the library does something, refuses it, or refuses it until it is built."""
+    # Errors other than a refusal are mistakes of ours, and are raised.
     from colossal.errors import ConfigError, UnsupportedError
 
     try:
         action()
     except (ConfigError, UnsupportedError) as error:
-        return PLANNED if any(promise in str(error) for promise in _PROMISES) else NO
+        return PLANNED if any(promise in str(error) for promise in _PLANNED_PHRASES) else NO
     return YES
 
 
@@ -79,8 +70,8 @@ def has_own_precision(plugin: type) -> bool:
 
 
 @contextmanager
-def world_of_one() -> Iterator[Path]:
-    """Be the only process of a world on the CPU, with a folder that goes away with it."""
+def single_process_group() -> Iterator[Path]:
+    """Makes a process group of this process alone, on the CPU, with a temporary folder."""
     from torch import distributed as dist
 
     from colossal.cluster.mesh import set_ambient_mesh

@@ -26,12 +26,7 @@ class MissingToolError(Exception):
 
 @dataclass(frozen=True)
 class Npm:
-    """npm in the website's folder.
-
-    Attributes:
-        website: The folder of the Docusaurus project.
-        environment: The environment of the programs.
-    """
+    """npm in the website's folder."""
 
     website: Path
     environment: Mapping[str, str]
@@ -43,11 +38,7 @@ class Npm:
         return stamp.is_file() and stamp.read_text() == self._lock_hash
 
     def command(self, program: str, *words: str) -> list[str]:
-        """The words of a call of `npm` or `node`.
-
-        Raises:
-            MissingToolError: There is none.
-        """
+        """The words of a call of `npm` or `node`."""
         found = shutil.which(program, path=self.environment.get("PATH"))
         if found is None:
             raise MissingToolError(
@@ -56,7 +47,7 @@ class Npm:
             )
         return [found, *words]
 
-    def note_installed(self) -> None:
+    def write_lock_hash(self) -> None:
         """Remembers which lock file the packages belong to."""
         (self.website / "node_modules" / STAMP).write_text(self._lock_hash)
 
@@ -66,11 +57,7 @@ class Npm:
 
 
 def quiet_environment(outer: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment, in which nothing phones home.
-
-    Args:
-        outer: The caller's.
-    """
+    """The caller's environment, in which nothing phones home."""
     return dict(outer) | _QUIET
 
 

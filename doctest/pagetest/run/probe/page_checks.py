@@ -1,4 +1,4 @@
-"""Knows the checks that pages use as they were imported, to see when a page replaces one. It stands alone."""
+"""The checks that pages use, as they were imported, to detect when a page replaces one. Imports no harness."""
 
 import importlib
 import operator
@@ -36,7 +36,7 @@ CHECKS = {
     "colossal.testing": _COMPARISONS,
     "colossal.testing.asserts": _COMPARISONS,
 }
-PRESENT = ("builtins", "math", "sys", "os", "threading")
+LOADED_AT_START = ("builtins", "math", "sys", "os", "threading")
 
 
 class Checks:
@@ -45,8 +45,8 @@ class Checks:
     def __init__(self) -> None:
         self._known: list[tuple[Any, list[str], Callable[[Any], Any], tuple[Any, ...]]] = []
 
-    def learn(self, module: ModuleType) -> None:
-        """Remembers what a module has of the table."""
+    def remember(self, module: ModuleType) -> None:
+        """Remembers the checks of a module."""
         for place, names in CHECKS.items():
             home, _, owner_name = place.partition(":")
             if home == module.__name__:
@@ -58,12 +58,12 @@ class Checks:
                 look = attrgetter("__name__", *paths)
                 self._known.append((owner, paths, look, look(owner)[1:]))
 
-    def learn_present(self) -> None:
-        """Remembers what is there from the start."""
-        for name in PRESENT:
-            self.learn(importlib.import_module(name))
+    def remember_loaded(self) -> None:
+        """Remembers the checks of the modules that are always loaded."""
+        for name in LOADED_AT_START:
+            self.remember(importlib.import_module(name))
 
-    def replaced(self) -> str:
+    def find_replaced(self) -> str:
         """The first one that is not what it was; empty if all are."""
         for owner, paths, look, values in self._known:
             if not _are_same(look, owner, values):
@@ -83,12 +83,8 @@ def _are_same(look: Callable[[Any], Any], owner: Any, values: tuple[Any, ...]) -
         return False
 
 
-class ImportWatch:
-    """Calls back when modules have been imported for the first time.
-
-    Args:
-        watchers: What is called with which module.
-    """
+class ImportHook:
+    """Calls back when modules have been imported for the first time."""
 
     def __init__(self, watchers: dict[str, list[Callable[[ModuleType], None]]]) -> None:
         self.watchers = watchers
@@ -112,6 +108,6 @@ class ImportWatch:
         return spec
 
 
-def is_of_libraries(file: str) -> bool:
+def is_library_file(file: str) -> bool:
     """Whether a file of code belongs to neither the page nor the project."""
     return file.startswith(("<frozen", os.path.dirname(os.__file__))) or "-packages/" in file  # noqa: PTH120

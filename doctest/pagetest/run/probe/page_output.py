@@ -1,4 +1,4 @@
-"""Captures what rank 0 prints. It stands alone, as the probe does, and the harness uses it too."""
+"""Captures what rank 0 prints. Imports no harness, as the probe, and the harness uses it too."""
 
 import fcntl
 import io
@@ -21,25 +21,21 @@ _CHUNK = 1 << 20
 # what C code and subprocesses print. A count under a lock, in a third file, says what has been copied already.
 
 
-class Printed:
-    """What rank 0 has printed so far, and its copy in the log; see [Note: capturing rank 0].
-
-    Args:
-        folder: The folder into which the page's processes report.
-    """
+class CapturedOutput:
+    """What rank 0 has printed so far, and its copy in the log; see [Note: capturing rank 0]."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "printed"
         self.log = folder / "log"
         self.copied = folder / "copied"
 
-    def prepare(self, log: Path) -> None:
+    def request(self, log: Path) -> None:
         """Asks the page's rank 0 to print into a file of its own; the harness calls it before the page starts."""
         self.file.touch()
         self.log.symlink_to(log)
 
     @property
-    def is_wanted(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether the harness asked for it."""
         return self.file.exists()
 
@@ -48,12 +44,12 @@ class Printed:
         """The bytes printed so far."""
         return self.file.stat().st_size
 
-    def follow(self) -> None:
+    def copy_new(self) -> None:
         """Copies what is new, if capturing was asked for and no one else is copying; the harness calls it."""
-        if self.is_wanted:
-            self.catch_up(wait=False)
+        if self.is_requested:
+            self.copy_to_log(wait=False)
 
-    def catch_up(self, wait: bool = True) -> None:
+    def copy_to_log(self, wait: bool = True) -> None:
         """Appends to the log what is new; without `wait`, only if no one else is doing so."""
         lock = os.open(self.copied, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -73,48 +69,45 @@ class Printed:
                 new.seek(done)
         os.pwrite(count, b"%020d" % done, 0)
 
-    def take_over(self) -> None:
-        """Leads this process's stdout into the file, if it leads into the log; what a page redirected stays so."""
+    def redirect_stdout(self) -> None:
+        """Redirects this process's stdout to the file, if it goes to the log; what a page has redirected stays so."""
         if _is_same(STDOUT, self.log):
             own = os.open(self.file, os.O_WRONLY | os.O_APPEND)
             os.dup2(own, STDOUT)
             os.close(own)
         if _is_same(STDOUT, self.file):
-            sys.stdout = sys.__stdout__ = _like(sys.stdout, Copied(self, STDOUT))
-            sys.stderr = sys.__stderr__ = _like(sys.stderr, Copied(self, STDERR))
+            sys.stdout = sys.__stdout__ = _like(sys.stdout, LoggedStream(self, STDOUT))
+            sys.stderr = sys.__stderr__ = _like(sys.stderr, LoggedStream(self, STDERR))
 
     def flush(self) -> None:
         """Empties Python's buffers; C has none, for the environment says PYTHONUNBUFFERED."""
         for stream in (sys.stdout, sys.__stdout__):
             with suppress(AttributeError, ValueError, OSError):
                 stream.flush()  # type: ignore[union-attr]
-        self.catch_up()
+        self.copy_to_log()
 
 
-class Copied(io.FileIO):
-    """A standard stream that keeps its place in the log.
+class LoggedStream(io.FileIO):
+    """A standard stream that keeps its place in the log."""
 
-    Args:
-        printed: What is copied after a write to stdout, and before one to stderr.
-        descriptor: That of stdout or stderr.
-    """
+    # What rank 0 printed is copied after a write to stdout, and before one to stderr.
 
-    def __init__(self, printed: Printed, descriptor: int) -> None:
+    def __init__(self, printed: CapturedOutput, descriptor: int) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self.printed = printed
 
     def write(self, data: "bytes | bytearray | memoryview", /) -> int:  # type: ignore[override]
-        """Writes, and keeps the order."""
+        """Writes, and keeps the order of lines in the log."""
         if self.fileno() == STDERR:
-            self._catch_up()
+            self._copy_to_log()
         count = super().write(data)
         if self.fileno() == STDOUT:
-            self._catch_up()
+            self._copy_to_log()
         return count
 
-    def _catch_up(self) -> None:
+    def _copy_to_log(self) -> None:
         with suppress(OSError):  # a process that outlived its page finds no folder any more
-            self.printed.catch_up()
+            self.printed.copy_to_log()
 
 
 def _is_same(descriptor: int, file: Path) -> bool:

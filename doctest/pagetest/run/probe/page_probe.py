@@ -1,4 +1,4 @@
-"""Writes down what happens inside a page's process. It stands alone: the page may have none of the harness's packages.
+"""Records what happens inside a page's process. Imports no harness: the page may have none of its packages.
 
 Events go to one file, a `repr` of a dictionary per line, appended by one write each.
 """
@@ -20,38 +20,34 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType, TracebackType
 from typing import Any
 
-from page_checks import ALWAYS_TRUE, CHECKS, Checks, ImportWatch, is_of_libraries
-from page_output import FIGURES, Printed
+from page_checks import ALWAYS_TRUE, CHECKS, Checks, ImportHook, is_library_file
+from page_output import FIGURES, CapturedOutput
 
-BIRTHS = (
+PROCESS_STARTS = (
     ("os", "fork"),
     ("os", "forkpty"),
     ("os", "posix_spawn"),
     ("os", "posix_spawnp"),
     ("_posixsubprocess", "fork_exec"),
 )
-DEATHS = (("os", "_exit"), ("os", "abort"))
-KILLS = (("os", "kill"), ("os", "killpg"))
-DEADLY = (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
-WRITES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
-WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+PROCESS_EXITS = (("os", "_exit"), ("os", "abort"))
+SIGNAL_CALLS = (("os", "kill"), ("os", "killpg"))
+FATAL_SIGNALS = (signal.SIGABRT, signal.SIGKILL, signal.SIGTERM)
+WRITE_EVENTS = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
+WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 DISTRIBUTED, ASYNCIO = "torch.distributed.distributed_c10d", "asyncio.base_events"
-EARLY = "the page ends here, before its last statement: let every rank come to its end"
+EARLY_END = "the page ends here, before its last statement: let every rank come to its end"
 
 
 class Probe:
-    """Observes one process of a page: its start, its end, its children, what ran in it, what failed, what it printed.
-
-    Args:
-        script: Absolute path of the page's script.
-    """
+    """Observes one process of a page: its start and end, its children, what ran in it, what failed, what it printed."""
 
     def __init__(self, script: str) -> None:
         self.script = script
-        self.is_awake = False
+        self.is_started = False
         self.rank = 0
         self.folder = Path()
-        self.printed = Printed(self.folder)
+        self.printed = CapturedOutput(self.folder)
         self.runner = 0
         self.last = -1
         self.marks: dict[str, int] = {}
@@ -61,39 +57,38 @@ class Probe:
         self.namespaces: list[dict[str, Any]] = []
         self.figures: dict[str, int] = {}
 
-    def prepare(self) -> None:
-        """Takes over the loading of the script and sets every observer; they write nothing before the probe awakes."""
+    def install(self) -> None:
+        """Takes over the loading of the script and sets every observer; they write nothing before `start`."""
         sys.path_hooks.insert(0, lambda path: PageLoader(self, path))
-        watchers = {place.partition(":")[0]: [self.checks.learn] for place in CHECKS}
+        watchers = {place.partition(":")[0]: [self.checks.remember] for place in CHECKS}
         sys.meta_path.insert(
-            0, ImportWatch(watchers | {DISTRIBUTED: [self._watch_groups], ASYNCIO: [self._watch_tasks]})
+            0, ImportHook(watchers | {DISTRIBUTED: [self._observe_process_groups], ASYNCIO: [self._observe_asyncio]})
         )
-        for table, observer in ((BIRTHS, self._birth), (DEATHS, self._death), (KILLS, self._kill)):
-            _observe(table, observer)
-        threading.excepthook = self._in_thread
-        sys.unraisablehook = self._unraisable
-        self.checks.learn_present()
+        for table, observer in (
+            (PROCESS_STARTS, self._on_process_start),
+            (PROCESS_EXITS, self._on_process_exit),
+            (SIGNAL_CALLS, self._on_signal_call),
+        ):
+            _observe_functions(table, observer)
+        threading.excepthook = self._on_thread_error
+        sys.unraisablehook = self._on_unraisable_error
+        self.checks.remember_loaded()
 
-    def wake(self, folder: str, rank: int) -> None:
-        """Begins to observe this process.
-
-        Args:
-            folder: Where events and stacks are written.
-            rank: The rank of the process; lines count on rank 0.
-        """
-        self.folder, self.rank, self.printed, self.is_awake = Path(folder), rank, Printed(Path(folder)), True
+    def start(self, folder: str, rank: int) -> None:
+        """Begins to observe this process."""
+        self.folder, self.rank, self.printed, self.is_started = Path(folder), rank, CapturedOutput(Path(folder)), True
         self.stacks = (self.folder / f"stacks.{self.rank}.{os.getpid()}").open("w")
         faulthandler.enable(self.stacks)
         faulthandler.register(signal.SIGUSR1, self.stacks, all_threads=True)
-        atexit.register(self._leave)
-        sys.addaudithook(self._audit)
-        if self.rank == 0 and self.printed.is_wanted:
-            self.printed.take_over()
+        atexit.register(self._before_exit)
+        sys.addaudithook(self._on_audit_event)
+        if self.rank == 0 and self.printed.is_requested:
+            self.printed.redirect_stdout()
         self.record("started", main=os.path.abspath(sys.argv[0]) == self.script)  # noqa: PTH100
 
     def record(self, kind: str, **facts: Any) -> None:
         """Appends an event."""
-        if not self.is_awake:
+        if not self.is_started:
             return
         event = {"kind": kind, "time": time.time(), "rank": self.rank, "pid": os.getpid(), **facts}
         file = os.open(self.folder / "events", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -102,7 +97,7 @@ class Probe:
         finally:
             os.close(file)
 
-    def code(self) -> CodeType:
+    def load_code(self) -> CodeType:
         """The script's code as the harness compiled it: with marks."""
         compiled = marshal.loads((self.folder / f"code.{sys.implementation.cache_tag}").read_bytes())  # noqa: S302
         self.marks = {name: number for number, name in enumerate(compiled["marks"])}
@@ -111,23 +106,23 @@ class Probe:
 
     def run(self, namespace: dict[str, Any]) -> None:
         """Executes the page in its `__main__`."""
-        code, self.runner = self.code(), os.getpid() if namespace["__name__"] == "__main__" else 0
+        code, self.runner = self.load_code(), os.getpid() if namespace["__name__"] == "__main__" else 0
         namespace.update(dict.fromkeys(self.marks, False))
-        namespace["__page__"] = PageSide(self)
+        namespace["__page__"] = PageCallbacks(self)
         self.namespaces.append(namespace)
         try:
             exec(code, namespace)  # noqa: S102
         except BaseException as error:
-            self._failure(error)
+            self._record_failure(error)
             raise
         else:
             self.record("ended")
         finally:
-            self.block(0)
+            self.start_block(0)
             self.finish()
 
     @property
-    def ran(self) -> set[int]:
+    def reached(self) -> set[int]:
         """The numbers of the marks that were reached so far."""
         reached = {number for space in self.namespaces for name, number in self.marks.items() if space.get(name)}
         return reached | self.seen
@@ -137,93 +132,95 @@ class Probe:
         torch = sys.modules.get("torch")
         cuda = bool(torch and hasattr(torch, "cuda") and torch.cuda.is_initialized())
         device = "cuda" if cuda else "pretend" if hasattr(torch, "pretend") else "cpu"
-        self.record("finished", ran=sorted(self.ran), device=device)
+        self.record("finished", ran=sorted(self.reached), device=device)
         if self.rank == 0:
-            self._list_modules()
+            self._write_module_list()
 
-    def _leave(self) -> None:
-        """The last that this process does before its modules go, and with them what the page has left."""
-        self.look_at_checks()
+    def _before_exit(self) -> None:
+        """Records what was reached, before the interpreter clears the page's modules."""
+        self.record_replaced_checks()
         self.finish()
-        self.seen = self.ran
+        self.seen = self.reached
         self.namespaces.clear()
 
-    def _list_modules(self) -> None:
-        """Writes down which modules of other packages are loaded, where a warm parent shall load them beforehand."""
+    def _write_module_list(self) -> None:
+        """Writes which modules of other packages are loaded, for a fork server to load them in advance."""
         if file := os.environ.get("COLOSSAL_PAGE_MODULES", ""):
             homes = (sys.prefix, sys.base_prefix)
             loaded = [name for name, module in list(sys.modules.items()) if _file_of(module).startswith(homes)]
             Path(file).write_text("\n".join(loaded), encoding="utf-8")
 
-    def block(self, line: int) -> None:
-        """Notes that from here on what is printed belongs to the block that starts at the line; to none for line 0."""
+    def start_block(self, line: int) -> None:
+        """Records that from now on what is printed belongs to the block that starts at the line; to none for line 0."""
         if os.getpid() == self.runner:
-            self.look_at_checks()
-            if self.rank == 0 and self.printed.is_wanted:
+            self.record_replaced_checks()
+            if self.rank == 0 and self.printed.is_requested:
                 self.printed.flush()
-                self.record("block", line=line, size=self.printed.size, drawn=self._drawn())
+                self.record("block", line=line, size=self.printed.size, drawn=self._new_figures())
 
-    def look_at_checks(self) -> None:
-        """Notes that the page has replaced what is to prove it, once."""
-        if name := self.checks.replaced():
+    def record_replaced_checks(self) -> None:
+        """Records, once, that the page has replaced a function that its checks use."""
+        if name := self.checks.find_replaced():
             self.checks = Checks()
-            self.record("failed", line=self.line(), message=f"`{name}` was replaced, so it proves nothing: leave it")
+            self.record(
+                "failed", line=self.current_line(), message=f"`{name}` was replaced, so it proves nothing: leave it"
+            )
 
-    def _drawn(self) -> list[str]:
+    def _new_figures(self) -> list[str]:
         """The figures in the page's folder that are new, or have changed, since this was asked last."""
         before, files = self.figures, Path(self.script).parent.glob("*.*")
         self.figures = {file.name: file.stat().st_mtime_ns for file in files if file.suffix in FIGURES}
         return [name for name, time in self.figures.items() if before.get(name) != time]
 
-    def _failure(self, error: BaseException) -> None:
+    def _record_failure(self, error: BaseException) -> None:
         if isinstance(error, SystemExit) and error.code in (None, 0):
-            if self.last in self.ran:
+            if self.last in self.reached:
                 self.record("ended")
             else:
-                self.record_error(error, f"{type(error).__name__}: {EARLY}")
+                self.record_error(error, f"{type(error).__name__}: {EARLY_END}")
             return
         self.record_error(error)
 
     def record_error(self, error: BaseException, message: str = "", kind: str = "failed") -> None:
-        """Notes an exception with the page's last line in its traceback."""
+        """Records an exception with the page's last line in its traceback."""
         line, traceback = 0, error.__traceback__
         while traceback:
             line = traceback.tb_lineno if traceback.tb_frame.f_code.co_filename == self.script else line
             traceback = traceback.tb_next
         self.record(kind, line=line, message=(message or f"{type(error).__name__}: {error}")[:4000])
 
-    def _in_thread(self, arguments: threading.ExceptHookArgs) -> None:
+    def _on_thread_error(self, arguments: threading.ExceptHookArgs) -> None:
         if arguments.exc_value and not isinstance(arguments.exc_value, SystemExit):
-            self._aside(arguments.exc_value, "in a thread")
+            self._record_nonfatal(arguments.exc_value, "in a thread")
         threading.__excepthook__(arguments)
 
-    def _unraisable(self, arguments: Any) -> None:
-        if arguments.exc_value and not _is_of_libraries(arguments.exc_value):
-            self._aside(arguments.exc_value, f"in {getattr(arguments.object, '__qualname__', 'a callback')}")
+    def _on_unraisable_error(self, arguments: Any) -> None:
+        if arguments.exc_value and not _is_library_error(arguments.exc_value):
+            self._record_nonfatal(arguments.exc_value, f"in {getattr(arguments.object, '__qualname__', 'a callback')}")
         sys.__unraisablehook__(arguments)
 
-    def _watch_tasks(self, module: ModuleType) -> None:
+    def _observe_asyncio(self, module: ModuleType) -> None:
         loop = module.__dict__["BaseEventLoop"]
         handle = loop.call_exception_handler
 
         def observed(loop: Any, context: dict[str, Any]) -> None:
             error = context.get("exception")
-            if error and not _is_of_libraries(error):
-                self._aside(error, f"in asyncio: {context.get('message', '')}")
+            if error and not _is_library_error(error):
+                self._record_nonfatal(error, f"in asyncio: {context.get('message', '')}")
             handle(loop, context)
 
         loop.call_exception_handler = observed
 
-    def _aside(self, error: BaseException, where: str) -> None:
-        """Notes an exception that ends no process."""
+    def _record_nonfatal(self, error: BaseException, where: str) -> None:
+        """Records an exception that ends no process."""
         self.record_error(error, f"{type(error).__name__}: {error} ({where})")
 
-    def _watch_groups(self, module: ModuleType) -> None:
-        """Notes the backend and the size of the default process group when the page makes it."""
+    def _observe_process_groups(self, module: ModuleType) -> None:
+        """Records the backend and the size of the default process group when the page makes it."""
 
         def record(_none: object) -> None:
             backend = str(module.get_backend_config())
-            if "fake" not in backend:  # a world that is only pretended
+            if "fake" not in backend:  # a fake process group
                 self.record("group", backend=backend, world=module.get_world_size())
 
         def note(_what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
@@ -231,44 +228,46 @@ class Probe:
 
         module.__dict__["init_process_group"] = _observed(module.init_process_group, "init_process_group", note)
 
-    def _birth(self, _what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
-        line = self.line()
+    def _on_process_start(self, _what: str, _arguments: tuple[Any, ...]) -> Callable[[Any], None]:
+        line = self.current_line()
         return lambda pid: self.record("child", child=pid, line=line) if pid else None
 
-    def _death(self, what: str, arguments: tuple[Any, ...]) -> None:
+    def _on_process_exit(self, what: str, arguments: tuple[Any, ...]) -> None:
         self.finish()
         if arguments != (0,) or os.getpid() == self.runner:
-            early = f": {EARLY}" if arguments == (0,) else ""
-            self.record("failed", line=self.line(), message=f"{what}({', '.join(map(repr, arguments))}){early}")
+            early = f": {EARLY_END}" if arguments == (0,) else ""
+            self.record("failed", line=self.current_line(), message=f"{what}({', '.join(map(repr, arguments))}){early}")
 
-    def _kill(self, what: str, arguments: tuple[Any, ...]) -> None:
+    def _on_signal_call(self, what: str, arguments: tuple[Any, ...]) -> None:
         (target, number), call = arguments, f"{what}({', '.join(map(repr, arguments))})"
         own = {os.getpid(), 0} if what == "os.kill" else {os.getpgrp()}
-        above = [pid for pid in _above(os.getppid()) if os.getsid(pid) != os.getsid(0)]
+        above = [pid for pid in _ancestors(os.getppid()) if os.getsid(pid) != os.getsid(0)]
         groups = what == "os.killpg" or target < 0
         refused = {1, *map(os.getpgid, above)} if groups else set(above)
-        if number and abs(target) in refused and self.is_awake:
-            self.record("failed", line=self.line(), message=f"{call}: a page must not signal what runs it")
+        if number and abs(target) in refused and self.is_started:
+            self.record("failed", line=self.current_line(), message=f"{call}: a page must not signal what runs it")
             raise PermissionError(f"{call} was refused, for that is no process of the page")
-        if target in own and number in DEADLY and signal.getsignal(number) == signal.SIG_DFL:
-            self.record("failed", line=self.line(), message=call)
+        if target in own and number in FATAL_SIGNALS and signal.getsignal(number) == signal.SIG_DFL:
+            self.record("failed", line=self.current_line(), message=call)
 
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITING:
-            self._written(arguments[0])
-        elif event in WRITES:
+    def _on_audit_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITE_FLAGS:
+            self._record_write(arguments[0])
+        elif event in WRITE_EVENTS:
             for path in arguments[: 2 if event == "os.rename" else 1]:
-                self._written(path)
+                self._record_write(path)
 
-    def _written(self, name: Any) -> None:
-        """Notes that the page changes what belongs to the checkout, its own folder and what Python caches excepted."""
+    def _record_write(self, name: Any) -> None:
+        """Records that the page changes a file of the checkout, its own folder and what Python caches excepted."""
         if self.protected and isinstance(name, str | bytes | os.PathLike):
             path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100
             home = os.path.dirname(self.script)  # noqa: PTH120
             if path.startswith(self.protected) and not path.startswith(home) and "__pycache__" not in path:
-                self.record("failed", line=self.line(), message=f"writes {path}: a page writes into its own folder")
+                self.record(
+                    "failed", line=self.current_line(), message=f"writes {path}: a page writes into its own folder"
+                )
 
-    def line(self) -> int:
+    def current_line(self) -> int:
         """The page's line that is being executed; 0 where none is."""
         frame: FrameType | None = sys._getframe()  # noqa: SLF001
         while frame and frame.f_code.co_filename != self.script:
@@ -276,37 +275,33 @@ class Probe:
         return frame.f_lineno if frame else 0
 
 
-class PageSide:
-    """What the marks of a page call; see the notes on marks and on hidden failures in the harness.
-
-    Args:
-        probe: The observer of this process.
-    """
+class PageCallbacks:
+    """What the marks of a page call; see the notes on marks and on hidden failures in the harness."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self.ran = probe.seen.add
-        self.block = probe.block
+        self.block = probe.start_block
 
     def checked(self, value: Any) -> Any:
-        """Looks at what a check came to."""
+        """Records a check whose value is always true; returns the value."""
         probe = self._probe
-        probe.look_at_checks()
+        probe.record_replaced_checks()
         if isinstance(value, ALWAYS_TRUE):
             message = f"this asserts a {type(value).__name__}, which is always true: call it, or compare what it gives"
-            probe.record("failed", line=probe.line(), message=message)
+            probe.record("failed", line=probe.current_line(), message=message)
         return value
 
-    def refuted(self) -> None:
-        """Notes the AssertionError that is on its way, once."""
+    def assertion_failed(self) -> None:
+        """Records the AssertionError that is being raised, once."""
         error = sys.exc_info()[1]
         if error and not getattr(error, "is_noted_by_page", False):
             error.__dict__["is_noted_by_page"] = True
-            self._probe.record_error(error, kind="refuted")
+            self._probe.record_error(error, kind="assertion_failed")
 
 
-def _above(pid: int) -> list[int]:
-    """A process and those above it, the first one of the machine excepted; the process alone where that is unknown."""
+def _ancestors(pid: int) -> list[int]:
+    """A process and its ancestors, pid 1 left out; the process alone where they are unknown."""
     found = [pid]
     with suppress(OSError, ValueError):
         while (pid := int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])) > 1:
@@ -314,10 +309,10 @@ def _above(pid: int) -> list[int]:
     return found
 
 
-def _is_of_libraries(error: BaseException) -> bool:
-    """Whether neither the page nor the project had a part in it."""
+def _is_library_error(error: BaseException) -> bool:
+    """Whether neither the page nor the project is in the traceback."""
     traceback = error.__traceback__
-    while traceback and is_of_libraries(traceback.tb_frame.f_code.co_filename):
+    while traceback and is_library_file(traceback.tb_frame.f_code.co_filename):
         traceback = traceback.tb_next
     return not traceback
 
@@ -326,7 +321,9 @@ def _file_of(module: ModuleType) -> str:
     return str(getattr(module, "__file__", "") or "")
 
 
-def _observe(table: tuple[tuple[str, str], ...], observer: Callable[..., Callable[[Any], None] | None]) -> None:
+def _observe_functions(
+    table: tuple[tuple[str, str], ...], observer: Callable[..., Callable[[Any], None] | None]
+) -> None:
     """Calls the observer before each function of the table, and what it returns after it."""
     for module_name, name in table:
         module = __import__(module_name)
@@ -348,20 +345,14 @@ def _observed(function: Callable[..., Any], what: str, observer: Callable[..., A
 
 # [Note: taking over main]
 # `python page.py` asks sys.path_hooks whether the script's path is something to import from, as it does for a zip
-# file. This loader says yes for the page alone, so the interpreter hands it `__main__`. That is the only way to stand
-# around the page's whole execution without changing the script or the command.
+# file. This loader says yes for the page alone, so the interpreter hands it `__main__`. That is the only way to wrap
+# the page's whole execution without changing the script or the command.
 
 
 class PageLoader:
-    """Loads the page as `__main__`; see [Note: taking over main].
+    """Loads the page as `__main__`; see [Note: taking over main]."""
 
-    Args:
-        probe: The observer of this process.
-        path: The candidate path.
-
-    Raises:
-        ImportError: The path is not the page; the import system goes on to its next hook.
-    """
+    # For any other path it raises ImportError, and the import system goes on to its next hook.
 
     def __init__(self, probe: Probe, path: str) -> None:
         if os.path.abspath(path) != probe.script:  # noqa: PTH100

@@ -1,6 +1,6 @@
-"""Stands between the harness and a page: `python page_supervisor.py COMMAND ...` runs a command and ends as it does.
+"""The process between the harness and a page: `page_supervisor.py COMMAND ...` runs a command and ends as it does.
 
-It stands alone. A page that sends a signal to its parent meets this process, dies with it or outlives it, and fails
+A page that sends a signal to its parent meets this process, dies with it or outlives it, and fails
 either way; the harness goes on.
 """
 
@@ -9,11 +9,11 @@ import signal
 import sys
 from typing import NoReturn
 
-DEADLY = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM)
+FATAL_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM)
 NOT_FOUND = 127
 
 
-def supervised() -> None:
+def fork_supervised() -> None:
     """Returns in a new process with a session of its own; this one waits for it, and ends as it does."""
     if pid := os.fork():
         _supervise(pid)
@@ -21,7 +21,7 @@ def supervised() -> None:
 
 
 def _supervise(pid: int) -> NoReturn:
-    for number in DEADLY:
+    for number in FATAL_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
@@ -31,7 +31,7 @@ def _supervise(pid: int) -> NoReturn:
 
 
 def _main(words: list[str]) -> NoReturn:
-    supervised()
+    fork_supervised()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and the command would inherit that
         signal.signal(number, signal.SIG_DFL)
     os.execvp(words[0], words)  # noqa: S606

@@ -14,17 +14,17 @@ def _is_page(script: str) -> bool:
     return os.path.abspath(sys.argv[0]) == script or "--multiprocessing-fork" in sys.orig_argv  # noqa: PTH100
 
 
-def _start() -> None:
+def _start_probe() -> None:
     script = os.environ.get("COLOSSAL_PAGE_SCRIPT", "")
     if script and _is_page(script):
         from page_probe import Probe
 
         probe = Probe(script)
-        probe.prepare()
-        probe.wake(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
+        probe.install()
+        probe.start(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
 
 
-def _make_way() -> None:
+def _run_hidden_sitecustomize() -> None:
     """Runs the `sitecustomize` that this one hides, if there is one."""
     sys.path[:] = [entry for entry in sys.path if entry != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
@@ -32,5 +32,5 @@ def _make_way() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
-_start()
-_make_way()
+_start_probe()
+_run_hidden_sitecustomize()

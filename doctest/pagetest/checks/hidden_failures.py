@@ -1,4 +1,4 @@
-"""The rules of honesty: code that could hide a failure, or read as what it is not, is refused before it runs."""
+"""Rules against hidden failures: code that could hide one, or reads as what it is not, is refused before it runs."""
 
 import ast
 import builtins
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from pagetest.finding import Finding
-from pagetest.model.marks import MARK, PROBE
+from pagetest.model.instrument import MARK, PROBE
 from pagetest.model.page import Page
 from pagetest.model.script import Script
 
-_BROAD = ("AssertionError", "Exception", "BaseException", "ExceptionGroup", "BaseExceptionGroup")
-_LEAVES = (ast.Return, ast.Break, ast.Continue)
+_BROAD_EXCEPTIONS = ("AssertionError", "Exception", "BaseException", "ExceptionGroup", "BaseExceptionGroup")
+_EXITS = (ast.Return, ast.Break, ast.Continue)
 _OWN_SCOPE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _VISIBLE_CONTROLS = "\t\u200d"  # a joiner of emojis
@@ -33,7 +33,7 @@ def hidden_characters(page: Page, _script: Script) -> Iterator[Finding]:
                 yield Finding(page.path, number, message)
 
 
-def foreign_names(page: Page, script: Script) -> Iterator[Finding]:
+def confusable_names(page: Page, script: Script) -> Iterator[Finding]:
     """Names that may look like others; text and comments are free."""
     if script.fault:
         return
@@ -46,48 +46,48 @@ def foreign_names(page: Page, script: Script) -> Iterator[Finding]:
 def empty_asserts(page: Page, script: Script) -> Iterator[Finding]:
     """Asserts that hold whatever the code does."""
     for node in script.nodes:
-        if isinstance(node, ast.Assert) and _truth(node.test):
+        if isinstance(node, ast.Assert) and _constant_truth(node.test):
             what = f"`{ast.unparse(node.test)}`"
             yield Finding(page.path, node.lineno, f"{what} is always true, so this asserts nothing: compare a result")
 
 
 def broad_handlers(page: Page, script: Script) -> Iterator[Finding]:
     """What would catch a failing check as well; such names are for raising, deriving and annotating."""
-    allowed = {id(name) for node in script.nodes for place in _harmless_places(node) for name in ast.walk(place)}
+    allowed = {id(name) for node in script.nodes for place in _allowed_uses(node) for name in ast.walk(place)}
     for node in script.nodes:
         name = next((getattr(node, field) for field in ("id", "attr", "name") if hasattr(node, field)), "")
         is_bare = isinstance(node, ast.ExceptHandler) and node.type is None
-        if is_bare or (name in _BROAD and id(node) not in allowed):
+        if is_bare or (name in _BROAD_EXCEPTIONS and id(node) not in allowed):
             what = "`except:`" if is_bare else f"`{name}`"
             message = f"{what} catches the errors of failing checks too: name the exceptions that are expected here"
             yield Finding(page.path, getattr(node, "lineno", 1), message)
 
 
-def leaving_ends(page: Page, script: Script) -> Iterator[Finding]:
+def finally_exits(page: Page, script: Script) -> Iterator[Finding]:
     """A `finally` that is left drops the exception that led there."""
     for node in script.nodes:
         if isinstance(node, ast.Try | ast.TryStar):
-            for leaving in _leaving(node.finalbody, in_loop=False):
+            for leaving in _exits(node.finalbody, in_loop=False):
                 word = type(leaving).__name__.lower()
                 message = f"`{word}` in a `finally` drops the exception that led there: leave after it"
                 yield Finding(page.path, leaving.lineno, message)
 
 
-def taken_names(page: Page, script: Script) -> Iterator[Finding]:
+def shadowed_names(page: Page, script: Script) -> Iterator[Finding]:
     """Names of Python's own, and of the harness, that the page takes."""
     for node in script.nodes:
-        for name in _bound(node):
+        for name in _bound_names(node):
             if hasattr(builtins, name) and not name.startswith("_"):
                 message = f"`{name}` is Python's own, and a check that uses it would prove nothing: take another name"
                 yield Finding(page.path, getattr(node, "lineno", 1), message)
-        words = [*_bound(node), getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", "")]
+        words = [*_bound_names(node), getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "value", "")]
         if any(isinstance(word, str) and word.startswith((PROBE, MARK)) for word in words):
             yield Finding(
                 page.path, getattr(node, "lineno", 1), f"names like `{PROBE}` are the harness's: take another"
             )
 
 
-def _truth(node: ast.expr) -> bool | None:
+def _constant_truth(node: ast.expr) -> bool | None:
     """Whether an expression is true or false whatever the code does; None where that depends."""
     truth = None
     match node:
@@ -98,24 +98,24 @@ def _truth(node: ast.expr) -> bool | None:
         case ast.JoinedStr(parts):
             truth = any(isinstance(part, ast.Constant) and part.value for part in parts) or None
         case ast.NamedExpr(_, value):
-            truth = _truth(value)
+            truth = _constant_truth(value)
         case ast.UnaryOp(ast.Not(), value):
-            truth = None if (inner := _truth(value)) is None else not inner
+            truth = None if (inner := _constant_truth(value)) is None else not inner
         case ast.BoolOp(operator, values):
-            truth = _truth_of_several([_truth(value) for value in values], decisive=isinstance(operator, ast.Or))
+            truth = _combined_truth([_constant_truth(value) for value in values], decisive=isinstance(operator, ast.Or))
         case _ if not any(isinstance(part, _UNKNOWN) for part in ast.walk(node)):
             with suppress(Exception):
                 truth = bool(eval(compile(ast.Expression(node), "assert", "eval"), {}))  # noqa: S307 (constants only)
     return truth
 
 
-def _truth_of_several(truths: list[bool | None], decisive: bool) -> bool | None:
+def _combined_truth(truths: list[bool | None], decisive: bool) -> bool | None:
     if decisive in truths:
         return decisive
     return None if None in truths else not decisive
 
 
-def _harmless_places(node: ast.AST) -> Iterator[ast.AST]:
+def _allowed_uses(node: ast.AST) -> Iterator[ast.AST]:
     """Where the name of a broad exception catches nothing."""
     if isinstance(node, ast.Raise) and node.exc:
         yield node.exc.func if isinstance(node.exc, ast.Call) else node.exc
@@ -126,9 +126,9 @@ def _harmless_places(node: ast.AST) -> Iterator[ast.AST]:
     yield from filter(None, (getattr(node, field, None) for field in ("annotation", "returns")))
 
 
-def _leaving(nodes: list[ast.stmt], in_loop: bool) -> Iterator[ast.stmt]:
+def _exits(nodes: list[ast.stmt], in_loop: bool) -> Iterator[ast.stmt]:
     for node in nodes:
-        if isinstance(node, ast.Return) or (isinstance(node, _LEAVES) and not in_loop):
+        if isinstance(node, ast.Return) or (isinstance(node, _EXITS) and not in_loop):
             yield node
         if not isinstance(node, _OWN_SCOPE):
             parts = [
@@ -136,10 +136,10 @@ def _leaving(nodes: list[ast.stmt], in_loop: bool) -> Iterator[ast.stmt]:
             ]
             below = [child for part in (node, *parts) for child in ast.iter_child_nodes(part)]
             statements = [child for child in below if isinstance(child, ast.stmt)]
-            yield from _leaving(statements, in_loop or isinstance(node, _LOOPS))
+            yield from _exits(statements, in_loop or isinstance(node, _LOOPS))
 
 
-def _bound(node: ast.AST) -> Iterator[str]:
+def _bound_names(node: ast.AST) -> Iterator[str]:
     """The names that a node binds, but for parameters, which are seen where they are used."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
         yield node.id
@@ -151,4 +151,4 @@ def _bound(node: ast.AST) -> Iterator[str]:
         yield node.name
 
 
-RULES = (hidden_characters, foreign_names, empty_asserts, broad_handlers, leaving_ends, taken_names)
+RULES = (hidden_characters, confusable_names, empty_asserts, broad_handlers, finally_exits, shadowed_names)

@@ -10,7 +10,7 @@ BUILDER = "dummy"
 """Sphinx's builder that reads all sources and resolves all links, and writes nothing."""
 
 
-def check_unwritten(app: Sphinx, doctree: nodes.document, _name: str) -> None:
+def check_doctree(app: Sphinx, doctree: nodes.document, _name: str) -> None:
     """Draws each formula and colours each block of code, for the warnings alone."""
     if app.builder.name != BUILDER:
         return

@@ -1,4 +1,4 @@
-"""The start of a command: what a session asks for, and how a shell would do it."""
+"""A command: how it is started, and how it and all its processes ended."""
 
 import errno
 import os
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,16 +27,12 @@ class Command(Protocol):
 
 _SUPERVISOR = Path(__file__).parent / "probe" / "page_supervisor.py"
 
-Start = Callable[[Sequence[str], Path, Mapping[str, str], Path], Command]
+StartCommand = Callable[[Sequence[str], Path, Mapping[str, str], Path], Command]
 """Starts words in a folder with an environment, below a supervisor, and appends what they print to a log."""
 
 
-def start_cold(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
-    """Starts a command as a shell would.
-
-    Raises:
-        OSError: There is no such command.
-    """
+def start_command(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:
+    """Starts a command as a shell would."""
     if not shutil.which(words[0], path=environment.get("PATH")):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
     with log.open("ab") as output:
@@ -48,3 +45,22 @@ def start_cold(words: Sequence[str], folder: Path, environment: Mapping[str, str
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+@dataclass(frozen=True)
+class LeftoverProcess:
+    """A process that was still there after its command had ended."""
+
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True)
+class CommandOutcome:
+    """How a session ended."""
+
+    returncode: int
+    timed_out: bool  # whether the limit was reached
+    seconds: float
+    peak_bytes: int
+    leftovers: tuple[LeftoverProcess, ...]  # processes that outlived the command; they have been killed

@@ -1,4 +1,4 @@
-"""A warm parent: it has imported what a page imports of other packages, and forks into the page. It stands alone."""
+"""A fork server: it has imported what a page imports of other packages, and forks into the page. Needs no harness."""
 
 import gc
 import importlib
@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from page_probe import PageLoader, Probe
-from page_supervisor import supervised
+from page_supervisor import fork_supervised
 
 MONITOR_SECONDS = 0.1
 STOP_SECONDS = 30.0
@@ -26,41 +26,37 @@ HERE = str(Path(__file__).parent)
 # other packages, never the project's own modules, and each further run is a fork of it: the fork becomes `__main__` of
 # the page as a fresh interpreter would, under the same probe, and leaves through the interpreter's own exit. For the
 # harness nothing differs: a fork of a fork whose parent has gone is an orphan, which the harness adopts.
-# In the place of torchrun one more fork keeps the store and does what torchrun's agent does: it gives each rank its
+# Instead of torchrun one more fork keeps the store and does what torchrun's agent does: it gives each rank its
 # environment and a session of its own, ends the others a moment after the first one failed, and then exits with 1.
-# A process that has threads must not fork like this, so a parent in which an import started one refuses to serve.
+# A process that has threads must not fork like this, so a server in which an import started one refuses to fork.
 
 
 def serve(namespace: dict[str, Any], descriptor: int) -> None:
-    """Serves orders until the harness closes the connection; comes back to run the page in a process of its own.
-
-    Args:
-        namespace: The main module, which becomes the page's.
-        descriptor: The connection to the harness: one JSON object per line, both ways.
-    """
+    """Serves requests until the harness closes the connection; returns in each fork, to run the page there."""
+    # The connection carries one JSON object per line, both ways. The main module becomes the page's.
     sys.path[:] = [entry for entry in sys.path if entry not in {"", HERE}]
     script = os.environ["COLOSSAL_PAGE_SCRIPT"]
     probe = Probe(script)
-    probe.prepare()
+    probe.install()
     with socket.socket(fileno=descriptor) as link, link.makefile("rw", encoding="utf-8") as lines:
-        order = _orders(lines)
-    _awaken(order, probe)
+        request = _answer_requests(lines)
+    _become_command(request, probe)
     namespace["__cached__"] = None
     PageLoader(probe, script).run(namespace)
 
 
-def _orders(lines: Any) -> dict[str, Any]:
-    """Answers every order; returns it in the process that is to carry it out, and ends the parent after the last."""
-    _answer(lines, _preload(json.loads(lines.readline())["modules"]))
+def _answer_requests(lines: Any) -> dict[str, Any]:
+    """Forks a process for each request and returns the request in it; ends the server after the last one."""
+    _send(lines, _preload(json.loads(lines.readline())["modules"]))
     for line in lines:
-        order = json.loads(line)
-        if (pid := _fork_away()) == 0:
-            return order
-        _answer(lines, {"pid": pid})
+        request = json.loads(line)
+        if (pid := _fork_detached()) == 0:
+            return request
+        _send(lines, {"pid": pid})
     os._exit(0)
 
 
-def _answer(lines: Any, content: dict[str, Any]) -> None:
+def _send(lines: Any, content: dict[str, Any]) -> None:
     lines.write(json.dumps(content) + "\n")
     lines.flush()
 
@@ -77,8 +73,8 @@ def _preload(modules: list[str]) -> dict[str, Any]:
     return {"threads": len(list(Path("/proc/self/task").iterdir()))}
 
 
-def _fork_away() -> int:
-    """Forks a process that is no child of this one; returns its number here, and 0 in it."""
+def _fork_detached() -> int:
+    """Forks a process that is no child of this one; returns its pid here, and 0 in it."""
     reading, writing = os.pipe()
     between = os.fork()
     if between:
@@ -96,28 +92,28 @@ def _fork_away() -> int:
     return 0
 
 
-def _awaken(order: dict[str, Any], probe: Probe) -> None:
+def _become_command(request: dict[str, Any], probe: Probe) -> None:
     """Makes this process what the command would have started."""
     os.setsid()
-    os.chdir(order["folder"])
-    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND)
+    os.chdir(request["folder"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
     for target, source in ((0, null), (1, log), (2, log)):
         os.dup2(source, target)
     os.close(log)
     os.close(null)
-    os.environ.update(order["environment"])
-    sys.argv[:] = order["arguments"]
-    sys.orig_argv[:] = [sys.executable, "-u", *order["arguments"]] if order["ranks"] else order["words"]
-    supervised()
-    if order["ranks"]:
-        _fork_ranks(order["ranks"])
-    _forget()
-    probe.wake(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
+    os.environ.update(request["environment"])
+    sys.argv[:] = request["arguments"]
+    sys.orig_argv[:] = [sys.executable, "-u", *request["arguments"]] if request["ranks"] else request["words"]
+    fork_supervised()
+    if request["ranks"]:
+        _fork_ranks(request["ranks"])
+    _refresh_inherited_state()
+    probe.start(os.environ["COLOSSAL_PAGE_RUN"], int(os.environ.get("RANK", "0")))
 
 
-def _forget() -> None:
-    """Renews what modules took from the parent's process when they were imported: its folder and its chance."""
+def _refresh_inherited_state() -> None:
+    """Renews what modules read from the server's process on import: its working folder and its random seed."""
     importlib.invalidate_caches()
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
@@ -126,17 +122,17 @@ def _forget() -> None:
 
 
 def _fork_ranks(size: int) -> None:
-    """Returns in every rank; this process itself keeps the store, watches the ranks and ends."""
+    """Forks the ranks and returns in each; this process keeps the store, waits for the ranks and ends."""
     pipes = [os.pipe() for _ in range(size)]
     pids = []
     for rank in range(size):
         pid = os.fork()
         if not pid:
-            _enter_rank(rank, size, pipes)
+            _become_rank(rank, size, pipes)
             return
         pids.append(pid)
     for number in STOP_SIGNALS:
-        signal.signal(number, _stop)
+        signal.signal(number, _raise_stop)
     from torch.distributed import TCPStore
 
     store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False)
@@ -147,7 +143,7 @@ def _fork_ranks(size: int) -> None:
     os._exit(_watch_ranks(pids))
 
 
-def _enter_rank(rank: int, size: int, pipes: list[tuple[int, int]]) -> None:
+def _become_rank(rank: int, size: int, pipes: list[tuple[int, int]]) -> None:
     os.setsid()
     port = ""
     for index, (reading, writing) in enumerate(pipes):
@@ -183,7 +179,7 @@ class _StopError(Exception):
     """This process was told to end."""
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
+def _raise_stop(_number: int, _frame: FrameType | None) -> None:
     raise _StopError
 
 

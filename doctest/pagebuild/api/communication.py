@@ -1,4 +1,4 @@
-"""Which functions of a library talk to other ranks, found in its source.
+"""Which functions of a library communicate with other ranks, found in its source.
 
 A function communicates if its text names a collective, or a function of the library that communicates. Methods are
 followed through annotations: `self.plugin.configure(...)` is a call of every `configure` that a `Plugin` may have.
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from pagebuild.api.collective import CONNECTING, is_communication
+from pagebuild.api.collective import GROUP_CREATION, is_communication
 from pagebuild.api.library import Library
 from pagebuild.api.source import Function
 
-_NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _CONSTRUCTORS = ("__init__", "__post_init__")
 
 
@@ -29,22 +29,18 @@ class _Scope:
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """The call graph of a library.
+class CommunicationGraph:
+    """The call graph of a library."""
 
-    Attributes:
-        library: The library; its files are read, nothing is imported.
-    """
-
-    library: Library
-    _asked: set[tuple[str, str]] = field(default_factory=set, init=False)
+    library: Library  # the library; its files are read, nothing is imported
+    _pending: set[tuple[str, str]] = field(default_factory=set, init=False)
     _known: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict, init=False)
 
     @cached_property
     def communicating(self) -> frozenset[str]:
-        """The full names of the functions and classes that talk to other ranks, directly or through others."""
-        uses = {scope.name: set(self._uses(scope)) for scope in self._scopes.values()}
-        found = {name for name, used in uses.items() if any(map(_is_seed, used))}
+        """The full names of the functions and classes that communicate with other ranks, directly or through others."""
+        uses = {scope.name: set(self._used_names(scope)) for scope in self._scopes.values()}
+        found = {name for name, used in uses.items() if any(map(_communicates_directly, used))}
         while more := {name for name, used in uses.items() if name not in found and used & found}:
             found |= more
         makers = {name.rpartition(".")[0] for name in found if name.rpartition(".")[2] in _CONSTRUCTORS}
@@ -59,7 +55,7 @@ class Traffic:
         """Per module, the full names that its names stand for."""
         found = {}
         for module, tree in self._modules.items():
-            own = {node.name: f"{module}.{node.name}" for node in tree.body if isinstance(node, _NAMED)}
+            own = {node.name: f"{module}.{node.name}" for node in tree.body if isinstance(node, _DEFINITIONS)}
             found[module] = {**dict(_imported(tree)), **own, **dict(_assigned(tree, module))}
         return found
 
@@ -84,7 +80,7 @@ class Traffic:
         return found
 
     @cached_property
-    def _kin(self) -> Mapping[str, frozenset[str]]:
+    def _related_classes(self) -> Mapping[str, frozenset[str]]:
         """Each class with those that it inherits from and those that inherit from it."""
         above = {name: set(self._bases(name)) for name in self._classes}
         below = defaultdict(set)
@@ -113,21 +109,21 @@ class Traffic:
     def _resolve(self, module: str, node: ast.expr) -> str:
         """The full name that an expression like `dist.all_reduce` stands for; empty if it is something else."""
         if isinstance(node, ast.Name):
-            return self._follow(self._names[module].get(node.id, ""))
+            return self._follow_import(self._names[module].get(node.id, ""))
         if isinstance(node, ast.Attribute):
             base = self._resolve(module, node.value)
-            return self._follow(f"{base}.{node.attr}") if base else ""
+            return self._follow_import(f"{base}.{node.attr}") if base else ""
         return ""
 
-    def _follow(self, name: str) -> str:
+    def _follow_import(self, name: str) -> str:
         """The place of definition of a name that a module of the library passes on."""
         module, _, last = name.rpartition(".")
         passed = self._names.get(module, {}).get(last, name) if module in self._modules else name
-        return name if passed == name else self._follow(passed)
+        return name if passed == name else self._follow_import(passed)
 
-    def _uses(self, scope: _Scope) -> Iterator[str]:
+    def _used_names(self, scope: _Scope) -> Iterator[str]:
         """The full names of all functions and classes that the text of a function names."""
-        local = self._locals(scope)
+        local = self._local_types(scope)
         for node in ast.walk(scope.node):
             if isinstance(node, (ast.Name, ast.Attribute)):
                 yield self._resolve(scope.module, node)
@@ -137,68 +133,72 @@ class Traffic:
                 makers = [called, *self._bases(called)] if called in self._classes else []
                 yield from (f"{maker}.{method}" for maker in makers for method in _CONSTRUCTORS)
             if isinstance(node, ast.Attribute):
-                for owner in self._types(node.value, scope, local):
-                    yield from (f"{kin}.{node.attr}" for kin in self._kin[owner])
+                for owner in self._expression_types(node.value, scope, local):
+                    yield from (f"{kin}.{node.attr}" for kin in self._related_classes[owner])
 
-    def _locals(self, scope: _Scope) -> Mapping[str, frozenset[str]]:
+    def _local_types(self, scope: _Scope) -> Mapping[str, frozenset[str]]:
         arguments = scope.node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        found = {one.arg: self._annotated(scope.module, one.annotation) for one in every}
+        found = {one.arg: self._annotation_types(scope.module, one.annotation) for one in every}
         if scope.owner and every:
             found[every[0].arg] = frozenset({scope.owner})
         for node in ast.walk(scope.node):
             if isinstance(node, ast.Assign):
-                types = self._types(node.value, scope, found)
+                types = self._expression_types(node.value, scope, found)
                 found.update((target.id, types) for target in node.targets if isinstance(target, ast.Name) and types)
         return found
 
-    def _types(self, node: ast.expr, scope: _Scope, local: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    def _expression_types(self, node: ast.expr, scope: _Scope, local: Mapping[str, frozenset[str]]) -> frozenset[str]:
         """The classes of the library that the value of an expression may have."""
         if isinstance(node, ast.Name):
             return local.get(node.id, frozenset())
         if isinstance(node, ast.Call):
-            return self._result(node.func, scope, local)
+            return self._return_types(node.func, scope, local)
         if isinstance(node, ast.Attribute):
-            owners = self._types(node.value, scope, local)
-            return _union(self._attribute(kin, node.attr) for owner in owners for kin in self._kin[owner])
+            owners = self._expression_types(node.value, scope, local)
+            return _union(
+                self._attribute_types(kin, node.attr) for owner in owners for kin in self._related_classes[owner]
+            )
         parts = node.values if isinstance(node, ast.BoolOp) else []
         parts = [node.body, node.orelse] if isinstance(node, ast.IfExp) else parts
-        return _union(self._types(part, scope, local) for part in parts)
+        return _union(self._expression_types(part, scope, local) for part in parts)
 
-    def _result(self, called: ast.expr, scope: _Scope, local: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    def _return_types(self, called: ast.expr, scope: _Scope, local: Mapping[str, frozenset[str]]) -> frozenset[str]:
         full = self._resolve(scope.module, called)
         if full in self._classes:
             return frozenset({full})
         names = [full]
         if isinstance(called, ast.Attribute):
             names += [
-                f"{kin}.{called.attr}" for one in self._types(called.value, scope, local) for kin in self._kin[one]
+                f"{kin}.{called.attr}"
+                for one in self._expression_types(called.value, scope, local)
+                for kin in self._related_classes[one]
             ]
         found = [self._scopes[name] for name in names if name in self._scopes]
-        return _union(self._annotated(one.module, one.node.returns) for one in found)
+        return _union(self._annotation_types(one.module, one.node.returns) for one in found)
 
-    def _attribute(self, owner: str, name: str) -> frozenset[str]:
+    def _attribute_types(self, owner: str, name: str) -> frozenset[str]:
         """The types of an attribute: of a property, a field, or what the constructor assigns."""
         if (owner, name) in self._known:
             return self._known[owner, name]
         module, _ = self._classes[owner]
         getter, maker = self._scopes.get(f"{owner}.{name}"), self._scopes.get(f"{owner}.__init__")
         if getter:
-            types = self._annotated(module, getter.node.returns)
+            types = self._annotation_types(module, getter.node.returns)
         elif name in self._fields[owner]:
-            types = self._annotated(module, self._fields[owner][name])
-        elif maker is None or (owner, name) in self._asked:  # the constructor makes it from itself
+            types = self._annotation_types(module, self._fields[owner][name])
+        elif maker is None or (owner, name) in self._pending:  # the constructor makes it from itself
             return frozenset()
         else:
-            self._asked.add((owner, name))
+            self._pending.add((owner, name))
             values = _self_assigned(maker.node, name)
-            types = _union(self._types(value, maker, self._locals(maker)) for value in values)
-            self._asked.discard((owner, name))
-        if not self._asked:  # inside of another question the answer may lack what that one is about
+            types = _union(self._expression_types(value, maker, self._local_types(maker)) for value in values)
+            self._pending.discard((owner, name))
+        if not self._pending:  # inside of another question the answer may lack what that one is about
             self._known[owner, name] = types
         return types
 
-    def _annotated(self, module: str, annotation: ast.expr | None) -> frozenset[str]:
+    def _annotation_types(self, module: str, annotation: ast.expr | None) -> frozenset[str]:
         if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
             annotation = ast.parse(annotation.value, mode="eval").body
         nodes = ast.walk(annotation) if annotation else ()
@@ -206,9 +206,9 @@ class Traffic:
         return frozenset(name for name in names if name in self._classes)
 
 
-def _is_seed(name: str) -> bool:
+def _communicates_directly(name: str) -> bool:
     is_call = name.endswith("()")
-    return name.removesuffix("()") in CONNECTING if is_call else is_communication(name)
+    return name.removesuffix("()") in GROUP_CREATION if is_call else is_communication(name)
 
 
 def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
@@ -235,7 +235,7 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
 def _assigned(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
     """Other names that a module gives to functions: `f = dist.all_reduce`, `f = getattr(dist, "x", None) or dist.y`."""
     bound = dict(_imported(tree))
-    own = {node.name for node in tree.body if isinstance(node, _NAMED)}
+    own = {node.name for node in tree.body if isinstance(node, _DEFINITIONS)}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             values = node.value.values if isinstance(node.value, ast.BoolOp) else [node.value]

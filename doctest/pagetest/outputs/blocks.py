@@ -8,11 +8,11 @@ from typing import Any
 
 from pagetest.finding import Finding
 from pagetest.model.page import Block, Page
-from pagetest.outputs.matching import WILD, difference, fold
+from pagetest.outputs.matching import WILDCARD, first_difference, normalize_lines
 
 _EXACT = "exact"
-_SHOWN = 200
-_TYPED = (
+_MAX_SHOWN_CHARACTERS = 200
+_UNCHECKED_OUTPUT = (
     "`text` straight below code that runs reads as its output, and nobody compares it: write `text output`, with `...` "
     "for what differs from run to run"
 )
@@ -28,26 +28,26 @@ class Output:
     @property
     def is_exact(self) -> bool:
         """Whether its numbers must be equal as text."""
-        return self.block.words[1:] == [_EXACT]
+        return self.block.info_words[1:] == [_EXACT]
 
 
 def outputs_of(page: Page) -> tuple[Output, ...]:
     """The output blocks that can be compared: each is the first one after a Python block that runs."""
-    return tuple(output for block, output in _blocks(page) if isinstance(output, Output))
+    return tuple(output for block, output in _output_blocks(page) if isinstance(output, Output))
 
 
 def output_faults(page: Page) -> Iterator[Finding]:
     """The output blocks that cannot be compared, and the text that looks like output and is not compared."""
-    for block, output in _blocks(page):
+    for block, output in _output_blocks(page):
         if isinstance(output, str):
             yield Finding(page.path, block.line - 1, output)
     for python, block in pairwise(page.blocks):
         is_between = "".join(page.lines[python.end : block.line - 2]).strip()
         if python.is_python and not python.ignored and block.info.strip() == "text" and not is_between:
-            yield Finding(page.path, block.line - 1, _TYPED)
+            yield Finding(page.path, block.line - 1, _UNCHECKED_OUTPUT)
 
 
-def _blocks(page: Page) -> Iterator[tuple[Block, Output | str]]:
+def _output_blocks(page: Page) -> Iterator[tuple[Block, Output | str]]:
     """Each output block with its comparison, or with what forbids it."""
     python: Block | None = None
     before: Block | None = None
@@ -61,10 +61,10 @@ def _blocks(page: Page) -> Iterator[tuple[Block, Output | str]]:
 
 def _fault(block: Block, python: Block | None, before: Block | None) -> str:
     """The first thing that forbids to compare the block, and what to do about it."""
-    shown = [line for _, line in fold(block.source)]
+    shown = [line for _, line in normalize_lines(block.source)]
     faults = (
         (
-            block.language != "text" or block.words not in (["output"], ["output", _EXACT]),
+            block.language != "text" or block.info_words not in (["output"], ["output", _EXACT]),
             f"`{block.info}` is no block: output is shown in `text output`, or in `text output {_EXACT}`",
         ),
         (block.ignored, "output in an ignored region comes from code that is not run: write `text`, or run the code"),
@@ -78,23 +78,16 @@ def _fault(block: Block, python: Block | None, before: Block | None) -> str:
             f"the block at line {before.line if before else 0} shows the output of the same Python: join the two",
         ),
         (
-            bool(shown) and all(line == WILD for line in shown),
-            f"`{WILD}` alone stands for any output and proves nothing: show what is printed, or drop the block",
+            bool(shown) and all(line == WILDCARD for line in shown),
+            f"`{WILDCARD}` alone stands for any output and proves nothing: show what is printed, or drop the block",
         ),
     )
     return next((message for is_faulty, message in faults if is_faulty), "")
 
 
 def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[int, str]:
-    """Cuts what rank 0 printed into what each Python block printed.
-
-    Args:
-        marks: From which size of the output on it belongs to the block of which line, 0 for none.
-        data: All that rank 0 printed.
-
-    Returns:
-        The text by the line of the block.
-    """
+    """Cuts what rank 0 printed into what each Python block printed."""
+    # A mark says from which size of the output on it belongs to the block of which line, 0 for none.
     parts: dict[int, bytes] = {}
     ends = ({"line": 0, "size": len(data)},)
     for mark, following in pairwise((*sorted(marks, key=lambda mark: mark["size"]), *ends)):
@@ -103,31 +96,28 @@ def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[in
 
 
 def stale_outputs(page: Page, printed: Mapping[int, str], device: str = "cpu") -> list[Finding]:
-    """The output blocks that differ from what was printed, each at the first line that differs.
-
-    Args:
-        page: The page.
-        printed: The text by the line of the block.
-        device: The type of device that the page ran on. Pages show what the CPU prints, so its name is read as `cpu`.
-    """
+    """The output blocks that differ from what was printed, each at the first line that differs."""
+    # Pages show what the CPU prints, so the name of the device that they ran on is read as `cpu`.
     if device not in ("", "cpu"):
         named = re.compile(rf"\b{re.escape(device)}:\d+\b|(?<='){re.escape(device)}(?=')")
         printed = {line: named.sub("cpu", text) for line, text in printed.items()}
-    return [finding for output in outputs_of(page) for finding in _stale(page, output, printed)]
+    return [finding for output in outputs_of(page) for finding in _stale_finding(page, output, printed)]
 
 
-def _stale(page: Page, output: Output, printed: Mapping[int, str]) -> Iterator[Finding]:
+def _stale_finding(page: Page, output: Output, printed: Mapping[int, str]) -> Iterator[Finding]:
     text, block = printed.get(output.python.line, ""), output.block
     where = f"the block at line {output.python.line}"
-    if not fold(text):
+    if not normalize_lines(text):
         yield Finding(page.path, block.line, f"{where} prints nothing on rank 0: drop this block, or print")
         return
-    differs = difference(block.source, text, output.is_exact)
+    differs = first_difference(block.source, text, output.is_exact)
     if differs:
-        expected, found = (f"`{_cut(line)}`" if line else "nothing" for line in (differs.expected, differs.printed))
+        expected, found = (
+            f"`{_truncated(line)}`" if line else "nothing" for line in (differs.expected, differs.printed)
+        )
         message = f"{where} was expected to print {expected} here and printed {found}: run with --update-outputs"
         yield Finding(page.path, block.line + differs.index, message)
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]} ..."
+def _truncated(line: str) -> str:
+    return line if len(line) <= _MAX_SHOWN_CHARACTERS else f"{line[:_MAX_SHOWN_CHARACTERS]} ..."

@@ -1,4 +1,4 @@
-"""What Docusaurus complains of, said in the author's files and lines."""
+"""The errors and warnings of Docusaurus, at the author's files and lines."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagebuild.site.front import LINES
+from pagebuild.site.front_matter import NUM_LINES
 from pagetest.finding import Finding
 from pagetest.model.reader import read_page
 
@@ -22,67 +22,58 @@ _FOLDERS = ("docs", "i18n/zh-Hans/docusaurus-plugin-content-docs/current")
 
 
 @dataclass(frozen=True)
-class Places:
-    """Finds the author's place for one of the website.
-
-    Attributes:
-        root: The project's root.
-        website: The folder of the Docusaurus project, with the generated pages in it.
-    """
+class BuildErrorLocator:
+    """Finds the author's place for one of the website."""
 
     root: Path
     website: Path
 
     def findings(self, log: str) -> list[Finding]:
-        """Every complaint of a build, once.
-
-        Args:
-            log: What Docusaurus printed.
-        """
+        """Every complaint of a build, once."""
         text = re.sub(r"(?m)^\s*\u2502 ?", "", _COLOR.sub("", log))
-        parts = (self._authored, self._unresolved, self._directives, self._broken)
+        parts = (self._plugin_findings, self._unresolved_links, self._unused_directives, self._broken_links)
         return sorted({finding for part in parts for finding in part(text)})
 
-    def _authored(self, text: str) -> Iterator[Finding]:
+    def _plugin_findings(self, text: str) -> Iterator[Finding]:
         """What our own plugins say: it names the author's file already."""
         for file, line, message in _AUTHORED.findall(text):
             yield Finding(self.root / file, int(line), message.strip())
 
-    def _unresolved(self, text: str) -> Iterator[Finding]:
+    def _unresolved_links(self, text: str) -> Iterator[Finding]:
         for what, file, line in _UNRESOLVED.findall(text):
             yield self._finding(self.website / file, int(line), f"{what} leads to nothing: correct it")
 
-    def _directives(self, text: str) -> Iterator[Finding]:
+    def _unused_directives(self, text: str) -> Iterator[Finding]:
         for file, list_ in _DIRECTIVES.findall(text):
             for name, line in _DIRECTIVE.findall(list_):
                 message = f"`{name}` is no Markdown and shows as text: write an alert, `> [!NOTE]`, or other words"
                 yield self._finding(self.website / file, int(line), message)
 
-    def _broken(self, text: str) -> Iterator[Finding]:
+    def _broken_links(self, text: str) -> Iterator[Finding]:
         for what, route, targets in _BROKEN.findall(text):
-            file = self._file_of(route)
+            file = self._page_of_route(route)
             for target, resolved in _TARGET.findall(targets):
                 message = f"the {what} `{target}` leads to nothing: correct it"
                 if file is None:
                     yield Finding(self.website, 1, f"{route}: {message}")
                 else:
-                    yield self._finding(file, self._line_of(file, resolved or target), message)
+                    yield self._finding(file, self._line_of_link(file, resolved or target), message)
 
     def _finding(self, file: Path, line: int, message: str) -> Finding:
-        source = self._source(file)
+        source = self._author_file(file)
         if source is None:
             return Finding(file, line, message)
-        return Finding(self.root / source, max(1, line - LINES), message)
+        return Finding(self.root / source, max(1, line - NUM_LINES), message)
 
     @staticmethod
-    def _source(file: Path) -> str | None:
-        """The author's file behind a generated page; None for what is generated as a whole."""
+    def _author_file(file: Path) -> str | None:
+        """The author's file of a generated page; None for what is generated as a whole."""
         if not file.is_file():
             return None
         page = json.loads(file.read_text(encoding="utf-8").split("\n")[1])["page"]
         return page["source"] if page["kind"] == "tutorial" else None
 
-    def _file_of(self, route: str) -> Path | None:
+    def _page_of_route(self, route: str) -> Path | None:
         """The generated page of an address, whichever version has the addresses without one."""
         match = _ROUTE.search(route)
         if not match:
@@ -99,7 +90,7 @@ class Places:
         return next((file for file in files if file.is_file()), None)
 
     @staticmethod
-    def _line_of(file: Path, target: str) -> int:
+    def _line_of_link(file: Path, target: str) -> int:
         """The line of the link; the addresses that Docusaurus prints end as the author's target does."""
         path, _, anchor = target.rstrip("/").partition("#")
         stem = path.rstrip("/").rpartition("/")[2]
@@ -108,4 +99,4 @@ class Places:
             link_stem = link_path.rstrip("/").rpartition("/")[2].removesuffix(".md")
             if link_anchor == anchor and link_stem in {stem, ""}:
                 return link.line
-        return LINES + 1
+        return NUM_LINES + 1

@@ -5,24 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pagetest.checks.parity import compare
+from pagetest.checks.parity import compare_structure
 from pagetest.graph.fingerprint import fingerprint
 from pagetest.graph.imports import ImportGraph
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES, Tree
-from pagetest.outputs.shown import stale_outputs
+from pagetest.outputs.blocks import stale_outputs
 from pagetest.results.records import Records
 from pagetest.results.result import PASS
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The run that a record is about.
-
-    Attributes:
-        records: Where it is kept.
-        record: The record.
-    """
+    """The run that a record is about."""
 
     records: Records
     record: Mapping[str, Any]
@@ -41,70 +36,51 @@ class RecordedRun:
 
 
 @dataclass(frozen=True)
-class Fitting:
-    """Finds the runs that hold for the pages as they are now.
-
-    Attributes:
-        records: Where to look, first there first.
-        tree: The pages.
-        graph: The project's modules.
-        device: The device of the runs.
-        facts: What a run that began now would hold for.
-    """
+class RunFinder:
+    """Finds the runs that hold for the pages as they are now."""
 
     records: Sequence[Records]
     tree: Tree
     graph: ImportGraph
     device: str
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # what a run that began now would hold for
 
     def find(self, page: Page) -> RecordedRun | None:
-        """The run of a page, or of the original that has the same code; None where there is none that holds.
-
-        Raises:
-            BrokenRecordError: The page's record holds something else.
-        """
+        """The run of a page, or of the original that has the same code; None where there is none that holds."""
         for records in self.records:
             record = records.find(self.device, page.language, page.name)
-            if record and self._holds(record, page):
+            if record and self._is_valid(record, page):
                 run = RecordedRun(records, record)
                 if all(file.is_file() for files in run.figures for file in files):
                     return run
         if page.language == LANGUAGES[0] or LANGUAGES[0] not in self.tree.languages(page.name):
             return None
         original = self.tree.page(page.name, LANGUAGES[0])
-        return self.find(original) if compare(original, page).same_code else None
+        return self.find(original) if compare_structure(original, page).same_code else None
 
-    def _holds(self, record: Mapping[str, Any], page: Page) -> bool:
+    def _is_valid(self, record: Mapping[str, Any], page: Page) -> bool:
         """Whether the page passed then, would run the same now, and shows what was printed then."""
         blocks = record.get("blocks", ())
         return (
             record["status"] == PASS
             and len(blocks) == len(page.runnable)
             and not changed_since(record, page, self.graph, self.facts["inputs"])
-            and _decisive(record.get("versions", {})) == _decisive(self.facts["versions"])
-            and not stale_outputs(page, _by_line(page, [block["printed"] for block in blocks]))
+            and _relevant_versions(record.get("versions", {})) == _relevant_versions(self.facts["versions"])
+            and not stale_outputs(page, _printed_by_line(page, [block["printed"] for block in blocks]))
         )
 
 
 def changed_since(record: Mapping[str, Any], page: Page, graph: ImportGraph, inputs: str) -> str:
-    """What has changed in the project since a run, which may go otherwise now; empty where nothing has.
-
-    Args:
-        record: The record of the run.
-        page: The page.
-        graph: The project's modules.
-        inputs: Of the files that every page depends on, as they are now.
-    """
+    """What has changed in the project since a run, which may go otherwise now; empty where nothing has."""
     if record.get("fingerprint") != fingerprint(page, graph):
         return "its code, or what it imports"
     return "" if record.get("inputs") == inputs else "the harness, constraints.txt, or code in C++ or CUDA"
 
 
-def _by_line(page: Page, printed: list[str]) -> dict[int, str]:
+def _printed_by_line(page: Page, printed: list[str]) -> dict[int, str]:
     return {block.line: text for block, text in zip(page.runnable, printed, strict=True)}
 
 
-def _decisive(versions: Mapping[str, str]) -> tuple[str, str]:
+def _relevant_versions(versions: Mapping[str, str]) -> tuple[str, str]:
     """The version of Python without its last number, and that of torch without the kind of its build."""
     return versions.get("python", "").rpartition(".")[0], versions.get("torch", "").partition("+")[0]

@@ -13,13 +13,8 @@ _DOCSTRING = re.compile(
 _PAGE = re.compile(r"(?P<path>[^:]+\.\w+):(?:(?P<line>\d+):)? ?(?P<message>.*)", re.DOTALL)
 
 
-def finding_of(warning: str, resolver: Resolver) -> Finding:
-    """Reads one line of Sphinx's warnings.
-
-    Args:
-        warning: The line.
-        resolver: Knows where objects are defined.
-    """
+def warning_finding(warning: str, resolver: Resolver) -> Finding:
+    """Reads one line of Sphinx's warnings."""
     text = _COLOURS.sub("", warning).strip()
     if match := _DOCSTRING.fullmatch(text):
         try:
