@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from colossal.amp import FP8Linear, fp8
+from colossal.amp import FP8Linear, fp8_linear
 from colossal.amp.fp8_linear import quantize
 from colossal.testing import run_processes
 
@@ -186,7 +186,7 @@ def reference(linear: nn.Linear, inputs: torch.Tensor, grad: torch.Tensor) -> tu
 @pytest.fixture(params=[False, True], ids=["emulated", "torch's kernel"])
 def _kernel(request, monkeypatch) -> None:
     """torch has its 8-bit product on CPUs too, so that the path of GPUs runs here."""
-    monkeypatch.setattr(fp8, "has_float8", lambda _: request.param)
+    monkeypatch.setattr(fp8_linear, "has_float8", lambda _: request.param)
 
 
 @pytest.mark.usefixtures("_kernel")

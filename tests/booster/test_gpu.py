@@ -7,7 +7,7 @@ from torch import distributed as dist
 from torch import nn
 
 import colossal
-from colossal.amp import FP8Linear, fp8
+from colossal.amp import FP8Linear, fp8_linear
 from colossal.booster import Booster
 from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.testing import assert_close, run_processes
@@ -69,14 +69,14 @@ def test_parameters_that_are_offloaded_train_alike() -> None:
 
 @pytest.mark.parametrize("rows", [5, 16, 200])
 def test_float8_units_compute_what_their_emulation_computes(rows, monkeypatch) -> None:
-    if not fp8.has_float8(torch.device("cuda")):
+    if not fp8_linear.has_float8(torch.device("cuda")):
         pytest.skip("needs a GPU of compute capability 8.9 or above")
     torch.manual_seed(0)
     linear = FP8Linear(64, 32).cuda()
     inputs = torch.randn(rows, 64, device="cuda", requires_grad=True)
     results = []
     for units in (True, False):
-        monkeypatch.setattr(fp8, "has_float8", lambda _, units=units: units)
+        monkeypatch.setattr(fp8_linear, "has_float8", lambda _, units=units: units)
         with torch.autocast("cuda", torch.bfloat16):
             output = linear(inputs)
         output.backward(torch.linspace(-1, 1, rows * 32, device="cuda").view(rows, 32).bfloat16())

@@ -69,10 +69,10 @@ def linear(kind: str, is_toy: bool) -> Iterator[dict[str, float]]:
         kind: ``"bf16"`` or ``"fp8"``.
         is_toy: A small one.
     """
-    from colossal.amp import FP8Linear, fp8
+    from colossal.amp import FP8Linear, fp8_linear
 
     device, size = get_accelerator().get_current_device(), 64 if is_toy else 8192
-    if kind == "fp8" and not fp8.has_float8(device) and not is_toy:
+    if kind == "fp8" and not fp8_linear.has_float8(device) and not is_toy:
         raise RuntimeError("needs a GPU with float8 units, of compute capability 8.9 or above")
     torch.manual_seed(0)
     layer = (FP8Linear if kind == "fp8" else torch.nn.Linear)(size, size).to(device)

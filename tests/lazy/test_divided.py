@@ -18,7 +18,7 @@ from families import MODELS
 from torch import nn
 
 from colossal.booster import Booster
-from colossal.booster.plugin import HybridParallelPlugin, starting_values
+from colossal.booster.plugin import HybridParallelPlugin, initial_values
 from colossal.cluster import ParallelMesh
 from colossal.lazy import LazyInitContext, LazyTensor, lazy_tensors, materialize
 from colossal.lazy.stored_tensor import StoredTensor
@@ -163,7 +163,7 @@ def boost(name: str, kind: str, folder: Path, options: dict[str, Any]) -> dict[s
             model = load(name, folder) if kind == "stored" else make(name, num_layers=4)
     plugin = HybridParallelPlugin(precision="fp32", **options)
     optimizer = torch.optim.SGD(model.parameters())
-    with mock.patch.object(starting_values, "materialize", wraps=materialize) as made_at_once:
+    with mock.patch.object(initial_values, "materialize", wraps=materialize) as made_at_once:
         boosted, *_ = Booster(plugin=plugin).boost(model, optimizer)
     assert kind == "mixed" or not made_at_once.called, "all values were made, and sent"
     boosted.state_dict()

@@ -217,10 +217,10 @@ class PipelineExecutor:
         if self._mesh.size("pp") == 1:
             assert loss is not None
             return loss
-        parcel = torch.zeros(2, dtype=torch.float64, device=self._mesh.accelerator.get_current_device())
+        payload = torch.zeros(2, dtype=torch.float64, device=self._mesh.accelerator.get_current_device())
         if loss is not None:
-            parcel[0], parcel[1] = loss, _LOSS_DTYPES.index(loss.dtype)
-        wait(Channel("pp", self._mesh).start_broadcast(parcel, source))
+            payload[0], payload[1] = loss, _LOSS_DTYPES.index(loss.dtype)
+        wait(Channel("pp", self._mesh).start_broadcast(payload, source))
         if last not in known:  # reading makes the host wait for the device
-            known[last] = (TensorMeta((), _LOSS_DTYPES[int(parcel[1])], False),)
-        return parcel[0].to(known[last][0].dtype)
+            known[last] = (TensorMeta((), _LOSS_DTYPES[int(payload[1])], False),)
+        return payload[0].to(known[last][0].dtype)

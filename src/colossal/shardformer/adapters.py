@@ -14,7 +14,8 @@ from colossal.errors import PlanError
 from colossal.shardformer.styles import STYLES, StyleContext
 
 # The styles of A, from the features of the input, and of B, to those of the output; None where it stays whole.
-# [Note: adapters of colwise_no_reduce] Where others sum up the gradient of the input of a layer, that of A, which is computed from it, is not the sum yet either.
+# [Note: adapters of colwise_no_reduce] Where others sum up the gradient of the input of a layer, that of A, which is
+# computed from it, is not the sum yet either.
 _THIN: Mapping[str, tuple[str | None, str | None]] = {
     **{
         style: (None, style)
