@@ -74,7 +74,7 @@ def layout_difference(source: Layout, target: Layout) -> int:
         each that must be added; 3 for each partial sum to add up.
 
     Example:
-        >>> from colossal.tensor import Layout, difference
+        >>> from colossal.tensor import Layout, layout_difference
         >>> target = Layout.parse("RS01R", (8, 8, 8), grid=(2, 2))
         >>> layouts = [Layout.parse(text, (8, 8, 8), grid=(2, 2)) for text in ("S0RR", "RS0R", "RS01R")]
         >>> [layout_difference(layout, target) for layout in layouts]

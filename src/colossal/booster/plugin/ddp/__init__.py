@@ -1,1 +1,3 @@
 """Replicated models: TorchDDPPlugin."""
+
+__all__ = []

@@ -1,1 +1,3 @@
 """TorchFSDPPlugin: parameters, gradients and optimizer states sharded by torch's fully_shard."""
+
+__all__ = []

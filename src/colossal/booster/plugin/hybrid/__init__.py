@@ -1,1 +1,3 @@
 """HybridParallelPlugin: data, tensor, pipeline and sequence parallelism in one model."""
+
+__all__ = []

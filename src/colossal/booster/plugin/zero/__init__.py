@@ -1,1 +1,3 @@
 """LowLevelZeroPlugin: partitioned optimizer states and gradients (ZeRO-1 and 2)."""
+
+__all__ = []

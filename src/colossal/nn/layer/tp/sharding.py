@@ -43,7 +43,7 @@ class TPSharding:
         >>> from colossal.nn.layer.tp import TP_SHARDINGS, TPSharding
         >>> TP_SHARDINGS["2.5d"].tokens
         ('depth', 'row')
-        >>> TPSharding(tokens=("depth", "row"), copies=("depth",)).inner
+        >>> TPSharding(tokens=("depth", "row"), replica_axes=("depth",)).inner
         ('row',)
     """
 
@@ -108,7 +108,7 @@ def tp_sharding_of(mesh: ParallelMesh | None) -> TPSharding:
     Example:
         >>> from colossal.nn.layer.tp import tp_sharding_of
         >>> tp_sharding_of(None)
-        TPSharding(tokens=(), features=(), vocabulary=(), copies=())
+        TPSharding(tokens=(), features=(), vocabulary=(), replica_axes=())
     """
     return TP_SHARDINGS[mesh and mesh.tp_mode]
 
