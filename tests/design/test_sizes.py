@@ -17,6 +17,7 @@ LONG_FILE_CEILING = 600
 FILE_MEDIAN = 150
 FUNCTION_CEILING = 60
 FUNCTION_MEAN = 15
+DOCSTRING_SHARE = 0.25  # of the lines of the library: those of exported objects are long, those of the others are not
 
 LONG_FILES: dict[str, str] = {}  # path from the root of the repository -> why one noun needs more than 400 lines
 GUARDED = ("src", "doctest")
@@ -76,6 +77,19 @@ def mean_function(folder: Path) -> float:
     return statistics.fmean([length_without_docstring(node) for _, node in functions(folder)] or [0])
 
 
+def docstring_share(folder: Path) -> float:
+    """How many of all lines docstrings take; blank lines in them do not count."""
+    texts = [path.read_text(encoding="utf-8") for path in sources(folder)]
+    docstrings = [
+        ast.get_docstring(node) or ""
+        for text in texts
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
+    documented = sum(1 for docstring in docstrings for line in docstring.splitlines() if line.strip())
+    return documented / max(sum(len(text.splitlines()) for text in texts), 1)
+
+
 # ------------------------------------------------------------------------------------------ the repository
 
 
@@ -105,6 +119,11 @@ def test_no_function_is_too_long(folder: str, repository: Path) -> None:
 @pytest.mark.parametrize("folder", GUARDED)
 def test_the_mean_function_is_short(folder: str, repository: Path) -> None:
     assert mean_function(repository / folder) <= FUNCTION_MEAN
+
+
+@pytest.mark.parametrize("folder", GUARDED)
+def test_docstrings_leave_room_for_code(folder: str, repository: Path) -> None:
+    assert docstring_share(repository / folder) <= DOCSTRING_SHARE
 
 
 # ------------------------------------------------------------------------------------------ the guard itself
@@ -162,3 +181,8 @@ def test_the_mean_leaves_docstrings_out(tmp_path: Path) -> None:
 def test_nothing_is_short(tmp_path: Path) -> None:
     assert median_length(tmp_path) == 0
     assert mean_function(tmp_path) == 0
+
+
+def test_the_share_of_docstrings(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(function_of(8, docstring_lines=4) + '"""A string."""\n' * 8, encoding="utf-8")
+    assert docstring_share(tmp_path) == 3 / 16
