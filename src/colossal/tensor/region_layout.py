@@ -103,7 +103,5 @@ class RegionLayout:
             PlanError: The rank holds no shard of the tensor.
         """
         if rank not in self.ranks:
-            raise PlanError(
-                f"Only ranks {self.ranks} hold shards of the tensor. Found rank {rank}. Ask one of those."
-            )
+            raise PlanError(f"Only ranks {self.ranks} hold shards of the tensor. Found rank {rank}. Ask one of those.")
         return self.regions[self.ranks.index(rank)]
