@@ -60,8 +60,8 @@ class SequenceSharding:
             length = tensor.shape[dim]
             raise ShapeError(
                 f"A sequence sharded over {self.size} ranks is split into {number} equal chunks. Found {length} "
-                f"tokens. Pad batches to a multiple of {number}, such as {-(-length // number) * number}, with tokens that "
-                "the attention mask and the labels leave out."
+                f"tokens. Pad batches to a multiple of {number}, such as {-(-length // number) * number}, with tokens "
+                "that the attention mask and the labels leave out."
             )
         parts = tensor.chunk(number, dim)
         return torch.cat([parts[chunk] for chunk in chunks], dim) if self.is_zigzag else parts[chunks[0]]
