@@ -175,5 +175,5 @@ def test_parts_of_other_shapes_are_refused() -> None:
         shard(torch.zeros(4, 3), layout, 0)
     with pytest.raises(ShapeError, match=r"The part of rank 0.*\(2, 4\).*Found \(4, 4\)"):
         unshard({0: torch.zeros(4, 4)}, layout)
-    with pytest.raises(ShapeError, match=r"none of what ranks \[1\]"):
+    with pytest.raises(ShapeError, match=r"none for the ranks \[1\]"):
         unshard({0: torch.zeros(2, 4)}, layout)

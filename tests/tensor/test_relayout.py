@@ -24,7 +24,7 @@ def named(layout: Layout, mesh: ParallelMesh) -> Layout:
 
 def summands(layout: Layout, rank: int) -> torch.Tensor:
     """What a rank holds; summands that differ, and are the same on ranks that hold the same."""
-    place = layout.place_of(rank)
+    place = layout.coordinate_of(rank)
     seed = sum(100**i * place[axis] for i, axis in enumerate(layout.partial))
     whole = torch.randint(0, 1000, layout.shape, generator=torch.Generator().manual_seed(seed)).double()
     return shard(whole, replace(layout, partial=()), rank)

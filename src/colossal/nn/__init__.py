@@ -3,7 +3,7 @@
 * :mod:`colossal.nn.layer` - layers that follow the ambient mesh; their names are here as well.
 * :mod:`colossal.nn.loss` and :mod:`colossal.nn.metric` - losses and figures of merit for what they put out.
 * :mod:`colossal.nn.lr_scheduler` - learning-rate schedules that know how many steps the training has.
-* :mod:`colossal.nn.optimizer` - optimizers, which take whole parameters and parts of them.
+* :mod:`colossal.nn.optimizer` - optimizers, for full parameters and for shards of them.
 """
 
 from colossal.nn import layer, loss, lr_scheduler, metric, optimizer

@@ -15,13 +15,13 @@ from colossal.tensor.region import Region
 class FlatLayout:
     """Which rank holds which range of a tensor's elements, counted in the order of a contiguous tensor.
 
-    Unlike a `Layout`, it cuts anywhere, so that ranks get shares of one size from tensors of any shape. What a rank
-    holds is a tensor of one dimension.
+    Unlike a `Layout`, it splits anywhere, so that ranks get shards of equal size from tensors of any shape. The local
+    shard of a rank is a tensor of one dimension.
 
     Args:
-        shape: The shape of the whole tensor.
+        shape: The shape of the full tensor.
         ranks: The global ranks that hold it.
-        ranges: For each of them its first element and the one behind its last; several ranks may hold the same range.
+        ranges: For each rank its first element and its end (exclusive); several ranks may hold the same range.
 
     Raises:
         PlanError: There is not one range for each rank, or one is not inside of the tensor.
@@ -48,12 +48,13 @@ class FlatLayout:
 
     @cached_property
     def regions(self) -> dict[int, tuple[Region, ...]]:
-        """The boxes that the range of each rank consists of, in the order of its elements."""
-        return {rank: tuple(_boxes(self.shape, *range_)) for rank, range_ in zip(self.ranks, self.ranges, strict=True)}
+        """The regions that the range of each rank consists of, in the order of its elements."""
+        ranges = zip(self.ranks, self.ranges, strict=True)
+        return {rank: tuple(_regions_in(self.shape, *range_)) for rank, range_ in ranges}
 
     @cached_property
     def holders(self) -> dict[Region, tuple[int, ...]]:
-        """The ranks that hold each box."""
+        """The ranks that hold each region."""
         holders: dict[Region, tuple[int, ...]] = {}
         for rank, regions in self.regions.items():
             for region in regions:
@@ -67,20 +68,20 @@ class FlatLayout:
             rank: A global rank.
 
         Returns:
-            The boxes that its range consists of, in the order of its elements.
+            The regions that its range consists of, in the order of its elements.
 
         Raises:
-            PlanError: The rank holds no part of the tensor.
+            PlanError: The rank holds no shard of the tensor.
         """
         if rank not in self.regions:
             raise PlanError(
-                f"Only ranks {self.ranks} hold parts of this tensor. Found rank {rank}. Ask one of them for its region."
+                f"Only ranks {self.ranks} hold shards of the tensor. Found rank {rank}. Ask one of them for its region."
             )
         return self.regions[rank]
 
 
-def _boxes(shape: Sequence[int], begin: int, end: int) -> list[Region]:
-    """Cut a range of elements into boxes: the rest of a row, whole rows, and the beginning of one."""
+def _regions_in(shape: Sequence[int], begin: int, end: int) -> list[Region]:
+    """Split a range of elements into regions: the rest of a row, complete rows, and the beginning of one."""
     if begin >= end:
         return []
     if not shape:
@@ -89,11 +90,11 @@ def _boxes(shape: Sequence[int], begin: int, end: int) -> list[Region]:
     first, last = -(-begin // inner), end // inner
     if first > last:  # within one row
         return _in_row(shape, last, begin - last * inner, end - last * inner)
-    boxes = _in_row(shape, first - 1, begin - (first - 1) * inner, inner) if begin < first * inner else []
+    regions = _in_row(shape, first - 1, begin - (first - 1) * inner, inner) if begin < first * inner else []
     if first < last:
-        boxes.append(Region((first, *(0 for _ in shape[1:])), (last - first, *shape[1:])))
-    return boxes + (_in_row(shape, last, 0, end - last * inner) if last * inner < end else [])
+        regions.append(Region((first, *(0 for _ in shape[1:])), (last - first, *shape[1:])))
+    return regions + (_in_row(shape, last, 0, end - last * inner) if last * inner < end else [])
 
 
 def _in_row(shape: Sequence[int], row: int, begin: int, end: int) -> list[Region]:
-    return [Region((row, *box.start), (1, *box.shape)) for box in _boxes(shape[1:], begin, end)]
+    return [Region((row, *region.start), (1, *region.shape)) for region in _regions_in(shape[1:], begin, end)]

@@ -19,7 +19,7 @@ from colossal.tensor.region_layout import RegionLayout
 
 
 def placement_of(tensor: torch.Tensor) -> Placement:
-    """Tell where the elements of a tensor are: the one question of everything that reduces over a full tensor.
+    """Return where the elements of a tensor are, which is what every reduction over a full tensor has to know.
 
     Args:
         tensor: A DTensor, what `set_placement` knows, or any other tensor, which is full. A gradient or an optimizer
@@ -43,7 +43,7 @@ def placement_of(tensor: torch.Tensor) -> Placement:
     if not is_dtensor(tensor):
         return Placement.full(tensor.shape)
     sharded: Any = tensor
-    mesh, axes = sharded.device_mesh, [_cut(placement) is not None for placement in sharded.placements]
+    mesh, axes = sharded.device_mesh, [_sharded_dim(placement) is not None for placement in sharded.placements]
     groups = [mesh.get_group(axis) for axis in range(len(axes))]
     return Placement(
         _layout_of_dtensor(tensor),
@@ -55,7 +55,7 @@ def placement_of(tensor: torch.Tensor) -> Placement:
 
 
 def layout_of(tensor: torch.Tensor, ranks: Sequence[int] = (0,)) -> Layout | FlatLayout | RegionLayout:
-    """Tell which ranks hold which regions of a tensor.
+    """Return which ranks hold which regions of a tensor.
 
     Args:
         tensor: A DTensor, what `set_placement` knows, or any other tensor: that is full on each of `ranks`.
@@ -92,8 +92,8 @@ def dtensor_placements(layout: Layout) -> tuple[Any, ...]:
         A placement for each axis of its grid: `Shard`, `Replicate` or `Partial`.
 
     Raises:
-        UnsupportedError: Axes shard one dimension in another order than that of the grid, or pieces are packed into it:
-            DTensor has no word for that.
+        UnsupportedError: Axes shard one dimension in another order than that of the grid, or the dimension is packed:
+            DTensor cannot express either.
 
     Example:
         >>> from colossal.tensor import Layout, dtensor_placements
@@ -105,12 +105,12 @@ def dtensor_placements(layout: Layout) -> tuple[Any, ...]:
     is_packed = any(axes and len(groups) > 1 for axes, groups in zip(layout.dims, layout.groups, strict=True))
     if is_packed or any(list(axes) != sorted(axes) for axes in layout.dims):
         raise UnsupportedError(
-            "DTensor shards a dimension along the axes in the order of its mesh, and as one piece. Found "
+            "DTensor shards a dimension along the axes in the order of its mesh, and as one block. Found "
             f"{layout} with the groups {layout.groups}. Convert the tensor to such a layout first."
         )
-    cuts = {axis: dim for dim, axes in enumerate(layout.dims) for axis in axes}
+    sharded_dims = {axis: dim for dim, axes in enumerate(layout.dims) for axis in axes}
     return tuple(
-        Shard(cuts[axis]) if axis in cuts else Partial() if axis in layout.partial else Replicate()
+        Shard(sharded_dims[axis]) if axis in sharded_dims else Partial() if axis in layout.partial else Replicate()
         for axis in range(len(layout.grid))
     )
 
@@ -122,7 +122,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         tensor: A DTensor, or any other tensor.
 
     Returns:
-        The local part, sharing memory with `tensor`; `tensor` itself if it is whole.
+        The local shard, sharing memory with `tensor`; `tensor` itself if it is not sharded.
 
     Example:
         >>> import torch
@@ -180,19 +180,19 @@ def full_tensor_of(tensor: torch.Tensor) -> torch.Tensor:
     """
     if is_dtensor(tensor):
         sharded: Any = tensor.detach()
-        whole = sharded.to(sharded.device_mesh.device_type).full_tensor()  # FSDP2 may keep parts on the host
-        return whole.to(tensor.device)
+        full = sharded.to(sharded.device_mesh.device_type).full_tensor()  # FSDP2 may keep shards in host memory
+        return full.to(tensor.device)
     placement = placement_of(tensor)
     if not placement.is_sharded:
         return tensor
-    whole = torch.zeros(placement.shape, dtype=tensor.dtype, device=tensor.device)
-    for region, box in placement.views(tensor.detach()):
-        whole[region.slices] = box
-    return all_reduce_over(whole, placement.shard_groups)
+    full = torch.zeros(placement.shape, dtype=tensor.dtype, device=tensor.device)
+    for region, view in placement.views(tensor.detach()):
+        full[region.slices] = view
+    return all_reduce_over(full, placement.shard_groups)
 
 
 def comm_device(tensor: torch.Tensor) -> torch.device:
-    """Tell where the process groups of a tensor communicate.
+    """Return the device on which the process groups of a tensor communicate.
 
     Args:
         tensor: Any tensor.
@@ -210,7 +210,7 @@ def comm_device(tensor: torch.Tensor) -> torch.device:
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Tell without importing DTensor, which takes as long as half of torch: nobody has one who did not import it.
+    """Return whether a tensor is a DTensor, without importing DTensor (half of torch's import time) if nothing has yet.
 
     Args:
         tensor: Any tensor.
@@ -230,8 +230,8 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
 
 def _layout_of_dtensor(tensor: Any) -> Layout:
     ranks, grid = _grid_of(tensor.device_mesh)
-    cuts = [_cut(placement) for placement in tensor.placements]
-    dims = tuple(tuple(axis for axis, cut in enumerate(cuts) if cut == dim) for dim in range(tensor.dim()))
+    sharded_dims = [_sharded_dim(placement) for placement in tensor.placements]
+    dims = tuple(tuple(axis for axis, at in enumerate(sharded_dims) if at == dim) for dim in range(tensor.dim()))
     partial = tuple(axis for axis, placement in enumerate(tensor.placements) if _is_sum(placement))
     return _shared(tuple(tensor.shape), ranks, grid, dims, partial)
 
@@ -249,7 +249,7 @@ def _grid_of(mesh: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 _shared = lru_cache(4096)(Layout)  # a model has many tensors, and few layouts, each of which computes its regions once
 
 
-def _cut(placement: Any) -> int | None:
+def _sharded_dim(placement: Any) -> int | None:
     if type(placement).__name__ == "Shard":
         return placement.dim
     if type(placement).__name__ == "Replicate" or _is_sum(placement):

@@ -1,4 +1,4 @@
-"""How one tensor lies on the ranks that hold it."""
+"""How one tensor is distributed over the ranks that hold it."""
 
 import math
 import re
@@ -23,23 +23,23 @@ Extent = tuple[int, int]
 @final
 @dataclass(frozen=True)
 class Layout:
-    """Which rank holds which part of a tensor.
+    """Which rank holds which shard of a tensor.
 
     The ranks form a grid. Along each axis of the grid the tensor is either sharded along one of its dimensions, as
-    `torch.chunk` cuts, or replicated, or each rank holds a summand of it. Several axes that shard one dimension cut it
-    one after the other, in the order in which they are named.
+    `torch.chunk` splits it, or replicated, or each rank holds a partial sum of it. Several axes that shard one
+    dimension do so one after the other, in the order in which they are named.
 
     It is written as a word for each dimension, ``R`` or ``S`` and the axes that shard it, and at the end ``P`` and the
     axes along which there are partial sums: ``S0R``, ``RS01``, ``S1RP0``.
 
     Args:
-        shape: The shape of the whole tensor.
+        shape: The shape of the full tensor.
         ranks: The global ranks that hold it, in the order in which the grid numbers them; from 0 on by default.
         grid: The size of each axis of the grid; all ranks on one axis by default.
         dims: For each dimension of the tensor the axes that shard it, the outermost first; none by default.
-        partial: The axes along which the ranks hold summands.
-        groups: For each dimension the lengths of the pieces that are packed into it, such as query, key and value:
-            each of them is sharded by itself. By default a dimension is one piece.
+        partial: The axes along which the ranks hold partial sums.
+        groups: For each dimension the lengths of the blocks that are packed into it, such as query, key and value:
+            each of them is sharded separately. By default a dimension is one block.
         axes: The names of the grid's axes on a `ParallelMesh`, for what has to communicate.
 
     Raises:
@@ -86,7 +86,7 @@ class Layout:
 
         Args:
             text: Such as ``"S0R"``, ``"RS01"`` or ``"RRP0"``.
-            shape: The shape of the whole tensor.
+            shape: The shape of the full tensor.
             grid: The size of each axis; with a mesh, it comes from there.
             groups: See the class.
             mesh: The mesh whose ranks hold the tensor.
@@ -145,7 +145,7 @@ class Layout:
 
     @cached_property
     def padded_shape(self) -> tuple[int, ...]:
-        """The largest local shape, to which every rank's part is padded where all must be of one size."""
+        """The largest local shape, to which local shards are padded where all must have the same size."""
         return tuple(padded_length(self, dim, axes) for dim, axes in enumerate(self.dims))
 
     def region(self, rank: int) -> Region:
@@ -155,16 +155,16 @@ class Layout:
             rank: A global rank.
 
         Returns:
-            Its region; without elements where there is too little to cut.
+            Its region; without elements where there is too little to shard.
 
         Raises:
-            PlanError: The rank holds no part of the tensor, or several, as its dimension is packed.
+            PlanError: The rank holds no shard of the tensor, or several, as its dimension is packed.
         """
         first, *others = self.regions_of(rank)
         if others:
             raise PlanError(
-                f"Only a tensor without packed pieces lies in one region. Found {1 + len(others)} on rank {rank}, of "
-                f"the groups {self.groups}. Ask for regions_of(rank)."
+                f"Only a tensor without packed blocks has one region per rank. Found {1 + len(others)} on rank {rank}, "
+                f"of the groups {self.groups}. Ask for regions_of(rank)."
             )
         return first
 
@@ -178,7 +178,7 @@ class Layout:
             Its regions, in the order in which its local tensor has them.
 
         Raises:
-            PlanError: The rank holds no part of the tensor.
+            PlanError: The rank holds no shard of the tensor.
         """
         self.coordinate_of(rank)
         return self.regions[rank]
@@ -193,11 +193,11 @@ class Layout:
             Its index along each axis.
 
         Raises:
-            PlanError: The rank holds no part of the tensor.
+            PlanError: The rank holds no shard of the tensor.
         """
         if rank not in self.coordinates:
             raise PlanError(
-                f"Only ranks {self.ranks} hold parts of this tensor. Found rank {rank}. Ask one of them for its region."
+                f"Only ranks {self.ranks} hold shards of the tensor. Found rank {rank}. Ask one of them for its region."
             )
         return self.coordinates[rank]
 
@@ -211,7 +211,7 @@ class Layout:
             The shape of its local tensor.
 
         Raises:
-            PlanError: The rank holds no part of the tensor.
+            PlanError: The rank holds no shard of the tensor.
         """
         place = self.coordinate_of(rank)
         return tuple(sum(length for _, length in self.extents(dim, place)) for dim in range(len(self.shape)))
@@ -240,8 +240,8 @@ class Layout:
         return tuple(found)
 
     def _regions_at(self, place: tuple[int, ...]) -> tuple[Region, ...]:
-        boxes = product(*(self.extents(dim, place) for dim in range(len(self.shape))))
-        return tuple(Region(tuple(at for at, _ in box), tuple(length for _, length in box)) for box in boxes)
+        sides = product(*(self.extents(dim, place) for dim in range(len(self.shape))))
+        return tuple(Region(tuple(at for at, _ in side), tuple(length for _, length in side)) for side in sides)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

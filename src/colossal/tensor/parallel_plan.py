@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""What a family of models wants when it is divided among ranks: a table."""
+"""Tensor-parallel and pipeline plans: tables of how the models of a family are sharded."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ class HeadCounts:
     Args:
         heads: Heads of the queries; with dots, of a configuration in that of the model.
         key_value_heads: Heads of keys and values, where there may be fewer.
-        attention: The modules of the base model that stay whole where the heads do not divide, with all in them; by
+        attention: The modules of the base model that stay unsharded, with all heads, where the heads do not divide; by
             default such a number of ranks is an error.
 
     Example:
@@ -39,7 +39,7 @@ class HeadCounts:
 @final
 @dataclass(frozen=True)
 class Stages:
-    """How a model is cut into the stages of a pipeline.
+    """How a model is partitioned into the stages of a pipeline.
 
     What comes before the layers belongs to the stage of the first of them, the layers are shared out, and everything
     else that has parameters belongs to the last stage. What has none, such as rotary positions, is on every stage.
@@ -59,7 +59,7 @@ class Stages:
             layer. Needed where another list follows.
         previous: The list that is called before this one.
         may_be_missing: Whether there are models of the family without this list, such as an encoder by itself.
-        reshapes: Whether the model gives hidden states the shape of its inputs behind the layers.
+        reshapes: Whether the model gives hidden states the shape of its inputs after the layers.
 
     Example:
         >>> from colossal.tensor import Stages
@@ -124,20 +124,20 @@ class Stages:
 @final
 @dataclass(frozen=True)
 class ParallelPlan:
-    """How the modules of a model are divided along the tp axis.
+    """How the modules of a model are sharded along the tp axis.
 
     A row names modules by a pattern: parts between dots are matched by themselves, as shells match names, so that ``*``
-    stands for one part or a piece of it. A row that matches no module is an error, unless it begins with ``?``.
+    stands for one part or a substring of it. A row that matches no module is an error, unless it begins with ``?``.
 
     Args:
         styles: For modules of the base model, the style of each: see `colossal.shardformer.STYLES`.
-        head_styles: The same for modules beside the base model, such as heads; each may be missing.
+        head_styles: The same for modules outside the base model, such as heads; each may be missing.
         divide_by_tp: Attributes of modules of the base model that hold a number which tp divides, such as of heads.
         counts: Which numbers of the configuration must divide.
         split_inputs: For modules of the base model, the argument that holds something for each head, such as a bias of
             positions, of shape (batch x heads, ...).
-        nested: Modules of the base model that are models by themselves, each divided by the plan of its own family.
-        stages: How it is cut into the stages of a pipeline; None if it can not be.
+        nested: Modules of the base model that are models by themselves, each sharded by the plan of its own family.
+        stages: How it is partitioned into pipeline stages; None if it cannot be.
         attention: The modules of the base model in which tokens see each other: those that split them into heads.
 
     Example:
@@ -226,7 +226,7 @@ def unwrap_adapters(model: nn.Module) -> nn.Module:
         model: Any model.
 
     Returns:
-        The model as its class built it, whose layers may have adapters beside them.
+        The model as its class built it, whose layers may have adapters attached.
 
     Example:
         >>> from torch import nn

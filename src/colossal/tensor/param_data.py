@@ -1,4 +1,4 @@
-"""Other values for tensors that stay the objects that they are, on whatever device the values lie."""
+"""Replace the values of tensors, on any device, without replacing the tensor objects."""
 
 from typing import Any
 
@@ -67,5 +67,5 @@ def move_module(module: nn.Module, device: torch.device) -> nn.Module:
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             if buffer.device != device:
-                part.register_buffer(name, buffer.to(device), name not in part._non_persistent_buffers_set)  # noqa: SLF001 (torch tells it nowhere else)
+                part.register_buffer(name, buffer.to(device), name not in part._non_persistent_buffers_set)  # noqa: SLF001 (no public name)
     return module

@@ -116,7 +116,7 @@ class Placement:
         return replace(self, rank=rank, flat=flat, shard_groups=groups, device_type=device_type or self.device_type)
 
     def comm_device(self, device: torch.device) -> torch.device:
-        """Tell where the process groups communicate.
+        """Return the device on which the process groups communicate.
 
         Args:
             device: Where the local elements are.
@@ -160,11 +160,11 @@ class Placement:
             return self.layout
         if not self.is_compute_sharded:
             return self.flat
-        boxes = (
-            tuple(region for box in self.flat.regions_of(rank) for region, _ in self._to_full_regions(box))
+        local_regions = (
+            tuple(region for local in self.flat.regions_of(rank) for region, _ in self._to_full_regions(local))
             for rank in self.flat.ranks
         )
-        return RegionLayout(self.shape, self.flat.ranks, tuple(boxes))
+        return RegionLayout(self.shape, self.flat.ranks, tuple(local_regions))
 
     def views(self, local: torch.Tensor) -> list[tuple[Region, torch.Tensor]]:
         """Look at local elements as regions of the full tensor.
@@ -177,10 +177,14 @@ class Placement:
         Returns:
             Each region with its elements, which share memory with `local`, in the shape of the region.
         """
-        boxes = self.local_views(local)
+        local_regions = self.local_views(local)
         if not self.is_compute_sharded:
-            return boxes
-        return [(region, held[inner.slices]) for box, held in boxes for region, inner in self._to_full_regions(box)]
+            return local_regions
+        return [
+            (region, elements[inner.slices])
+            for local_region, elements in local_regions
+            for region, inner in self._to_full_regions(local_region)
+        ]
 
     def local_views(self, local: torch.Tensor) -> list[tuple[Region, torch.Tensor]]:
         """Look at the elements of a range as regions of the local shard, which is what this rank computes with.
@@ -189,26 +193,26 @@ class Placement:
             local: What this rank holds, or a tensor like it.
 
         Returns:
-            Each region with its elements, as of `views`; the whole shard for what is no range.
+            Each region with its elements, as of `views`; the full local shard for what is no range.
         """
-        return [(self._whole, local)] if self.flat is None else views_of(local, self.flat.regions_of(self.rank))
+        return [(self._full_region, local)] if self.flat is None else views_of(local, self.flat.regions_of(self.rank))
 
     @cached_property
-    def _whole(self) -> Region:
+    def _full_region(self) -> Region:
         """The region of all local elements of a tensor that is no range."""
         return Region.full(self.layout.local_shape(self.rank))
 
     @cached_property
     def _extents(self) -> list[tuple[Extent, ...]]:
-        """First index and length of each piece that this rank has, for each dimension."""
+        """First index and length of each block that this rank has, for each dimension."""
         place = self.layout.coordinate_of(self.rank)
         return [self.layout.extents(dim, place) for dim in range(len(self.layout.shape))]
 
-    def _to_full_regions(self, box: Region) -> list[tuple[Region, Region]]:
-        """Find the regions of the full tensor that a box of the local shard consists of, and where they are in it."""
-        sides = zip(self._extents, box.start, box.shape, strict=True)
-        pieces = product(*(list(_pieces(extents, start, length)) for extents, start, length in sides))
-        found = ([tuple(each) for each in zip(*piece, strict=True)] or [(), (), ()] for piece in pieces)
+    def _to_full_regions(self, local_region: Region) -> list[tuple[Region, Region]]:
+        """Find the regions of the full tensor that a region of the local shard consists of, and their local regions."""
+        sides = zip(self._extents, local_region.start, local_region.shape, strict=True)
+        blocks = product(*(list(_split_at_blocks(extents, start, length)) for extents, start, length in sides))
+        found = ([tuple(values) for values in zip(*block, strict=True)] or [(), (), ()] for block in blocks)
         return [(Region(there, shape), Region(here, shape)) for there, here, shape in found]
 
 
@@ -269,7 +273,7 @@ def copy_placement(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def known_placement(tensor: torch.Tensor) -> Placement | None:
-    """Look up what `set_placement` was told of a tensor; None for any other, also for a DTensor."""
+    """Look up the placement that `set_placement` set; None for any other tensor, also for a DTensor."""
     found: Any = getattr(tensor, _MARK, None)
     return found
 
@@ -299,7 +303,7 @@ def backing_shard(value: Any) -> Any:
         value: A parameter, or anything else.
 
     Returns:
-        What `set_backing_shard` was told; `value` itself if it has its own values.
+        The shard that `set_backing_shard` set; `value` itself if it has its own values.
 
     Example:
         >>> import torch
@@ -320,8 +324,8 @@ def views_of(tensor: torch.Tensor, regions: Iterable[Region]) -> list[tuple[Regi
     return found
 
 
-def _pieces(extents: Iterable[Extent], start: int, length: int) -> Iterable[tuple[int, int, int]]:
-    """Split a stretch of a local dimension where its pieces end: where in the full one, in the stretch, how long."""
+def _split_at_blocks(extents: Iterable[Extent], start: int, length: int) -> Iterable[tuple[int, int, int]]:
+    """Split a local range at the ends of packed blocks: full start, start in the range, and length of each part."""
     at = 0
     for first, size in extents:
         begin, end = max(start, at), min(start + length, at + size)

@@ -1,4 +1,4 @@
-"""Boxes inside of tensors."""
+"""Rectangular index ranges of tensors."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Self, final
 @final
 @dataclass(frozen=True, order=True)
 class Region:
-    """A box inside of a tensor.
+    """A rectangular index range of a tensor.
 
     Args:
         start: First index along each dimension.
@@ -43,11 +43,11 @@ class Region:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What selects the region from the whole tensor."""
+        """The slices that select the region from the full tensor."""
         return tuple(slice(at, at + length) for at, length in zip(self.start, self.shape, strict=True))
 
     def overlap(self, other: "Region") -> "Region":
-        """Find what two regions of one tensor share.
+        """Find the intersection of two regions of one tensor.
 
         Args:
             other: The other region.

@@ -1,4 +1,4 @@
-"""Layouts that follow no rule: a list of boxes for each rank."""
+"""Layouts that follow no rule: a list of regions for each rank."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from colossal.tensor.region import Region
 @final
 @dataclass(frozen=True)
 class RegionLayout:
-    """Which rank holds which boxes of a tensor.
+    """Which rank holds which regions of a tensor.
 
     Args:
-        shape: The shape of the whole tensor.
+        shape: The shape of the full tensor.
         ranks: The global ranks that hold it.
-        boxes: For each of them its boxes; several ranks may hold the same box, and otherwise boxes do not overlap.
+        regions: The regions of each rank; several ranks may hold the same region, otherwise regions do not overlap.
 
     Raises:
-        PlanError: There are not as many lists of boxes as ranks.
+        PlanError: There are not as many lists of regions as ranks.
 
     Example:
         >>> from colossal.tensor import RegionLayout, Region
@@ -31,31 +31,30 @@ class RegionLayout:
 
     shape: tuple[int, ...]
     ranks: tuple[int, ...]
-    boxes: tuple[tuple[Region, ...], ...]
+    regions: tuple[tuple[Region, ...], ...]
 
     def __post_init__(self) -> None:
-        if len(self.ranks) != len(self.boxes):
+        if len(self.ranks) != len(self.regions):
             raise PlanError(
-                f"A layout of boxes lists those of each rank. Found {len(self.boxes)} lists for the ranks "
-                f"{self.ranks}. Pass one for each."
+                f"A region layout has one list of regions per rank. Found {len(self.regions)} lists for the ranks "
+                f"{self.ranks}. Pass one list for each rank."
             )
 
     @classmethod
     def merged(cls, shape: tuple[int, ...], layouts: Iterable[Mapping[Region, tuple[int, ...]]]) -> Self:
         """Put together what several groups of ranks hold of one tensor.
 
-        Replicas may be cut in other ways than the tensor itself: of two cuts that contradict each other, the first
-        counts.
+        Replicas may be sharded differently: of two shardings that contradict each other, the first counts.
 
         Args:
-            shape: The shape of the whole tensor.
-            layouts: The ranks that hold each box, as each group knows it.
+            shape: The shape of the full tensor.
+            layouts: The ranks that hold each region, as each group knows it.
 
         Returns:
-            Which rank holds which boxes; ranks whose boxes do not count have none.
+            Which rank holds which regions; ranks whose regions do not count have none.
 
         Raises:
-            PlanError: The boxes do not make up the tensor.
+            PlanError: The regions do not cover the tensor.
 
         Example:
             >>> from colossal.tensor import RegionLayout, Region
@@ -74,21 +73,21 @@ class RegionLayout:
                 holders[region] = tuple(dict.fromkeys((*holders.get(region, ()), *ranks)))
         if missing:
             raise PlanError(
-                f"Boxes make up their whole tensor of the shape {shape}. Found that {missing} elements are in none. "
-                "Ask all ranks that hold a part of it."
+                f"Regions cover their full tensor of the shape {shape}. Found that {missing} elements are in none. "
+                "Ask all ranks that hold a shard of it."
             )
         ranks = sorted({rank for each in holders.values() for rank in each})
-        boxes = tuple(tuple(region for region, held in holders.items() if rank in held) for rank in ranks)
-        return cls(shape, tuple(ranks), boxes)
+        regions = tuple(tuple(region for region, held in holders.items() if rank in held) for rank in ranks)
+        return cls(shape, tuple(ranks), regions)
 
     @cached_property
     def holders(self) -> dict[Region, tuple[int, ...]]:
-        """The ranks that hold each box with elements."""
+        """The ranks that hold each region with elements."""
         holders: dict[Region, tuple[int, ...]] = {}
-        for rank, boxes in zip(self.ranks, self.boxes, strict=True):
-            for box in boxes:
-                if box.numel:
-                    holders[box] = (*holders.get(box, ()), rank)
+        for rank, regions in zip(self.ranks, self.regions, strict=True):
+            for region in regions:
+                if region.numel:
+                    holders[region] = (*holders.get(region, ()), rank)
         return holders
 
     def regions_of(self, rank: int) -> tuple[Region, ...]:
@@ -98,13 +97,11 @@ class RegionLayout:
             rank: A global rank.
 
         Returns:
-            Its boxes.
+            Its regions.
 
         Raises:
-            PlanError: The rank holds no part of the tensor.
+            PlanError: The rank holds no shard of the tensor.
         """
         if rank not in self.ranks:
-            raise PlanError(
-                f"Only ranks {self.ranks} hold parts of this tensor. Found rank {rank}. Ask one of them for its boxes."
-            )
-        return self.boxes[self.ranks.index(rank)]
+            raise PlanError(f"Only ranks {self.ranks} hold shards of the tensor. Found rank {rank}. Ask one of those.")
+        return self.regions[self.ranks.index(rank)]

@@ -17,22 +17,22 @@ from colossal.tensor.relayout_step import RelayoutStep
 
 
 def relayout(tensor: torch.Tensor, source: Layout, target: Layout, mesh: ParallelMesh | None = None) -> torch.Tensor:
-    """Convert this rank's part of a tensor to another layout, by the cheapest way.
+    """Convert this rank's local shard of a tensor to another layout, by the cheapest path.
 
     All ranks of the layouts call it together. It is differentiable: the gradient comes back in the layout of the
     source. A gradient is the same on all ranks that hold the same part, and each summand has the gradient of the sum.
 
     Args:
         tensor: What this rank holds, of `source.local_shape`.
-        source: How the tensor lies; with the names of its axes.
-        target: How it shall lie.
+        source: The present layout, with the names of its axes.
+        target: The new layout.
         mesh: The mesh; the ambient one by default.
 
     Returns:
         What this rank holds then, of `target.local_shape`; `tensor` itself if the layouts are equal.
 
     Raises:
-        PlanError: See `plan_relayout`; or this rank holds no part of the tensor.
+        PlanError: See `plan_relayout`; or this rank holds no shard of the tensor.
         MeshError: The layouts name no axes, or axes of other sizes than the mesh has.
         ShapeError: The tensor has not the local shape of the source.
 
@@ -57,8 +57,8 @@ def relayout(tensor: torch.Tensor, source: Layout, target: Layout, mesh: Paralle
     expected = source.local_shape(mesh.global_rank)
     if tuple(tensor.shape) != expected:
         raise ShapeError(
-            f"A tensor of shape {source.shape} that lies as {source} has the shape {expected} on rank "
-            f"{mesh.global_rank}. Found {tuple(tensor.shape)}. Pass this rank's part, or the layout that it has."
+            f"A tensor of shape {source.shape} with the layout {source} has the shape {expected} on rank "
+            f"{mesh.global_rank}. Found {tuple(tensor.shape)}. Pass this rank's local shard, or the layout that it has."
         )
     if source == target:
         return tensor
@@ -105,8 +105,8 @@ class _StepRunner:
     """One step, on tensors that need not divide evenly, and whose dimensions may be packed.
 
     [Note: padding]
-    A collective takes parts of one size. So the piece of each group is padded to what the longest rank has, the parts
-    travel, and behind it the padding is cut off: every rank knows how long all of them are.
+    A collective takes tensors of one size. So the block of each group is padded to the longest of all ranks, and the
+    padding is removed after the collective: every rank knows how long all blocks are.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _StepRunner:
         dim, to = step.source_dim, step.target_dim
         self._has = [length for _, length in before.extents(dim, place)] if dim is not None else []
         self._joined = _lengths(before, after, dim, place) if dim is not None else []
-        self._whole = _lengths(after, before, to, place) if to is not None else []
+        self._unsharded = _lengths(after, before, to, place) if to is not None else []
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         step = self._step
@@ -137,48 +137,48 @@ class _StepRunner:
         return self._join(self._trim(moved))
 
     def _join(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put the pieces of each group together that came from different ranks, without their padding."""
+        """Put the blocks of each group together that came from different ranks, without their padding."""
         dim = self._step.source_dim
         assert dim is not None
         if len(self._joined) == 1:
             return tensor.narrow(dim, 0, self._joined[0])
         padded = [-(-length // self._size) for length in self._joined]
         parts = [part.split(padded, dim) for part in tensor.chunk(self._size, dim)]
-        pieces = [torch.cat([part[i] for part in parts], dim) for i in range(len(padded))]
+        blocks = [torch.cat([part[i] for part in parts], dim) for i in range(len(padded))]
         return torch.cat(
-            [piece.narrow(dim, 0, length) for piece, length in zip(pieces, self._joined, strict=True)], dim
+            [block.narrow(dim, 0, length) for block, length in zip(blocks, self._joined, strict=True)], dim
         )
 
     def _spread(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Lay out along the target dimension what goes to each rank, padded to one size."""
+        """Order along the target dimension what goes to each rank, padded to one size."""
         dim, size = self._step.target_dim, self._size
         assert dim is not None
-        padded = [-(-length // size) * size for length in self._whole]
-        tensor = _pad(tensor, dim, self._whole, padded)
+        padded = [-(-length // size) * size for length in self._unsharded]
+        tensor = _pad(tensor, dim, self._unsharded, padded)
         if len(padded) == 1:
             return tensor
         groups = [group.chunk(size, dim) for group in tensor.split(padded, dim)]
         return torch.cat([group[rank] for rank in range(size) for group in groups], dim)
 
     def _trim(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Cut the padding off what this rank got along the target dimension."""
+        """Remove the padding of what this rank received along the target dimension."""
         dim = self._step.target_dim
         assert dim is not None
-        lengths = [chunk_bounds(length, self._size, self._index)[1] for length in self._whole]
-        pieces = tensor.split([-(-length // self._size) for length in self._whole], dim)
-        kept = [piece.narrow(dim, 0, length) for piece, length in zip(pieces, lengths, strict=True)]
+        lengths = [chunk_bounds(length, self._size, self._index)[1] for length in self._unsharded]
+        blocks = tensor.split([-(-length // self._size) for length in self._unsharded], dim)
+        kept = [block.narrow(dim, 0, length) for block, length in zip(blocks, lengths, strict=True)]
         return kept[0] if len(kept) == 1 else torch.cat(kept, dim)
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         dim = self._step.target_dim
         assert dim is not None
-        pieces = tensor.split(self._whole, dim)
-        kept = [piece.narrow(dim, *chunk_bounds(piece.shape[dim], self._size, self._index)) for piece in pieces]
+        blocks = tensor.split(self._unsharded, dim)
+        kept = [block.narrow(dim, *chunk_bounds(block.shape[dim], self._size, self._index)) for block in blocks]
         return (kept[0] if len(kept) == 1 else torch.cat(kept, dim)).contiguous()
 
 
 def _lengths(inner: Layout, outer: Layout, dim: int, place: Sequence[int]) -> list[int]:
-    """How long the pieces of a dimension are that `inner` shards once more than `outer`, before it does."""
+    """Lengths of the blocks of a dimension that `inner` shards once more than `outer`, before it does."""
     axes = outer.dims[dim]
     if axes:
         return [length for _, length in outer.extents(dim, place)]
@@ -186,12 +186,12 @@ def _lengths(inner: Layout, outer: Layout, dim: int, place: Sequence[int]) -> li
 
 
 def _pad(tensor: torch.Tensor, dim: int, lengths: list[int], padded: list[int]) -> torch.Tensor:
-    """Make pieces of a dimension longer, by zeros."""
+    """Pad the blocks of a dimension with zeros."""
     if lengths == padded:
         return tensor
-    behind = [0, 0] * (tensor.dim() - dim - 1)
-    pieces = zip(tensor.split(lengths, dim), lengths, padded, strict=True)
-    return torch.cat([pad(piece, [*behind, 0, long - short]) for piece, short, long in pieces], dim)
+    tail = [0, 0] * (tensor.dim() - dim - 1)
+    blocks = zip(tensor.split(lengths, dim), lengths, padded, strict=True)
+    return torch.cat([pad(block, [*tail, 0, long - short]) for block, short, long in blocks], dim)
 
 
 def _check_mesh(layout: Layout, mesh: ParallelMesh) -> None:

@@ -1,11 +1,11 @@
 """The cheapest way from one layout to another.
 
 [Note: search]
-A layout has few neighbors (one axis moves at a time), but there are many ways. Greedy search always goes to the
-neighbour that looks most like the target; it is quick, and pays too much where a detour keeps the tensor small. Here
+A layout has few successors (one axis moves at a time), but there are many paths. Greedy search always goes to the
+successor that looks most like the target; it is quick, and pays too much where a detour keeps the tensor small. Here
 the search is A*: it goes on from the layout with the least sum of what was paid and of what is left to pay at least.
-That bound takes each axis by itself, as if the tensor were cut by all axes at the time: each step moves one axis, so
-the bound never exceeds the truth, and the first way that arrives is a cheapest one.
+That bound takes each axis by itself, as if the tensor were sharded by all axes at the time: each step moves one axis,
+so the bound never exceeds the truth, and the first path that arrives is a cheapest one.
 
 Source: Hart, Nilsson, Raphael, "A Formal Basis for the Heuristic Determination of Minimum Cost Paths", 1968,
 https://doi.org/10.1109/TSSC.1968.300136.
@@ -33,10 +33,10 @@ from colossal.tensor.relayout_step import (
 )
 
 _Price = Callable[[LinkOp, int, float], float]
-"""What a collective costs along an axis of the grid, for a whole tensor of so many bytes."""
+"""What a collective costs along an axis of the grid, for a full tensor of so many bytes."""
 
 _STEP = 2.0**-20
-"""Without measured links, what a collective costs besides its bytes: of two ways that send as much, the shorter one."""
+"""Without measured links, the fixed cost of a collective: of two paths that send as much, the shorter one wins."""
 
 _MAX_CACHED = 4096
 
@@ -72,12 +72,12 @@ class LayoutPath:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that a rank sends on the whole way."""
+        """Bytes that a rank sends on the full path."""
         return sum(self.step_bytes)
 
     @property
     def seconds(self) -> float | None:
-        """Predicted seconds of the whole way; None if the links were not measured."""
+        """Predicted seconds of the full path; None if the links were not measured."""
         return None if self.step_seconds is None else sum(self.step_seconds)
 
     def __str__(self) -> str:
@@ -100,8 +100,8 @@ def plan_relayout(source: Layout, target: Layout, itemsize: int, link_cost: Link
     """Find the cheapest way from one layout to another; what was found once is remembered.
 
     Args:
-        source: How the tensor lies.
-        target: How it shall lie: the same tensor, on the same ranks and axes.
+        source: The present layout of the tensor.
+        target: The layout to convert to: the same tensor, on the same ranks and axes.
         itemsize: Bytes of an element.
         link_cost: What the axes cost; the layouts must name theirs. Without it, or if an axis was not measured, the
             cheapest way is the one that sends the fewest bytes, and of several such the one with the fewest steps.
@@ -140,8 +140,8 @@ def greedy_path(source: Layout, target: Layout, itemsize: int) -> LayoutPath:
     It is here to be compared with: `plan_relayout` is never worse.
 
     Args:
-        source: How the tensor lies.
-        target: How it shall lie.
+        source: The present layout of the tensor.
+        target: The layout to convert to.
         itemsize: Bytes of an element.
 
     Returns:
@@ -174,8 +174,8 @@ def sent_bytes(layout: Layout, spec: Spec, step: RelayoutStep, itemsize: int) ->
     if step.op == "shard":
         return 0
     size = layout.grid[step.axis]
-    share = 2 if step.op == "all_reduce" else 1
-    return share * collective_numel(layout, spec, step) * itemsize * (size - 1) // size
+    passes = 2 if step.op == "all_reduce" else 1
+    return passes * collective_numel(layout, spec, step) * itemsize * (size - 1) // size
 
 
 def _search(source: Layout, target: Layout, itemsize: int, link_cost: LinkCost | None) -> LayoutPath:
@@ -232,16 +232,16 @@ class _Bound:
             for axis in axes:
                 wanted = self._wanted[axis]
                 if wanted != dim:
-                    total += self._gather[axis] if wanted == _WHOLE else self._move[axis]
+                    total += self._gather[axis] if wanted == _UNSHARDED else self._move[axis]
         return total
 
 
-_WHOLE, _PARTIAL = -1, -2
+_UNSHARDED, _PARTIAL = -1, -2
 
 
 def _roles(spec: Spec, num_axes: int) -> list[int]:
     """The dimension that each axis shards."""
-    roles = [_WHOLE] * num_axes
+    roles = [_UNSHARDED] * num_axes
     for axis in spec[1]:
         roles[axis] = _PARTIAL
     for dim, axes in enumerate(spec[0]):
@@ -253,9 +253,9 @@ def _roles(spec: Spec, num_axes: int) -> list[int]:
 def _price(layout: Layout, link_cost: LinkCost | None) -> _Price:
     if link_cost is not None:
         return lambda op, axis, num_bytes: link_cost.seconds(op, layout.axes[axis], num_bytes, layout.grid[axis])
-    shares = [{op: collective_cost_factors(op, size)[1] for op in ("all_gather", "all_reduce")} for size in layout.grid]
+    slopes = [{op: collective_cost_factors(op, size)[1] for op in ("all_gather", "all_reduce")} for size in layout.grid]
     return lambda op, axis, num_bytes: (
-        shares[axis]["all_reduce" if op == "all_reduce" else "all_gather"] * num_bytes + _STEP
+        slopes[axis]["all_reduce" if op == "all_reduce" else "all_gather"] * num_bytes + _STEP
     )
 
 

@@ -45,7 +45,7 @@ def one_step_layouts(layout: Layout) -> list[tuple[RelayoutStep, Layout]]:
         layout: Where to begin.
 
     Returns:
-        Pairs of a step and the layout behind it: first those by all-gather, then those by sharding, by all-to-all, and
+        Pairs of a step and the layout after it: first those by all-gather, then those by sharding, by all-to-all, and
         for partial sums those by all-reduce and reduce-scatter.
 
     Example:
@@ -96,7 +96,7 @@ def with_spec(layout: Layout, spec: Spec) -> Layout:
 
 @lru_cache(1 << 15)
 def neighbor_specs(spec: Spec, num_axes: int) -> tuple[tuple[RelayoutStep, Spec], ...]:
-    """List what is one step away; it depends on nothing but the axes, so all tensors share it."""
+    """List what is one step away; it depends on nothing but the axes, so all tensors use the same list."""
     dims, partial = spec
     inner = [(dim, axes[-1]) for dim, axes in enumerate(dims) if axes]
     free = [axis for axis in range(num_axes) if axis not in partial and not any(axis in axes for axes in dims)]

@@ -14,7 +14,7 @@ def shard(full: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
 
     Args:
         full: The full tensor, of the layout's shape.
-        layout: How it shall lie.
+        layout: The layout to shard it to.
         rank: A global rank.
 
     Returns:
@@ -38,8 +38,8 @@ def shard(full: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
         return full.new_zeros(layout.local_shape(rank))
     part = full
     for dim in range(full.dim()):
-        pieces = [part.narrow(dim, at, length) for at, length in layout.extents(dim, place)]
-        part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+        blocks = [part.narrow(dim, at, length) for at, length in layout.extents(dim, place)]
+        part = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim)
     return part.clone(memory_format=torch.contiguous_format)
 
 
@@ -48,7 +48,7 @@ def unshard(parts: Mapping[int, torch.Tensor], layout: Layout) -> torch.Tensor:
 
     Args:
         parts: What each rank holds; of ranks that hold the same, one is enough.
-        layout: How the tensor lies.
+        layout: The layout of the tensor.
 
     Returns:
         The full tensor; partial sums are added up.
@@ -63,10 +63,10 @@ def unshard(parts: Mapping[int, torch.Tensor], layout: Layout) -> torch.Tensor:
         tensor([1, 2])
     """
     full: torch.Tensor | None = None
-    cutting = {axis for axes in (*layout.dims, layout.partial) for axis in axes}
+    used_axes = {axis for axes in (*layout.dims, layout.partial) for axis in axes}
     seen: set[tuple[int, ...]] = set()
     for rank, place in layout.coordinates.items():
-        key = _key(place, cutting)
+        key = _key(place, used_axes)
         if rank not in parts or key in seen:
             continue
         seen.add(key)
@@ -74,30 +74,30 @@ def unshard(parts: Mapping[int, torch.Tensor], layout: Layout) -> torch.Tensor:
         _check_shape(part, layout.local_shape(rank), f"The part of rank {rank}")
         full = part.new_zeros(layout.shape) if full is None else full
         _add(full, part, layout, place)
-    missing = [rank for rank, place in layout.coordinates.items() if _key(place, cutting) not in seen]
+    missing = [rank for rank, place in layout.coordinates.items() if _key(place, used_axes) not in seen]
     if full is None or missing:
         raise ShapeError(
-            f"A tensor is put together from all its parts. Found none of what ranks {missing} hold. Pass them too."
+            f"A full tensor needs the local shards of all ranks. Found none for the ranks {missing}. Pass them too."
         )
     return full
 
 
-def _key(place: tuple[int, ...], cutting: set[int]) -> tuple[int, ...]:
-    return tuple(index for axis, index in enumerate(place) if axis in cutting)
+def _key(place: tuple[int, ...], used_axes: set[int]) -> tuple[int, ...]:
+    return tuple(index for axis, index in enumerate(place) if axis in used_axes)
 
 
 def _add(full: torch.Tensor, part: torch.Tensor, layout: Layout, place: tuple[int, ...]) -> None:
     """Add a part to where it belongs."""
     extents = [layout.extents(dim, place) for dim in range(full.dim())]
-    for pieces in product(*(_pairs(pairs) for pairs in extents)):
+    for blocks in product(*(_pairs(pairs) for pairs in extents)):
         source, target = part, full
-        for dim, (here, there, length) in enumerate(pieces):
+        for dim, (here, there, length) in enumerate(blocks):
             source, target = source.narrow(dim, here, length), target.narrow(dim, there, length)
         target += source
 
 
 def _pairs(extents: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
-    """Where the pieces of a dimension are: in the part, in the full, and how long."""
+    """Where the blocks of a dimension start in the shard and in the full tensor, and how long they are."""
     found: list[tuple[int, int, int]] = []
     at = 0
     for start, length in extents:

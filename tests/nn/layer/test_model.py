@@ -303,23 +303,23 @@ def test_a_wrong_shape_is_refused() -> None:
     with fake_world(4), ParallelMesh(tp=4, tp_mode="2d"):
         with pytest.raises(ShapeError, match=r"2 features on this rank, of 4 on all. Found \(2, 4\)"):
             nn.Linear(4, 8)(torch.zeros(2, 4))
-        with pytest.raises(ShapeError, match=r"normalises 4 features, 2 of them on this rank"):
+        with pytest.raises(ShapeError, match=r"normalizes 4 features, 2 of them on this rank"):
             nn.LayerNorm(4)(torch.zeros(2, 4))
-        with pytest.raises(ShapeError, match=r"divide by 2. Found split_sizes \(5, 5\)"):
+        with pytest.raises(ShapeError, match=r"divisible by 2. Found split_sizes \(5, 5\)"):
             nn.Linear(4, 10, split_sizes=(5, 5))
-        with pytest.raises(ShapeError, match="A shared weight must lie"):
+        with pytest.raises(ShapeError, match="A tied weight must have"):
             nn.VocabParallelClassifier(4, 8, weight=nn.Embedding(8, 4).weight)
         with pytest.raises(ShapeError, match="has tokens first and features last"):
             nn.split_input(torch.zeros(2), features=True)
     with fake_world(2), ParallelMesh(tp=2):
         with pytest.raises(ShapeError, match=r"of 4 on all. .* Linear1D_Row\(parallel_input=False\)"):
             nn.Linear1D_Row(4, 8)(torch.zeros(2, 4))
-        with pytest.raises(ShapeError, match="make up its features"):
+        with pytest.raises(ShapeError, match="add up to its features"):
             nn.Linear(4, 8, split_sizes=(4, 5))
     with fake_world(8), ParallelMesh(tp=8, tp_mode="3d"):
-        with pytest.raises(UnsupportedError, match="cuts the features of a layer into one piece"):
+        with pytest.raises(UnsupportedError, match="shards the features of a layer as one block"):
             nn.Linear(4, 12, split_sizes=(4, 4, 4))
-        with pytest.raises(UnsupportedError, match="last dimension is normalised"):
+        with pytest.raises(UnsupportedError, match="last dimension is normalized"):
             nn.LayerNorm((4, 4))
         with pytest.raises(ShapeError, match=r"images of the shape \(images, 3, 8, 8\)"):
             nn.PatchEmbedding(8, 4, 3, 8)(torch.zeros(1, 3, 8, 4))

@@ -19,7 +19,7 @@ FRACTIONS = (0.3, 0.5, 1.0)
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that parameters of a test are cut into several, and share some."""
-    monkeypatch.setattr(offload, "_PIECE_NUMEL", 100)
+    monkeypatch.setattr(offload, "_BLOCK_NUMEL", 100)
 
 
 def build() -> nn.Module:
@@ -162,5 +162,5 @@ def test_an_error_of_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     for own, expected in zip(model.parameters(), before, strict=True):
         assert torch.equal(own, expected)
     monkeypatch.undo()
-    monkeypatch.setattr(offload, "_PIECE_NUMEL", 100)
+    monkeypatch.setattr(offload, "_BLOCK_NUMEL", 100)
     step(model, optimizer)

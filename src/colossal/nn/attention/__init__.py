@@ -1,4 +1,4 @@
-"""Attention over sequences that several ranks share."""
+"""Attention over sequences that are sharded over several ranks."""
 
 from colossal.nn.attention.ring import Mask, ring_attention
 from colossal.nn.attention.sequence_sharding import SequenceSharding

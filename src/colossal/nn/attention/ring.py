@@ -1,4 +1,4 @@
-"""Attention to the keys of a sequence that several ranks share: keys and values go round, queries stay."""
+"""Ring attention: keys and values of a sharded sequence travel from rank to rank, queries stay."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from colossal.nn.attention.partial_attention import PartialAttention, attend, at
 from colossal.nn.attention.sequence_sharding import SequenceSharding
 
 Mask = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Which keys queries see: takes their positions, of shapes (queries, 1) and (1, keys), and returns what broadcasts to
-(batch, heads, queries, keys), True for what is seen."""
+"""Which keys queries attend to: takes their positions, of shapes (queries, 1) and (1, keys), and returns what
+broadcasts to (batch, heads, queries, keys), True where a query attends to a key."""
 
 
 def ring_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    cut: SequenceSharding,
+    sharding: SequenceSharding,
     *,
     is_causal: bool = False,
     mask: Mask | None = None,
@@ -36,12 +36,12 @@ def ring_attention(
     Args:
         query: This rank's tokens, (batch, heads, tokens, features).
         key: (batch, heads or a divisor of their number, tokens, features).
-        value: The same, with as many features or others.
-        cut: How the sequence is divided.
-        is_causal: Whether a token sees only itself and those before it.
-        mask: What it sees besides that, by positions in the whole sequence.
-        scale: Factor of products of queries and keys; 1 / sqrt(features) by default.
-        inner_ring_size: Ranks that pass keys round among themselves first, such as those of one host: links between
+        value: Like `key`; the number of features may differ.
+        sharding: How the sequence is sharded.
+        is_causal: Whether a token attends only to itself and to earlier tokens.
+        mask: Further restricts attention, by positions in the full sequence.
+        scale: Factor of the attention scores; 1 / sqrt(features) by default.
+        inner_ring_size: Ranks that form an inner ring, such as those of one host: links between
             such rings are used once in that many steps.
 
     Returns:
@@ -54,8 +54,8 @@ def ring_attention(
     Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023, https://arxiv.org/abs/2310.01889; Gu et al.,
     "LoongTrain", 2024, https://arxiv.org/abs/2406.18485 (the inner ring).
 
-    Communication: send, the axis, the bytes of key and value, once for each other rank; backward the same, and besides
-    that the gradients of both, once for each rank.
+    Communication: send, the axis, the bytes of key and value, once for each other rank; backward the same, and in
+    addition the gradients of both, once for each rank.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ def ring_attention(
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     most = max(query.shape[-1], features)
     query, key, value = (functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
-    attention = _Attention(cut, _KeyValueRing(cut, inner_ring_size), factor, is_causal, mask, num_groups)
+    attention = _Attention(sharding, _KeyValueRing(sharding, inner_ring_size), factor, is_causal, mask, num_groups)
     out: Any = _Function.apply(query, torch.stack([key, value]), attention)
     return out[..., :features]
 
@@ -118,7 +118,7 @@ class _Function(torch.autograd.Function):
 class _Attention:
     """What is the same for all blocks."""
 
-    cut: SequenceSharding
+    sharding: SequenceSharding
     ring: "_KeyValueRing"
     scale: float
     is_causal: bool
@@ -161,9 +161,9 @@ class _Attention:
         self, length: int, source: int, device: torch.device
     ) -> Iterator[tuple[slice, slice, bool, torch.Tensor | None]]:
         """List which queries see which keys of a rank, whether causally, and which mask there is."""
-        everything, rank = slice(0, length), self.cut.mesh.rank(self.cut.axis)
+        everything, rank = slice(0, length), self.sharding.mesh.rank(self.sharding.axis)
         if self.mask is not None:
-            queries, keys = (self.cut.positions(each, length, device) for each in (rank, source))
+            queries, keys = (self.sharding.positions(each, length, device) for each in (rank, source))
             seen = self.mask(queries[:, None], keys[None, :])
             if self.is_causal:
                 seen = seen & (queries[:, None] >= keys[None, :])
@@ -171,17 +171,17 @@ class _Attention:
                 yield everything, everything, False, seen
         elif not self.is_causal or source == rank:
             yield everything, everything, self.is_causal, None
-        elif not self.cut.is_zigzag:
+        elif not self.sharding.is_zigzag:
             if source < rank:
                 yield everything, everything, False, None
-        elif source < rank:  # of the two pieces of that rank all see the early one, and none sees the late one
+        elif source < rank:  # all tokens attend to the early chunk of that rank, none to the late one
             yield everything, slice(0, length // 2), False, None
-        else:  # the late piece of this rank sees both
+        else:  # the late chunk of this rank attends to both
             yield slice(length // 2, length), everything, False, None
 
 
 class _KeyValueGrad:
-    """The gradient of the keys that a rank sees now: what earlier ranks have found, and its own."""
+    """The gradient of the keys that this rank has now: the sum over earlier ranks, and its own contribution."""
 
     def __init__(self, pair: torch.Tensor) -> None:
         self.total = pair
@@ -195,23 +195,23 @@ class _KeyValueGrad:
 
 @final
 class _KeyValueRing:
-    """Ranks along an axis, and to whom each gives what it has seen."""
+    """The ranks along an axis that pass keys and values on, with an optional inner ring."""
 
-    def __init__(self, cut: SequenceSharding, inner: int | None) -> None:
-        self._channel = Channel(cut.axis, cut.mesh)
+    def __init__(self, sharding: SequenceSharding, inner: int | None) -> None:
+        self._channel = Channel(sharding.axis, sharding.mesh)
         self.local_grad = torch.empty(0, device="cpu")
         """The gradient of this rank's keys and values, from all ranks."""
-        self._inner = cut.size if inner is None else inner
-        if self._inner < 1 or cut.size % self._inner:
+        self._inner = sharding.size if inner is None else inner
+        if self._inner < 1 or sharding.size % self._inner:
             raise ConfigError(
-                f"Inner rings are equally long. Found inner_ring_size={inner} for {cut.size} ranks that share a "
-                "sequence. Pass a divisor of their number."
+                f"Inner rings have equal size. Found inner_ring_size={inner} for {sharding.size} ranks over which a "
+                "sequence is sharded. Pass a divisor of that number of ranks."
             )
 
     def rotate(
         self, pair: torch.Tensor, grads: torch.Tensor | None = None
     ) -> Iterator[tuple[int, torch.Tensor, _KeyValueGrad | None]]:
-        """Let keys and values go round."""
+        """Pass keys and values around the ring."""
         source = rank = self._channel.rank
         back = None if grads is None else _KeyValueGrad(grads)
         for step in range(self._channel.size):

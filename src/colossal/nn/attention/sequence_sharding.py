@@ -13,14 +13,14 @@ from colossal.errors import ShapeError
 @final
 @dataclass(frozen=True)
 class SequenceSharding:
-    """Divides sequences among the ranks of an axis, equally.
+    """Shards sequences equally over the ranks of an axis.
 
     Args:
         mesh: The mesh.
         axis: The axis, sp or tp.
-        is_zigzag: Cut a sequence into twice as many pieces as there are ranks, and give rank i those numbered i from
-            the front and from the end. Under causal attention each rank has as much to compute then; otherwise the last
-            has most, as its tokens look at all before them.
+        is_zigzag: Split a sequence into two chunks per rank, and assign to rank i chunk i from the start and chunk i
+            from the end. Under causal attention all ranks then have equal work; otherwise the last rank has most, as
+            its tokens attend to all earlier ones.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ class SequenceSharding:
 
     @property
     def size(self) -> int:
-        """Ranks that share a sequence."""
+        """Number of ranks over which a sequence is sharded."""
         return self.mesh.size(self.axis)
 
     def split(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
@@ -49,45 +49,45 @@ class SequenceSharding:
             dim: The dimension of tokens.
 
         Returns:
-            Its part; the gradient of the others' tokens is zero on this rank.
+            Its shard of the tokens; on this rank, the gradient of other ranks' tokens is zero.
 
         Raises:
             ShapeError: The tokens do not divide evenly.
         """
-        pieces = self._pieces(self.mesh.rank(self.axis))
-        number = self.size * len(pieces)
+        chunks = self._chunks_of(self.mesh.rank(self.axis))
+        number = self.size * len(chunks)
         if tensor.shape[dim] % number:
             length = tensor.shape[dim]
             raise ShapeError(
-                f"A sequence that {self.size} ranks share is cut into {number} equal pieces. Found {length} tokens. "
-                f"Pad batches to a multiple of {number}, such as {-(-length // number) * number}, with tokens that the "
-                "attention mask and the labels leave out."
+                f"A sequence sharded over {self.size} ranks is split into {number} equal chunks. Found {length} "
+                f"tokens. Pad batches to a multiple of {number}, such as {-(-length // number) * number}, with tokens "
+                "that the attention mask and the labels leave out."
             )
         parts = tensor.chunk(number, dim)
-        return torch.cat([parts[piece] for piece in pieces], dim) if self.is_zigzag else parts[pieces[0]]
+        return torch.cat([parts[chunk] for chunk in chunks], dim) if self.is_zigzag else parts[chunks[0]]
 
     def gather(self, tensor: torch.Tensor, dim: int = 1) -> torch.Tensor:
-        """Put the tokens of all ranks together.
+        """Gather the tokens of all ranks.
 
         Args:
             tensor: This rank's tokens.
             dim: Their dimension.
 
         Returns:
-            The whole tensor, on all ranks. All may compute the same from it, or different things: the gradient of a
-            token is the sum of the ranks'.
+            The full tensor, on all ranks. They may compute the same from it, or different things: the gradient of a
+            token is the sum over the ranks.
 
         Communication: all_gather, the axis, the result's bytes; backward reduce_scatter, the same.
         """
-        whole = comm.gather(tensor, self.axis, dim, self.mesh, partial_grad=True)
+        full = comm.gather(tensor, self.axis, dim, self.mesh, partial_grad=True)
         if not self.is_zigzag:
-            return whole
-        order = [piece for rank in range(self.size) for piece in self._pieces(rank)]
-        parts = whole.chunk(len(order), dim)
-        return torch.cat([parts[order.index(piece)] for piece in range(len(order))], dim)
+            return full
+        order = [chunk for rank in range(self.size) for chunk in self._chunks_of(rank)]
+        parts = full.chunk(len(order), dim)
+        return torch.cat([parts[order.index(chunk)] for chunk in range(len(order))], dim)
 
     def positions(self, rank: int, num_own: int, device: torch.device) -> torch.Tensor:
-        """Tell where in the whole sequence a rank's tokens are.
+        """Find the positions of a rank's tokens in the full sequence.
 
         Args:
             rank: Its index on the axis.
@@ -97,9 +97,9 @@ class SequenceSharding:
         Returns:
             The positions; (num_own).
         """
-        pieces = self._pieces(rank)
-        length = num_own // len(pieces)
-        return torch.cat([torch.arange(each * length, (each + 1) * length, device=device) for each in pieces])
+        chunks = self._chunks_of(rank)
+        length = num_own // len(chunks)
+        return torch.cat([torch.arange(chunk * length, (chunk + 1) * length, device=device) for chunk in chunks])
 
-    def _pieces(self, rank: int) -> list[int]:
+    def _chunks_of(self, rank: int) -> list[int]:
         return [rank, 2 * self.size - 1 - rank] if self.is_zigzag else [rank]

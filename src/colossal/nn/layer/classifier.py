@@ -1,4 +1,4 @@
-"""The last layer of a model: features into classes, or into the words of a vocabulary."""
+"""The last layer of a model: from features to classes, or to the tokens of a vocabulary."""
 
 from typing import Any, final
 
@@ -20,15 +20,15 @@ from colossal.nn.layer.tp.sharding import find_mesh
 
 
 class _ClassifierLayer(LinearLayer):
-    """Shares what the two have in common: a weight that may be another's, and the names of the sizes."""
+    """Implements what both classifiers have in common: a weight that may be tied, and the names of the sizes."""
 
     def _tie_weight(self, weight: torch.nn.Parameter | None) -> None:
         if weight is None:
             return
         if weight.shape != self.weight.shape:
             raise ShapeError(
-                f"A shared weight must lie as this layer's own, of shape {tuple(self.weight.shape)} on this rank. "
-                f"Found {tuple(weight.shape)}. Share the table of an embedding of the same kind, sizes and mesh."
+                f"A tied weight must have this layer's local shape, {tuple(self.weight.shape)} on this rank. "
+                f"Found {tuple(weight.shape)}. Tie the table of an embedding of the same kind, sizes and mesh."
             )
         self.weight = weight
 
@@ -40,25 +40,25 @@ class _ClassifierLayer(LinearLayer):
 
 @final
 class Classifier(_ClassifierLayer):
-    """A linear layer whose few classes are whole on every rank, for its own tokens, on the ambient mesh.
+    """A linear layer whose few classes are replicated on every rank, for local tokens, on the ambient mesh.
 
     Args:
-        in_features: Features of the whole input.
+        in_features: Features of the full input.
         num_classes: Number of classes.
         weight: The weight of an `Embedding` on the same mesh with as many rows, to be shared; one of its own by
             default.
         bias: Whether to add a bias.
         dtype: Of the parameters.
         device: Of the parameters.
-        skip_bias_add: Return the bias beside the product instead of adding it.
-        weight_initializer: Fills the whole weight in place; see `Linear`.
-        bias_initializer: Fills the whole bias in place.
+        skip_bias_add: Return the bias separately instead of adding it.
+        weight_initializer: Fills the full weight in place; see `Linear`.
+        bias_initializer: Fills the full bias in place.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
     Raises:
         MeshError: The mesh has another mode.
-        ShapeError: The shared weight is not this rank's part of this layer's.
+        ShapeError: The tied weight does not have the shape of this rank's shard.
 
     Communication: 1D: that of a row-parallel layer. On a grid, see `colossal.nn.layer.tp.linear_product`.
 
@@ -106,26 +106,26 @@ class Classifier(_ClassifierLayer):
 
 @final
 class VocabParallelClassifier(_ClassifierLayer):
-    """A linear layer whose many classes are cut, for a `VocabParallelCrossEntropyLoss`, on the ambient mesh.
+    """A linear layer whose many classes are sharded, for `VocabParallelCrossEntropyLoss`, on the ambient mesh.
 
     Args:
-        in_features: Features of the whole input.
+        in_features: Features of the full input.
         num_classes: Number of classes.
         weight: The weight of a `VocabParallelEmbedding` on the same mesh with as many rows, to be shared; one of its
             own by default.
         bias: Whether to add a bias.
         dtype: Of the parameters.
         device: Of the parameters.
-        skip_bias_add: Return the bias beside the product instead of adding it.
-        gather_output: In 1D, put the classes together on all ranks.
-        weight_initializer: Fills the whole weight in place; see `Linear`.
-        bias_initializer: Fills the whole bias in place.
+        skip_bias_add: Return the bias separately instead of adding it.
+        gather_output: In 1D, gather the classes on all ranks.
+        weight_initializer: Fills the full weight in place; see `Linear`.
+        bias_initializer: Fills the full bias in place.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
     Raises:
         MeshError: The mesh has another mode.
-        ShapeError: The shared weight is not this rank's part of this layer's.
+        ShapeError: The tied weight does not have the shape of this rank's shard.
         UnsupportedError: The output is to be gathered, and the mesh is a grid.
 
     Communication: 1D: that of a column-parallel layer. On a grid that of `colossal.comm.summa_abt`, or of

@@ -1,4 +1,4 @@
-"""Dropout that is independent where activations are cut, and equal where they are the same."""
+"""Dropout that is independent where activations are sharded, and equal where they are replicated."""
 
 from typing import final
 
@@ -18,14 +18,15 @@ _SEEDS = 2**63
 class Dropout(torch.nn.Module):
     """Sets elements to zero at random, and scales the others up, on the ambient mesh.
 
-    Every forward pass draws one number from the stream that the ranks of the tp axis share (see `ParallelLayer`). From
-    it come the masks: on a grid, and in 1D for a parallel input, one for each rank; else the same on all ranks of the
-    axis. Replicas of data always have their own. Recomputing activations draws the same number again.
+    Every forward pass draws one number from the random stream that all ranks of the tp axis have in common (see
+    `ParallelLayer`). The masks follow from it: on a grid, and in 1D for a parallel input, one for each rank; otherwise
+    the same on all ranks of the axis. Data-parallel replicas always have their own. Recomputation draws the same number
+    again.
 
     Args:
         p: The probability of zero.
         inplace: Overwrite the input.
-        parallel_input: In 1D, whether the input is cut along the tp axis, as that between a column-parallel and a
+        parallel_input: In 1D, whether the input is sharded along the tp axis, as that between a column-parallel and a
             row-parallel layer is.
         mesh: The mesh; the ambient one by default.
 
@@ -48,13 +49,13 @@ class Dropout(torch.nn.Module):
     ) -> None:
         super().__init__()
         if not 0.0 <= p <= 1.0:
-            raise ConfigError(f"The probability of dropout lies between 0 and 1. Found p={p!r}. Pass such a number.")
+            raise ConfigError(f"The probability of dropout is between 0 and 1. Found p={p!r}. Pass such a number.")
         self.p, self.inplace, self.parallel_input, self.mesh = p, inplace, parallel_input, find_mesh(mesh)
         with synced_rng(self.mesh):
             pass
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Drop elements of this rank's part of an activation, in training.
+        """Drop elements of this rank's local shard of an activation, in training.
 
         Args:
             x: Any shape.
@@ -72,9 +73,9 @@ class Dropout(torch.nn.Module):
     def _seed(self) -> int:
         assert self.mesh is not None
         drawn = int(torch.randint(_SEEDS - 1, (), device="cpu"))
-        is_cut = bool(tp_sharding_of(self.mesh).features) or self.parallel_input
-        place = self.mesh.global_rank if is_cut else self.mesh.ranks("tp")[0]
-        return (drawn + _STRIDE * (1 + place)) % _SEEDS
+        is_sharded = bool(tp_sharding_of(self.mesh).features) or self.parallel_input
+        index = self.mesh.global_rank if is_sharded else self.mesh.ranks("tp")[0]
+        return (drawn + _STRIDE * (1 + index)) % _SEEDS
 
     def extra_repr(self) -> str:
         """Name the probability.

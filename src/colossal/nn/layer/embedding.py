@@ -1,4 +1,4 @@
-"""Tables of embeddings, cut by features or by rows."""
+"""Embedding tables, sharded by features or by rows."""
 
 from typing import Any, final
 
@@ -25,7 +25,7 @@ _NOT_LOCAL = -1
 
 
 class _EmbeddingLayer(ParallelLayer):
-    """Shares what the two have in common: the arguments, and the native."""
+    """Implements what both embeddings have in common: the arguments, and the native module."""
 
     weight: torch.nn.Parameter
 
@@ -62,7 +62,7 @@ class _EmbeddingLayer(ParallelLayer):
         raise NotImplementedError
 
     def extra_repr(self) -> str:
-        """Name the sizes, and how the table lies.
+        """Describe the sizes, and the layout of the table.
 
         Returns:
             What is printed between the parentheses.
@@ -87,18 +87,18 @@ class _EmbeddingLayer(ParallelLayer):
 
 @final
 class Embedding(_EmbeddingLayer):
-    """Embeddings whose features are cut, on the ambient mesh; its tokens lie as those of `colossal.nn.split_input`.
+    """Embeddings whose features are sharded, on the ambient mesh; tokens are split as by `colossal.nn.split_input`.
 
-    In 1D each rank looks up some of the features, which are put together. On a grid each has the features that it
-    needs for its tokens, and of the table a part of those, so that no two ranks keep the same.
+    In 1D each rank looks up some of the features, which are then gathered. On a grid each rank needs the features of
+    its tokens and stores a shard of those columns of the table, so that no two ranks store the same elements.
 
     Args:
         num_embeddings: Rows of the table.
-        embedding_dim: Features of the whole table.
+        embedding_dim: Features of the full table.
         padding_idx: A row that stays as it is: zeros, and without a gradient.
         dtype: Of the table.
         device: Of the table.
-        weight_initializer: Fills the whole table in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans are
+        weight_initializer: Fills the full table in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans are
             `num_embeddings` and `embedding_dim`; as `torch.nn.Embedding` does by default. The row of
             padding stays zero.
         mesh: The mesh; the ambient one by default.
@@ -118,13 +118,13 @@ class Embedding(_EmbeddingLayer):
     """
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Look this rank's tokens up.
+        """Look up this rank's tokens.
 
         Args:
             tokens: Their numbers, of any shape.
 
         Returns:
-            This rank's part of their embeddings.
+            This rank's local shard of their embeddings.
         """
         plan = tp_sharding_of(self.mesh)
         table = gather_param(self.weight, 1, self.embedding_dim, (plan.features, plan.inner), self.mesh)
@@ -141,18 +141,18 @@ class Embedding(_EmbeddingLayer):
 
 @final
 class VocabParallelEmbedding(_EmbeddingLayer):
-    """Embeddings whose rows are cut, on the ambient mesh; its tokens lie as those of `colossal.nn.split_input`.
+    """Embeddings whose rows are sharded, on the ambient mesh; tokens are split as by `colossal.nn.split_input`.
 
-    Each rank looks up those tokens whose rows it has, also for the ranks that have others, and all add up what they
-    found. Its table lies as the weight of a `VocabParallelClassifier`, so that the two may share one.
+    Each rank looks up the tokens whose rows it has, also for the other ranks, and the results are summed over
+    ranks. Its table has the layout of the weight of a `VocabParallelClassifier`, so that the two may be tied.
 
     Args:
-        num_embeddings: Rows of the whole table.
-        embedding_dim: Features of the whole table.
+        num_embeddings: Rows of the full table.
+        embedding_dim: Features of the full table.
         padding_idx: A row that stays as it is: zeros, and without a gradient.
         dtype: Of the table.
         device: Of the table.
-        weight_initializer: Fills the whole table in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans are
+        weight_initializer: Fills the full table in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans are
             `num_embeddings` and `embedding_dim`; as `torch.nn.Embedding` does by default. The row of
             padding stays zero.
         mesh: The mesh; the ambient one by default.
@@ -162,7 +162,7 @@ class VocabParallelEmbedding(_EmbeddingLayer):
         MeshError: The mesh has another mode.
 
     Communication: 1D: all_reduce, tp, the output's bytes; none backward. On a grid all_gather of the token numbers
-    and reduce_scatter of the embeddings along row, or in 3D input; backward all_gather, the same. Besides, in 3D
+    and reduce_scatter of the embeddings along row, or in 3D input; backward all_gather, the same. In addition, in 3D
     all_gather, weight, the bytes of the table that a rank uses; backward reduce_scatter; for 2.5D backward all_reduce,
     depth.
 
@@ -182,13 +182,13 @@ class VocabParallelEmbedding(_EmbeddingLayer):
         """Look tokens up.
 
         Args:
-            tokens: This rank's token numbers; on a grid, cut along the first dimension.
+            tokens: This rank's token ids; on a grid, sharded along the first dimension.
 
         Returns:
-            This rank's part of their embeddings.
+            This rank's local shard of their embeddings.
 
         Raises:
-            ShapeError: On a grid, the tokens have no dimension that is cut.
+            ShapeError: On a grid, the tokens have no dimension to shard.
             IndexError: A token is not in the table, be it this rank's or another's.
         """
         mesh, plan = self.mesh, tp_sharding_of(self.mesh)
@@ -198,7 +198,7 @@ class VocabParallelEmbedding(_EmbeddingLayer):
             return comm.reduce(self._look_up(tokens, self.weight), "tp", mesh)
         if not tokens.dim():
             raise ShapeError(
-                "On a grid the first dimension of the tokens is cut. Found a single number. Add a dimension."
+                "On a grid the first dimension of the tokens is sharded. Found a single token id. Add a dimension."
             )
         axis = plan.vocabulary[0]
         length = sum(Channel(axis, mesh).lengths(tokens.shape[0]))
@@ -226,7 +226,7 @@ class VocabParallelEmbedding(_EmbeddingLayer):
         return found.masked_fill((at == _NOT_LOCAL).unsqueeze(-1), 0.0)
 
     def _find_rows(self) -> torch.Tensor:
-        """For each row of the whole table its index among those that are here."""
+        """The local index of each row of the full table, or `_NOT_LOCAL`."""
         assert self.mesh is not None
         axes, groups = tp_sharding_of(self.mesh).vocabulary[:1], self.layouts["weight"].groups[0]
         used = make_layout(self.mesh, (self.num_embeddings,), {0: axes}, {0: groups})

@@ -24,9 +24,9 @@ class LinearLayer(ParallelLayer, ABC):
         bias: Whether it has a bias.
         dtype: Of the parameters.
         device: Of the parameters.
-        skip_bias_add: Return the bias beside the product instead of adding it.
-        weight_initializer: Fills the whole weight; as `torch.nn.Linear` does by default.
-        bias_initializer: Fills the whole bias.
+        skip_bias_add: Return the bias separately instead of adding it.
+        weight_initializer: Fills the full weight; as `torch.nn.Linear` does by default.
+        bias_initializer: Fills the full bias.
 
     Attributes:
         product: How it multiplies.
@@ -62,16 +62,16 @@ class LinearLayer(ParallelLayer, ABC):
         )
 
     def forward(self, x: torch.Tensor) -> Outputs:
-        """Apply the layer to this rank's part of the input.
+        """Apply the layer to this rank's local shard of the input.
 
         Args:
             x: Its features last; on a grid, tokens first.
 
         Returns:
-            This rank's part of the output; with `skip_bias_add`, the product and the bias.
+            This rank's local shard of the output; with `skip_bias_add`, the product and the bias.
 
         Raises:
-            ShapeError: It has not the features of the layer.
+            ShapeError: The input does not have the features of the layer.
         """
         bias = None if self.bias is None else self.product.prepare_bias(self.bias)
         if self.skip_bias_add:
@@ -79,7 +79,7 @@ class LinearLayer(ParallelLayer, ABC):
         return self.product(x, self.weight, bias)
 
     def extra_repr(self) -> str:
-        """Name the sizes, and how the weight lies.
+        """Describe the sizes, and the layout of the weight.
 
         Returns:
             What is printed between the parentheses.
@@ -104,33 +104,33 @@ class LinearLayer(ParallelLayer, ABC):
 class Linear(LinearLayer):
     """X W^T + b on the ambient mesh, whatever the mode of its tp axis; without one, a plain linear layer.
 
-    In 1D a layer that makes more features is column-parallel and leaves them cut; any other is row-parallel, takes
-    whole or cut features, and makes whole ones. On the grids every layer takes and makes activations that are cut as
-    `colossal.nn.split_input` cuts.
+    In 1D a layer with more output than input features is column-parallel and leaves its output sharded; any other is
+    row-parallel, takes full or sharded features, and returns full ones. On the grids every layer takes and returns
+    activations that are sharded as by `colossal.nn.split_input`.
 
     Args:
-        in_features: Features of the whole input.
-        out_features: Features of the whole output.
+        in_features: Features of the full input.
+        out_features: Features of the full output.
         bias: Whether to add a bias.
         dtype: Of the parameters.
         device: Of the parameters.
         gather_output: In 1D, return all features on every rank instead of leaving those of a column-parallel layer
-            cut. Those of a row-parallel one are whole anyway.
-        skip_bias_add: Return the bias beside the product instead of adding it, for a kernel that adds it later.
-        split_sizes: The lengths of the pieces that are packed into the output, such as query, key and value: each of
-            them is cut by itself. In 1D such a layer is column-parallel.
-        weight_initializer: Fills the whole weight in place, whichever part of it this rank keeps: `f(tensor)` as in
+            sharded. Those of a row-parallel one are full anyway.
+        skip_bias_add: Return the bias separately instead of adding it, for a kernel that adds it later.
+        split_sizes: The lengths of the blocks that are packed into the output, such as query, key and value: each of
+            them is sharded separately. In 1D such a layer is column-parallel.
+        weight_initializer: Fills the full weight in place, whichever shard this rank keeps: `f(tensor)` as in
             `torch.nn.init`, or `f(tensor, fan_in, fan_out)`, whose fans are `in_features` and `out_features`; as
             `torch.nn.Linear` does by default.
-        bias_initializer: Fills the whole bias in place, and gets the same fans.
+        bias_initializer: Fills the full bias in place, and gets the same fans.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
     Raises:
         ConfigError: A value has the type of another argument, or an initializer takes others.
         MeshError: The mesh has another mode.
-        ShapeError: The pieces do not make up the output, or do not divide on this grid.
-        UnsupportedError: There are pieces, and the mode is 3d; or the output is to be gathered, and it is a grid.
+        ShapeError: The packed blocks do not add up to the output, or are not divisible on this grid.
+        UnsupportedError: There are packed blocks in mode 3d; or the output is to be gathered on a grid.
 
     Communication: see `colossal.nn.layer.tp.linear_product`.
 
@@ -183,21 +183,21 @@ class Linear1D_Col(LinearLayer):  # noqa: N801 (the documented name)
 
     Args:
         in_features: Features of the input.
-        out_features: Features of the whole output.
+        out_features: Features of the full output.
         bias: Whether to add a bias.
         dtype: Of the parameters.
         device: Of the parameters.
-        gather_output: Put the output together on all ranks.
-        skip_bias_add: Return the bias beside the product instead of adding it; this rank's part of it, unless the
+        gather_output: Gather the full output on all ranks.
+        skip_bias_add: Return the product and the bias separately; the bias is this rank's local shard, unless the
             output is gathered.
-        split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
-        weight_initializer: Fills the whole weight in place; see `Linear`.
-        bias_initializer: Fills the whole bias in place.
+        split_sizes: The lengths of the blocks that are packed into the output; each of them is sharded separately.
+        weight_initializer: Fills the full weight in place; see `Linear`.
+        bias_initializer: Fills the full bias in place.
         mesh: The mesh; the ambient one by default.
 
     Raises:
         MeshError: The tp axis is not arranged as 1d.
-        ShapeError: The pieces do not make up the output.
+        ShapeError: The packed blocks do not add up to the output.
 
     Communication: none forward; backward all_reduce, tp, the input's bytes. With `gather_output` all_gather, tp, the
     output's bytes.
@@ -249,21 +249,21 @@ class Linear1D_Row(LinearLayer):  # noqa: N801 (the documented name)
     """A row-parallel layer: each rank of a 1D tp axis has some columns of the weight, and takes some of the features.
 
     Args:
-        in_features: Features of the whole input.
+        in_features: Features of the full input.
         out_features: Features of the output.
         bias: Whether to add a bias.
         dtype: Of the parameters.
         device: Of the parameters.
-        parallel_input: Whether inputs are cut already; a whole one is refused then. If not, each rank takes its part.
-        skip_bias_add: Return the bias beside the product instead of adding it.
-        weight_initializer: Fills the whole weight in place; see `Linear`.
-        bias_initializer: Fills the whole bias in place.
+        parallel_input: Whether inputs are already sharded; full ones are rejected then. If not, each rank splits them.
+        skip_bias_add: Return the bias separately instead of adding it.
+        weight_initializer: Fills the full weight in place; see `Linear`.
+        bias_initializer: Fills the full bias in place.
         mesh: The mesh; the ambient one by default.
 
     Raises:
         MeshError: The tp axis is not arranged as 1d.
 
-    Communication: all_reduce, tp, the output's bytes; none backward, but for a whole input all_gather, tp, its bytes.
+    Communication: all_reduce, tp, the output's bytes; none backward, but for a full input all_gather, tp, its bytes.
 
     Source: Shoeybi et al., "Megatron-LM", 2019, https://arxiv.org/abs/1909.08053.
 

@@ -1,4 +1,4 @@
-"""Normalisation over features that are whole, or cut among the ranks of a grid."""
+"""Normalization over features that are replicated, or sharded over the ranks of a grid."""
 
 from collections.abc import Sequence
 from typing import Any, final
@@ -21,7 +21,7 @@ from colossal.nn.layer.tp.sharding import (
 
 
 class _Norm(ParallelLayer):
-    """Shares what the two have in common: parameters that lie like the features."""
+    """Implements what both norms have in common: parameters with the layout of the features."""
 
     weight: torch.nn.Parameter | None
     bias: torch.nn.Parameter | None
@@ -45,8 +45,8 @@ class _Norm(ParallelLayer):
         )
         if mesh is not None and len(self.normalized_shape) > 1:
             raise UnsupportedError(
-                f"On a mesh the last dimension is normalised. Found {self.normalized_shape}. Pass one length, or use "
-                "torch.nn's layer where the input is whole."
+                f"On a mesh only the last dimension is normalized. Found {self.normalized_shape}. Pass one length, "
+                "or use torch.nn's layer where the input is not sharded."
             )
         self.eps: float | None = eps
         self._dtype, self._has_weight, self._has_bias = dtype, has_weight, has_bias
@@ -60,9 +60,9 @@ class _Norm(ParallelLayer):
         length = local_length(self.normalized_shape[0], tp_sharding_of(self.mesh).features, self.mesh)
         if x.shape[-1:] != (length,):
             raise ShapeError(
-                f"This layer normalises {self.normalized_shape[0]} features, {length} of them on this rank. Found an "
-                f"input of shape {tuple(x.shape)}. Gather what a column-parallel layer has cut, and cut a whole input "
-                "with colossal.nn.split_input."
+                f"This layer normalizes {self.normalized_shape[0]} features, {length} of them on this rank. Found an "
+                f"input of shape {tuple(x.shape)}. Gather the output of a column-parallel layer, and split a full "
+                "input with colossal.nn.split_input."
             )
 
     def _own(self, parameter: torch.Tensor) -> torch.Tensor:
@@ -89,10 +89,10 @@ class _Norm(ParallelLayer):
 class LayerNorm(_Norm):
     """(x - mean) / sqrt(variance + eps) * weight + bias over the features, on the ambient mesh.
 
-    Half precision is normalised in float32.
+    Half precision is normalized in float32.
 
     Args:
-        normalized_shape: Features of the whole input.
+        normalized_shape: Features of the full input.
         eps: Added to the variance.
         dtype: Of the parameters.
         device: Of the parameters.
@@ -104,7 +104,7 @@ class LayerNorm(_Norm):
     Raises:
         ConfigError: A value has the type of another argument, such as True in the third place.
         MeshError: The mesh has another mode.
-        UnsupportedError: Several dimensions are normalised on a mesh.
+        UnsupportedError: Several dimensions are normalized on a mesh.
 
     Communication: none in 1D. On a grid two all_reduces of a number for each token along its feature axis, and as many
     backward; backward all_reduce, its token axes, the bytes of weight and bias.
@@ -135,7 +135,7 @@ class LayerNorm(_Norm):
         super().__init__(normalized_shape, eps, found, dtype, device, has_weight=elementwise_affine, has_bias=has_bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise this rank's part of an activation.
+        """Normalize this rank's local shard of an activation.
 
         Args:
             x: Its features last.
@@ -184,10 +184,10 @@ class LayerNorm(_Norm):
 class RMSNorm(_Norm):
     """x / sqrt(mean of squares + eps) * weight over the features, on the ambient mesh.
 
-    Half precision is normalised in float32.
+    Half precision is normalized in float32.
 
     Args:
-        normalized_shape: Features of the whole input.
+        normalized_shape: Features of the full input.
         eps: Added to the mean; by default the smallest step of the input's dtype.
         dtype: Of the weight.
         device: Of the weight.
@@ -198,7 +198,7 @@ class RMSNorm(_Norm):
     Raises:
         ConfigError: A value has the type of another argument, such as True in the third place.
         MeshError: The mesh has another mode.
-        UnsupportedError: Several dimensions are normalised on a mesh.
+        UnsupportedError: Several dimensions are normalized on a mesh.
 
     Communication: none in 1D. On a grid all_reduce of a number for each token along its feature axis, and the same
     backward; backward all_reduce, its token axes, the bytes of the weight.
@@ -227,7 +227,7 @@ class RMSNorm(_Norm):
         super().__init__(normalized_shape, eps, found, dtype, device, has_weight=elementwise_affine, has_bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise this rank's part of an activation.
+        """Normalize this rank's local shard of an activation.
 
         Args:
             x: Its features last.

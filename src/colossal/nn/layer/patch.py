@@ -19,10 +19,10 @@ _POSITION_STD = 0.02
 
 @final
 class PatchEmbedding(ParallelLayer):
-    """Cuts images into square patches and makes a token of each, on the ambient mesh.
+    """Splits images into square patches and makes a token of each, on the ambient mesh.
 
-    A learned class token comes first, and learned positions are added. On a grid the images of a batch are cut as
-    `colossal.nn.split_input` with ``features=False`` cuts, and the tokens' features as those of any activation.
+    A learned class token comes first, and learned positions are added. On a grid the images of a batch are sharded
+    as by `colossal.nn.split_input` with ``features=False``, and the features of tokens as those of any activation.
 
     Args:
         img_size: Height and width of the images, in pixels.
@@ -32,20 +32,20 @@ class PatchEmbedding(ParallelLayer):
         flatten: Make a sequence of tokens. If not, a map of patches, without class token and positions.
         dtype: Of the parameters.
         device: Of the parameters.
-        weight_initializer: Fills the whole weight in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans
+        weight_initializer: Fills the full weight in place: `f(tensor)`, or `f(tensor, fan_in, fan_out)`, whose fans
             are channels and features times the pixels of a patch; as `torch.nn.Conv2d` does by default.
-        bias_initializer: Fills the whole bias in place, and gets the same fans.
-        position_embed_initializer: Fills the whole positions in place, and gets the same fans; by default a normal
-            distribution of standard deviation 0.02, cut off at twice it.
+        bias_initializer: Fills the full bias in place, and gets the same fans.
+        position_embed_initializer: Fills the full position embeddings in place, and gets the same fans; by default a
+            normal distribution with standard deviation 0.02, truncated at two standard deviations.
         mesh: The mesh; the ambient one by default.
         tp_mode: The mode that the mesh must have; any by default.
 
     Attributes:
         num_patches: Number of patches of an image.
-        weight: This rank's part of the weight, (features, channels, height, width) of a patch.
-        bias: This rank's part of the bias, (features,).
-        cls_token: This rank's part of the class token, (1, 1, features); None for a map.
-        pos_embed: This rank's part of the positions, (1, 1 + patches, features); None for a map.
+        weight: This rank's local shard of the weight, (features, channels, height, width) of a patch.
+        bias: This rank's local shard of the bias, (features,).
+        cls_token: This rank's local shard of the class token, (1, 1, features); None for a map.
+        pos_embed: This rank's local shard of the position embeddings, (1, 1 + patches, features); None for a map.
 
     Raises:
         ConfigError: The patches do not divide the image.
@@ -110,7 +110,7 @@ class PatchEmbedding(ParallelLayer):
             images: (images, channels, height, width).
 
         Returns:
-            This rank's part of the tokens, (images, 1 + patches, features); or (images, features, rows, columns).
+            This rank's tokens, (images, 1 + patches, local features); or (images, local features, rows, columns).
 
         Raises:
             ShapeError: The images have another size.
@@ -119,7 +119,7 @@ class PatchEmbedding(ParallelLayer):
         if images.dim() != 1 + len(expected) or tuple(images.shape[1:]) != expected:
             raise ShapeError(
                 f"This layer takes images of the shape (images, {', '.join(map(str, expected))}). Found "
-                f"{tuple(images.shape)}. Resize them, and cut a batch with split_input(..., features=False)."
+                f"{tuple(images.shape)}. Resize them, and split a batch with split_input(..., features=False)."
             )
         mesh, plan = self.mesh, tp_sharding_of(self.mesh)
         features = plan.features or plan.vocabulary  # in 1D the axis tp

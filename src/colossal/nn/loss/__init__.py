@@ -1,4 +1,4 @@
-"""Losses of logits that lie on the tp axis."""
+"""Losses of logits that are sharded along the tp axis."""
 
 from colossal.nn.loss.cross_entropy import CrossEntropyLoss, VocabParallelCrossEntropyLoss
 

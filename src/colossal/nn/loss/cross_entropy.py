@@ -1,6 +1,6 @@
-"""Cross-entropy of logits whose tokens, or classes too, are cut among the ranks of the tp axis.
+"""Cross-entropy of logits whose tokens, and possibly classes, are sharded along the tp axis.
 
-The loss is that of the whole batch, on all ranks; so are its gradients.
+The loss is that of the full batch, on all ranks; so are its gradients.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _IGNORED = -100
 
 
 class _TokenLoss(torch.nn.Module):
-    """Shares what the two have in common: the options, and the sum over the tokens of all ranks."""
+    """Implements what both losses have in common: the options, and the sum over the tokens of all ranks."""
 
     def __init__(
         self, ignore_index: int, reduction: Reduction, label_smoothing: float, mesh: ParallelMesh | None
@@ -32,8 +32,8 @@ class _TokenLoss(torch.nn.Module):
             raise ConfigError(f"A reduction is mean, sum or none. Found {reduction!r}. Pass one of them.")
         if isinstance(ignore_index, bool):
             raise ConfigError(
-                f"ignore_index is a target that does not count. Found {ignore_index} in its place. Pass that by its "
-                "name: reduction='mean', 'sum' or 'none'."
+                f"ignore_index is a target that does not count. Found {ignore_index}, which is a bool. Pass a "
+                "reduction by its name: reduction='mean', 'sum' or 'none'."
             )
         self.ignore_index, self.label_smoothing = ignore_index, label_smoothing
         self.reduction: Reduction = reduction
@@ -79,7 +79,7 @@ class CrossEntropyLoss(_TokenLoss):
         weight: A weight for each class.
         ignore_index: A target that does not count.
         reduction: ``"mean"`` or ``"sum"`` over the tokens of all ranks, or ``"none"``: each of this rank's own.
-        label_smoothing: What share of a target is spread over all classes.
+        label_smoothing: Fraction of the target probability that is spread over all classes.
         mesh: The mesh; the ambient one by default.
 
     Raises:
@@ -112,7 +112,7 @@ class CrossEntropyLoss(_TokenLoss):
 
         Args:
             logits: This rank's tokens, (tokens, ..., classes); classes come last.
-            targets: Their classes, (tokens, ...), as `colossal.nn.split_input` cuts them.
+            targets: Their classes, (tokens, ...), split as by `colossal.nn.split_input`.
 
         Returns:
             The loss of all ranks' tokens, a scalar; without reduction, that of this rank's, in the targets' shape.
@@ -142,14 +142,14 @@ class CrossEntropyLoss(_TokenLoss):
 
 @final
 class VocabParallelCrossEntropyLoss(_TokenLoss):
-    """Cross-entropy of logits whose classes are cut, as a `VocabParallelClassifier` makes them, on the ambient mesh.
+    """Cross-entropy of logits with sharded classes, as `VocabParallelClassifier` returns, on the ambient mesh.
 
-    No rank ever has the logits of all classes. They are computed with in float32.
+    No rank ever has the logits of all classes. The loss is computed in float32.
 
     Args:
         ignore_index: A target that does not count.
         reduction: ``"mean"`` or ``"sum"`` over the tokens of all ranks, or ``"none"``: each of this rank's own.
-        label_smoothing: What share of a target is spread over all classes.
+        label_smoothing: Fraction of the target probability that is spread over all classes.
         num_classes: The number of classes; by default as many as the ranks have, which is asked for each time.
         mesh: The mesh; the ambient one by default.
 
@@ -185,7 +185,7 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
 
         Args:
             logits: This rank's tokens and classes, (tokens, ..., classes).
-            targets: The classes of its tokens among all, (tokens, ...), as `colossal.nn.split_input` cuts them.
+            targets: The classes of its tokens among all, (tokens, ...), split as by `colossal.nn.split_input`.
 
         Returns:
             The loss of all ranks' tokens, a scalar; without reduction, that of this rank's, in the targets' shape.
@@ -223,7 +223,7 @@ class VocabParallelCrossEntropyLoss(_TokenLoss):
 
 @dataclass(frozen=True)
 class _ClassShard:
-    """Where the classes are cut, how many there are, and this rank's first."""
+    """How the classes are sharded, how many there are, and the first one of this rank."""
 
     channel: Channel | None
     number: int
@@ -272,17 +272,17 @@ def _upcast(logits: torch.Tensor) -> torch.Tensor:
 
 
 def check_targets(logits: torch.Tensor, targets: torch.Tensor) -> None:
-    """Refuse targets that are not one for each token."""
+    """Reject targets that are not one for each token."""
     if logits.dim() < 2 or tuple(logits.shape[:-1]) != tuple(targets.shape):  # noqa: PLR2004 (tokens and classes)
         raise ShapeError(
             f"There is a target for each token: logits are (tokens, ..., classes), targets (tokens, ...). Found "
-            f"{tuple(logits.shape)} and {tuple(targets.shape)}. Cut both, with colossal.nn.split_input."
+            f"{tuple(logits.shape)} and {tuple(targets.shape)}. Split both with colossal.nn.split_input."
         )
 
 
 def _supports_async_assert(device: torch.device) -> bool:
-    """Whether a device can look for itself and stop, so that the host need not wait in each forward pass."""
-    known: Any = torch._C  # noqa: SLF001 (no public name tells which operators a device has)
+    """Whether a device can check and stop by itself, so that the host need not wait in each forward pass."""
+    known: Any = torch._C  # noqa: SLF001 (no public name for the operators of a device)
     if device.type == "cpu":
         return False
     key = known._dispatch_key_for_device(device.type)  # noqa: SLF001 (as above)

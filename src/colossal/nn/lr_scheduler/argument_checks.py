@@ -1,4 +1,4 @@
-"""Checks of the arguments that the schedules share, each ending in a :class:`~colossal.errors.ConfigError`."""
+"""Checks of the arguments of the schedules; each raises a :class:`~colossal.errors.ConfigError`."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def check_number(name: str, value: Any, *, above: float = -math.inf, at_least: f
 
 
 def check_fraction(name: str, value: object) -> float:
-    """Return ``value`` as a plain float if it lies strictly between 0 and 1."""
+    """Return ``value`` as a plain float if it is strictly between 0 and 1."""
     if not isinstance(value, float) or not 0.0 < value < 1.0:
         raise ConfigError(
             f"{name} must be a fraction of the steps, strictly between 0 and 1. Found {value!r}. Pass, say, 0.3."

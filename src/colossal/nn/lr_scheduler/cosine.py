@@ -58,7 +58,7 @@ class CosineAnnealingWarmupLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, the warm-up included.
+        total_steps: Steps of the entire schedule, the warm-up included.
         warmup_steps: Steps of the warm-up, below ``total_steps``.
         eta_min: The final rate, not above any base rate.
         last_epoch: The last step that was done, -1 for a fresh start.

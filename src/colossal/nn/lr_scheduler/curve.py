@@ -1,4 +1,4 @@
-"""Curves: the rate as a formula of the step and the base rate, and the two ways to put something in front of one.
+"""Curves: the rate as a function of the step and the base rate, and the two ways to prepend a warm-up to one.
 
 A curve knows its own number of steps and nothing of optimizers. :class:`WarmUp` and :class:`Hold` are curves that run
 for some steps and then hand over to another curve, which is how every "warm-up" schedule is made.
@@ -100,7 +100,7 @@ class MultiStep:
 
 @dataclass(frozen=True)
 class Decay:
-    """The base rate times ``gamma`` for every whole ``every`` steps done."""
+    """The base rate times ``gamma`` for every ``every`` completed steps."""
 
     steps: int
     every: int
@@ -128,7 +128,7 @@ class Product:
     """The base rate times the product of a function over the steps 1 to ``step``.
 
     The product up to the step that was last asked for is kept, so that a training of n steps calls the function n times
-    instead of n squared. It is part of the state: a resumed schedule does not call the function for the past.
+    instead of n squared. It is saved in the state: a resumed schedule does not call the function for the past.
     """
 
     steps: int

@@ -28,7 +28,7 @@ class FlatAnnealingLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, at least 1.
+        total_steps: Steps of the entire schedule, at least 1.
         pct_start: Fraction of the steps with a constant rate, strictly between 0 and 1.
         last_epoch: The last step that was done, -1 for a fresh start.
 
@@ -68,7 +68,7 @@ class FlatAnnealingWarmupLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, the warm-up included.
+        total_steps: Steps of the entire schedule, the warm-up included.
         warmup_steps: Steps of the warm-up, below ``total_steps``.
         pct_start: Fraction of the steps after the warm-up with a constant rate, strictly between 0 and 1.
         eta_min: The final rate, not above any base rate.

@@ -30,12 +30,12 @@ class LambdaLR(Schedule):
     .. math:: \eta_k = b \, f(k), \quad 0 \le k \le T
 
     with the base rate :math:`b`, :math:`f` = ``lr_lambda`` and :math:`T` = ``total_steps``; held afterwards. The
-    function is not part of the state: build the schedule with it again before loading a state. Source:
+    function is not saved in the state: build the schedule with it again before loading a state. Source:
     :class:`torch.optim.lr_scheduler.LambdaLR`.
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, at least 1.
+        total_steps: Steps of the entire schedule, at least 1.
         lr_lambda: A function from the step to the factor, or a list with one per parameter group.
         last_epoch: The last step that was done, -1 for a fresh start.
 
@@ -74,12 +74,12 @@ class MultiplicativeLR(Schedule):
     .. math:: \eta_k = b \prod_{i=1}^{k} f(i), \quad 0 \le k \le T
 
     with the base rate :math:`b`, :math:`f` = ``lr_lambda`` and :math:`T` = ``total_steps``; held afterwards. The
-    function is not part of the state, the product so far is: build the schedule with the function again before loading
+    function is not saved in the state, the product so far is: build the schedule with the function again before loading
     a state. Source: :class:`torch.optim.lr_scheduler.MultiplicativeLR`.
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, at least 1.
+        total_steps: Steps of the entire schedule, at least 1.
         lr_lambda: A function from the step to the factor, or a list with one per parameter group. It is called once per
             step and never for step 0.
         last_epoch: The last step that was done, -1 for a fresh start.

@@ -13,7 +13,7 @@ from colossal.nn.lr_scheduler.schedule import Schedule
 
 
 def _milestones(milestones: Sequence[int] | None, first: int) -> tuple[int, ...]:
-    """Return the milestones counted from step ``first``, if they are in order and none lies before it."""
+    """Return the milestones counted from step ``first``, if they are in order and none is before it."""
     if not milestones:
         raise ConfigError(
             f"milestones must be a list of at least one step. Found {milestones!r}. "
@@ -38,7 +38,7 @@ class MultiStepLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, at least 1.
+        total_steps: Steps of the entire schedule, at least 1.
         milestones: Steps in increasing order.
         gamma: The factor, above 0.
         last_epoch: The last step that was done, -1 for a fresh start.
@@ -83,12 +83,12 @@ class MultiStepWarmupLR(Schedule):
         \eta_k = b \, \gamma^{|\{m \in milestones : m \le k\}|} \; (w \le k \le T)
 
     with :math:`w` = ``warmup_steps`` and :math:`T` = ``total_steps``; held afterwards. Milestones are counted from the
-    start of the training, not from the end of the warm-up, and none may lie inside the warm-up. Source: Goyal et al.,
+    start of the training, not from the end of the warm-up, and none may be within the warm-up. Source: Goyal et al.,
     "Accurate, Large Minibatch SGD", arXiv:1706.02677.
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, the warm-up included.
+        total_steps: Steps of the entire schedule, the warm-up included.
         warmup_steps: Steps of the warm-up, below ``total_steps``.
         milestones: Steps in increasing order, from ``warmup_steps`` on.
         gamma: The factor, above 0.
@@ -132,7 +132,7 @@ class StepLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, at least 1.
+        total_steps: Steps of the entire schedule, at least 1.
         step_size: Steps between two decays, at least 1.
         gamma: The factor, above 0.
         last_epoch: The last step that was done, -1 for a fresh start.
@@ -178,7 +178,7 @@ class ExponentialLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, at least 1.
+        total_steps: Steps of the entire schedule, at least 1.
         gamma: The factor, above 0. The default of 1 keeps the rate.
         last_epoch: The last step that was done, -1 for a fresh start.
 

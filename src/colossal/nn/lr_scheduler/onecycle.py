@@ -78,7 +78,7 @@ class OneCycleLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole cycle, at least 1.
+        total_steps: Steps of the entire cycle, at least 1.
         pct_start: Fraction of the steps on which the rate goes up, strictly between 0 and 1.
         anneal_strategy: ``"cos"`` or ``"linear"``.
         cycle_momentum: Whether momentum moves too. The optimizer must have one.

@@ -25,7 +25,7 @@ class LinearWarmupLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, the warm-up included.
+        total_steps: Steps of the entire schedule, the warm-up included.
         warmup_steps: Steps of the warm-up, below ``total_steps``.
         last_epoch: The last step that was done, -1 for a fresh start.
 
@@ -109,7 +109,7 @@ class PolynomialWarmupLR(Schedule):
 
     Args:
         optimizer: The plain PyTorch optimizer.
-        total_steps: Steps of the whole schedule, the warm-up included.
+        total_steps: Steps of the entire schedule, the warm-up included.
         warmup_steps: Steps of the warm-up, below ``total_steps``.
         end_lr: The final rate, not above any base rate.
         power: The exponent, above 0. One gives a straight line.

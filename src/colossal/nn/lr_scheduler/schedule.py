@@ -1,4 +1,4 @@
-"""What all schedules share: a curve per parameter group, put into the optimizer at every step."""
+"""The base of all schedules: a curve per parameter group, applied to the optimizer at every step."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Figures of merit of outputs that lie on the tp axis."""
+"""Metrics of outputs that are sharded along the tp axis."""
 
 from colossal.nn.metric.accuracy import Accuracy
 

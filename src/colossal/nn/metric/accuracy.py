@@ -18,10 +18,10 @@ class Accuracy:
     The counts of batches add up, whatever their sizes; divide the sum by the number of targets.
 
     Args:
-        vocab_parallel: Whether the classes are cut, as a `VocabParallelClassifier` makes them.
+        vocab_parallel: Whether the classes are sharded, as `VocabParallelClassifier` returns them.
         mesh: The mesh; the ambient one by default.
 
-    Communication: on a grid all_reduce, its token axes, 8 bytes; for cut classes all_gather along tp or the feature
+    Communication: on a grid all_reduce, its token axes, 8 bytes; for sharded classes all_gather along tp or the feature
     axis, 16 bytes for each token and rank, and 8 for each rank.
 
     Example:
@@ -42,7 +42,7 @@ class Accuracy:
 
         Args:
             logits: This rank's tokens, (tokens, ..., classes).
-            targets: Their classes, (tokens, ...), as `colossal.nn.split_input` cuts them.
+            targets: Their classes, (tokens, ...), split as by `colossal.nn.split_input`.
 
         Returns:
             The number of right ones among all ranks' tokens, an int64 scalar. A target of -100 is never right.

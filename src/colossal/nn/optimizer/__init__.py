@@ -1,7 +1,7 @@
 """Optimizers: Adam in one pass over memory, and those that save state or take large batches.
 
-They compute in float32, or in float64 for float64 parameters, and keep their state in it. Parameters may be whole,
-DTensors, or the ranges that ZeRO cuts: updates are the same.
+They compute in float32, or in float64 for float64 parameters, and keep their state in it. Parameters may be full,
+DTensors, or the ranges into which ZeRO partitions them: updates are the same.
 """
 
 from colossal.nn.optimizer.adafactor import Adafactor, DistributedAdaFactor

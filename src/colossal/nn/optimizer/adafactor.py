@@ -23,7 +23,7 @@ _LARGEST_STEP, _WARMUP_STEP = 1e-2, 1e-6
 
 
 class AdafactorBase(ShardAwareOptimizer):
-    """What both Adafactors share: the algorithm."""
+    """The algorithm of both Adafactors."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters.
@@ -74,16 +74,16 @@ class AdafactorBase(ShardAwareOptimizer):
 class Adafactor(AdafactorBase):
     """Adafactor: the means of squares of a matrix are known by its rows and columns, and updates are limited.
 
-    Tensors of more dimensions are stacks of matrices; of fewer, they have a mean for each element.
+    Tensors of more dimensions are stacks of matrices; of fewer, they have a second moment for each element.
 
     Args:
-        params: Parameters, named ones, or groups of them; whole, DTensors, or ranges under ZeRO.
+        params: Parameters, named parameters, or parameter groups; full, DTensors, or ranges under ZeRO.
         lr: The learning rate; None for `relative_step`.
         eps: Added to the squares of gradients; and the least scale of a parameter.
-        clip_threshold: What the root of the mean of an update's squares is limited to.
+        clip_threshold: Upper limit of the root mean square of an update.
         decay_rate: The power of the number of the step that the means of squares move by.
-        beta1: The share that a mean of updates keeps; None for no such mean.
-        weight_decay: How much of a parameter is taken away, times the learning rate.
+        beta1: Decay rate of the mean of updates; None for no such mean.
+        weight_decay: Decoupled weight decay, which is multiplied by the learning rate.
         scale_parameter: Multiply the learning rate by the root of the mean of the parameter's squares.
         relative_step: Take the learning rate from the number of the step.
         warmup_init: Let it begin small.
@@ -91,7 +91,7 @@ class Adafactor(AdafactorBase):
     Raises:
         ConfigError: An argument is out of its range, or contradicts another one.
 
-    Communication: none for whole parameters; else two all_reduces a step, the axes that cut them, of 4 bytes for each
+    Communication: none for full parameters; else two all_reduces a step, the axes that shard them, of 4 bytes for each
     row and column, and of 8 for each parameter.
 
     Source: Shazeer, Stern, "Adafactor", 2018, https://arxiv.org/abs/1804.04235.
@@ -129,13 +129,13 @@ class DistributedAdaFactor(SetupDistributedMixin, AdafactorBase):
     """`Adafactor` for shards that `setup_distributed` describes.
 
     Args:
-        params: Parameters, named ones, or groups of them.
+        params: Parameters, named parameters, or parameter groups.
         lr: The learning rate; None for `relative_step`.
         eps: Added to the squares of gradients; and the least scale of a parameter.
-        clip_threshold: What the root of the mean of an update's squares is limited to.
+        clip_threshold: Upper limit of the root mean square of an update.
         decay_rate: The power of the number of the step that the means of squares move by.
-        beta1: The share that a mean of updates keeps; None for no such mean.
-        weight_decay: How much of a parameter is taken away, times the learning rate.
+        beta1: Decay rate of the mean of updates; None for no such mean.
+        weight_decay: Decoupled weight decay, which is multiplied by the learning rate.
         scale_parameter: Multiply the learning rate by the root of the mean of the parameter's squares.
         relative_step: Take the learning rate from the number of the step.
         warmup_init: Let it begin small.
@@ -143,8 +143,8 @@ class DistributedAdaFactor(SetupDistributedMixin, AdafactorBase):
     Raises:
         ConfigError: An argument is out of its range, or contradicts another one.
 
-    Communication: two all_reduces a step, the axes that cut the parameters, of 4 bytes for each row and column, and of
-    8 for each parameter.
+    Communication: two all_reduces a step, the axes that shard the parameters, of 4 bytes for each row and column, and
+    of 8 for each parameter.
 
     Source: Shazeer, Stern, "Adafactor", 2018, https://arxiv.org/abs/1804.04235.
 

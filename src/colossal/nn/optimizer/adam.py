@@ -21,10 +21,10 @@ _AS_TORCH = "Leave it out, or use torch.optim.AdamW, which has it."
 
 
 class KernelAdam(CheckedOptimizer):
-    """What the three Adams share: a step of all parameters by a few calls of the kernel.
+    """The base of the three Adams: a step of all parameters by a few kernel calls.
 
     Args:
-        params: Parameters, named ones, or groups of them.
+        params: Parameters, named parameters, or parameter groups.
         defaults: The hyperparameters of groups that do not have their own.
     """
 
@@ -35,11 +35,11 @@ class KernelAdam(CheckedOptimizer):
 
     @property
     def num_offloaded_bytes(self) -> int:
-        """How many bytes of state lie on a disk, once the first step has been taken."""
+        """How many bytes of state are on disk, after the first step."""
         return 0 if self._disk is None else self._disk.num_bytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect the state, also what lies on a disk, in torch's own form.
+        """Collect the state, including the state on disk, in torch's format.
 
         Returns:
             The state by number of the parameter, and the groups.
@@ -57,7 +57,7 @@ class KernelAdam(CheckedOptimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a state; what belongs to a disk is brought there.
+        """Continue from a state; the state of offloaded parameters is written to disk.
 
         Args:
             state_dict: What `state_dict` returned, here or for an optimizer of torch with the same state.
@@ -101,7 +101,7 @@ class KernelAdam(CheckedOptimizer):
     def set_update_hook(
         self, runs: Sequence[Sequence[torch.Tensor]], report: Callable[[Sequence[torch.Tensor]], None]
     ) -> None:
-        """Have each step update parameters run by run, and tell of each run while it goes on with the next.
+        """Have each step update parameters run by run, and report each run while it continues with the next.
 
         Args:
             runs: Parameters that are updated together; all others are before them. They replace those of before.
@@ -169,7 +169,7 @@ class KernelAdam(CheckedOptimizer):
         return AdamTensors(*(local_of(one).contiguous() for one in four), copy=copy)
 
     def _finish(self, batch: Sequence[ParamMoments], tensors: Sequence[AdamTensors]) -> None:
-        """Bring back what had gaps, and tell of it."""
+        """Copy back the results for non-contiguous tensors, and report the updated parameters."""
         for held, taken in zip(batch, tensors, strict=True):
             if held.part is not None:
                 continue  # an offloaded parameter has no gaps
@@ -188,20 +188,20 @@ class CPUAdam(KernelAdam):
     float64. Parameters on a GPU are updated there. Its state dicts are those of `torch.optim.Adam`, either way.
 
     Args:
-        model_params: Parameters, named ones, or groups of them.
+        model_params: Parameters, named parameters, or parameter groups.
         lr: The learning rate.
-        bias_correction: Whether the means are corrected for having begun at zero.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
-        weight_decay: How much of a parameter is taken away (times `lr`), or added to its gradient.
-        adamw_mode: The former, as in AdamW; if not the latter, as in Adam.
-        nvme_offload_fraction: The share of the state that lies on disk.
+        bias_correction: Whether to correct the bias of the moments, which start at zero.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Weight decay: decoupled (multiplied by `lr`), or added to the gradient.
+        adamw_mode: Whether weight decay is decoupled, as in AdamW; otherwise it is added to the gradient, as in Adam.
+        nvme_offload_fraction: The fraction of the state that is kept on disk.
         nvme_offload_dir: The folder for it, on a fast disk; that of temporary files by default. What is in it vanishes
             with the process; `state_dict` reads it.
 
     Raises:
         ConfigError: An argument is out of its range.
-        UnsupportedError: A parameter whose state shall lie on disk is not in host memory, or has 64 bits; at the first
+        UnsupportedError: A parameter whose state is to be on disk is not in host memory, or has 64 bits; at the first
             step.
 
     Source: Kingma, Ba, "Adam", 2014, https://arxiv.org/abs/1412.6980; Loshchilov, Hutter, "Decoupled Weight Decay
@@ -242,21 +242,21 @@ class HybridAdam(KernelAdam):
     move in between with its state. Its state dicts are those of `torch.optim.Adam`, either way.
 
     Args:
-        model_params: Parameters, named ones, or groups of them.
+        model_params: Parameters, named parameters, or parameter groups.
         lr: The learning rate.
-        bias_correction: Whether the means are corrected for having begun at zero.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
-        weight_decay: How much of a parameter is taken away (times `lr`), or added to its gradient.
-        adamw_mode: The former, as in AdamW; if not the latter, as in Adam.
-        nvme_offload_fraction: The share of the state that lies on disk.
+        bias_correction: Whether to correct the bias of the moments, which start at zero.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Weight decay: decoupled (multiplied by `lr`), or added to the gradient.
+        adamw_mode: Whether weight decay is decoupled, as in AdamW; otherwise it is added to the gradient, as in Adam.
+        nvme_offload_fraction: The fraction of the state that is kept on disk.
         nvme_offload_dir: The folder for it, on a fast disk; that of temporary files by default. What is in it vanishes
             with the process; `state_dict` reads it.
         **defaults: Further entries of the groups, which the optimizer itself does not read.
 
     Raises:
         ConfigError: An argument is out of its range.
-        UnsupportedError: A parameter whose state shall lie on disk is not in host memory, or has 64 bits; at the first
+        UnsupportedError: A parameter whose state is to be on disk is not in host memory, or has 64 bits; at the first
             step.
 
     Source: Kingma, Ba, "Adam", 2014, https://arxiv.org/abs/1412.6980; Loshchilov, Hutter, "Decoupled Weight Decay
@@ -298,13 +298,13 @@ class FusedAdam(KernelAdam):
     Its state dicts are those of `torch.optim.Adam`, either way.
 
     Args:
-        params: Parameters, named ones, or groups of them.
+        params: Parameters, named parameters, or parameter groups.
         lr: The learning rate.
-        bias_correction: Whether the means are corrected for having begun at zero.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
+        bias_correction: Whether to correct the bias of the moments, which start at zero.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
         adamw_mode: Take `weight_decay` away from the parameter, as in AdamW; if not, add it to the gradient.
-        weight_decay: How much of a parameter is taken away (times `lr`), or added to its gradient.
+        weight_decay: Weight decay: decoupled (multiplied by `lr`), or added to the gradient.
         amsgrad: Not built.
         set_grad_none: Whether `zero_grad` frees the gradients rather than fill them with zeros.
 
@@ -349,7 +349,7 @@ class FusedAdam(KernelAdam):
         """Throw the gradients away.
 
         Args:
-            set_to_none: Free them rather than fill them with zeros; as the constructor was told by default.
+            set_to_none: Free them rather than fill them with zeros; by default as passed to the constructor.
         """
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 

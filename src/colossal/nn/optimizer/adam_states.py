@@ -1,4 +1,4 @@
-"""The means that Adam keeps of each parameter, and where they lie."""
+"""The moments that Adam keeps of each parameter, and where they are stored."""
 
 from collections.abc import Generator, Iterator, MutableMapping, Sequence
 from contextlib import closing
@@ -28,7 +28,7 @@ class ParamMoments(NamedTuple):
 class AdamStates:
     """Makes the means of parameters, and hands them out for a step.
 
-    They are on the device of the parameter; those on the CPU are cut from huge pages, or lie on a disk.
+    They are on the device of the parameter; those on the CPU are allocated from huge pages, or are on disk.
     """
 
     def __init__(self, state: MutableMapping[torch.Tensor, Any], disk: StatesOnDisk | None = None) -> None:
@@ -64,9 +64,9 @@ class AdamStates:
         return self._disk is not None and param in self._disk
 
     def _visit(self, params: Sequence[torch.Tensor]) -> Generator[list[ParamMoments], None, None]:
-        for pieces in self._disk.walk(params) if self._disk is not None and params else ():
+        for slices in self._disk.walk(params) if self._disk is not None and params else ():
             yield [
-                ParamMoments(each.param, each.means[0], each.means[1], slice(each.begin, each.end)) for each in pieces
+                ParamMoments(each.param, each.means[0], each.means[1], slice(each.begin, each.end)) for each in slices
             ]
 
     def _held(self, param: torch.Tensor) -> ParamMoments:
@@ -86,7 +86,7 @@ class AdamStates:
 
 
 def _zeros_like(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Zeros in the dtype of the state, all those on the CPU in one piece of memory for each dtype."""
+    """Zeros in the dtype of the state; those on the CPU in one allocation for each dtype."""
     found: list[torch.Tensor | None] = [None] * len(params)
     for dtype in (torch.float32, torch.float64):
         at = [i for i, param in enumerate(params) if _is_plain(param) and state_dtype(param) == dtype]

@@ -1,4 +1,4 @@
-"""What all optimizers here share: checked arguments, and state that keeps its precision."""
+"""The base of all optimizers here: checked arguments, and state that keeps its precision."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from colossal.tensor import copy_placement
 Closure = Callable[[], Any] | None
 
 REPLICATED_STATE_SUFFIXES = ("_row", "_col")
-"""Endings of the names of states that each rank has in whole, even if they happen to be as long as its range."""
+"""Suffixes of the names of states that are replicated on all ranks, even if their length equals a rank's range."""
 
 
 class CheckedOptimizer(Optimizer, ABC):
     """A torch optimizer whose state is float32 whatever its parameters are; float64 for float64.
 
     Args:
-        params: Parameters, named ones, or groups of them.
+        params: Parameters, named parameters, or parameter groups.
         defaults: The hyperparameters of groups that do not have their own.
 
     Raises:
@@ -114,5 +114,5 @@ def call_closure(closure: Closure) -> Any:
 
 
 def state_dtype(param: torch.Tensor) -> torch.dtype:
-    """Tell what to compute with and keep for a parameter."""
+    """Return the dtype of the computation and of the state of a parameter."""
     return torch.float64 if param.dtype == torch.float64 else torch.float32

@@ -1,4 +1,4 @@
-"""SumRequests over ranks that many parameters ask for at the same time, added up by few collectives."""
+"""Sums over ranks that many parameters request at the same time, batched into few collectives."""
 
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any, final
@@ -9,12 +9,12 @@ from colossal.comm import all_reduce_over
 from colossal.tensor import Placement
 
 SumRequests = Generator[list[torch.Tensor], list[torch.Tensor], None]
-"""An update that yields local sums, and gets those of all ranks in their place."""
+"""An update that yields local sums, and receives the sums over all ranks."""
 
 
 @final
 class _PendingUpdate:
-    """An update that has asked for sums over the groups of its parameter."""
+    """An update that waits for sums over the groups of its parameter."""
 
     def __init__(self, placement: Placement, update: SumRequests) -> None:
         self.placement, self._update = placement, update
@@ -28,11 +28,11 @@ class _PendingUpdate:
 
 
 def run_with_batched_sums(updates: Iterable[tuple[Placement, SumRequests]]) -> None:
-    """Run updates side by side; what they ask for at the same time travels together.
+    """Run updates concurrently, and send together what they request at the same time.
 
-    An update of a whole parameter is over before the next one begins, and no memory is taken for both.
+    The update of a full parameter ends before the next one begins, so their memory is not needed at the same time.
 
-    Communication: all_reduce, the axes that cut the parameters, the bytes of the sums; one for each turn of the update.
+    Communication: all_reduce, the axes that shard the parameters, the bytes of the sums; one for each round.
     """
     waiting = []
     for placement, update in updates:

@@ -13,7 +13,7 @@ from colossal.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_square
 
 
 class CAMEBase(ShardAwareOptimizer):
-    """What both CAMEs share: the algorithm."""
+    """The algorithm of both CAMEs."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters.
@@ -61,18 +61,18 @@ class CAME(CAMEBase):
     updates are trusted.
 
     Args:
-        params: Parameters, named ones, or groups of them; whole, DTensors, or ranges under ZeRO.
+        params: Parameters, named parameters, or parameter groups; full, DTensors, or ranges under ZeRO.
         lr: The learning rate, which has no default.
-        eps: Added to the squares of gradients, and to those of what updates stray by.
-        clip_threshold: What the root of the mean of an update's squares is limited to.
-        betas: The shares that are kept: of the mean of updates, of the squares of gradients, of those of strayings.
-        weight_decay: How much of a parameter is taken away, times the learning rate.
+        eps: Added to the squares of gradients, and to the squared residuals of updates.
+        clip_threshold: Upper limit of the root mean square of an update.
+        betas: Decay rates of the mean of updates, of the second moment, and of the mean of squared residuals.
+        weight_decay: Decoupled weight decay, which is multiplied by the learning rate.
 
     Raises:
         ConfigError: An argument is out of its range, or there is no learning rate.
 
-    Communication: none for whole parameters; else three all_reduces a step, the axes that cut them, of 4 bytes for each
-    row and column twice, and of 4 for each parameter.
+    Communication: none for full parameters; else three all_reduces a step, the axes that shard them, of 4 bytes for
+    each row and column twice, and of 4 for each parameter.
 
     Source: Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization", 2023,
     https://arxiv.org/abs/2307.02047.
@@ -105,18 +105,18 @@ class DistributedCAME(SetupDistributedMixin, CAMEBase):
     """`CAME` for shards that `setup_distributed` describes.
 
     Args:
-        params: Parameters, named ones, or groups of them.
+        params: Parameters, named parameters, or parameter groups.
         lr: The learning rate, which has no default.
-        eps: Added to the squares of gradients, and to those of what updates stray by.
-        clip_threshold: What the root of the mean of an update's squares is limited to.
-        betas: The shares that are kept: of the mean of updates, of the squares of gradients, of those of strayings.
-        weight_decay: How much of a parameter is taken away, times the learning rate.
+        eps: Added to the squares of gradients, and to the squared residuals of updates.
+        clip_threshold: Upper limit of the root mean square of an update.
+        betas: Decay rates of the mean of updates, of the second moment, and of the mean of squared residuals.
+        weight_decay: Decoupled weight decay, which is multiplied by the learning rate.
 
     Raises:
         ConfigError: An argument is out of its range, or there is no learning rate.
 
-    Communication: three all_reduces a step, the axes that cut the parameters, of 4 bytes for each row and column twice,
-    and of 4 for each parameter.
+    Communication: three all_reduces a step, the axes that shard the parameters, of 4 bytes for each row and column
+    twice, and of 4 for each parameter.
 
     Source: Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization", 2023,
     https://arxiv.org/abs/2307.02047.

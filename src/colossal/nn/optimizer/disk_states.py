@@ -1,4 +1,4 @@
-"""The means of Adam on a disk: read while others are computed with, and written behind."""
+"""The moments of Adam on disk: prefetched during the computation, and written back in the background."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,22 +13,22 @@ from colossal.nn.optimizer.base import state_dtype
 from colossal.offload import StateStore
 from colossal.tensor import local_of
 
-_PIECE_NUMEL = 1 << 21
-"""Two means of a piece are 16 MiB: long enough for a disk, and a few of them are little memory."""
+_BLOCK_NUMEL = 1 << 21
+"""Two moments of a block are 16 MiB: long enough for efficient disk access, short enough to hold a few in memory."""
 
 
 @final
 class DiskSlice(NamedTuple):
-    """Some elements of a parameter, with their means."""
+    """Some elements of a parameter, with their moments."""
 
     param: torch.Tensor  # the parameter
     begin: int  # the first element, counted in its memory
-    end: int  # the one behind the last
+    end: int  # the end (exclusive)
     means: list[torch.Tensor]  # exp_avg and exp_avg_sq of these elements; what is written to them goes to the disk
 
 
 class _EntrySlice(NamedTuple):
-    """Where some elements of a parameter are: in an entry of a store, at a place, and which."""
+    """Where some elements of a parameter are stored: the entry of a store, the offset in it, and the range."""
 
     entry: int
     at: int
@@ -38,7 +38,7 @@ class _EntrySlice(NamedTuple):
 
 @final
 class StatesOnDisk:
-    """Means that lie in files instead of in memory: those of a share of all parameters."""
+    """Moments that are stored in files instead of in memory, for a fraction of all parameters."""
 
     def __init__(self, directory: str | Path, fraction: float) -> None:
         self._directory, self._fraction = Path(directory), fraction
@@ -51,11 +51,11 @@ class StatesOnDisk:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes of means lie on the disk."""
+        """How many bytes of moments are on disk."""
         return sum(8 * local_of(param).numel() for param in self._locations)
 
     def choose(self, params: Sequence[torch.Tensor]) -> None:
-        """Make room for the means of those parameters that are new, as zeros."""
+        """Allocate zero moments for those parameters that are new."""
         new = [param for param in params if param not in self._seen]
         self._seen.update(new)
         total, taken, chosen = sum(local_of(param).numel() for param in new), 0, []
@@ -69,72 +69,72 @@ class StatesOnDisk:
             self._allocate([param for param in new if param in set(chosen)], taken)
 
     def _allocate(self, params: Sequence[torch.Tensor], total: int) -> None:
-        """Put the means of parameters behind each other, and cut all that into entries of one length."""
-        numels = [min(_PIECE_NUMEL, total - at) for at in range(0, total, _PIECE_NUMEL)]
+        """Concatenate the moments of parameters, and split them into entries of equal length."""
+        numels = [min(_BLOCK_NUMEL, total - at) for at in range(0, total, _BLOCK_NUMEL)]
         self._stores.append(StateStore(self._directory, numels))
         first = 0
         for param in params:
-            cuts, begin, numel = [], 0, local_of(param).numel()
+            slices, begin, numel = [], 0, local_of(param).numel()
             while begin < numel:
-                entry, at = divmod(first + begin, _PIECE_NUMEL)
-                end = min(numel, begin + _PIECE_NUMEL - at)
-                cuts.append(_EntrySlice(entry, at, begin, end))
+                entry, at = divmod(first + begin, _BLOCK_NUMEL)
+                end = min(numel, begin + _BLOCK_NUMEL - at)
+                slices.append(_EntrySlice(entry, at, begin, end))
                 begin = end
-            self._locations[param] = len(self._stores) - 1, cuts
+            self._locations[param] = len(self._stores) - 1, slices
             first += numel
 
     def walk(self, params: Sequence[torch.Tensor], *, is_read_only: bool = False) -> Iterator[list[DiskSlice]]:
-        """Visit the means of parameters, some pieces at a time; what is left in them is written back."""
+        """Visit the moments of parameters, some slices at a time; changes to them are written back."""
         for number, store in enumerate(self._stores):
             wanted: dict[int, list[tuple[torch.Tensor, _EntrySlice]]] = {}
             for param in (each for each in params if self._locations[each][0] == number):
-                for cut in self._locations[param][1]:
-                    wanted.setdefault(cut.entry, []).append((param, cut))
+                for part in self._locations[param][1]:
+                    wanted.setdefault(part.entry, []).append((param, part))
             with closing(store.walk(list(wanted), is_read_only=is_read_only)) as visits:  # type: ignore[type-var]
                 for entry, means in visits:
-                    yield [_piece(param, cut, means) for param, cut in wanted[entry]]
+                    yield [_disk_slice(param, part, means) for param, part in wanted[entry]]
 
     def load(self, param: torch.Tensor) -> list[torch.Tensor]:
-        """Read the means of one parameter."""
+        """Read the moments of one parameter."""
         means = [torch.empty(local_of(param).shape, dtype=torch.float32, device="cpu") for _ in range(2)]
-        for (piece,) in self.walk([param], is_read_only=True):
-            for mean, part in zip(means, piece.means, strict=True):
-                mean.view(-1)[piece.begin : piece.end] = part
+        for (stored,) in self.walk([param], is_read_only=True):
+            for mean, part in zip(means, stored.means, strict=True):
+                mean.view(-1)[stored.begin : stored.end] = part
         return means
 
     def store(self, param: torch.Tensor, means: Sequence[torch.Tensor]) -> None:
-        """Write the means of one parameter, such as those of a checkpoint."""
-        for (piece,) in self.walk([param]):
-            for mean, part in zip(means, piece.means, strict=True):
-                part.copy_(mean.reshape(-1)[piece.begin : piece.end])
+        """Write the moments of one parameter, such as those of a checkpoint."""
+        for (stored,) in self.walk([param]):
+            for mean, part in zip(means, stored.means, strict=True):
+                part.copy_(mean.reshape(-1)[stored.begin : stored.end])
 
     def close(self) -> None:
-        """Give the room on the disk back."""
+        """Free the disk space."""
         for store in self._stores:
             store.close()
 
 
-def _piece(param: torch.Tensor, cut: _EntrySlice, means: Sequence[torch.Tensor]) -> DiskSlice:
-    length = cut.end - cut.begin
-    return DiskSlice(param, cut.begin, cut.end, [mean[cut.at : cut.at + length] for mean in means])
+def _disk_slice(param: torch.Tensor, part: _EntrySlice, means: Sequence[torch.Tensor]) -> DiskSlice:
+    length = part.end - part.begin
+    return DiskSlice(param, part.begin, part.end, [mean[part.at : part.at + length] for mean in means])
 
 
 def _check(param: torch.Tensor) -> None:
     local = local_of(param)
     if local.device.type != "cpu" or state_dtype(param) != torch.float32 or not local.is_contiguous():
         raise UnsupportedError(
-            "State on disk belongs to contiguous parameters of at most 32 bits in host memory. Found one in "
+            "State on disk is for contiguous parameters of at most 32 bits in host memory. Found one in "
             f"{local.dtype} on {local.device}{'' if local.is_contiguous() else ', not contiguous'}. Leave "
             "nvme_offload_fraction out, or update on the host, as LowLevelZeroPlugin(cpu_offload=True) does."
         )
 
 
 def make_disk_states(fraction: float, folder: str | None) -> StatesOnDisk | None:
-    """Find where a share of the means lies."""
+    """Make the store for the fraction of the moments that is on disk; None for none."""
     if not 0.0 <= fraction <= 1.0:
         raise ConfigError(
-            f"nvme_offload_fraction is a share, from 0 to 1. Found {fraction!r}. Pass 1.0 to have all of the state on "
-            "disk."
+            f"nvme_offload_fraction is a fraction from 0 to 1. Found {fraction!r}. Pass 1.0 to keep the entire state "
+            "on disk."
         )
     if not fraction:
         return None

@@ -1,4 +1,4 @@
-"""Telling an optimizer which shards of which parameters it holds."""
+"""Describes to an optimizer which shards of which parameters it holds."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -17,7 +17,7 @@ _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 class SetupDistributedMixin(ShardAwareOptimizer):
-    """The part of the distributed optimizers that is told how parameters are cut.
+    """Adds to an optimizer the method that describes how its parameters are sharded.
 
     Attributes:
         is_zero: Whether parameters are shards of what the model works with.
@@ -34,15 +34,15 @@ class SetupDistributedMixin(ShardAwareOptimizer):
         is_zero: bool = False,
         use_zero: bool | None = None,
     ) -> None:
-        """Say how the parameters are cut; before the first step.
+        """Describe how the parameters are sharded; before the first step.
 
         Under ZeRO, rank r of `dp_group` holds the r-th of equal chunks of each flattened and padded working parameter.
-        A parameter that tensor parallelism shards is one of a layer of colossal.nn or a DTensor, which know how.
-        Without this call, parameters are placed as `colossal.tensor.placement_of` says.
+        A parameter that tensor parallelism shards belongs to a layer of colossal.nn or is a DTensor; both know their
+        layout. Without this call, parameters have the placement that `colossal.tensor.placement_of` returns.
 
         Args:
-            tp_group: The ranks that share tensors.
-            dp_group: The ranks that share the state.
+            tp_group: The tensor-parallel group.
+            dp_group: The group over which ZeRO partitions the state.
             shard_to_working_param: The working parameter of each parameter of this optimizer, or of its `id`.
             padding_map: How many elements pad a working parameter, by this or by its `id`; by default as many as the
                 chunks have room for.
@@ -52,8 +52,8 @@ class SetupDistributedMixin(ShardAwareOptimizer):
         Raises:
             ConfigError: ZeRO needs a group, or a working parameter is missing.
             ShapeError: A chunk is not of the size that it must have.
-            UnsupportedError: There is a tp_group, and a parameter does not tell how it is cut; or a working parameter
-                is a range.
+            UnsupportedError: There is a tp_group, and a parameter has no placement; or a working parameter is
+                a range.
         """
         self.is_zero = is_zero if use_zero is None else use_zero
         params: list[torch.Tensor] = [param for group in self.param_groups for param in group["params"]]
@@ -95,13 +95,13 @@ def _check_tensor_parallel(work: torch.Tensor) -> None:
 
 def _placement(param: torch.Tensor, work: torch.Tensor, group: dist.ProcessGroup, padding: int | None) -> Placement:
     """Where the elements of a chunk are."""
-    whole = placement_of(work)
-    if whole.flat is not None:
+    full = placement_of(work)
+    if full.flat is not None:
         raise UnsupportedError(
             "Chunks are of a working parameter that is full, or a shard of tensor parallelism. Found one that is a "
-            f"range itself, of the full shape {whole.shape}. Pass the parameter of the model."
+            f"range itself, of the full shape {full.shape}. Pass the parameter of the model."
         )
-    size, numel = dist.get_world_size(group), prod(whole.local_shape)
+    size, numel = dist.get_world_size(group), prod(full.local_shape)
     room = param.numel() * size - numel
     if room < 0 or padding not in (None, room):
         raise ShapeError(
@@ -109,5 +109,5 @@ def _placement(param: torch.Tensor, work: torch.Tensor, group: dist.ProcessGroup
             f"{param.numel()}, and padding_map says {padding}. Pass the padding that there is."
         )
     ends = [min(numel, i * param.numel()) for i in range(size + 1)]
-    flat = FlatLayout(whole.local_shape, tuple(dist.get_process_group_ranks(group)), tuple(pairwise(ends)))
-    return whole.flattened(flat, group, work.device.type)
+    flat = FlatLayout(full.local_shape, tuple(dist.get_process_group_ranks(group)), tuple(pairwise(ends)))
+    return full.flattened(flat, group, work.device.type)

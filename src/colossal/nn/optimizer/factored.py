@@ -11,15 +11,15 @@ Factors = tuple[torch.Tensor, torch.Tensor]
 
 
 def factor_shapes(placement: Placement) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Tell how many rows and columns there are."""
+    """Return the shapes of the row and of the column statistics."""
     return placement.shape[:-1], (*placement.shape[:-2], placement.shape[-1])
 
 
 def row_and_column_sums(placement: Placement, local: torch.Tensor) -> list[torch.Tensor]:
     """Add the squares of this rank's elements up, by row and by column."""
     rows, columns = (local.new_zeros(shape) for shape in factor_shapes(placement))
-    for region, box in placement.views(local):
-        squares = box.square()
+    for region, view in placement.views(local):
+        squares = view.square()
         rows[region.slices[:-1]] += squares.sum(-1)
         columns[(*region.slices[:-2], region.slices[-1])] += squares.sum(-2)
     return [rows, columns]
@@ -36,9 +36,9 @@ def divide_by_roots(placement: Placement, local: torch.Tensor, means: Factors) -
     rows, columns = means
     of_rows, of_columns = (rows / rows.mean(-1, keepdim=True)).rsqrt(), columns.rsqrt()
     result = local.clone()
-    for region, box in placement.views(result):
-        box.mul_(of_rows[region.slices[:-1]].unsqueeze(-1))
-        box.mul_(of_columns[(*region.slices[:-2], region.slices[-1])].unsqueeze(-2))
+    for region, view in placement.views(result):
+        view.mul_(of_rows[region.slices[:-1]].unsqueeze(-1))
+        view.mul_(of_columns[(*region.slices[:-2], region.slices[-1])].unsqueeze(-2))
     return result
 
 

@@ -21,7 +21,7 @@ _MATRIX_DIMS = 2
 
 
 class GaLoreBase(ShardAwareOptimizer):
-    """What the GaLores share: the algorithm."""
+    """The algorithm of all GaLore optimizers."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters.
@@ -56,20 +56,20 @@ class GaLoreAdamW(GaLoreBase):
     """GaLore: AdamW on the projections of gradients onto their leading singular vectors.
 
     Only matrices in groups with a ``rank`` are projected, as `get_galore_param_groups` makes them, and of these only
-    those whose sides are longer; all else is updated as by AdamW. The subspace is found anew from a whole gradient
+    those whose sides are longer; all else is updated as by AdamW. The subspace is recomputed from a full gradient
     every ``update_proj_gap`` steps.
 
     Args:
-        params: Groups of parameters; whole, DTensors, or ranges under ZeRO.
+        params: Parameter groups; full, DTensors, or ranges under ZeRO.
         lr: The learning rate.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
-        weight_decay: How much of a parameter is taken away, times `lr`.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Decoupled weight decay, which is multiplied by `lr`.
 
     Raises:
         ConfigError: An argument is out of its range.
 
-    Communication: none for whole parameters; else all_reduce, the axes that cut them, 4 bytes for each element of the
+    Communication: none for full parameters; else all_reduce, the axes that shard them, 4 bytes for each element of the
     projected gradients in one call a step; when subspaces are found, two more, of 4 bytes for each element of the
     gradients and of the subspaces.
 
@@ -106,11 +106,11 @@ class GaLoreAdamW8bit(GaLoreBase):
     not do are refused.
 
     Args:
-        params: Groups of parameters; whole, DTensors, or ranges under ZeRO.
+        params: Parameter groups; full, DTensors, or ranges under ZeRO.
         lr: The learning rate.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
-        weight_decay: How much of a parameter is taken away, times `lr`.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Decoupled weight decay, which is multiplied by `lr`.
         nbits: 8 or 32; the state has 32 bits in any case.
         min_8bit_size: As by default: no state has 8 bits.
         percentile_clipping: As by default: gradients are not clipped.
@@ -160,14 +160,14 @@ class GaLoreAdamW8bit(GaLoreBase):
 class DistGaloreAwamW(SetupDistributedMixin, GaLoreBase):
     """`GaLoreAdamW8bit` for shards that `setup_distributed` describes; the name is as it is documented.
 
-    The states of projected parameters are whole on all ranks. Of the decompositions each rank does its share.
+    The states of projected parameters are replicated on all ranks; the decompositions are distributed over the ranks.
 
     Args:
-        params: Groups of parameters.
+        params: Parameter groups.
         lr: The learning rate.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
-        weight_decay: How much of a parameter is taken away, times `lr`.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Decoupled weight decay, which is multiplied by `lr`.
         nbits: 8 or 32; the state has 32 bits in any case.
         min_8bit_size: As by default: no state has 8 bits.
         percentile_clipping: As by default: gradients are not clipped.
@@ -179,8 +179,8 @@ class DistGaloreAwamW(SetupDistributedMixin, GaLoreBase):
         ConfigError: An argument is out of its range.
         UnsupportedError: An argument asks for what is not built.
 
-    Communication: all_reduce, the axes that cut the parameters, 4 bytes for each element of the projected gradients in
-    one call a step; when subspaces are found, two more, of 4 bytes for each element of the gradients and of the
+    Communication: all_reduce, the axes that shard the parameters, 4 bytes for each element of the projected gradients
+    in one call a step; when subspaces are found, two more, of 4 bytes for each element of the gradients and of the
     subspaces.
 
     Source: Zhao et al., "GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection", 2024,
@@ -264,12 +264,12 @@ def _projection_of(shard: ParamShard) -> Generator[list[torch.Tensor], list[torc
     ]
     sides = [side for side in kept if side is not None]
     if (shard.step - 1) % group["update_proj_gap"] == 0:
-        whole = shard.grad.new_zeros(placement.shape)
-        for region, box in placement.views(shard.grad):
-            whole[region.slices] = box
-        (whole,) = yield [whole]
+        full = shard.grad.new_zeros(placement.shape)
+        for region, view in placement.views(shard.grad):
+            full[region.slices] = view
+        (full,) = yield [full]
         is_mine = all(dist.get_rank(one) == shard.index % dist.get_world_size(one) for one in placement.shard_groups)
-        found = Projection.of(whole, rank, group["proj_type"]) if is_mine else None
+        found = Projection.of(full, rank, group["proj_type"]) if is_mine else None
         pairs = zip((found.left, found.right) if found else (None, None), kept, strict=True)
         own = [torch.zeros_like(side) if new is None else new for new, side in pairs if side is not None]
         for side, total in zip(sides, (yield own), strict=True):

@@ -17,10 +17,10 @@ class Range:
 
     low: float  # the least
     high: float  # the number that all are below
-    words: str  # the same in words
+    description: str  # for error messages
 
     def holds(self, value: Any) -> bool:
-        """Tell whether a value, or each of a sequence, is such a number."""
+        """Return whether a value, or each value of a sequence, is in the range."""
         if isinstance(value, Sequence) and not isinstance(value, str):
             return all(map(self.holds, value))
         if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -47,7 +47,7 @@ def check_group(group: Mapping[str, Any]) -> None:
     """Refuse hyperparameters and parameters that an optimizer cannot work with."""
     for name, allowed in RANGES.items():
         if group.get(name) is not None and not allowed.holds(group[name]):
-            raise ConfigError(f"{name} is {allowed.words}. Found {group[name]!r}. Pass a number in that range.")
+            raise ConfigError(f"{name} is {allowed.description}. Found {group[name]!r}. Pass a number in that range.")
     for param in group["params"]:
         if not param.is_floating_point():
             raise UnsupportedError(

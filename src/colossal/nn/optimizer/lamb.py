@@ -23,18 +23,18 @@ class _Rules:
 
     adapts: bool  # whether the step depends on the norm of the parameter
     bias_correction: bool  # whether the means are corrected for having begun at zero
-    largest_norm: float = inf  # what the norm of a parameter is limited to
-    # whether the gradient counts by what the share of the mean leaves to 1; if not, in full
+    largest_norm: float = inf  # the upper limit of the norm of a parameter
+    # whether gradients are averaged, that is weighted by 1 - beta; if not, they are added in full
     averages_grads: bool = True
     is_decoupled: bool = True  # whether weight decay is added to the update; if not, to the gradient
 
 
 class LambBase(ShardAwareOptimizer):
-    """What the LAMBs share: the algorithm."""
+    """The algorithm of all LAMB optimizers."""
 
     @abstractmethod
     def _rules(self, group: dict[str, Any]) -> _Rules:
-        """Tell the rules of a group."""
+        """Return the rules of a group."""
 
     def _update_shard(self, shard: ParamShard) -> SumRequests:
         group, rules, values = shard.group, self._rules(shard.group), shard.values
@@ -56,7 +56,7 @@ class LambBase(ShardAwareOptimizer):
 
 @final
 class Lamb(LambBase):
-    r"""LAMB: each parameter moves by a share of its own norm, whatever the size of its gradient.
+    r"""LAMB: each parameter moves by a fraction of its own norm, whatever the size of its gradient.
 
     .. math::
         w \leftarrow w - \eta \frac{\min(\|w\|, 10)}{\|u\|} u, \qquad u = \frac{m}{\sqrt{v} + \epsilon} + \lambda w
@@ -64,19 +64,19 @@ class Lamb(LambBase):
     with the means :math:`m` of the gradients and :math:`v` of their squares; a norm of 0 gives the factor 1.
 
     Args:
-        params: Parameters, named ones, or groups of them; whole, DTensors, or ranges under ZeRO.
+        params: Parameters, named parameters, or parameter groups; full, DTensors, or ranges under ZeRO.
         lr: The learning rate.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
-        weight_decay: The share of the parameter that is added to the update.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Weight decay: this multiple of the parameter is added to the update.
         adam: Leave the factor out, which makes it AdamW.
-        bias_correction: Whether the means are corrected for having begun at zero.
+        bias_correction: Whether to correct the bias of the moments, which start at zero.
 
     Raises:
         ConfigError: An argument is out of its range.
 
-    Communication: none for whole parameters; else all_reduce, the axes that cut them, 8 bytes for each parameter in one
-    call a step.
+    Communication: none for full parameters; else all_reduce, the axes that shard them, 8 bytes for each parameter in
+    one call a step.
 
     Source: You et al., "Large Batch Optimization for Deep Learning", 2019, https://arxiv.org/abs/1904.00962.
 
@@ -112,18 +112,18 @@ class DistributedLamb(SetupDistributedMixin, LambBase):
     """`Lamb` for shards that `setup_distributed` describes.
 
     Args:
-        params: Parameters, named ones, or groups of them.
+        params: Parameters, named parameters, or parameter groups.
         lr: The learning rate.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
-        weight_decay: The share of the parameter that is added to the update.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Weight decay: this multiple of the parameter is added to the update.
         adam: Leave the factor out, which makes it AdamW.
-        bias_correction: Whether the means are corrected for having begun at zero.
+        bias_correction: Whether to correct the bias of the moments, which start at zero.
 
     Raises:
         ConfigError: An argument is out of its range.
 
-    Communication: all_reduce, the axes that cut the parameters, 8 bytes for each parameter in one call a step.
+    Communication: all_reduce, the axes that shard the parameters, 8 bytes for each parameter in one call a step.
 
     Source: You et al., "Large Batch Optimization for Deep Learning", 2019, https://arxiv.org/abs/1904.00962.
 
@@ -166,12 +166,12 @@ class FusedLAMB(LambBase):
     """LAMB that first limits the common norm of all gradients, and leaves parameters without weight decay to Adam.
 
     Args:
-        params: Parameters, named ones, or groups of them; whole, DTensors, or ranges under ZeRO.
+        params: Parameters, named parameters, or parameter groups; full, DTensors, or ranges under ZeRO.
         lr: The learning rate.
-        bias_correction: Whether the means are corrected for having begun at zero.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
-        weight_decay: The share of the parameter that is added to the update, or to the gradient.
+        bias_correction: Whether to correct the bias of the moments, which start at zero.
+        betas: Decay rates of the moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Weight decay: this multiple of the parameter is added to the update, or to the gradient.
         amsgrad: Not built.
         adam_w_mode: The former; if not the latter.
         grad_averaging: Whether the gradient counts by ``1 - betas[0]`` in its mean; if not, in full.
@@ -183,7 +183,7 @@ class FusedLAMB(LambBase):
         ConfigError: An argument is out of its range.
         UnsupportedError: `amsgrad` is set.
 
-    Communication: none for whole parameters; else two all_reduces a step, the axes that cut them, of 4 and of 8 bytes
+    Communication: none for full parameters; else two all_reduces a step, the axes that shard them, of 4 and of 8 bytes
     for each parameter.
 
     Source: You et al., "Large Batch Optimization for Deep Learning", 2019, https://arxiv.org/abs/1904.00962.
@@ -231,7 +231,7 @@ class FusedLAMB(LambBase):
         """Throw the gradients away.
 
         Args:
-            set_to_none: Free them rather than fill them with zeros; as the constructor was told by default.
+            set_to_none: Free them rather than fill them with zeros; by default as passed to the constructor.
         """
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 

@@ -21,18 +21,18 @@ class Lars(ShardAwareOptimizer):
     A norm of 0 gives the factor 1.
 
     Args:
-        params: Parameters, named ones, or groups of them; whole, DTensors, or ranges under ZeRO.
+        params: Parameters, named parameters, or parameter groups; full, DTensors, or ranges under ZeRO.
         lr: The learning rate :math:`\eta`.
-        momentum: The share :math:`\mu` that the last update keeps.
+        momentum: The momentum factor :math:`\mu`.
         eeta: The trust coefficient :math:`\gamma`.
-        weight_decay: The share :math:`\lambda` of the parameter that is added to the gradient.
+        weight_decay: Weight decay :math:`\lambda`: this multiple of the parameter is added to the gradient.
         epsilon: Added to the divisor.
 
     Raises:
         ConfigError: An argument is out of its range.
 
-    Communication: none for whole parameters; else all_reduce, the axes that cut them, 8 bytes for each parameter in one
-    call a step.
+    Communication: none for full parameters; else all_reduce, the axes that shard them, 8 bytes for each parameter in
+    one call a step.
 
     Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional Networks", 2017,
     https://arxiv.org/abs/1708.03888.

@@ -13,7 +13,7 @@ from colossal.tensor import Placement, copy_placement, is_dtensor, layout_of, lo
 
 @final
 class ParamShard:
-    """What a rank has of a parameter that is being updated."""
+    """The local shard of a parameter during an update."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ParamShard:
         return self._own.to(self._dtype)
 
     def sharded_state(self, name: str) -> torch.Tensor:
-        """Find a state that has a number for each element here; zeros at first."""
+        """Return a state with one value for each local element; zeros at first."""
         if name not in self._state:
             is_padded = self._own.numel() != local_of(self._param).numel()
             like = self._own if is_padded else self._param.detach()
@@ -53,18 +53,18 @@ class ParamShard:
         return self._without_padding(self._state[name])
 
     def replicated_state(self, name: str, shape: Sequence[int]) -> torch.Tensor:
-        """Find a state that all ranks have in whole; zeros at first."""
+        """Return a state that is replicated on all ranks; zeros at first."""
         if name not in self._state:
             self._state[name] = torch.zeros(tuple(shape), dtype=self._dtype, device=self._own.device)
         self._upcast_state(name)
         return self._state[name]
 
     def subtract(self, update: torch.Tensor) -> None:
-        """Take an update away from the values."""
+        """Subtract an update from the values."""
         self._own.sub_(update)
 
     def _upcast_state(self, name: str) -> bool:
-        """Undo that somebody cast a state as torch does; tell whether there was something to undo."""
+        """Undo a cast of a state, such as torch's; return whether it was cast."""
         narrow = self._state[name]
         self._state[name] = narrow.to(self._dtype)
         return self._state[name] is not narrow
@@ -76,7 +76,7 @@ class ParamShard:
 
 
 def _placement_of(param: torch.Tensor) -> Placement:
-    """The placement of a parameter, which its gradient must share."""
+    """The placement of a parameter, which must also be that of its gradient."""
     if is_dtensor(param) and param.grad is not None and layout_of(param.grad) != layout_of(param):
         raise UnsupportedError(
             f"The gradient of a DTensor is placed as the parameter is. Found {layout_of(param.grad)} for "

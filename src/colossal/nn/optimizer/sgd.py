@@ -17,13 +17,13 @@ class FusedSGD(CheckedOptimizer):
     The momentum of parameters in half precision is float32.
 
     Args:
-        params: Parameters, named ones, or groups of them.
+        params: Parameters, named parameters, or parameter groups.
         lr: The learning rate.
-        momentum: The share that the last update keeps.
-        dampening: The share of the gradient that does not enter the momentum, after the first step.
-        weight_decay: The share of the parameter that is added to the gradient.
-        nesterov: Look ahead by the momentum.
-        wd_after_momentum: Add the share of the parameter to the update instead, where momentum does not see it.
+        momentum: The momentum factor.
+        dampening: The fraction of the gradient that does not enter the momentum, after the first step.
+        weight_decay: The decay of the parameter that is added to the gradient.
+        nesterov: Use Nesterov momentum.
+        wd_after_momentum: Apply weight decay to the update instead of the gradient, so that momentum does not see it.
 
     Raises:
         ConfigError: An argument is out of its range, or `nesterov` is set without momentum or with dampening.
@@ -85,7 +85,7 @@ class FusedSGD(CheckedOptimizer):
         torch._foreach_add_(values, updates, alpha=-float(group["lr"]))
 
     def _moved(
-        self, params: list[torch.Tensor], updates: list[torch.Tensor], momentum: float, share: float
+        self, params: list[torch.Tensor], updates: list[torch.Tensor], momentum: float, decay: float
     ) -> list[torch.Tensor]:
         """The momenta with the updates in them; the first update of a parameter is its momentum."""
         moved, olds = [], []
@@ -101,5 +101,5 @@ class FusedSGD(CheckedOptimizer):
             olds += [] if is_new else [(moved[-1], update)]
         if olds:
             torch._foreach_mul_([buffer for buffer, _ in olds], momentum)
-            torch._foreach_add_([buffer for buffer, _ in olds], [update for _, update in olds], alpha=share)
+            torch._foreach_add_([buffer for buffer, _ in olds], [update for _, update in olds], alpha=decay)
         return moved

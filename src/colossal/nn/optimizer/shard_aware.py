@@ -1,4 +1,4 @@
-"""Optimizers that need sums over whole parameters, of which a rank may hold a shard."""
+"""Optimizers that need sums over full parameters, of which a rank may hold a shard."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class ShardAwareOptimizer(CheckedOptimizer):
     parameters that are sharded wait for them, which takes memory for as many numbers as this rank has of them.
 
     Args:
-        params: Parameters, named ones, or groups of them.
+        params: Parameters, named parameters, or parameter groups.
         defaults: The hyperparameters of groups that do not have their own.
 
     Communication: all_reduce, the axes that shard the parameters; as the optimizer says.

@@ -1,4 +1,4 @@
-"""From a plain optimizer to the one that is told how parameters are cut."""
+"""Converts a plain optimizer to its distributed counterpart."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ _DISTRIBUTED_CLASSES: dict[type[Optimizer], Any] = {
 
 
 def cast_to_distributed(optim: Optimizer) -> Optimizer:
-    """Turn an optimizer into its distributed twin, which has `setup_distributed`.
+    """Convert an optimizer to its distributed counterpart, which has `setup_distributed`.
 
     Args:
         optim: Any optimizer.
 
     Returns:
-        The twin, with the same groups and state, so that schedulers of the old one drive it; `optim` itself if it has
+        The counterpart, with the same groups and state, so that existing schedulers drive it; `optim` itself if it has
         none.
 
     Example:
@@ -36,6 +36,6 @@ def cast_to_distributed(optim: Optimizer) -> Optimizer:
     """
     if type(optim) not in _DISTRIBUTED_CLASSES:
         return optim
-    twin = _DISTRIBUTED_CLASSES[type(optim)](optim.param_groups, **optim.defaults)
-    twin.state.update(optim.state)
-    return twin
+    distributed = _DISTRIBUTED_CLASSES[type(optim)](optim.param_groups, **optim.defaults)
+    distributed.state.update(optim.state)
+    return distributed

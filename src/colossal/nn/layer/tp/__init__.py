@@ -1,4 +1,4 @@
-"""How layers lie on the tp axis, in each of its modes."""
+"""How layers are sharded along the tp axis, in each of its modes."""
 
 from colossal.nn.layer.tp.parallel_layer import ParallelLayer
 from colossal.nn.layer.tp.sharding import TP_SHARDINGS, TPSharding, find_mesh, make_layout, tp_sharding_of

@@ -14,8 +14,8 @@ ReplicatedOutput  in by all token and feature  W is gathered, and the result, wh
                   axes
 ================  ===========================  =====================================================================
 
-On a 2D or 2.5D grid a layer that has more features behind it than before it is a SummaAB, any other a SummaABt: what
-travels is the smaller one.
+On a 2D or 2.5D grid a layer with more output than input features is a SummaAB, any other a SummaABt: the smaller
+activation travels.
 """
 
 from abc import ABC, abstractmethod
@@ -42,7 +42,7 @@ from colossal.tensor import relayout
 class LinearProduct(ABC):
     """X W^T + b on one arrangement of ranks."""
 
-    _advice = "Cut a whole input with colossal.nn.split_input, and build the layers on one mesh."
+    _advice = "Split a full input with colossal.nn.split_input, and build the layers on one mesh."
     weight_axes: tuple[tuple[Axis, ...], tuple[Axis, ...]] = (), ()
     bias_axes: tuple[Axis, ...] = ()
 
@@ -57,7 +57,7 @@ class LinearProduct(ABC):
         self.split_sizes = tuple(split_sizes or (out_features,))
         if sum(self.split_sizes) != out_features:
             raise ShapeError(
-                f"The pieces of a packed layer make up its features. Found split_sizes {self.split_sizes} for "
+                f"The blocks of a packed layer add up to its features. Found split_sizes {self.split_sizes} for "
                 f"{out_features} features. Pass lengths that add up to them."
             )
         self._check_split_sizes()
@@ -71,28 +71,28 @@ class LinearProduct(ABC):
 
     @abstractmethod
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply this rank's parts."""
+        """Multiply local shards."""
 
     def prepare_bias(self, bias: torch.Tensor) -> torch.Tensor:
-        """Prepare the bias for being added by this rank, to its own tokens."""
+        """Prepare the bias for being added by this rank, to its local tokens."""
         return sum_grad_over(bias, self._token_axes, self.mesh) if self._token_axes else bias
 
     def output_bias(self, bias: torch.Tensor) -> torch.Tensor:
-        """Make of a usable bias that which belongs to the features of this rank's output."""
+        """Convert a prepared bias to the features of this rank's output."""
         return bias
 
     def gather_output(self) -> None:
-        """Return all features on every rank from now on; nothing changes where that is so anyway."""
+        """Return all features on every rank from now on; no effect where they already are."""
         raise UnsupportedError(
             f"gather_output is for a tp axis that is arranged as 1d. Found {self.mesh}, on which the next layer takes "
-            "features that are cut. Leave it out, and call colossal.nn.gather_output where the full output is needed."
+            "sharded features. Leave it out, and call colossal.nn.gather_output where the full output is needed."
         )
 
     def _packed_row_sizes(self) -> tuple[int, ...]:
         return self.split_sizes
 
     def _check_split_sizes(self) -> None:  # noqa: B027 (most products have nothing to refuse)
-        """Refuse pieces that this product cannot keep apart."""
+        """Reject packed blocks that this product cannot keep separate."""
 
     def _check_features(self, x: torch.Tensor, *expected: int, least_dims: int = 1) -> None:
         if x.dim() < least_dims or x.shape[-1] not in expected:
@@ -117,20 +117,20 @@ class Unsharded(LinearProduct):
 
 @final
 class ColumnParallel(LinearProduct):
-    """Every rank computes some of the features; the input is whole, or is made so.
+    """Every rank computes some of the features; a sharded input is gathered first.
 
-    Communication: none forward for a whole input; backward all_reduce, tp, the input's bytes. Where the output is
+    Communication: none forward for a full input; backward all_reduce, tp, the input's bytes. Where the output is
     gathered, all_gather, tp, its bytes, and none backward.
     """
 
-    _advice = "Pass all features; or what a column-parallel layer has cut, of as many features."
+    _advice = "Pass all features, or the sharded output of a column-parallel layer with as many features."
     weight_axes = ("tp",), ()
     bias_axes = ("tp",)
     _gathers_output = False
     input_transform: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """What makes a whole input one whose gradient is summed up; `colossal.comm.replicate` by default."""
+    """Makes a full input ready, so that its gradient is summed over ranks; `colossal.comm.replicate` by default."""
     matmul: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor] | None = None
-    """What takes the place of all of this: takes input, weight and bias."""
+    """Replaces the entire product: takes input, weight and bias."""
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
@@ -144,58 +144,58 @@ class ColumnParallel(LinearProduct):
         else:
             x = comm.gather(x, "tp", -1, self.mesh, partial_grad=True, length=self.in_features)
         y = functional.linear(x, weight, bias)
-        return self._whole(y) if self._gathers_output else y
+        return self._gather_features(y) if self._gathers_output else y
 
     def output_bias(self, bias: torch.Tensor) -> torch.Tensor:
         """See `LinearProduct`."""
-        return self._whole(bias) if self._gathers_output else bias
+        return self._gather_features(bias) if self._gathers_output else bias
 
     def set_input_transform(self, enter: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Let something else make of a whole input one whose gradient is summed up."""
+        """Replace the transform of a full input, which must sum its gradient over ranks."""
         self.input_transform = enter
 
     def set_matmul(self, multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]) -> None:
-        """Let something else multiply the input by the weight and add the bias."""
+        """Replace the product of input and weight, with the bias added."""
         self.matmul = multiply
 
     def gather_output(self) -> None:
         """See `LinearProduct`."""
         self._gathers_output = True
 
-    def _whole(self, y: torch.Tensor) -> torch.Tensor:
+    def _gather_features(self, y: torch.Tensor) -> torch.Tensor:
         if len(self.split_sizes) == 1:
             return comm.gather(y, "tp", -1, self.mesh, length=self.out_features)
         last, shape = y.dim() - 1, (*y.shape[:-1], self.out_features)
-        cut = make_layout(self.mesh, shape, {last: ("tp",)}, {last: self.split_sizes})
-        return relayout(y, cut, make_layout(self.mesh, shape, {}, {last: self.split_sizes}), self.mesh)
+        source = make_layout(self.mesh, shape, {last: ("tp",)}, {last: self.split_sizes})
+        return relayout(y, source, make_layout(self.mesh, shape, {}, {last: self.split_sizes}), self.mesh)
 
 
 @final
 class RowParallel(LinearProduct):
-    """Every rank computes a summand of all features; of a whole input it takes its part.
+    """Every rank computes a partial sum of all features; a full input is split first.
 
-    Communication: all_reduce, tp, the output's bytes; none backward, but for a whole input all_gather, tp, its bytes.
+    Communication: all_reduce, tp, the output's bytes; none backward, but for a full input all_gather, tp, its bytes.
     """
 
-    _advice = "Cut features come from a column-parallel layer; Linear1D_Row(parallel_input=False) takes whole ones."
+    _advice = "A column-parallel layer returns sharded features; Linear1D_Row(parallel_input=False) takes full ones."
     weight_axes = (), ("tp",)
     parallel_input: bool | None = None
-    """Whether inputs are cut; None for whichever comes."""
+    """Whether inputs are sharded; None accepts both."""
     matmul: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    """What multiplies a cut input by the weight, and sums the ranks' results up; `colossal.comm.reduce` by default."""
+    """Multiplies a sharded input by the weight, and sums over ranks; by default with `colossal.comm.reduce`."""
 
     def set_matmul(self, multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-        """Let something else multiply a cut input by the weight, and sum the results of the ranks up."""
+        """Replace the product of a sharded input and the weight, which must sum over ranks."""
         self.matmul = multiply
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `LinearProduct`."""
         assert self.mesh is not None
-        own = self._local_in_features
-        if x.shape[-1] != own or self.parallel_input is False:
-            expected = {None: (own, self.in_features), True: (own,), False: (self.in_features,)}
+        local = self._local_in_features
+        if x.shape[-1] != local or self.parallel_input is False:
+            expected = {None: (local, self.in_features), True: (local,), False: (self.in_features,)}
             self._check_features(x, *expected[self.parallel_input])
-        if x.shape[-1] != own:
+        if x.shape[-1] != local:
             x = comm.scatter(x, "tp", -1, self.mesh, uneven=True)
         y = self.matmul(x, weight) if self.matmul else comm.reduce(functional.linear(x, weight), "tp", self.mesh)
         return y if bias is None else y + bias
@@ -224,8 +224,8 @@ class _SummaBase(LinearProduct):
         q = self.mesh.size("col")
         if len(self.split_sizes) > 1 and any(length % q for length in self.split_sizes):
             raise ShapeError(
-                f"On a grid of {q} x {q} ranks the pieces of a packed layer divide by {q}. Found split_sizes "
-                f"{self.split_sizes}. Pad them, or make a layer for each."
+                f"On a grid of {q} x {q} ranks the blocks of a packed layer are divisible by {q}. Found split_sizes "
+                f"{self.split_sizes}. Pad them, or make a separate layer for each block."
             )
 
 
@@ -279,14 +279,14 @@ class Matmul3D(LinearProduct):
     def _check_split_sizes(self) -> None:
         if len(self.split_sizes) > 1:
             raise UnsupportedError(
-                f"A 3D grid cuts the features of a layer into one piece. Found split_sizes {self.split_sizes}. Make a "
-                "layer for each, or use the mode 1d, 2d or 2.5d."
+                f"A 3D grid shards the features of a layer as one block. Found split_sizes {self.split_sizes}. Make a "
+                "separate layer for each block, or use the mode 1d, 2d or 2.5d."
             )
 
 
 @final
 class ReplicatedOutput(LinearProduct):
-    """The features of the result are whole on every rank of a grid: a few classes, of its own tokens.
+    """The output features are full on every rank of a grid: a few classes, for local tokens.
 
     Communication: all_gather, the inner token axes, the bytes of the weight's features on this rank; all_reduce, the
     feature axes, the output's bytes. Backward reduce_scatter, the inner token axes, the same.

@@ -1,4 +1,4 @@
-"""What all layers have in common that hold a part of the parameters of a serial one."""
+"""The base class of layers that hold a shard of the parameters of a serial module."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -16,18 +16,18 @@ from colossal.tensor import Layout, Placement, relayout, set_placement, shard
 
 
 class ParallelLayer(torch.nn.Module, ABC):
-    """A layer on the tp axis of a mesh, each rank of which holds a part of it.
+    """A layer that is sharded along the tp axis of a mesh.
 
-    Its parameters are those of a serial module, its native: drawn as that draws them, from the random numbers of the
-    first rank, whose stream all ranks of the axis share from then on; and then cut. So the whole parameters are the
-    same on every mesh.
+    Its parameters are those of a serial module, its native module: initialized as that initializes them, from the
+    random state of the first rank, which all ranks of the axis use from then on; and then sharded. So the full
+    parameters are the same on every mesh.
 
     Args:
         mesh: The mesh, or None for one rank that has everything.
 
     Attributes:
         mesh: The mesh, or None.
-        layouts: How each parameter lies, by its name.
+        layouts: The layout of each parameter, by its name.
 
     Communication: when it is built, broadcast, tp, 5 KB of the state of the random numbers.
 
@@ -54,13 +54,13 @@ class ParallelLayer(torch.nn.Module, ABC):
 
         Args:
             native: The module; the same on all ranks, which is not checked. If it was built inside of
-                `colossal.lazy.LazyInitContext`, the values of one parameter after the other are made, cut, and freed;
-                of those that lie in files, only this rank's parts are read.
+                `colossal.lazy.LazyInitContext`, parameters are materialized, sharded and freed one after the other;
+                of those that are stored in files, only this rank's shards are read.
             mesh: The mesh; the ambient one by default.
             **options: Further arguments of the layer.
 
         Returns:
-            A layer with this rank's parts of them, in new tensors.
+            A layer with this rank's shards of them, in new tensors.
 
         Raises:
             ConfigError: This layer cannot be made from such a module.
@@ -72,34 +72,34 @@ class ParallelLayer(torch.nn.Module, ABC):
         return layer.train(native.training)
 
     def to_native(self) -> torch.nn.Module:
-        """Make the serial module with all the parameters, on all ranks.
+        """Make the serial module with the full parameters, on all ranks.
 
         Returns:
-            The module; what one rank would have.
+            The module, as it would be on one rank.
 
-        Communication: all_gather, the axes that cut the parameters, their bytes.
+        Communication: all_gather, the axes that shard the parameters, their bytes.
         """
         native = self._make_native("meta")
-        for name, own in self._parameters.items():
-            if own is not None:
-                whole = torch.nn.Parameter(self.full_parameter(name).clone(), own.requires_grad)
-                native.register_parameter(name, whole)
+        for name, local in self._parameters.items():
+            if local is not None:
+                full = torch.nn.Parameter(self.full_parameter(name).clone(), local.requires_grad)
+                native.register_parameter(name, full)
         return native.train(self.training)
 
     def full_parameter(self, name: str) -> torch.Tensor:
-        """Put a parameter together.
+        """Gather a parameter.
 
         Args:
             name: Its name.
 
         Returns:
-            All of it, on all ranks, without a gradient.
+            The full parameter, on all ranks, without a gradient.
 
-        Communication: all_gather, the axes that cut it, its bytes.
+        Communication: all_gather, the axes that shard it, its bytes.
         """
-        own = self.get_parameter(name).detach()
+        local = self.get_parameter(name).detach()
         layout = self.layouts[name]
-        return own if self.mesh is None else relayout(own, layout, replace(layout, dims=()), self.mesh)
+        return local if self.mesh is None else relayout(local, layout, replace(layout, dims=()), self.mesh)
 
     @classmethod
     def _arguments_of(cls, native: torch.nn.Module) -> dict[str, Any]:
@@ -120,44 +120,44 @@ class ParallelLayer(torch.nn.Module, ABC):
         initializers: Mapping[str, Initializer | None] | None = None,
         fans: tuple[int, int] = (1, 1),
     ) -> None:
-        """Draw the whole parameters and keep this rank's part."""
+        """Initialize the full parameters and keep this rank's shard."""
         self.layouts = dict(layouts)
         with synced_rng(self.mesh):
             native = self._make_native(device)
             for name, fill in (initializers or {}).items():
-                whole = getattr(native, name, None)
-                if fill is not None and whole is not None:
-                    initialize(fill, whole.data, fans)
+                full = getattr(native, name, None)
+                if fill is not None and full is not None:
+                    initialize(fill, full.data, fans)
         self._take(native)
 
     def _take(self, native: torch.nn.Module) -> None:
-        wholes = {name: getattr(native, name, None) for name in self.layouts}
-        for name, whole in wholes.items():
+        full_params = {name: getattr(native, name, None) for name in self.layouts}
+        for name, full in full_params.items():
             self.register_parameter(name, None)
-            if whole is not None:
-                own = make_param_shard(whole, self.layouts[name], self.mesh)
-                self.register_parameter(name, own)
-        self.layouts = {name: self.layouts[name] for name, whole in wholes.items() if whole is not None}
+            if full is not None:
+                local = make_param_shard(full, self.layouts[name], self.mesh)
+                self.register_parameter(name, local)
+        self.layouts = {name: self.layouts[name] for name, full in full_params.items() if full is not None}
 
 
-def make_param_shard(whole: torch.nn.Parameter, layout: Layout, mesh: ParallelMesh | None) -> torch.nn.Parameter:
-    """Make a parameter of this rank's part of a whole one, that knows what it is a part of."""
+def make_param_shard(full: torch.nn.Parameter, layout: Layout, mesh: ParallelMesh | None) -> torch.nn.Parameter:
+    """Make this rank's shard of a full parameter, with its placement."""
     rank = 0 if mesh is None else mesh.global_rank
-    own = torch.nn.Parameter(_shard_values(whole, layout, rank), whole.requires_grad)
+    local = torch.nn.Parameter(_shard_values(full, layout, rank), full.requires_grad)
     if mesh is not None:
         sharding = {axis for axes in layout.dims for axis in axes}
         groups = [(number in sharding, mesh.group(axis)) for number, axis in enumerate(layout.axes)]
         shard_groups = tuple(group for shards, group in groups if shards)
         replica_groups = tuple(group for shards, group in groups if not shards)
-        set_placement(own, Placement(layout, rank, shard_groups, replica_groups))
-    return own
+        set_placement(local, Placement(layout, rank, shard_groups, replica_groups))
+    return local
 
 
-def _shard_values(whole: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
-    """Take the part of a rank, of a tensor with values or of a lazy one."""
+def _shard_values(full: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
+    """Take the shard of a rank, of a tensor with values or of a lazy one."""
     from colossal.lazy import LazyTensor
 
-    return whole.shard_values(layout, rank) if isinstance(whole, LazyTensor) else shard(whole.detach(), layout, rank)
+    return full.shard_values(layout, rank) if isinstance(full, LazyTensor) else shard(full.detach(), layout, rank)
 
 
 def native_of(native: torch.nn.Module, *kinds: type[torch.nn.Module]) -> Any:

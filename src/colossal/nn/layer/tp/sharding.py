@@ -1,18 +1,18 @@
-"""How activations lie on the ranks of the tp axis, in each of its modes.
+"""How activations are sharded over the ranks of the tp axis, in each of its modes.
 
-An activation has tokens (its first dimension) and features (its last). Which axes cut which of the two is all that
+An activation has tokens (its first dimension) and features (its last). Which axes shard which of the two is all that
 most layers need to know; the products of `colossal.nn.Linear` are in `colossal.nn.layer.tp.linear_product`.
 
 =====  ====================  ========
 mode   tokens                features
 =====  ====================  ========
-1d     whole                 whole
+1d     full                  full
 2d     row                   col
 2.5d   depth, then row       col
 3d     weight, then input    output
 =====  ====================  ========
 
-In 1D the features between a column-parallel layer and the row-parallel one behind it are cut by tp.
+In 1D tp shards the features between a column-parallel layer and the row-parallel layer after it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +31,12 @@ from colossal.tensor import Layout
 @final
 @dataclass(frozen=True)
 class TPSharding:
-    """Which axes of the mesh cut what.
+    """Which axes of the mesh shard what.
 
     Args:
-        tokens: The axes that cut the first dimension of an activation, the outermost first.
-        features: The axes that cut the last dimension.
-        vocabulary: The axes that cut the rows of a table of embeddings.
+        tokens: The axes that shard the first dimension of an activation, the outermost first.
+        features: The axes that shard the last dimension.
+        vocabulary: The axes that shard the rows of an embedding table.
         replica_axes: The axes along which a weight is the same on all ranks.
 
     Example:
@@ -54,7 +54,7 @@ class TPSharding:
 
     @property
     def inner(self) -> tuple[Axis, ...]:
-        """The axes that cut a weight a second time, and along which it is gathered for use."""
+        """The axes that shard a weight a second time, and along which it is gathered for use."""
         return tuple(axis for axis in self.tokens if axis not in self.replica_axes)
 
 
@@ -123,9 +123,9 @@ def make_layout(
 
     Args:
         mesh: The mesh, or None for one rank that has everything.
-        shape: The shape of the whole tensor.
-        dims: For dimensions that are cut, the axes that cut them, the outermost first.
-        groups: For dimensions that are packed, the lengths of the pieces.
+        shape: The shape of the full tensor.
+        dims: For sharded dimensions, the axes that shard them, the outermost first.
+        groups: For packed dimensions, the lengths of the blocks.
 
     Returns:
         The layout.
@@ -144,7 +144,7 @@ def make_layout(
 
 
 def local_length(length: int, axes: Sequence[Axis], mesh: ParallelMesh | None) -> int:
-    """Count what a rank has of a dimension that some axes cut."""
+    """The local length of a dimension that some axes shard."""
     for axis in axes:
         assert mesh is not None
         length = chunk_bounds(length, mesh.size(axis), mesh.rank(axis))[1]
@@ -152,11 +152,11 @@ def local_length(length: int, axes: Sequence[Axis], mesh: ParallelMesh | None) -
 
 
 def packed_row_sizes(length: int, mesh: ParallelMesh | None) -> tuple[int, ...]:
-    """Cut the rows of a weight into the pieces that its layout packs."""
+    """Lengths of the blocks that the layout of a weight packs into its rows."""
     if mesh is None or mesh.tp_mode != "3d":
         return (length,)
     q = mesh.size("output")
-    return tuple(chunk_bounds(length, q, piece)[1] for piece in range(q))
+    return tuple(chunk_bounds(length, q, block)[1] for block in range(q))
 
 
 def gather_param(
@@ -166,16 +166,16 @@ def gather_param(
     axes: tuple[Sequence[Axis], Sequence[Axis]],
     mesh: ParallelMesh | None,
 ) -> torch.Tensor:
-    """Gather a parameter along those of the axes that cut it whose ranks use the same of it, for other tokens.
+    """Gather a parameter along those of its axes whose ranks use the same elements, for other tokens.
 
-    It sends what the sum of the gradients of copies would, and no rank keeps a copy.
+    It sends as much as summing the gradients of replicas would, and no rank keeps a replica.
 
     Communication: all_gather, the second axes, the result's bytes; backward reduce_scatter, the same.
     """
     kept, inner = axes
     for i in reversed(range(len(inner))):
-        whole = local_length(length, (*kept, *inner[:i]), mesh)
-        tensor = comm.gather(tensor, inner[i], dim, mesh, partial_grad=True, length=whole)
+        full_length = local_length(length, (*kept, *inner[:i]), mesh)
+        tensor = comm.gather(tensor, inner[i], dim, mesh, partial_grad=True, length=full_length)
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""From a whole input to the parts of ranks, and from their outputs to a whole one."""
+"""Split a full input over ranks, and gather a full output from them."""
 
 import torch
 
@@ -10,24 +10,24 @@ from colossal.nn.layer.tp.sharding import find_mesh, tp_sharding_of
 
 
 def split_input(x: torch.Tensor, mesh: ParallelMesh | None = None, *, features: bool | None = None) -> torch.Tensor:
-    """Keep this rank's part of an input that is the same on all ranks of the tp axis.
+    """Keep this rank's local shard of an input that is replicated along the tp axis.
 
-    The first dimension is cut by the axes that cut tokens, the last one by those that cut features, as `torch.chunk`
-    cuts; in 1D, or without a mesh, neither is.
+    The first dimension is sharded by the token axes, the last one by the feature axes, as `torch.chunk` splits; in 1D,
+    or without a mesh, neither is.
 
     Args:
-        x: The whole input: activations, or token numbers and labels.
+        x: The full input: activations, or token ids and labels.
         mesh: The mesh; the ambient one by default.
         features: Whether the last dimension holds features; by default if `x` is floating-point and has several
             dimensions. Pass False for images, whose last dimension is their width.
 
     Returns:
-        This rank's part; `x` itself where nothing is cut.
+        This rank's local shard; `x` itself if nothing is sharded.
 
     Raises:
-        ShapeError: `x` has no dimension that could be cut.
+        ShapeError: `x` has no dimension to shard.
 
-    Communication: none forward; backward all_gather, the axes that cut, the bytes of `x`.
+    Communication: none forward; backward all_gather, the sharding axes, the bytes of `x`.
 
     Example:
         >>> import torch
@@ -54,19 +54,19 @@ def split_input(x: torch.Tensor, mesh: ParallelMesh | None = None, *, features: 
 
 
 def gather_output(y: torch.Tensor, mesh: ParallelMesh | None = None, *, features: bool | None = None) -> torch.Tensor:
-    """Put an output together of which every rank of the tp axis has a part.
+    """Gather an output that is sharded along the tp axis.
 
     All ranks go on to compute the same from it, such as a loss: its gradient is the same on all of them.
 
     Args:
-        y: This rank's part, cut as `split_input` cuts.
+        y: This rank's local shard, split as by `split_input`.
         mesh: The mesh; the ambient one by default.
-        features: Whether the last dimension is cut; by default if `y` is floating-point and has several dimensions.
+        features: Whether the last dimension is sharded; by default if `y` is floating-point and has several dimensions.
 
     Returns:
-        The whole output, on all ranks; `y` itself where nothing is cut.
+        The full output, on all ranks; `y` itself if nothing is sharded.
 
-    Communication: all_gather, the axes that cut, the bytes of the whole output, and 8 bytes for each rank, as parts
+    Communication: all_gather, the sharding axes, the bytes of the full output, and 8 bytes for each rank, as shards
     need not be of one length; none backward.
 
     Example:
@@ -76,8 +76,8 @@ def gather_output(y: torch.Tensor, mesh: ParallelMesh | None = None, *, features
         >>> from colossal.testing import run_threads
         >>> def program():
         ...     with ParallelMesh(tp=4, tp_mode="2d"):
-        ...         whole = torch.arange(6.0).view(3, 2)
-        ...         return bool((gather_output(split_input(whole)) == whole).all())
+        ...         full = torch.arange(6.0).view(3, 2)
+        ...         return bool((gather_output(split_input(full)) == full).all())
         >>> run_threads(program, 4)
         [True, True, True, True]
     """
