@@ -1,4 +1,4 @@
-"""The loss scaler of apex.amp, behind the verbs that an optimizer wrapper uses."""
+"""The loss scaler of apex.amp, as a `LossScaler` that an optimizer wrapper uses."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -84,7 +84,7 @@ class DynamicScaler(LossScaler):
     """Grows the scale while steps succeed and shrinks it when gradients overflow.
 
     With the default rule the scale takes the values that it takes under `torch.amp.GradScaler`. An overflow anywhere
-    drops the step everywhere: each rank looks at its own part of the gradients, and they agree over the groups that
+    skips the step on all ranks: each rank checks its local shards of the gradients, and they agree over the groups that
     parameters are sharded over. Data parallelism needs no such group, for an average with an infinite term is infinite
     on all ranks.
 
@@ -120,7 +120,7 @@ class DynamicScaler(LossScaler):
         self._unscale_fp16_grads = unscale_fp16_grads
         if unscale_fp16_grads:
             get_dist_logger().warning(
-                "float16 parameters are updated without float32 masters: gradients below 6e-8 and small updates get "
+                "float16 parameters are updated without float32 master weights: gradients below 6e-8 and small updates get "
                 "lost, and an optimizer whose state is float16 too, such as torch.optim.Adam, may divide by zero. "
                 "colossal.nn.optimizer.HybridAdam keeps its state in float32.",
                 ranks=[0],
@@ -186,7 +186,7 @@ class DynamicScaler(LossScaler):
             self._overflow = all_reduce_over(found, [*groups, *peers], "max")
 
     def _unscale_local(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
-        """Divide the local parts of the gradients, and return 1 if one of them was infinite or NaN, else 0."""
+        """Divide the local gradient shards, and return 1 if one of them was infinite or NaN, else 0."""
         found = torch.zeros((), device=self._device_type)
         by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
         for grad in _local_grads(parameters, allow_fp16=self._unscale_fp16_grads):
@@ -217,7 +217,7 @@ class DynamicScaler(LossScaler):
 
         Args:
             optimizer: The optimizer.
-            *args: None: a closure would compute gradients that nobody unscales.
+            *args: None: a closure would compute gradients that are never unscaled.
             div_scale: What the optimizer divides gradients by, after `overflow_from_norm`.
             **kwargs: None, as above.
 
@@ -252,7 +252,7 @@ class DynamicScaler(LossScaler):
             self._update_scale()
 
     def _update_scale(self) -> bool:
-        """Move the scale by the rule, and tell whether the gradients had overflowed."""
+        """Update the scale by the rule, and return whether the gradients had overflowed."""
         assert self._overflow is not None
         overflow = bool(self._overflow.item())
         self._overflow = None

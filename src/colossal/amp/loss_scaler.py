@@ -74,7 +74,7 @@ class LossScaler(ABC):
             norm: Of all gradients together; the same on all ranks that must agree.
 
         Returns:
-            What the optimizer has to divide them by; None where this can not be left to it, as by default.
+            What the optimizer has to divide them by; None where the optimizer cannot do it, as by default.
         """
         return None
 

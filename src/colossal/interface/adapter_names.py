@@ -8,7 +8,7 @@ from typing import Any, Self, final
 from torch import nn
 
 _PREFIX = "base_model.model."
-"""What peft puts in front of every name in a file of adapters."""
+"""The prefix of every name in an adapter file of peft."""
 
 
 @final
@@ -103,7 +103,7 @@ def active_adapter(model: Any) -> str:
 
 
 def is_peft_model(module: nn.Module) -> bool:
-    """Tell whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
+    """Whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
 
     Args:
         module: Any module.

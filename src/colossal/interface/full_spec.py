@@ -1,4 +1,4 @@
-"""What ranks that have only some of a model or of an optimizer know of the whole."""
+"""What a rank that holds only some of a model or of an optimizer knows of the full one."""
 
 import copy
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from colossal.tensor import strip_compile_prefix
 @final
 @dataclass(frozen=True)
 class FullModelSpec:
-    """What the whole model is, of which this rank has some modules. A model that has one says so as its `full_spec`.
+    """What the full model is, of which this rank has some modules. A model that has one gives it as its `full_spec`.
 
     Args:
-        roots: What is here: modules whose state has the names of the whole model.
-        names: All names of the whole model's state, in its order, each with the first name of the same tensor.
-        ranks: The global ranks that have the same modules as this one, or other parts of their tensors.
+        roots: What is here: modules whose state has the names of the full model.
+        names: All names of the full model's state, in its order, each with the first name of the same tensor.
+        ranks: The global ranks that have the same modules as this one, or other shards of their tensors.
         metadata: The versions of all modules, as torch writes them into a state dict.
         config: The configuration as the user wrote it; None without one.
         adapter_names: What the names are in the files of a checkpoint; None for a model without adapters.
@@ -44,7 +44,7 @@ class FullModelSpec:
 
     @classmethod
     def of(cls, model: nn.Module) -> "FullModelSpec":
-        """Look at a whole model, before it is cut.
+        """Record what a full model is, before it is sharded.
 
         Args:
             model: The model; it may be built lazily.
@@ -76,7 +76,7 @@ def full_spec_of(model: nn.Module) -> FullModelSpec | None:
         model: Any model.
 
     Returns:
-        What the whole one is; None for a whole model.
+        The spec of the full one; None if the model is a full one itself.
 
     Example:
         >>> from torch import nn
@@ -114,7 +114,7 @@ class Peers:
 @final
 @dataclass(frozen=True)
 class FullOptimizerSpec:
-    """What the groups of the whole optimizer are, of whose parameters this rank has some.
+    """What the groups of the full optimizer are, of whose parameters this rank has some.
 
     Args:
         groups: The names of the parameters of each group, in order; the first name of those with several.

@@ -97,7 +97,7 @@ REFUSED: Mapping[str, Refused] = {
 
 
 def refuse_unsupported(owner: str, given: Mapping[str, Any]) -> None:
-    """Refuse documented keywords whose values nothing would honour."""
+    """Reject documented keywords with values that are not implemented."""
     for name, refused in REFUSED.items():
         if name in given and given[name] not in refused.accepted:
             value: Any = given[name]

@@ -59,7 +59,7 @@ class NonFiniteCheck:
             parameters: The parameters that are going to be updated, with their names.
 
         Raises:
-            NonFiniteError: One is; on all ranks alike.
+            NonFiniteError: One is; on all ranks.
 
         Communication: all_reduce, all axes, 1 byte; if something is not finite, all_gather_object.
         """

@@ -17,7 +17,7 @@ _IMPLEMENTATIONS = ("fused", "foreach", "capturable", "differentiable")
 """Hyperparameters that choose a kernel for the same update."""
 
 Split = Callable[[Sequence[torch.Tensor]], list[list[torch.Tensor]]]
-"""Tells what each of two ranks has of full tensors."""
+"""Splits full tensors into what each of two ranks holds."""
 
 
 AsParameter = Callable[[torch.Tensor], torch.Tensor]
@@ -88,7 +88,7 @@ def _arguments(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
 def _incorrect_because(
     kind: type[Optimizer], arguments: dict[str, Any], device: torch.device, split: Split, as_parameter: AsParameter
 ) -> str | None:
-    """Tell why an optimizer is wrong on what ranks have; None if it is right."""
+    """Return why an optimizer is wrong on what ranks have; None if it is right."""
 
     def update(
         values: Iterable[torch.Tensor], grads: Iterable[Sequence[torch.Tensor]], made: AsParameter = as_parameter
@@ -119,8 +119,8 @@ def _incorrect_because(
         error = max(float((found - expected).abs().max()) for found, expected in pairs)
         if error <= _TOLERANCE * moved:
             return None
-        share = error / max(moved, 1e-30)
-        differs = f"{share:.0%}" if share >= _SHOWN else f"less than {_SHOWN:.0%}"
+        relative_error = error / max(moved, 1e-30)
+        differs = f"{relative_error:.0%}" if relative_error >= _SHOWN else f"less than {_SHOWN:.0%}"
         return f"whose update then is not that of one process: in a trial it differed by {differs}"
     return reason
 

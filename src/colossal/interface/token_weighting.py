@@ -67,7 +67,7 @@ class TokenWeighting:
         self.num_labels, num_uneven = map(int, totals.tolist())
         if num_uneven:
             raise ConfigError(
-                "Batches that are accumulated have as many samples, which tell into how many micro-batches one is "
+                "Batches that are accumulated have equal sizes, which determine into how many micro-batches a batch is "
                 f"divided. Found {sizes} on this rank, and {num_uneven} ranks with uneven ones. Leave the last "
                 "batch out by drop_last=True, or step after it."
             )
@@ -81,7 +81,7 @@ class TokenWeighting:
 
         Returns:
             The weighted loss, to call backward on. Its mean over micro-batches and data-parallel ranks, summed over
-            accumulated batches, is the mean loss of all labels; zero without any. If there are none in the whole step,
+            accumulated batches, is the mean loss of all labels; zero without any. If there are none in the entire step,
             the loss as it is.
 
         Raises:

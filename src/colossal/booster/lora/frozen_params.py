@@ -12,7 +12,7 @@ from colossal.interface import is_peft_model
 from colossal.logging import get_dist_logger
 
 _ADAPTER_NAME_PARTS = ("lora_", "modules_to_save")  # parts of the names of what peft adds
-_PER_PARAM_KEYS = ("params", "param_names")  # what a group has of each parameter, besides its options
+_PER_PARAM_KEYS = ("params", "param_names")  # what a group has of each parameter, in addition to its options
 
 
 def drop_frozen_params(parts: Parts) -> None:

@@ -10,9 +10,9 @@ from colossal.cluster import Axis, ParallelMesh, current_mesh
 from colossal.comm import Channel
 
 # [Note: the draws of the first rank]
-# Adapters begin at random. Ranks that draw for themselves begin apart where their seeds differ; shards of different
-# adapters then make up one that nobody drew, and no error says so. With the draws of the first rank, any number of
-# ranks begins where one process with that seed begins. A rank whose generator stood elsewhere gets it back unused.
+# The initial values of adapters are random. If each rank drew its own, the shards that differ in their seeds would
+# form an adapter that matches no single seed, without an error. With the draws of the first rank, training on any
+# number of ranks starts where one process with that seed starts. Other ranks then restore their generators.
 
 
 @contextmanager
