@@ -120,8 +120,8 @@ class DynamicScaler(LossScaler):
         self._unscale_fp16_grads = unscale_fp16_grads
         if unscale_fp16_grads:
             get_dist_logger().warning(
-                "float16 parameters are updated without float32 master weights: gradients below 6e-8 and small updates get "
-                "lost, and an optimizer whose state is float16 too, such as torch.optim.Adam, may divide by zero. "
+                "float16 parameters are updated without float32 master weights: gradients below 6e-8 and small updates "
+                "are lost, and an optimizer whose state is float16 too, such as torch.optim.Adam, may divide by zero. "
                 "colossal.nn.optimizer.HybridAdam keeps its state in float32.",
                 ranks=[0],
             )

@@ -23,7 +23,7 @@ def check_plugin(plugin: Plugin | None) -> Plugin | None:
 
 
 def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
-    """Refuse settings of a precision beside a plugin that has a precision of its own."""
+    """Reject settings of a precision next to a plugin that has a precision of its own."""
     if plugin.has_own_precision and isinstance(given, MixedPrecision):
         raise ConfigError(
             f"{type(plugin).__name__} casts by itself, and takes a precision by its name. Found {given!r}, whose "
@@ -36,7 +36,7 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
     """Refuse a loader that gives all data-parallel ranks the same samples."""
     if not isinstance(dataloader, DataLoader):
         return
-    # A DataLoader with a batch sampler of the user's own has a SequentialSampler besides, which it does not use.
+    # A DataLoader with a custom batch sampler also has a SequentialSampler, which it does not use.
     batches = dataloader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else dataloader.sampler if batches is None else batches
     if type(sampler) not in (SequentialSampler, RandomSampler):
@@ -45,7 +45,7 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
     if size > 1:
         raise ConfigError(
             f"Each of {size} data-parallel ranks trains on samples of its own. Found a DataLoader with a "
-            f"{type(sampler).__name__}, which takes them from the whole dataset on every rank. Build it by "
+            f"{type(sampler).__name__}, which takes them from the full dataset on every rank. Build it by "
             "plugin.prepare_dataloader(dataset, batch_size=...), or with a torch.utils.data.DistributedSampler."
         )
 

@@ -43,8 +43,8 @@ class Booster(CheckpointMixin):
         plugin: The recipe of parallelism; by default this process trains alone.
         max_norm: Clip the common norm of the gradients to it before each step, under any plugin; 0 does not.
         norm_type: The p of that norm.
-        check_batches: How many batches are compared between the ranks that share a model, by tensor, sequence or
-            pipeline parallelism, and so must see the same; None for all of them, 0 for none.
+        check_batches: How many batches are compared between the ranks of a replica, under tensor, sequence or
+            pipeline parallelism, which must see the same batches; None for all of them, 0 for none.
         refuse_nonfinite: Raise an error at `step`, on all ranks, if a loss or a gradient is infinite or NaN; not with
             fp16, whose overflows skip a step.
 
@@ -130,7 +130,7 @@ class Booster(CheckpointMixin):
         Raises:
             ConfigError: The model is boosted already, the optimizer holds parameters of another model, the schedule
                 belongs to another optimizer, or ranks boost different models or optimizers.
-            MeshError: The plugin needs a world, and there is none yet.
+            MeshError: The plugin needs a process group, and none is initialized.
             UnsupportedError: The mesh in force has an axis along which the plugin would do nothing.
 
         Communication: all_reduce, all axes, 16 bytes, by which ranks compare what they boost; and that of the plugin's
@@ -280,7 +280,7 @@ class Booster(CheckpointMixin):
 
         Raises:
             ConfigError: Accumulated batches have different numbers of samples, on any data-parallel rank.
-            MeshError: The plugin needs a world, and there is none yet.
+            MeshError: The plugin needs a process group, and none is initialized.
 
         Communication: all_reduce, dp, 16 bytes; none without a plugin.
 
@@ -320,9 +320,9 @@ class Booster(CheckpointMixin):
             model: The model, before it is boosted.
             pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
             lora_config: Which layers get new adapters, and of which rank.
-            bnb_quantization_config: A `transformers.BitsAndBytesConfig`: how to quantise the frozen weights; 4 bits
+            bnb_quantization_config: A `transformers.BitsAndBytesConfig`: how to quantize the frozen weights; 4 bits
                 by default.
-            quantize: Quantise the frozen weights, on a GPU, by bitsandbytes.
+            quantize: Quantize the frozen weights, on a GPU, by bitsandbytes.
 
         Returns:
             The model inside of a `peft.PeftModel`: build the optimizer of its parameters, and boost both.
@@ -330,8 +330,8 @@ class Booster(CheckpointMixin):
         Raises:
             ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
                 `lora_config` names layers that it does not have. The model is as it was then.
-            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks alike.
-            UnsupportedError: The plugin does not support it, peft is not installed, or `quantize` can not be honoured.
+            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks.
+            UnsupportedError: The plugin does not support it, peft is not installed, or the weights cannot be quantized.
 
         Communication: broadcast, dp, 5 KB: all ranks draw the adapters of the first one; none without a plugin.
         """
@@ -348,7 +348,7 @@ class Booster(CheckpointMixin):
 
         Raises:
             ConfigError: The model has no adapters.
-            CheckpointError: A file can not be written; on all ranks alike.
+            CheckpointError: A file cannot be written; on all ranks.
             UnsupportedError: The plugin does not support it, or a package is not installed.
 
         Communication: as in `save_model`, three times.
@@ -365,7 +365,7 @@ class Booster(CheckpointMixin):
         if lora is None:
             raise UnsupportedError(
                 f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
-                "Use TorchDDPPlugin, or train the whole model."
+                "Use TorchDDPPlugin, or train the full model."
             )
         return lora
 

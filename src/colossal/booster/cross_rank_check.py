@@ -45,7 +45,7 @@ def check_agreement(
     shown = "; ".join(differences[:_SHOWN]) + (f"; and {len(differences) - _SHOWN} more" * (len(differences) > _SHOWN))
     raise ConfigError(
         "All ranks boost the same model and optimizer, with the same plugin and precision. Found that they differ in "
-        f"{shown}. Build them alike on all ranks: seeds and data may depend on the rank, these may not."
+        f"{shown}. Build the same ones on all ranks: seeds and data may depend on the rank, these may not."
     )
 
 

@@ -225,8 +225,8 @@ class OptimizerWrapper:
             return self.scaler.step(self.optim, closure)
         if closure is not None:
             raise UnsupportedError(
-                "A step on float32 master weights uses gradients that are there already. Found a closure, which would see "
-                "half-precision parameters that do not move. Train in float32 or with mixed_precision='bf16'."
+                "A step on float32 master weights uses gradients that are there already. Found a closure, which sees "
+                "half-precision parameters that do not change. Train in float32 or with mixed_precision='bf16'."
             )
         if self.masters is not None:
             self.masters.copy_grads_to_masters()

@@ -67,8 +67,8 @@ class TokenWeighting:
         self.num_labels, num_uneven = map(int, totals.tolist())
         if num_uneven:
             raise ConfigError(
-                "Batches that are accumulated have equal sizes, which determine into how many micro-batches a batch is "
-                f"divided. Found {sizes} on this rank, and {num_uneven} ranks with uneven ones. Leave the last "
+                "Accumulated batches must have the same number of samples, which determines the size of a micro-batch. "
+                f"Found {sizes} on this rank, and {num_uneven} ranks with uneven ones. Leave the last "
                 "batch out by drop_last=True, or step after it."
             )
 

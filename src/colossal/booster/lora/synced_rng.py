@@ -10,9 +10,9 @@ from colossal.cluster import Axis, ParallelMesh, current_mesh
 from colossal.comm import Channel
 
 # [Note: the draws of the first rank]
-# The initial values of adapters are random. If each rank drew its own, the shards that differ in their seeds would
-# form an adapter that matches no single seed, without an error. With the draws of the first rank, training on any
-# number of ranks starts where one process with that seed starts. Other ranks then restore their generators.
+# The initial values of adapters are random. Ranks with different seeds would start from different adapters; shards of
+# these form an adapter that no seed gives, without an error. With the random generator of the first rank, any number
+# of ranks starts where one process with that seed starts. Afterwards each rank restores its own generator.
 
 
 @contextmanager

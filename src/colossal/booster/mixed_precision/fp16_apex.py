@@ -53,8 +53,8 @@ class FP16ApexMixedPrecision(MixedPrecision):
     inside of `no_sync` they are reduced as well: more communication, the same gradients.
 
     Args:
-        opt_level: ``"O0"`` float32, ``"O1"`` patched functions, ``"O2"`` a float16 model with float32 master weights, ``"O3"``
-            float16.
+        opt_level: ``"O0"`` float32, ``"O1"`` patched functions, ``"O2"`` a float16 model with float32 master weights,
+            ``"O3"`` float16.
         cast_model_type: What the model is cast to, instead of what the level says; as all that follow.
         patch_torch_functions: Patch torch's functions to cast their arguments.
         keep_batchnorm_fp32: Keep batch normalization in float32.

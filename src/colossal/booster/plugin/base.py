@@ -61,7 +61,7 @@ class Plugin(ABC):
             The parts, ready to train.
 
         Raises:
-            MeshError: The plugin needs a world, and there is none yet.
+            MeshError: The plugin needs a process group, and none is initialized.
         """
 
     @abstractmethod
@@ -74,20 +74,20 @@ class Plugin(ABC):
 
     @abstractmethod
     def data_parallel_rank_and_size(self) -> tuple[int, int]:
-        """Tell which part of the data this rank sees.
+        """Return which shard of the data this rank sees.
 
         Returns:
             Its index among the replicas that see different data, and their number.
         """
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:
-        """Tell which ranks have to boost the same model, with the same optimizer, plugin and precision.
+        """Return which ranks have to boost the same model, with the same optimizer, plugin and precision.
 
         Returns:
             The mesh in force, if there is one, and its axes along which ranks agree; by default all of them.
 
         Raises:
-            MeshError: The plugin needs a world, and there is none yet.
+            MeshError: The plugin needs a process group, and none is initialized.
         """
         return ambient_mesh(), AXES
 
@@ -95,7 +95,7 @@ class Plugin(ABC):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            A new object; None, unless the plugin says otherwise: it can not train adapters.
+            A new object; None by default: the plugin cannot train adapters.
         """
         return None
 
@@ -111,7 +111,7 @@ class Plugin(ABC):
         distributed_sampler_cls: type[DistributedSampler[Any]] | None = None,
         **kwargs: Any,
     ) -> DataLoader[Any]:
-        """Make a data loader that gives each data-parallel rank its own part of the dataset.
+        """Make a data loader that gives each data-parallel rank its own shard of the dataset.
 
         Batch k of all ranks together holds the same samples for any number of ranks, as long as the product of
         ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order.
@@ -181,7 +181,7 @@ def _check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]
         raise ConfigError(f"A batch has at least 1 sample on each rank. Found batch_size={batch_size}. Pass 1 or more.")
     if clash := {"sampler", "batch_sampler"} & kwargs.keys():
         raise ConfigError(
-            f"prepare_dataloader makes the sampler that divides the dataset among ranks. Found {', '.join(clash)}. "
+            f"prepare_dataloader makes the sampler that shards the dataset. Found {', '.join(clash)}. "
             "Pass distributed_sampler_cls, or build a torch DataLoader yourself."
         )
     if isinstance(dataset, IterableDataset):
@@ -192,7 +192,7 @@ def _check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]
 
 
 def _seed_worker(_worker: int) -> None:
-    """Give NumPy and `random` in a worker the seed that torch drew for it; otherwise all workers draw alike."""
+    """Give NumPy and `random` in a worker the seed that torch drew for it; otherwise all workers draw the same."""
     seed = torch.initial_seed()
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 (transforms draw from the legacy generator)

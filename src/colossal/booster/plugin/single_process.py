@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @final
 class SingleProcessPlugin(Plugin):
-    """Trains in this process alone, with or without a world around it."""
+    """Trains in this process only, whether or not a process group is initialized."""
 
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")

@@ -32,7 +32,7 @@ def count_reductions(
 
 
 def ddp_comm_bytes(parameters: Iterable[torch.Tensor], size: int, *, compress_fp8: bool = False) -> int:
-    """Tell how much a rank sends in a backward pass."""
+    """Count the bytes that a rank sends in a backward pass."""
     trained = [each for each in parameters if each.requires_grad]
     num_bytes = sum(each.nbytes for each in trained)
     if compress_fp8:

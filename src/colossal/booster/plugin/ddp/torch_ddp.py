@@ -1,4 +1,4 @@
-"""Data parallelism: a whole model on every rank, gradients averaged while the backward pass runs."""
+"""Data parallelism: a full model on every rank, gradients averaged while the backward pass runs."""
 
 import inspect
 from dataclasses import dataclass, fields, replace
@@ -27,7 +27,7 @@ _RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
 
 @dataclass(frozen=True)
 class DDPConfig:
-    """What `DistributedDataParallel` is told; see `TorchDDPPlugin`."""
+    """Options of `DistributedDataParallel`; see `TorchDDPPlugin`."""
 
     broadcast_buffers: bool = True
     bucket_cap_mb: float = 25
@@ -45,7 +45,7 @@ class DDPConfig:
             )
 
     def keywords(self) -> dict[str, Any]:
-        """Return what differs from the defaults, in the words of the torch that is installed."""
+        """Return what differs from the defaults, by the keywords of the torch that is installed."""
         known = inspect.signature(DistributedDataParallel).parameters
         renamed = {old: new for old, new in _RENAMED.items() if new in known}
         theirs = [field for field in fields(self) if field.name != "fp8_communication"]
@@ -134,10 +134,11 @@ class TorchDDPPlugin(DataParallelPlugin):
             The parts, the model inside of a `DistributedDataParallel`.
 
         Raises:
-            MeshError: There is no world yet.
-            ConfigError: The world was launched for another device.
+            MeshError: No process group is initialized.
+            ConfigError: The process group was launched for another device.
 
-        Communication: broadcast, dp, the model's bytes, and those of masters: all ranks start from the parameters of
+        Communication: broadcast, dp, the model's bytes, and those of master weights: all ranks start from the
+            parameters of
         rank 0.
         """
         mesh = current_mesh()

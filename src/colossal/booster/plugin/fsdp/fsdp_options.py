@@ -26,7 +26,7 @@ _HYBRID = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "_HYBRID_SHARD_ZERO2"}
 @final
 @dataclass(frozen=True)
 class MixedPrecisionPolicies:
-    """What `fully_shard` casts in the whole model, and in the units inside of it."""
+    """What `fully_shard` casts in the root module, and in the units inside of it."""
 
     root: "MixedPrecisionPolicy"
     unit: "MixedPrecisionPolicy"
@@ -35,7 +35,7 @@ class MixedPrecisionPolicies:
 @final
 @dataclass(frozen=True)
 class FSDPOptions:
-    """What the user said, checked as far as it can be without a world."""
+    """The options of the user, checked as far as possible without a process group."""
 
     process_group: Any
     reshard_after_forward: bool
@@ -72,7 +72,7 @@ class FSDPOptions:
             )
 
     def check_precision(self, name: str) -> None:
-        """Refuse a precision of the Booster beside what this plugin does."""
+        """Reject a precision of the Booster next to the plugin's own mixed precision."""
         if self.casts is not None:
             raise ConfigError(
                 "One of the Booster and the plugin chooses the precision. Found "
@@ -112,7 +112,7 @@ def parse_fsdp_options(
 
 
 def reject_unsupported_options(backward_prefetch: Any, param_init_fn: Any) -> None:
-    """Refuse options that nothing would honour."""
+    """Reject options that have no counterpart in FSDP2."""
     prefetch = _name_of(backward_prefetch)
     if prefetch == "BACKWARD_POST":
         raise UnsupportedError(
@@ -147,8 +147,8 @@ def _strategy_of(strategy: Any, hybrid_mesh: bool) -> str:
         return "HYBRID_SHARD" if hybrid_mesh else "FULL_SHARD"
     if name == "NO_SHARD":
         raise UnsupportedError(
-            "TorchFSDPPlugin shards parameters. Found sharding_strategy=NO_SHARD. Take TorchDDPPlugin, which keeps the "
-            "whole model on every rank."
+            "TorchFSDPPlugin shards parameters. Found sharding_strategy=NO_SHARD. Use TorchDDPPlugin, which keeps the "
+            "full model on every rank."
         )
     if name not in _STRATEGIES:
         raise ConfigError(

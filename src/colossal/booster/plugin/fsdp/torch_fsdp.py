@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: each rank keeps a part of every parameter, gradient and optimizer state."""
+"""Fully sharded data parallelism: each rank keeps a shard of every parameter, gradient and optimizer state."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -36,13 +36,13 @@ class TorchFSDPPlugin(DataParallelPlugin):
 
     Parameters that are gathered and freed together are a unit: each block of the model, and the model for the rest.
     Outside of a forward or backward pass `model.parameters()` and their gradients are DTensors, of which this rank
-    holds a part: `.to_local()` is that part, `.full_tensor()`, called on all ranks, the whole. The optimizer that is
-    passed to boost updates the parts, with its groups and hyperparameters as they were. All ranks run the same forward
-    passes, evaluation included, and use the same parameters in them.
+    holds a shard: `.to_local()` returns it, `.full_tensor()`, called on all ranks, the full tensor. The optimizer that
+    is passed to boost updates the shards, with its groups and hyperparameters as they were. All ranks run the same
+    forward passes, evaluation included, and use the same parameters in them.
 
-    Buffers stay whole. Those that checkpoints hold are rank 0's on all ranks before each forward pass, as under
+    Buffers stay replicated. Those that checkpoints hold are rank 0's on all ranks before each forward pass, as under
     `TorchDDPPlugin`. So do parameters without dimensions, whose gradients are averaged. Inside of `no_sync` each rank
-    holds whole gradients. Under a precision of the Booster, autocast keeps 16-bit copies of the weights from forward
+    holds full gradients. Under a precision of the Booster, autocast keeps 16-bit copies of the weights from forward
     to backward pass; `mixed_precision` of this plugin frees and gathers them in 16 bits instead.
 
     Args:
@@ -59,7 +59,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         backward_prefetch: ``BackwardPrefetch.BACKWARD_PRE`` or None: what FSDP2 does.
         mixed_precision: `torch.distributed.fsdp.MixedPrecisionPolicy`, or FSDP1's `MixedPrecision`: gather parameters
             and reduce gradients in another dtype. Not together with a precision of the Booster.
-        ignored_modules: Parts of the model that stay whole; their parameters must be frozen.
+        ignored_modules: Modules of the model that stay unsharded; their parameters must be frozen.
         param_init_fn: Refused: build the model inside of `colossal.lazy.LazyInitContext` instead.
         sync_module_states: Start from the parameters, buffers and optimizer state of rank 0; otherwise all ranks must
             have equal ones, which is checked.
@@ -122,7 +122,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         """Put the parts of a training program together.
 
         Args:
-            parts: As the user built them; the model's parameters are cut in place.
+            parts: As the user built them; the model's parameters are sharded in place.
             device: Where the model goes.
             precision: What runs in half precision; nothing by default.
 
@@ -130,9 +130,9 @@ class TorchFSDPPlugin(DataParallelPlugin):
             The parts, the model sharded.
 
         Raises:
-            MeshError: There is no world yet.
-            ConfigError: The world was launched for another device, the ranks start from different values, or two
-                options contradict each other.
+            MeshError: No process group is initialized.
+            ConfigError: The process group was launched for another device, the ranks start from different values, or
+                two options contradict each other.
             UnsupportedError: The device, the model or the optimizer does not work with sharding.
 
         Communication: broadcast, dp, the model's bytes, with `sync_module_states`; otherwise all_reduce, dp, 32 bytes,
@@ -154,10 +154,10 @@ class TorchFSDPPlugin(DataParallelPlugin):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            A LoRA whose adapters begin alike on all data-parallel ranks. Frozen weights in few bits can not be cut.
+            A LoRA whose adapters start equal on all data-parallel ranks. Quantized frozen weights cannot be sharded.
 
         Raises:
-            ConfigError: There is no world yet.
+            ConfigError: No process group is initialized.
         """
         from colossal.booster.lora import Lora
 

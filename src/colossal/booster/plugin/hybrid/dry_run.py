@@ -22,7 +22,7 @@ class PassMemory(NamedTuple):
     """One micro-batch that has passed a stage, forward and backward."""
 
     activation_bytes: int  # what the stage keeps between the two
-    working_bytes: int  # what it needs besides for a moment, in either of them
+    working_bytes: int  # temporary memory in either of them
     input_bytes: int  # the hidden states that came from the stage before; as many bytes go back
     output_bytes: int  # those for the next stage
 

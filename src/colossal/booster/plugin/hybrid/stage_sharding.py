@@ -1,4 +1,4 @@
-"""From a whole model to the stages of a rank, divided along tp."""
+"""From a full model to the stages of a rank, sharded over tp."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -45,7 +45,7 @@ def choose_plan(
         return plan, tuple(choose_options(model, config))
     plan = plan_of(model) if plan is None else plan
     if mesh.size("tp") > 1:
-        list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the whole model
+        list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the full model
     chosen = choose_options(model, config)
     if checkpoints:
         _check_checkpointing(model, plan, options)
@@ -53,12 +53,12 @@ def choose_plan(
 
 
 def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) -> bool:
-    is_cut = mesh.size("pp") > 1 and not is_sequence(model)
+    is_split = mesh.size("pp") > 1 and not is_sequence(model)
     is_sharded = any(
         placement_of(parameter).is_compute_sharded for parameter in model.parameters()
     )  # as layers of colossal.nn
     checkpoints = options.sharding.gradient_checkpoint_config is not None
-    return (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_cut or checkpoints
+    return (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_split or checkpoints
 
 
 def extract_stages(
@@ -77,7 +77,7 @@ def shard_stages(
     options: HybridOptions,
     mesh: ParallelMesh,
 ) -> None:
-    """Shard each stage over tp, in place, and let ranks share sequences."""
+    """Shard each stage over tp, in place, and set up sequence parallelism."""
     config = options.shard_config(mesh)
     sharing = config.sequence_parallel_config(mesh)
     for stage in stages:
@@ -88,7 +88,7 @@ def shard_stages(
 
 
 def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], config: ShardConfig) -> None:
-    """Let a stage have the options of the whole model, and divide it."""
+    """Apply the options of the full model to a stage, and shard it."""
     if config.gradient_checkpoint_config is not None:
         checkpoint_layers(stage.module, plan, config.gradient_checkpoint_config, stage.index, stage.num_stages)
     apply_options(stage.module, chosen)
@@ -165,7 +165,7 @@ def _extract_stage(model: nn.Module, index: int, plan: ParallelPlan | None, opti
         return Stage.of_sequential(model, _partition(len(model), options), index)
     if plan is None or plan.stages is None:
         raise UnsupportedError(
-            "A pipeline needs a plan that says how the model is cut. Found "
+            "A pipeline needs a plan that says how the model is split into stages. Found "
             f"{type(model).__name__}, whose plan has no stages. Use tp_size instead of pp_size, or pass a "
             "ParallelPlan with stages as the custom_policy."
         )
@@ -186,18 +186,18 @@ def _partition(num_layers: int, options: HybridOptions) -> list[range]:
 
 
 def parameters_of(stages: Sequence[Stage]) -> dict[str, nn.Parameter]:
-    """Find the parameters of this rank by the names that they have in the whole model."""
+    """Find the parameters of this rank by the names that they have in the full model."""
     return {name: each for stage in stages for name, each in stage.module.named_parameters(remove_duplicate=False)}
 
 
 def rebind_param_groups(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: Sequence[Stage]) -> None:
-    """Let an optimizer of the whole model hold what this rank has of it."""
+    """Let an optimizer of the full model hold what this rank has of it."""
     here = parameters_of(stages)
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    is_whole = all(here.get(names[each][0]) is each and not placement_of(each).is_sharded for each in held)
-    if optimizer.state and not is_whole:
+    is_unsharded = all(here.get(names[each][0]) is each and not placement_of(each).is_sharded for each in held)
+    if optimizer.state and not is_unsharded:
         raise ConfigError(
-            "An optimizer of a model that is divided is boosted before its first step. Found "
+            "An optimizer of a model that is sharded is boosted before its first step. Found "
             f"{type(optimizer).__name__} with state of {len(optimizer.state)} parameters, of which this rank is going "
             "to have parts. Build a new one, and load its state by booster.load_optimizer."
         )
