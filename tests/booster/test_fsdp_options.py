@@ -137,7 +137,7 @@ def test_other_groups_are_refused() -> None:
 
 
 REFUSED = {
-    "no shard": ({"sharding_strategy": fsdp.ShardingStrategy.NO_SHARD}, UnsupportedError, "Take TorchDDPPlugin"),
+    "no shard": ({"sharding_strategy": fsdp.ShardingStrategy.NO_SHARD}, UnsupportedError, "Use TorchDDPPlugin"),
     "hybrid without a mesh": (
         {"sharding_strategy": "HYBRID_SHARD"},
         ConfigError,

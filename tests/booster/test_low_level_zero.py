@@ -177,7 +177,7 @@ def build_unlike() -> None:
 def test_ranks_with_different_models_are_told() -> None:
     with pytest.raises(WorldError, match="2 of 2 processes failed") as error:
         run_processes(build_unlike, 2)
-    assert str(error.value).count("Build them alike on all ranks") == 2
+    assert str(error.value).count("Build the same ones on all ranks") == 2
 
 
 @pytest.mark.parametrize(

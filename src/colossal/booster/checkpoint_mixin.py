@@ -137,8 +137,7 @@ class CheckpointMixin:
             UnsupportedError: Not `gather_dtensor`.
 
         Communication: all_gather_object, all ranks, a few bytes, six times: all learn whether it succeeded. None
-            without a
-        plugin.
+        without a plugin.
         """
         self.checkpoint_io.save_model(
             model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async

@@ -28,7 +28,7 @@ class OptimizerWrapper:
         scaler: The loss scaler; none by default.
         param_names: Name of each parameter in the model; checkpoints store optimizer state under these names. A master
             has the name of its working parameter.
-        masters: What the optimizer holds in place of parameters: float32 master weights, or this rank's shards of them;
+        masters: What the optimizer holds in place of parameters: float32 copies, or this rank's shards of them;
             by default it holds the parameters themselves.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.

@@ -23,7 +23,7 @@ def check_same_lazy_tensors(lazy: Mapping[str, bool], mesh: ParallelMesh) -> Non
     if not all(equal_on_all_ranks([_digest(repr(lazy).encode())], groups)):
         raise ConfigError(
             f"All ranks build the same tensors lazily. Found that another rank differs from rank {mesh.global_rank}, "
-            f"which built {sum(lazy.values())} of {len(lazy)} lazily. Enter LazyInitContext on all ranks or on none."
+            f"which built {sum(lazy.values())} of {len(lazy)} lazily. Build the same tensors in LazyInitContext on all ranks."
         )
 
 

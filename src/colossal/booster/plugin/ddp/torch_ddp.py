@@ -138,8 +138,7 @@ class TorchDDPPlugin(DataParallelPlugin):
             ConfigError: The process group was launched for another device.
 
         Communication: broadcast, dp, the model's bytes, and those of master weights: all ranks start from the
-            parameters of
-        rank 0.
+        parameters of rank 0.
         """
         mesh = current_mesh()
         check_device(device, mesh)

@@ -31,7 +31,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
     """Shards parameters, gradients and optimizer state over the data-parallel ranks by torch's `fully_shard` (FSDP2).
 
     For models that do not fit on one device together with gradients and optimizer state. The keywords are those of
-    FSDP1; each is translated to FSDP2, and what FSDP2 has no word for is refused. A step equals one of a single
+    FSDP1; each is translated to FSDP2, and what FSDP2 has no option for is rejected. A step equals one of a single
     process on the joined batch of all ranks.
 
     Parameters that are gathered and freed together are a unit: each block of the model, and the model for the rest.
@@ -51,7 +51,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         sharding_strategy: A member of `torch.distributed.fsdp.ShardingStrategy`, or its name. ``FULL_SHARD``, the
             default, frees gathered parameters after a unit's forward pass; ``SHARD_GRAD_OP`` keeps them for the
             backward pass; ``HYBRID_SHARD`` and ``_HYBRID_SHARD_ZERO2`` do the same inside of each replica.
-        cpu_offload: True or `CPUOffload(offload_params=True)`: keep the parts in the memory of the GPU's host. Not
+        cpu_offload: True or `CPUOffload(offload_params=True)`: keep the shards in the memory of the GPU's host. Not
             together with a precision of the Booster.
         auto_wrap_policy: What makes a module a unit: one of `torch.distributed.fsdp.wrap`'s policies. By default the
             blocks that a transformers model names, or else the entries of the outermost `ModuleList` objects. A unit

@@ -57,12 +57,12 @@ class HybridParallelPlugin(DataParallelPlugin):
         enable_fused_normalization: Compute norms in one kernel; see `ShardConfig` for this option and the next two.
         enable_flash_attention: Compute attention without storing its scores.
         enable_jit_fused: Compile activations of several operations into one kernel.
-        enable_sequence_parallelism: Whether sequences are sharded: each batch is the same on them, and each computes
-            some tokens.
+        enable_sequence_parallelism: Whether sequences are sharded: each batch is the same on these ranks,
+            and each rank computes some tokens.
         sequence_parallelism_mode: How: ``"split_gather"`` or ``"ring"`` for the ranks of tp, ``"all_to_all"`` or
             ``"ring_attn"`` for those of sp. By default all_to_all if there are such, else split_gather. Sequences are
             as long as a multiple of the ranks, or for ring_attn of twice as many.
-        parallel_output: Leave logits of causal language models divided, by vocabulary and with sp_size by tokens, and
+        parallel_output: Leave logits of causal language models sharded, by vocabulary and with sp_size by tokens, and
             compute the loss from that.
         num_microbatches: Parts of a batch in a pipeline; or
         microbatch_size: samples of each.
@@ -90,7 +90,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         num_model_chunks: Stages of each rank: 1 for 1F1B, 2 for zbv, and 2 or more for interleaved.
         scheduler_nodes: Not built yet: schedules are made when they are needed.
         num_layers_per_stage: Layers of each stage, over all chunks: numbers, or ranges as `partition_balanced` makes
-            them; equal parts by default.
+            them; equal numbers by default.
         gradient_checkpoint_config: A `GradientCheckpointConfig`, or a `PipelineGradientCheckpointConfig` with numbers
             for each stage: how many layers compute their activations again in the backward pass.
         enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
