@@ -96,7 +96,7 @@ class ApexScaler(LossScaler):
             **kwargs: None, as above.
 
         Returns:
-            What the optimizer's own step returns, or None for a step that was dropped.
+            What the optimizer's own step returns, or None for a step that was skipped.
 
         Raises:
             UnsupportedError: There is a closure.

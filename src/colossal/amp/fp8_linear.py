@@ -1,4 +1,4 @@
-"""Linear layers in 8-bit floating point: every matrix product of theirs, forward and backward.
+"""Linear layers that compute their matrix products in 8-bit floating point, forward and backward.
 
 A tensor is divided by one power of two, such that its largest element just fits, and rounded to 8 bits. A power of two
 changes exponents only: an element rounds in the same way whichever power it is, unless it is very small. So the

@@ -88,7 +88,7 @@ class LossScaler(ABC):
             **kwargs: Passed to its step.
 
         Returns:
-            What the optimizer's own step returns, or None for a step that was dropped.
+            What the optimizer's own step returns, or None for a step that was skipped.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Parameters that stand in for those of the model while an optimizer updates them."""
+"""Master parameters, which an optimizer updates in place of those of the model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class MasterParams(ABC):
     and `copy_params_from_masters` copies the new values back.
 
     Attributes:
-        pairs: The working parameter of each.
+        pairs: The working parameter of each master weight.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ class MasterParams(ABC):
 
     @abstractmethod
     def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
-        """Take in the parameters of a group that was added to the optimizer.
+        """Create master weights for a group that was added to the optimizer.
 
         Args:
             group: One of the optimizer's groups; changed in place.
@@ -61,7 +61,7 @@ class MasterParams(ABC):
 
     @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Throw the gradients of the working parameters away.
+        """Discard the gradients of the working parameters.
 
         Args:
             set_to_none: Free them rather than fill them with zeros.

@@ -40,7 +40,7 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
     batches = dataloader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else dataloader.sampler if batches is None else batches
     if type(sampler) not in (SequentialSampler, RandomSampler):
-        return  # of an iterable dataset, or the user's own, which may divide the dataset by rank
+        return  # of an iterable dataset, or a custom sampler, which may shard the dataset by rank
     _, size = plugin.data_parallel_rank_and_size()
     if size > 1:
         raise ConfigError(
@@ -63,7 +63,7 @@ def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
 
 
 def check_parts(parts: Parts) -> None:
-    """Refuse parts that do not belong together, which would otherwise train silently wrong."""
+    """Reject parts that do not belong together, which would otherwise train silently wrong."""
     if isinstance(parts.model, ModelWrapper) or isinstance(parts.optimizer, OptimizerWrapper):
         raise ConfigError(
             "boost takes a plain model and a plain optimizer. Found one that is boosted already. "

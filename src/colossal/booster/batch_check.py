@@ -96,7 +96,7 @@ class _CheckedExecutor:
 
 
 def _digest(inputs: Any) -> int:
-    """A signed number of 64 bits that stands for the tensors of a batch."""
+    """A signed 64-bit hash of the tensors of a batch."""
     state = xxhash.xxh3_64(repr(type(inputs)).encode())
     for tensor in tensors_in(inputs):
         state.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())

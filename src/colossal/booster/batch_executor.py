@@ -1,4 +1,4 @@
-"""`Booster.execute_pipeline` where the model is not divided into stages: forward and backward passes of a batch."""
+"""`Booster.execute_pipeline` where the model is not split into stages: forward and backward passes of a batch."""
 
 import inspect
 from collections.abc import Callable, Iterator

@@ -97,7 +97,7 @@ class Booster(CheckpointMixin):
         if self.mixed_precision is not None:
             self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
             check_precision(mixed_precision, self.plugin)
-        # Weak, so that a model can be forgotten: what it is capable of knows the parts inside it, not the model itself.
+        # Weak keys, so that models can be freed: Capabilities refer to the modules inside of the wrapper, not to it.
         self._boosted: WeakKeyDictionary[nn.Module, tuple[OptimizerWrapper | None, Capabilities]] = WeakKeyDictionary()
 
     @cached_property
@@ -120,7 +120,7 @@ class Booster(CheckpointMixin):
                 `colossal.lazy.LazyInitContext` gets its values here, under `TorchFSDPPlugin` one unit at a time.
             optimizer: The optimizer of the model's parameters.
             criterion: The loss function.
-            dataloader: The source of batches, from the plugin's `prepare_dataloader` or with a sampler that divides
+            dataloader: The source of batches, from the plugin's `prepare_dataloader` or with a sampler that shards
                 the dataset among the data-parallel ranks; returned as it is.
             lr_scheduler: The schedule of the optimizer; returned as it is.
 
@@ -230,7 +230,7 @@ class Booster(CheckpointMixin):
     ) -> dict[str, Any]:
         """Run the forward and backward passes of a batch: the same line of a training loop under every plugin.
 
-        A plugin that divides the model into pipeline stages runs micro-batches through them; any other one calls the
+        A plugin that splits the model into pipeline stages runs micro-batches through them; any other one calls the
         model, and `backward` on the loss.
 
         The loss, and every gradient, is the mean of those of the micro-batches. If the criterion is a mean over labels,

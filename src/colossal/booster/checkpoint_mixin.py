@@ -37,10 +37,10 @@ class CheckpointMixin:
         keep: int = 2,
         use_async: bool = False,
     ) -> None:
-        """Save all that a run needs to go on: model, optimizer, schedule, generators of random numbers, and the step.
+        """Save all that a run needs to resume: model, optimizer, schedule, generators of random numbers, and the step.
 
-        The state of each step is a directory of its own, ``step-00000100``, that appears in one moment when all of it
-        is on the disk. A process that is killed at any time leaves the earlier ones as they were.
+        The state of each step is a separate directory, ``step-00000100``, which appears atomically when all of it is on
+        the disk. A process that is killed at any time leaves the earlier ones as they were.
 
         Args:
             checkpoint: The directory of all states; it is created.
@@ -69,7 +69,7 @@ class CheckpointMixin:
     ) -> int:
         """Load what `save` wrote, under any plugin and any number of ranks.
 
-        With as many ranks as before, the generators of random numbers go on where they were. Ranks that are new begin
+        With as many ranks as before, the random generators continue from their saved states. New ranks start
         streams of their own.
 
         Args:

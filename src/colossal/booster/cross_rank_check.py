@@ -77,7 +77,7 @@ def _describe(parts: Parts, plugin: Plugin, precision: MixedPrecision | None) ->
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """The names themselves where they are few, and what stands for all of them."""
+    """The names themselves where they are few, and a hash of all of them."""
     digest = xxhash.xxh3_64_hexdigest("\n".join(names).encode())
     return f"{len(names)}: {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''} [{digest[:6]}]"
 

@@ -29,8 +29,8 @@ class FullModelSpec:
     Example:
         >>> from torch import nn
         >>> from colossal.interface import FullModelSpec
-        >>> whole = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-        >>> full_spec = FullModelSpec.of(whole)
+        >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        >>> full_spec = FullModelSpec.of(model)
         >>> full_spec.names
         {'0.weight': '0.weight', '1.weight': '1.weight'}
     """
@@ -50,7 +50,7 @@ class FullModelSpec:
             model: The model; it may be built lazily.
 
         Returns:
-            Its full_spec, of a rank that has everything.
+            Its spec, for a rank that holds everything.
         """
         state: Any = model.state_dict(keep_vars=True)
         first: dict[int, str] = {}
@@ -70,7 +70,7 @@ class FullModelSpec:
 
 
 def full_spec_of(model: nn.Module) -> FullModelSpec | None:
-    """Look whether a model is only a part of one.
+    """Return the spec of the full model, if a model is only one rank's shards of it.
 
     Args:
         model: Any model.
@@ -118,7 +118,7 @@ class FullOptimizerSpec:
 
     Args:
         groups: The names of the parameters of each group, in order; the first name of those with several.
-        ranks: The global ranks that have the same parameters as this one, or other parts of them.
+        ranks: The global ranks that have the same parameters as this one, or other shards of them.
 
     Example:
         >>> from colossal.interface import FullOptimizerSpec

@@ -91,7 +91,7 @@ REFUSED: Mapping[str, Refused] = {
     "overlap_p2p": Refused(
         (True,),
         "A pipeline computes while it sends and receives",
-        {"HybridParallelPlugin": "overlap_p2p=True: messages of a pipeline always travel while stages compute"},
+        {"HybridParallelPlugin": "overlap_p2p=True: point-to-point communication always overlaps with computation"},
     ),
 }
 

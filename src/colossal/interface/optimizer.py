@@ -257,7 +257,7 @@ class OptimizerWrapper:
         return {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Throw the gradients away.
+        """Discard the gradients.
 
         Args:
             set_to_none: Free them rather than fill them with zeros.

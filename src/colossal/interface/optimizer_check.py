@@ -110,8 +110,8 @@ def _incorrect_because(
         try:
             full = update(values, grads, _identity)
             ranks = zip(split(values), zip(*map(split, grads), strict=True), split(full), strict=True)
-            pairs = [pair for own, steps, new in ranks for pair in zip(update(own, steps), new, strict=True)]
-        except Exception as error:  # noqa: BLE001 (whatever an optimizer of somebody else has against these tensors)
+            pairs = [pair for shards, steps, new in ranks for pair in zip(update(shards, steps), new, strict=True)]
+        except Exception as error:  # noqa: BLE001 (any error of a third-party optimizer on these tensors)
             failed = f"which cannot be tried on shards ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
             reason = reason or failed
             continue

@@ -97,7 +97,7 @@ class Lora:
             UnsupportedError: peft is not installed, or the weights cannot be quantized here.
 
         Communication: broadcast, the axes, 5 KB: the state of the random generator; and all_gather_object, a few bytes,
-        twice or more: all learn how it went.
+        twice or more: all learn whether it succeeded.
         """
         require_peft()
         self._check(model, pretrained_dir, lora_config, bnb_quantization_config, quantize)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Plugin(ABC):
-    """A recipe of parallelism: picks the parts that `Booster.boost` puts around a model.
+    """A kind of parallelism: chooses how `Booster.boost` wraps a model and its optimizer.
 
     Attributes:
-        supported_devices: Device types that the recipe runs on; empty for all of them.
+        supported_devices: Device types that the plugin runs on; empty for all of them.
         supported_precisions: Names of the mixed precisions that it combines with.
         supported_axes: Axes of the mesh that may have several ranks.
-        has_own_precision: Whether the recipe casts by itself: then the Booster says which precision, and no more of it.
+        has_own_precision: Whether the plugin casts by itself: then the Booster gives the name of the precision only.
 
     Example:
         >>> import torch
@@ -50,7 +50,7 @@ class Plugin(ABC):
 
     @abstractmethod
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
             parts: As the user built them.
@@ -186,8 +186,8 @@ def _check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]
         )
     if isinstance(dataset, IterableDataset):
         raise UnsupportedError(
-            f"prepare_dataloader divides a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
-            "Divide it in its own __iter__ by rank, and build a torch DataLoader."
+            f"prepare_dataloader shards a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
+            "Shard it by rank in its __iter__, and build a torch DataLoader."
         )
 
 

@@ -23,12 +23,13 @@ def check_same_lazy_tensors(lazy: Mapping[str, bool], mesh: ParallelMesh) -> Non
     if not all(equal_on_all_ranks([_digest(repr(lazy).encode())], groups)):
         raise ConfigError(
             f"All ranks build the same tensors lazily. Found that another rank differs from rank {mesh.global_rank}, "
-            f"which built {sum(lazy.values())} of {len(lazy)} lazily. Build the same tensors in LazyInitContext on all ranks."
+            f"which built {sum(lazy.values())} of {len(lazy)} lazily. "
+            "Enter LazyInitContext in the same places on all ranks."
         )
 
 
 def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
-    """Make sure that the ranks of the dp axis start from the same values, of which each is going to keep a part.
+    """Make sure that the ranks of the dp axis start from the same values, of which each keeps a shard.
 
     Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
     """
@@ -45,7 +46,7 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
 
 
 def digest_of(tensor: torch.Tensor) -> int:
-    """Compute a number that stands for the values of a tensor."""
+    """Hash the values of a tensor."""
     return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 

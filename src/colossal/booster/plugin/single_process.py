@@ -22,7 +22,7 @@ class SingleProcessPlugin(Plugin):
     supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together."""
+        """Wrap the parts of a training program for this plugin."""
         return wrap_parts(parts, device, precision)
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:

@@ -1,4 +1,4 @@
-"""Which parts of a model are gathered and freed together."""
+"""Which modules of a model are gathered and freed together."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -56,10 +56,10 @@ def _apply_policy(policy: Any, model: nn.Module, ignored: set[nn.Module]) -> set
             f"auto_wrap_policy is one of the policies of torch.distributed.fsdp.wrap. Found {policy!r}. "
             "Pass for example ModuleWrapPolicy({Block}), or leave it out."
         )
-    found: set[nn.Module] = set()
+    units: set[nn.Module] = set()
     ignored_params = {parameter for module in ignored for parameter in module.parameters()}
-    _wrap_recursively(policy, model, ignored_params, found)
-    return found
+    _wrap_recursively(policy, model, ignored_params, units)
+    return units
 
 
 def _wrap_recursively(

@@ -26,7 +26,7 @@ class ZeroOptions:
     # finds
     precision: str | None
     clipping: Clipping  # how gradients are clipped
-    zero: ZeroConfig  # how gradients travel, and where states are
+    zero: ZeroConfig  # how gradients are reduced, and where states are
     extra_dp_size: int = 1  # number of blocks of ranks that hold the same shards
     cast_inputs: bool = True  # cast what goes into the model, and what comes out of it
     verbose: bool = False  # log each change of the loss scale

@@ -75,7 +75,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         check_reduction: Passed on to torch, which has deprecated it.
         gradient_as_bucket_view: Let gradients share memory with the buckets: saves one copy of them.
         static_graph: The graph is the same in every step, which allows further savings.
-        fp8_communication: Let gradients travel in 8 bits, with a scale for each block of them; sums are in float32.
+        fp8_communication: Reduce gradients in 8 bits, with a scale for each block of them; sums are in float32.
 
     Raises:
         ConfigError: `bucket_cap_mb` is not greater than 0.
@@ -121,7 +121,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         )
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         A model without trainable parameters has no gradients to reduce and stays as it is.
 

@@ -35,8 +35,8 @@ def check_model(model: nn.Module) -> None:
     tp_sharded = next((name for name, each in model.named_parameters() if placement_of(each).is_compute_sharded), None)
     if tp_sharded is not None:
         raise UnsupportedError(
-            f"FSDP2 shards full parameters. Found {tp_sharded}, of which this rank has the shard of the mesh's tp axis. "
-            "Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
+            f"FSDP2 shards full parameters. Found {tp_sharded}, of which this rank has the shard of the mesh's tp "
+            "axis. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
             "GeminiPlugin, or use torch.nn's layers and HybridParallelPlugin."
         )
     for name, module in model.named_modules():
@@ -53,8 +53,8 @@ def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Param
     for module in modules:
         if module not in names:
             raise ConfigError(
-                f"ignored_modules are parts of the model that is boosted. Found {type(module).__name__}, which is not. "
-                "Pass modules out of model.modules()."
+                f"ignored_modules must belong to the boosted model. Found {type(module).__name__}, which does not. "
+                "Pass modules of model.modules()."
             )
         training = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if training:
@@ -67,18 +67,18 @@ def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Param
 
 
 def unit_dtypes(units: Iterable[nn.Module], unsharded: set[nn.Parameter]) -> list[torch.dtype | None]:
-    """Find the dtype in which the gradients of each unit travel."""
-    found: list[torch.dtype | None] = []
+    """Find the dtype in which the gradients of each unit are reduced."""
+    dtypes: list[torch.dtype | None] = []
     taken = set(unsharded)
     for unit in units:
-        own = {name: parameter for name, parameter in unit.named_parameters() if parameter not in taken}
-        taken |= set(own.values())
-        by_dtype = {parameter.dtype: name for name, parameter in own.items() if parameter.requires_grad}
+        unit_params = {name: parameter for name, parameter in unit.named_parameters() if parameter not in taken}
+        taken |= set(unit_params.values())
+        by_dtype = {parameter.dtype: name for name, parameter in unit_params.items() if parameter.requires_grad}
         if len(by_dtype) > 1:
             examples = " and ".join(f"{name} in {dtype}" for dtype, name in by_dtype.items())
             raise ConfigError(
                 f"The trainable parameters of a unit have one dtype. Found {examples} in {type(unit).__name__}. "
                 "Convert them, or separate them by auto_wrap_policy."
             )
-        found.append(next(iter(by_dtype), None))
-    return found
+        dtypes.append(next(iter(by_dtype), None))
+    return dtypes

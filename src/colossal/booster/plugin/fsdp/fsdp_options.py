@@ -47,16 +47,16 @@ class FSDPOptions:
     fp8_communication: bool
 
     def mesh_for(self, mesh: ParallelMesh) -> DeviceMesh:
-        """Find the ranks that share the parameters."""
-        own = self.process_group
-        if isinstance(own, DeviceMesh):
-            if sorted(own.mesh.flatten().tolist()) != sorted(mesh.ranks("dp")):
+        """Return the mesh over which parameters are sharded."""
+        group = self.process_group
+        if isinstance(group, DeviceMesh):
+            if sorted(group.mesh.flatten().tolist()) != sorted(mesh.ranks("dp")):
                 raise ConfigError(
                     f"A mesh of replicas and shards arranges the ranks of the dp axis, {list(mesh.ranks('dp'))}. "
-                    f"Found {own.mesh.tolist()}. Make it of these ranks, each once."
+                    f"Found {group.mesh.tolist()}. Make it of these ranks, each once."
                 )
-            return own
-        if own is not None and own is not mesh.group("dp"):
+            return group
+        if group is not None and group is not mesh.group("dp"):
             raise ConfigError(
                 "TorchFSDPPlugin shards over the dp axis of the mesh in force. Found a process_group of other ranks. "
                 "Leave process_group out, and train inside of `with ParallelMesh(...)` whose dp axis has these ranks."
@@ -96,7 +96,7 @@ def parse_fsdp_options(
     sync_module_states: bool,
     fp8_communication: bool,
 ) -> FSDPOptions:
-    """Translate what `fully_shard` has a word for."""
+    """Translate the options of FSDP1 that `fully_shard` supports."""
     _check_group(process_group)
     strategy = _strategy_of(sharding_strategy, isinstance(process_group, DeviceMesh))
     return FSDPOptions(
@@ -207,7 +207,7 @@ def _casts_of(mixed_precision: Any) -> MixedPrecisionPolicies:
 
 
 def _check_fsdp1_policy(found: Any) -> None:
-    """Refuse what FSDP1's `MixedPrecision` says and FSDP2 has no word for."""
+    """Reject settings of FSDP1's `MixedPrecision` that FSDP2 does not have."""
     instead = {
         "buffer_dtype": "Convert the buffers before boost.",
         "keep_low_precision_grads": "Leave it False: gradients have the dtype of the parameters.",
@@ -218,7 +218,7 @@ def _check_fsdp1_policy(found: Any) -> None:
         if getattr(found, name) != default:
             raise UnsupportedError(
                 f"FSDP2 casts parameters, gradients and inputs of forward passes. Found MixedPrecision({name}="
-                f"{getattr(found, name)!r}), for which it has no word. {advice}"
+                f"{getattr(found, name)!r}), which it does not support. {advice}"
             )
 
 

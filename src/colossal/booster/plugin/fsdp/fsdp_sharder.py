@@ -80,7 +80,7 @@ class FSDPSharder:
             self._reduce(before)
 
     def discard(self) -> None:
-        """Throw away the gradients that `no_sync` accumulated."""
+        """Discard the gradients that `no_sync` accumulated."""
         if self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
                 parameter.unsharded_accumulated_grad = None

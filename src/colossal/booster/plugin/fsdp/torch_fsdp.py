@@ -60,15 +60,15 @@ class TorchFSDPPlugin(DataParallelPlugin):
         mixed_precision: `torch.distributed.fsdp.MixedPrecisionPolicy`, or FSDP1's `MixedPrecision`: gather parameters
             and reduce gradients in another dtype. Not together with a precision of the Booster.
         ignored_modules: Modules of the model that stay unsharded; their parameters must be frozen.
-        param_init_fn: Refused: build the model inside of `colossal.lazy.LazyInitContext` instead.
+        param_init_fn: Rejected: build the model inside of `colossal.lazy.LazyInitContext` instead.
         sync_module_states: Start from the parameters, buffers and optimizer state of rank 0; otherwise all ranks must
             have equal ones, which is checked.
-        fp8_communication: Let the gradients that are summed up for the shards travel in 8 bits, with a scale for each
-            block of them; sums are in float32, and parameters travel in their own dtype.
+        fp8_communication: Reduce-scatter gradients in 8 bits, with a scale for each block of them; sums are in float32,
+            and parameters are gathered in their dtype.
 
     Raises:
         ConfigError: A value is of the wrong kind, or contradicts another.
-        UnsupportedError: FSDP2 has no word for an option; the message names the nearest that works.
+        UnsupportedError: FSDP2 has no counterpart of an option; the message names the nearest that works.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
     https://arxiv.org/abs/1910.02054; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
@@ -119,7 +119,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         )
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
             parts: As the user built them; the model's parameters are sharded in place.

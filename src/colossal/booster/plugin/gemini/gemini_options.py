@@ -22,7 +22,7 @@ class GeminiOptions:
     """What the user said."""
 
     loss_scale: ScalerConfig  # how the loss scale moves
-    zero: ZeroOptions  # the precision, and how gradients travel and are clipped
+    zero: ZeroOptions  # the precision, and how gradients are reduced and are clipped
     chunks: "GeminiConfig"  # how parameters are put into chunks, and where these are kept
     sharding: "ShardConfig"  # what `ShardFormer` does before, without a mesh yet
     tp_size: int = 1  # ranks over which each tensor is sharded

@@ -40,7 +40,7 @@ class GeminiPlugin(DataParallelPlugin):
     `Booster.save_model` saves them. The boosted model is a `colossal.zero.gemini.GeminiDDP`, whose chunks are
     ``model.chunks``. All ranks must use the same parameters in the same order.
 
-    With a `tp_size` each layer of a Hugging Face model is sharded over that many ranks before, by the table of its
+    With a `tp_size` each layer of a Hugging Face model is first sharded over that many ranks, by the table of its
     family (`ShardFormer`), and chunks are sharded over the ranks that have the same shards.
 
     Args:
@@ -94,8 +94,8 @@ class GeminiPlugin(DataParallelPlugin):
         enable_async_reduce: Reduce gradients while the backward pass goes on.
         use_fp8: Matrix products in 8 bits; not built yet.
         verbose: Log the chunk configuration, and each change of the loss scale, on rank 0.
-        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
-            them; sums are in float32, and parameters travel in their own dtype.
+        fp8_communication: Reduce gradients in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters are sent in their dtype.
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
             policy for what autograd saves; on a CPU too, where host memory then is another tier next to it.
         scatter_after_inference: Release all chunks after a forward pass without gradients.
@@ -240,7 +240,7 @@ class GeminiPlugin(DataParallelPlugin):
         device: torch.device,
         precision: MixedPrecision | None = None,
     ) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
             parts: As the user built them; the model's parameters move into chunks.
@@ -261,8 +261,8 @@ class GeminiPlugin(DataParallelPlugin):
         """
         from colossal.zero.gemini import GeminiDDP, GeminiOptimizer
 
-        mesh, own = self.mesh, self._options
-        options = replace(own, zero=own.zero.in_precision(precision))
+        mesh, given = self.mesh, self._options
+        options = replace(given, zero=given.zero.in_precision(precision))
         check_device(device, mesh)
         if options.shards_model:
             from colossal.booster.plugin.gemini.gemini_tensor_parallel import shard_model

@@ -35,8 +35,8 @@ class HybridOptions:
     dp_outside: bool  # number the ranks of one replica one after the other
     style: PipelineStyle  # the schedule of the pipeline
     num_chunks: int  # stages of each rank
-    num_layers_per_stage: tuple[int, ...] | None  # layers of each stage, in order; equal parts by default
-    microbatching: Microbatching | None  # into how many parts a batch is divided; None without a pipeline
+    num_layers_per_stage: tuple[int, ...] | None  # layers of each stage, in order; equal numbers by default
+    microbatching: Microbatching | None  # how a batch is split into micro-batches; None without a pipeline
     sharding: ShardConfig  # what `ShardFormer` does, without a mesh yet
     caches: bool  # whether shapes of hidden states are sent once
     zero: ZeroOptions  # how states are partitioned over data-parallel ranks
@@ -84,7 +84,7 @@ class HybridOptions:
         self._reject_options_without_effect()
 
     def _reject_options_without_effect(self) -> None:
-        """Refuse options of ZeRO without it, and those of `DistributedDataParallel` where something else is used."""
+        """Reject options of ZeRO without it, and those of `DistributedDataParallel` where something else is used."""
         zero, has_zero, has_pipeline = self.zero.zero, self.zero_stage > 0, self.microbatching is not None
         of_ddp = ("check_reduction", "gradient_as_bucket_view", "static_graph")
         refused = {
@@ -125,7 +125,7 @@ class HybridOptions:
         return ParallelMesh(tp=self.tp_size, pp=self.pp_size, sp=self.sp_size, dp_outside=self.dp_outside)
 
     def shard_config(self, mesh: ParallelMesh) -> ShardConfig:
-        """Say how a model is divided on a mesh."""
+        """Return the configuration of `ShardFormer` on a mesh."""
         return replace(self.sharding, mesh=mesh)
 
 
@@ -134,7 +134,7 @@ def parse_hybrid_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, Hybrid
     _check_policy(given["custom_policy"])
     keywords, stage = Keywords("HybridParallelPlugin", given), given["zero_stage"]
     zero = keywords.read(ZeroConfig, stage=2 if stage == 2 else 1)  # noqa: PLR2004 (the stage of ZeRO)
-    parts, layers = (given["num_microbatches"], given["microbatch_size"]), given["num_layers_per_stage"]
+    batching, layers = (given["num_microbatches"], given["microbatch_size"]), given["num_layers_per_stage"]
     return keywords.read(ScalerConfig), keywords.read(
         HybridOptions,
         sp_size=_size_of_sp(given),
@@ -143,7 +143,7 @@ def parse_hybrid_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, Hybrid
         num_layers_per_stage=None
         if layers is None
         else tuple(len(each) if isinstance(each, range) else each for each in layers),
-        microbatching=None if parts == (None, None) else Microbatching(*parts),
+        microbatching=None if batching == (None, None) else Microbatching(*batching),
         sharding=keywords.read(ShardConfig),
         caches=given["enable_metadata_cache"],
         zero=keywords.read(ZeroOptions, plugin="HybridParallelPlugin", zero=zero, clipping=keywords.read(Clipping)),
@@ -154,7 +154,7 @@ def parse_hybrid_options(given: Mapping[str, Any]) -> tuple[ScalerConfig, Hybrid
 def _check_policy(policy: Any) -> None:
     if policy is not None and not isinstance(policy, ParallelPlan):
         raise ConfigError(
-            "custom_policy is a ParallelPlan, the table that says how a model is divided. Found "
+            "custom_policy is a ParallelPlan, the table that says how a model is sharded. Found "
             f"{policy!r}. Pass ParallelPlan(...) of colossal.tensor, or leave it out for that of the model's family."
         )
 

@@ -31,15 +31,15 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     For models that do not fit on one device, or that train faster when sharded. The layers of a model go to the stages
     of a pipeline, each layer is sharded over tensor-parallel ranks by the table of its family (`ShardFormer`), and the
-    replicas of that see different data. The model is built as for one process, the same on all ranks; its forward
+    replicas of this see different data. The model is built as for one process, the same on all ranks; its forward
     method stays as it is. A step equals one of a single process on the joined batch.
 
-    A model in stages is run by `Booster.execute_pipeline`, which divides the batch by `num_microbatches` or
+    A model in stages is run by `Booster.execute_pipeline`, which splits the batch by `num_microbatches` or
     `microbatch_size`; data-parallel ranks reduce gradients after the last micro-batch. With one stage it does the same,
     and the model can be called as well.
 
     Checkpoints are those of one process: full tensors under the names of the full model, of which each rank writes
-    and reads what it has; any other plugin and number of ranks goes on from them. Adapters of `Booster.enable_lora` are
+    and reads what it has; any other plugin and number of ranks can load them. Adapters of `Booster.enable_lora` are
     sharded like the layers that they adapt.
 
     Args:
@@ -64,8 +64,8 @@ class HybridParallelPlugin(DataParallelPlugin):
             as long as a multiple of the ranks, or for ring_attn of twice as many.
         parallel_output: Leave logits of causal language models sharded, by vocabulary and with sp_size by tokens, and
             compute the loss from that.
-        num_microbatches: Parts of a batch in a pipeline; or
-        microbatch_size: samples of each.
+        num_microbatches: Number of micro-batches of a batch in a pipeline; or
+        microbatch_size: number of samples of each.
         initial_scale: First loss scale in fp16; greater than 0.
         min_scale: The scale does not fall below it.
         growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
@@ -81,7 +81,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         check_reduction: Passed on to torch, which has deprecated it.
         gradient_as_bucket_view: Without ZeRO and pipeline: let gradients share memory with the buckets.
         static_graph: Without ZeRO and pipeline: the graph is the same in every step.
-        zero_bucket_size_in_m: With ZeRO: gradients travel when so many millions (2**20) of elements are there.
+        zero_bucket_size_in_m: With ZeRO: size of a bucket of gradients, in 2**20 elements.
         cpu_offload: With ZeRO: keep master weights and optimizer states in host memory.
         communication_dtype: With ZeRO: the dtype that gradients are summed in; by default that of the parameters.
         overlap_communication: With ZeRO and no pipeline: reduce gradients while the backward pass goes on.
@@ -95,14 +95,15 @@ class HybridParallelPlugin(DataParallelPlugin):
             for each stage: how many layers compute their activations again in the backward pass.
         enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
         make_vocab_size_divisible_by: Only 64, the default, or 1: nothing is padded, and a vocabulary that the ranks do
-            not divide is divided unevenly, which is exact.
+            not divide is sharded unevenly, which is exact.
         dp_outside: Number the ranks of one replica one after the other, so that a pipeline stays within a host.
-        overlap_p2p: Always True: messages of a pipeline travel while stages compute.
+        overlap_p2p: Always True: point-to-point communication of a pipeline overlaps with computation.
         overlap_allgather: With ZeRO and no pipeline: gather updated parameters while the next forward pass goes on.
-        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
-            them; sums are in float32, and parameters travel in their own dtype.
+        fp8_communication: Reduce gradients in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters are sent in their dtype.
         use_fp8: Not built yet.
-        inner_ring_size: Of ring_attn: how many ranks pass keys round among themselves before these go on.
+        inner_ring_size: Of ring_attn: number of ranks of an inner ring, which pass keys and values among themselves
+            first.
 
     Raises:
         ConfigError: A value is outside its range, or contradicts another.
@@ -295,7 +296,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         device: torch.device,
         precision: MixedPrecision | None = None,
     ) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
             parts: As the user built them, the same on all ranks; the model is sharded in place.

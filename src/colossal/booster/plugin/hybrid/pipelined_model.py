@@ -93,8 +93,8 @@ class GradientAverager:
             return
         channel = Channel("dp", self._mesh)
         is_used = [each.grad is not None for each in self._parameters]
-        own = torch.tensor(is_used, dtype=torch.int32, device="cpu")
-        used = channel.all_reduce(own, "max").tolist()
+        used_here = torch.tensor(is_used, dtype=torch.int32, device="cpu")
+        used = channel.all_reduce(used_here, "max").tolist()
         chosen = [each for each, is_used in zip(self._parameters, used, strict=True) if is_used]
         for parameter in chosen:
             if parameter.grad is None:

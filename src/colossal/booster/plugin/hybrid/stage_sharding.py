@@ -65,9 +65,9 @@ def extract_stages(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
 ) -> list[Stage]:
     """Keep the stages of this rank."""
-    own = options.placement.stages_of(mesh.rank("pp"))
-    models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
-    return [_extract_stage(each, index, plan, options) for each, index in zip(models, own, strict=True)]
+    stage_indices = options.placement.stages_of(mesh.rank("pp"))
+    models = [model] if len(stage_indices) == 1 else [copy_structure(model) for _ in stage_indices]
+    return [_extract_stage(each, index, plan, options) for each, index in zip(models, stage_indices, strict=True)]
 
 
 def shard_stages(
@@ -94,12 +94,12 @@ def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], 
     apply_options(stage.module, chosen)
     if plan is not None:
         done = dict.fromkeys((*OPTIONS, "enable_all_optimization"), False)
-        divider = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
-        divider.optimize(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)
+        shard_former = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
+        shard_former.optimize(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)
 
 
 def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: HybridOptions) -> None:
-    """Refuse on all ranks what does not fit one stage."""
+    """Reject on all ranks a checkpointing configuration that does not fit one of the stages."""
     assert options.sharding.gradient_checkpoint_config is not None
     parts = _partition(len(check_checkpointing(model, plan)), options)
     for index, part in enumerate(parts):
@@ -109,20 +109,20 @@ def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: H
 def stage_inputs(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, batch: Any
 ) -> list[StageOutput | None]:
-    """Find out what enters the stages of a rank, by running those before."""
-    own = options.placement.stages_of(mesh.rank("pp"))
+    """Compute the inputs of this rank's stages, by running the previous stages."""
+    stage_indices = options.placement.stages_of(mesh.rank("pp"))
     if plan is None and mesh.size("pp") > 1 and not is_sequence(model):
         plan = plan_of(model)
     carries: list[StageOutput | None] = [None]
     with torch.no_grad():
-        for index in range(max(own)):
+        for index in range(max(stage_indices)):
             carry = _extract_stage(copy_structure(model), index, plan, options)(carries[-1], batch)
             carries.append(carry if options.dtype is None else cast_floats(carry, options.dtype))
-    return [carries[index] for index in own]
+    return [carries[index] for index in stage_indices]
 
 
 def _retie_shared_params(stages: Sequence[Stage]) -> None:
-    """Let a parameter that several stages of this rank have be one again, now that each stage has been divided."""
+    """Tie parameters between the stages of this rank again, after each stage has been sharded."""
     here = {stage.index: stage.module for stage in stages}
     for shared in stages[0].shared:
         places = zip(shared.names, shared.stages, strict=True)

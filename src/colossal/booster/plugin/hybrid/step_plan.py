@@ -146,21 +146,21 @@ def plan_step(
     return _plan(begin, [full] if microbatching is None else split(full, microbatching), criterion)
 
 
-def _plan(begin: Assembly, parts: Sequence[Any], criterion: Callable[[Any, Any], torch.Tensor]) -> StepPlan:
+def _plan(begin: Assembly, microbatches: Sequence[Any], criterion: Callable[[Any, Any], torch.Tensor]) -> StepPlan:
     """Plan a step of these micro-batches."""
     if begin.options.dtype is not None:
         cast_model(begin.model, begin.options.dtype)  # some kernels have no other dtypes
     with dry_run():
-        carries = stage_inputs(begin.model, begin.plan, begin.options, begin.mesh, parts[0])
+        carries = stage_inputs(begin.model, begin.plan, begin.options, begin.mesh, microbatches[0])
     built = build(begin)
     assert built.wrapper is not None
     wrapper = built.wrapper
 
     def run(live: LiveBytes) -> dict[int, PassMemory]:
         entering = zip(built.stages, carries, strict=True)
-        return {one.index: run_pass(one, carry, parts[0], criterion, wrapper, live) for one, carry in entering}
+        return {one.index: run_pass(one, carry, microbatches[0], criterion, wrapper, live) for one, carry in entering}
 
-    return _measure(built, wrapper, run, len(parts))
+    return _measure(built, wrapper, run, len(microbatches))
 
 
 def _check(begin: Assembly) -> None:
@@ -205,15 +205,15 @@ class _CommVolume:
 
     def add_messages(self, passes: Mapping[int, PassMemory], built: Assembly, orders: PipelineOrder) -> None:
         """Add hidden states, their gradients, and gradients of parameters that are on several ranks."""
-        place, own = built.options.placement, built.mesh.rank("pp")
+        placement, pp_rank = built.options.placement, built.mesh.rank("pp")
         for target in range(built.mesh.size("pp")):
-            for message in p2p_messages(orders, place, own, target) if target != own else ():
+            for message in p2p_messages(orders, placement, pp_rank, target) if target != pp_rank else ():
                 one = passes[message.stage + 1 if message.is_grad else message.stage]
                 self.add("pp", one.input_bytes if message.is_grad else one.output_bytes)
         for stage in built.stages:
             for shared in stage.shared:
                 here = [index for index in shared.stages if index in passes]
-                others = {*shared.ranks(place)} - {own}
+                others = {*shared.ranks(placement)} - {pp_rank}
                 if here[:1] == [stage.index]:
                     tied = stage.module.get_parameter(shared.names[shared.stages.index(here[0])])
                     self.add("pp", tied.nbytes * len(others), len(others))

@@ -56,7 +56,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         max_scale: The scale does not grow above it.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
-        reduce_bucket_size_in_m: Gradients travel when so many millions (2**20) of elements are there; or a fraction.
+        reduce_bucket_size_in_m: Size of a bucket of gradients, in 2**20 elements; may be a fraction.
         communication_dtype: The dtype that gradients are summed in; by default that of the parameters.
         overlap_communication: Reduce gradients while the backward pass goes on.
         overlap_allgather: Gather updated parameters while the next forward pass goes on; each block of the model waits
@@ -67,8 +67,8 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             and in fp16 small gradients as well.
         verbose: Log each change of the loss scale on rank 0.
         cast_inputs: Cast floating-point inputs of the model to its dtype, and its outputs to float32.
-        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
-            them; sums are in float32, and parameters travel in their own dtype.
+        fp8_communication: Reduce gradients in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters are sent in their dtype.
         use_fp8: Matrix products in 8 bits; not built yet.
         extra_dp_size: Number of replicas of the shards: each block of consecutive ranks on the dp axis partitions the
             states over its ranks, and there are so many blocks.
@@ -138,7 +138,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         device: torch.device,
         precision: MixedPrecision | None = None,
     ) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
             parts: As the user built them; the model's parameters become views of common buffers.
