@@ -76,7 +76,7 @@ def test_optimizers_that_look_at_several_parameters_are_refused_on_pipelines(kin
         ({"custom_policy": object()}, ConfigError, "custom_policy is a ParallelPlan.*Found <object"),
         ({"custom_policy": ParallelPlan, "tp_size": 2}, ConfigError, "custom_policy is a ParallelPlan"),
         ({"custom_policy": {}, "pp_size": 2, "num_microbatches": 2}, ConfigError, r"Found \{\}\. Pass ParallelPlan"),
-        ({"overlap_p2p": False}, UnsupportedError, "always travel while stages compute"),
+        ({"overlap_p2p": False}, UnsupportedError, "always overlaps with computation"),
     ],
 )
 def test_options_that_cannot_work(options, kind, message) -> None:

@@ -68,7 +68,7 @@ class TokenWeighting:
         if num_uneven:
             raise ConfigError(
                 "Accumulated batches must have the same number of samples, which determines the size of a micro-batch. "
-                f"Found {sizes} on this rank, and {num_uneven} ranks with uneven ones. Leave the last "
+                f"Found {sizes} on this rank, and different numbers on {num_uneven} ranks. Leave the last "
                 "batch out by drop_last=True, or step after it."
             )
 
@@ -89,8 +89,8 @@ class TokenWeighting:
         """
         if not len(labels) or self._num_samples % len(labels):
             raise ConfigError(
-                f"The size of a micro-batch must divide that of a batch whose labels were counted, {self._num_samples}. "
-                f"Found labels of {len(labels)} samples. Count the labels of every batch until the next optimizer step."
+                f"A micro-batch must have a divisor of the {self._num_samples} samples of a batch whose labels were "
+                f"counted. Found labels of {len(labels)} samples. Count the labels of every batch until the next optimizer step."
             )
         if not self.num_labels:
             return loss

@@ -42,8 +42,8 @@ def inject_adapters(model: nn.Module, config: "LoraConfig") -> "PeftModel":
     for option, names in wanted.items():
         if lost := [name for name in names if not any(_matches(each, name) for each in present[option])]:
             raise ConfigError(
-                f"Every name in {option} must match a layer of the model. Found {lost}, which no layer of "
-                f"{type(model).__name__} is called. Choose from model.named_modules()."
+                f"Every name in {option} must match a layer of the model. Found {lost}, which match no layer of "
+                f"{type(model).__name__}. Choose from model.named_modules()."
             )
     return adapted
 
