@@ -180,7 +180,7 @@ def test_what_was_not_counted_is_refused() -> None:
     def program() -> None:
         mesh = ParallelMesh(dp=2)
         batches = [labels, labels[: 4 - mesh.rank("dp")]]
-        with pytest.raises(ConfigError, match="and 1 ranks with uneven ones"):
+        with pytest.raises(ConfigError, match="and different numbers on 1 ranks"):
             TokenWeighting(batches, causal=True, mesh=mesh)
 
     run_threads(program, 2)

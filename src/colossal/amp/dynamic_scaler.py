@@ -1,4 +1,4 @@
-"""Loss scaling: keeps small half-precision gradients from vanishing, and drops steps whose gradients overflowed.
+"""Loss scaling: keeps small half-precision gradients from underflow, and skips steps whose gradients overflowed.
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org/abs/1710.03740.
 """
@@ -25,7 +25,7 @@ _MIN_NORMAL = 2.0**-126
 @final
 @dataclass(frozen=True)
 class ScalerConfig:
-    """The rule by which the loss scale moves.
+    """The rule by which the loss scale changes.
 
     Args:
         init_scale: First scale; greater than 0.
@@ -89,7 +89,7 @@ class DynamicScaler(LossScaler):
     on all ranks.
 
     Args:
-        config: The rule by which the scale moves.
+        config: The rule by which the scale changes.
         device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
         verbose: Log when the scale grows, on rank 0; steps that are skipped are logged in any case.
         unscale_fp16_grads: Unscale gradients in float16 too, where those that the scale has saved underflow again, and
@@ -140,7 +140,7 @@ class DynamicScaler(LossScaler):
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was dropped because a gradient was infinite or NaN."""
+        """Whether the last step was skipped because a gradient was infinite or NaN."""
         return self._skipped
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -236,17 +236,17 @@ class DynamicScaler(LossScaler):
             )
         self.unscale(optimizer)
         self._skipped = self._update_scale()
-        # A dropped step is a step to a schedule: without this, torch warns that the schedule came first.
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a dropped step is one to a schedule)
+        # A skipped step counts for a schedule: without this, torch warns that the schedule came first.
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a skipped step is one to a schedule)
         if self._skipped:
             return None
         options: dict[str, Any] = {} if div_scale is None else {"div_scale": div_scale}
         return optimizer.step(**options)
 
     def discard(self) -> None:
-        """Forget that gradients were unscaled: they are thrown away without a step.
+        """Reset the state of gradients that are discarded without a step.
 
-        The scale moves as for a step, so that an overflow that was thrown away still lowers it.
+        The scale is updated as in a step, so that an overflow that was discarded still lowers it.
         """
         if self._overflow is not None:
             self._update_scale()

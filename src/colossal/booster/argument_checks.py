@@ -33,7 +33,7 @@ def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
 
 
 def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
-    """Refuse a loader that gives all data-parallel ranks the same samples."""
+    """Reject a DataLoader that gives all data-parallel ranks the same samples."""
     if not isinstance(dataloader, DataLoader):
         return
     # A DataLoader with a custom batch sampler also has a SequentialSampler, which it does not use.
@@ -51,7 +51,7 @@ def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
 
 
 def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
-    """Refuse a mesh with an axis that the plugin would ignore, whose ranks would train the same, or drift apart."""
+    """Reject a mesh with an axis that the plugin ignores: its ranks would do the same work, or drift apart."""
     ignored = {axis: mesh.size(axis) for axis in AXES if mesh.size(axis) > 1 and axis not in plugin.supported_axes}
     if ignored:
         sizes = ", ".join(f"{axis}_size={size}" for axis, size in ignored.items())

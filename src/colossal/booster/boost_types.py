@@ -1,4 +1,4 @@
-"""What goes into boosting, and what comes out."""
+"""The inputs and results of `Booster.boost`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext

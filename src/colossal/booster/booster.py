@@ -167,7 +167,7 @@ class Booster(CheckpointMixin):
     def _guard(
         self, model: ModelWrapper, optimizer: OptimizerWrapper, mesh: ParallelMesh | None, axes: Sequence[Axis]
     ) -> None:
-        """Let an optimizer clip, and refuse what would go on silently wrong."""
+        """Set up clipping in an optimizer, and reject what would train silently wrong."""
         if self._max_norm > 0:
             optimizer.set_max_norm(self._max_norm, self._norm_type)
         if not optimizer.has_full_grads:

@@ -1,4 +1,4 @@
-"""What a rank that holds only some of a model or of an optimizer knows of the full one."""
+"""The specs of a full model and a full optimizer, for ranks that hold only some of their parameters."""
 
 import copy
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from colossal.tensor import strip_compile_prefix
 @final
 @dataclass(frozen=True)
 class FullModelSpec:
-    """What the full model is, of which this rank has some modules. A model that has one gives it as its `full_spec`.
+    """Describes the full model, of which this rank has some modules. A model that has one gives it as its `full_spec`.
 
     Args:
         roots: What is here: modules whose state has the names of the full model.
@@ -114,7 +114,7 @@ class Peers:
 @final
 @dataclass(frozen=True)
 class FullOptimizerSpec:
-    """What the groups of the full optimizer are, of whose parameters this rank has some.
+    """Describes the groups of the full optimizer, of whose parameters this rank has some.
 
     Args:
         groups: The names of the parameters of each group, in order; the first name of those with several.

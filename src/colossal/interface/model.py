@@ -88,7 +88,7 @@ class ModelWrapper(nn.Module):
             Names and parameters.
 
         Raises:
-            ConfigError: `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.clip_grad_value_` asks, and the gradients
+            ConfigError: `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.clip_grad_value_` calls, and the gradients
                 are not in the parameters, or some are on other ranks.
         """
         if not self._has_full_grads and _is_clipping():
@@ -142,7 +142,7 @@ class ModelWrapper(nn.Module):
 
 def _is_clipping() -> bool:
     """Whether one of torch's functions that clip gradients goes through parameters, directly or in a list."""
-    frame = sys._getframe()  # noqa: SLF001 (the only way to see who asks)
+    frame = sys._getframe()  # noqa: SLF001 (the only way to find the caller)
     for _ in range(_FRAMES):
         if frame is None:
             return False

@@ -49,7 +49,7 @@ class NonFiniteCheck:
         self._losses.append(loss.detach().isfinite().all())
 
     def clear(self) -> None:
-        """Forget the losses of a step that is not made."""
+        """Discard the losses of a step that is not taken."""
         self._losses.clear()
 
     def check(self, parameters: Mapping[torch.Tensor, str]) -> None:

@@ -154,7 +154,7 @@ class OptimizerWrapper:
         self._nonfinite = check
 
     def register_zero_grad_hook(self, callback: Callable[[], None]) -> None:
-        """Have gradients thrown away that are not in the parameters, such as those that wait to be reduced.
+        """Register how to discard gradients that are not in the parameters, such as those that wait to be reduced.
 
         Args:
             callback: Called by `zero_grad`.
@@ -208,7 +208,7 @@ class OptimizerWrapper:
             closure: Recomputes the loss, for optimizers that need it. Loss scaling refuses it.
 
         Returns:
-            What the wrapped optimizer's step returns; None for a step that was dropped.
+            What the wrapped optimizer's step returns; None for a step that was skipped.
 
         Raises:
             ConfigError: The loss is scaled, and these are gradients of one that was not.
@@ -219,7 +219,8 @@ class OptimizerWrapper:
         """
         if self._nonfinite is not None and closure is not None:
             raise UnsupportedError(
-                "Non-finite gradients are refused before a step. Found a closure, which computes them within. Drop one."
+                "Non-finite gradients are refused before a step. Found a closure, which computes them in the step. "
+                "Leave one out."
             )
         if self.masters is None and closure is not None:
             return self.scaler.step(self.optim, closure)
@@ -308,7 +309,7 @@ class OptimizerWrapper:
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"Clipping with error_if_nonfinite needs a finite norm. Found {norm.item()}: a gradient is non-finite. "
-                "Drop the step, or leave error_if_nonfinite out."
+                "Skip the step, or leave error_if_nonfinite out."
             )
         scale(self._grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm

@@ -29,7 +29,7 @@ def check_optimizer(
 ) -> None:
     """Refuse an optimizer that would compute another update from what a rank has than one process computes.
 
-    Optimizers of `colossal.nn.optimizer` say by ``updates_shards`` that they know of shards. Any other one is tried: a
+    Optimizers of `colossal.nn.optimizer` declare support of shards by ``updates_shards``. Any other one is tried: a
     new one of the same class and hyperparameters updates small tensors, once in full, and once as two ranks would.
 
     Args:
@@ -68,8 +68,8 @@ def check_optimizer(
                 f"A rank has {'shards of the' if shards else 'only some of the'} parameters here. Found "
                 f"{type(optimizer).__name__}, {reason}. Take an optimizer that updates each element by itself, such as "
                 "torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or one of colossal.nn.optimizer that sums over "
-                "full parameters, such as Lamb or DistributedAdaFactor, or TorchDDPPlugin on a mesh with dp alone. If "
-                "the optimizer does know of shards, say so by updates_shards = True in its class."
+                "full parameters, such as Lamb or DistributedAdaFactor, or TorchDDPPlugin on a mesh with only dp. If "
+                "the optimizer does support shards, declare it by updates_shards = True in its class."
             )
 
 

@@ -90,7 +90,8 @@ class TokenWeighting:
         if not len(labels) or self._num_samples % len(labels):
             raise ConfigError(
                 f"A micro-batch must have a divisor of the {self._num_samples} samples of a batch whose labels were "
-                f"counted. Found labels of {len(labels)} samples. Count the labels of every batch until the next optimizer step."
+                f"counted. Found labels of {len(labels)} samples. Count the labels of every batch until the next "
+                "optimizer step."
             )
         if not self.num_labels:
             return loss

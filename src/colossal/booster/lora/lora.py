@@ -179,7 +179,7 @@ class Lora:
 
 
 def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
-    """Return what of the adapters of a model is here, and its `peft.PeftModel`; or that of one of its stages."""
+    """Return this rank's adapters of a model, and its `peft.PeftModel`, or that of one of its stages."""
     found: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
     full_spec = full_spec_of(found)
     roots: list[Any] = [found] if full_spec is None else list(full_spec.roots)

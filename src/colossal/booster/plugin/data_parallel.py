@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class DataParallelPlugin(Plugin):
-    """A recipe whose ranks compute gradients of different data, along the dp axis of the mesh."""
+    """A plugin whose ranks compute gradients of different data, along the dp axis of the mesh."""
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Make what reads and writes checkpoints.

@@ -65,7 +65,7 @@ def _apply_policy(policy: Any, model: nn.Module, ignored: set[nn.Module]) -> set
 def _wrap_recursively(
     policy: Callable[..., object], module: nn.Module, ignored_params: set[nn.Parameter], found: set[nn.Module]
 ) -> int:
-    """Ask a policy about a module and what is inside; return the number of elements that it put into units."""
+    """Apply a policy to a module and its children; return the number of elements that it put into units."""
     held = sum(parameter.numel() for parameter in module.parameters() if parameter not in ignored_params)
     if not policy(module=module, recurse=True, nonwrapped_numel=held):
         return 0

@@ -26,7 +26,7 @@ def fp8_allreduce_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> tor
 def count_reductions(
     model: DistributedDataParallel, group: dist.ProcessGroup, *, compress_fp8: bool = False
 ) -> DistributedDataParallel:
-    """Let counters that are open in a forward pass count what its backward pass reduces, which torch does in C++."""
+    """Count the reductions of a backward pass, which torch runs in C++, in the counters of its forward pass."""
     _ReductionCounter(model, dist.get_world_size(group), compress_fp8)
     return model
 

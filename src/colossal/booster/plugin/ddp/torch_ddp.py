@@ -53,7 +53,7 @@ class DDPConfig:
         return {renamed.get(field.name, field.name): getattr(self, field.name) for field in changed}
 
     def replicate(self, model: nn.Module, group: ProcessGroup) -> DistributedDataParallel:
-        """Let ranks average the gradients of a model."""
+        """Average the gradients of a model over ranks."""
         ddp = DistributedDataParallel(model, process_group=group, **self.keywords())
         if self.fp8_communication:
             check_equal_rounding(model.parameters())

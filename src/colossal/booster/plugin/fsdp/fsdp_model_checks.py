@@ -10,7 +10,7 @@ from colossal.tensor import placement_of
 
 
 def check_values(model: nn.Module) -> None:
-    """Refuse models whose parameters are mere shapes."""
+    """Reject models whose parameters are on the meta device."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if empty := [name for name, tensor in tensors if tensor.is_meta]:
         raise ConfigError(
@@ -21,7 +21,7 @@ def check_values(model: nn.Module) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse models that FSDP2 would fail on later, or train wrongly."""
+    """Reject models that FSDP2 would fail on later, or train wrongly."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 

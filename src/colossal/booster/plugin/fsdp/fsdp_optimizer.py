@@ -43,7 +43,7 @@ def check_on_dtensors(optimizer: Optimizer, scalars: set[nn.Parameter], mesh: "D
 def _check_fused(optimizer: Optimizer) -> None:
     if not isinstance(optimizer, torch.optim.Adam) and any(group.get("fused") for group in optimizer.param_groups):
         raise UnsupportedError(
-            "The fused kernels of torch.optim.Adam and AdamW know shards. Found fused=True in "
+            "The fused kernels of torch.optim.Adam and AdamW support shards. Found fused=True in "
             f"{type(optimizer).__name__}, whose kernel does not. Leave fused out, or pass foreach=True."
         )
 

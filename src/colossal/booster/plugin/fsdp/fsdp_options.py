@@ -162,7 +162,7 @@ def _strategy_of(strategy: Any, hybrid_mesh: bool) -> str:
         )
     if not hybrid_mesh and name in _HYBRID.values():
         raise ConfigError(
-            f"{name} needs to know which ranks hold replicas and which hold shards. Found no mesh that says so. "
+            f"{name} needs a mesh of the ranks that hold replicas and those that hold shards. Found none. "
             f"Pass process_group={HYBRID_MESH}."
         )
     return name

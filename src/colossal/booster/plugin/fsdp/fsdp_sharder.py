@@ -36,7 +36,7 @@ from colossal.tensor import move_module
 
 @final
 class FSDPSharder:
-    """Shards one model and its optimizer, and knows afterwards what to do with gradients that were not reduced."""
+    """Shards one model and its optimizer, and then manages gradients that were not reduced."""
 
     def __init__(self, options: FSDPOptions, mesh: ParallelMesh) -> None:
         self._options = options
@@ -173,7 +173,7 @@ class FSDPSharder:
             raise ConfigError(
                 "A step needs gradients that are averaged over the ranks. Found some that were accumulated inside of "
                 "no_sync and not averaged since. Run the last backward pass before a step outside of no_sync, or call "
-                "zero_grad() to drop them."
+                "zero_grad() to discard them."
             )
         self._has_unreduced_grads = False
         self._reshard()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class GeminiOptions:
     """What the user said."""
 
-    loss_scale: ScalerConfig  # how the loss scale moves
+    loss_scale: ScalerConfig  # how the loss scale changes
     zero: ZeroOptions  # the precision, and how gradients are reduced and are clipped
     chunks: "GeminiConfig"  # how parameters are put into chunks, and where these are kept
     sharding: "ShardConfig"  # what `ShardFormer` does before, without a mesh yet

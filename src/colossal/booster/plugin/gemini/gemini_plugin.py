@@ -1,4 +1,4 @@
-"""Data parallelism in which ranks divide parameters, gradients and optimizer states among themselves, by chunks."""
+"""Data parallelism that shards parameters, gradients and optimizer states by chunks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -68,7 +68,7 @@ class GeminiPlugin(DataParallelPlugin):
         search_range_m: How far above the smallest chunk the size is searched for, in units of 2**20 elements.
         hidden_dim: The step of that search, in elements; 1024 by default.
         min_chunk_size_m: The smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter.
-        memstats: Knows the order in which parameters are used, as ``param_order``.
+        memstats: An object that holds the order in which parameters are used, as ``param_order``.
         gpu_margin_mem_ratio: Accepted for 0 only: under the auto policy the optimizer is in host memory.
         initial_scale: First loss scale in fp16; greater than 0.
         min_scale: The scale does not fall below it.

@@ -80,7 +80,7 @@ def run_pass(
     optimizer: OptimizerWrapper,
     live: LiveBytes,
 ) -> PassMemory:
-    """Let a micro-batch pass a stage, forward and backward."""
+    """Run a micro-batch through a stage, forward and backward."""
     entered = [each.detach() for each in tree_leaves(carry) if each is not None]
     for each in entered:
         each.requires_grad_(each.is_floating_point())
@@ -113,7 +113,7 @@ def peak_activations(order: Sequence[Action], kept: Mapping[int, int]) -> tuple[
 
 @final
 class _UnpaddedInputs(TorchFunctionMode):
-    """Answers models that ask whether all of their inputs are as plain as can be: they are."""
+    """Answers checks of models for the simplest inputs, such as masks without padding, with True."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__bool__ and _is_meta(args[0]):

@@ -45,10 +45,10 @@ class Assembly:
     """What is built so far of a model that is trained in parts."""
 
     model: nn.Module  # The full model, the same on all ranks. Its modules go into the stages.
-    optimizer: Optimizer | None  # as the user built it; None to run forward passes only
+    optimizer: Optimizer | None  # of the full model; None to run forward passes only
     plan: ParallelPlan | None  # the plan of the model; None where nothing of it is needed, or for that of its family
-    options: HybridOptions  # what the user said
-    loss_scale: ScalerConfig  # how the loss scale moves
+    options: HybridOptions  # of the plugin
+    loss_scale: ScalerConfig  # how the loss scale changes
     mesh: ParallelMesh
     # the mesh on whose dp axis are all ranks with the same parameters: those of the sp axis as well
     replicas: ParallelMesh
@@ -133,7 +133,7 @@ def materialize_shards(assembly: Assembly) -> Assembly:
 
 
 def rebind_optimizer(assembly: Assembly) -> Assembly:
-    """Let the optimizer of the full model hold what this rank has of it."""
+    """Replace the parameters of the full model in the optimizer by those of this rank."""
     if assembly.optimizer is not None:
         rebind_param_groups(assembly.optimizer, assembly.full_spec.names, assembly.stages)
     return assembly
@@ -153,7 +153,7 @@ def cast(assembly: Assembly) -> Assembly:
 
 
 def wrap_optimizer(assembly: Assembly) -> Assembly:
-    """Let the optimizer decide over all ranks when gradients become an update."""
+    """Wrap the optimizer, so that overflow checks and norms cover all ranks."""
     optimizer, options, mesh, zero = assembly.optimizer, assembly.options, assembly.mesh, assembly.options.zero
     if optimizer is None:
         return assembly

@@ -66,14 +66,14 @@ class HybridOptions:
             )
         if self.pp_size > 1 and self.microbatching is None:
             raise ConfigError(
-                "A pipeline takes a batch in parts. Found neither num_microbatches nor microbatch_size with "
+                "A pipeline splits a batch into micro-batches. Found neither num_microbatches nor microbatch_size with "
                 f"pp_size={self.pp_size}. Pass one of them."
             )
         if self.pp_size > 1 and self.zero_stage == 2:  # noqa: PLR2004 (the stage of ZeRO)
             raise UnsupportedError(
                 "ZeRO-2 reduces gradients in every backward pass, and a pipeline has one for each micro-batch, which "
-                f"would send as many times as much. Found zero_stage=2 with pp_size={self.pp_size}. The nearest that "
-                "works is zero_stage=1."
+                f"multiplies communication. Found zero_stage=2 with pp_size={self.pp_size}. The nearest that works is "
+                "zero_stage=1."
             )
         if self.pp_size == 1 and (self.num_layers_per_stage, self.style, self.num_chunks) != (None, "1f1b", 1):
             raise ConfigError(

@@ -38,7 +38,7 @@ from colossal.tensor import (
 def choose_plan(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
 ) -> tuple[ParallelPlan | None, tuple[str, ...]]:
-    """Find what a model needs, and refuse what does not fit it, before anything is changed."""
+    """Find the plan and options of a model, and reject what does not fit it, before anything is changed."""
     config = options.shard_config(mesh)
     checkpoints = config.gradient_checkpoint_config is not None
     if not _needs_plan(model, options, mesh):
@@ -191,7 +191,7 @@ def parameters_of(stages: Sequence[Stage]) -> dict[str, nn.Parameter]:
 
 
 def rebind_param_groups(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: Sequence[Stage]) -> None:
-    """Let an optimizer of the full model hold what this rank has of it."""
+    """Replace the parameters of a full model in its optimizer by those of this rank."""
     here = parameters_of(stages)
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_unsharded = all(here.get(names[each][0]) is each and not placement_of(each).is_sharded for each in held)

@@ -222,7 +222,7 @@ class _CommVolume:
 def _measure(
     built: Assembly, optimizer: OptimizerWrapper, run: Callable[[LiveBytes], Mapping[int, PassMemory]], number: int
 ) -> StepPlan:
-    """Let a micro-batch pass the stages of this rank, and make a step."""
+    """Run a micro-batch through the stages of this rank, and a step of the optimizer."""
     mesh, options, stages, masters = built.mesh, built.options, built.stages, optimizer.masters
     traffic = _CommVolume([axis for axis in AXES if mesh.size(axis) > 1])
     with dry_run() as live, CommCounter() as counter:
