@@ -278,7 +278,7 @@ def test_documented_calls_of_the_two_wrappers_train_like_one_process(stage: int)
         (lambda m: zero_optim_wrapper(m, optimizer_of("sgd", m)), "zero_model_wrapper returned"),
         (
             lambda m: zero_optim_wrapper(zero_model_wrapper(m), optimizer_of("sgd", m), optim_config={"bucket": 1}),
-            "Found bucket. Leave it out, or correct the name",
+            "Found bucket. Remove or correct it",
         ),
     ],
 )
