@@ -168,7 +168,7 @@ def test_clipped_gradients_stay_clipped_until_the_step() -> None:
 
 def test_a_closure_is_refused() -> None:
     _, optimizer = wrapped()
-    with pytest.raises(UnsupportedError, match="A step on float32 masters"):
+    with pytest.raises(UnsupportedError, match="A step on float32 master weights"):
         optimizer.step(lambda: 0.0)
 
 

@@ -100,7 +100,7 @@ def test_what_differs_is_named_on_all_ranks(what: str) -> None:
     other, match = DIFFERENT[what]
     first, *others = run_threads(boost_other_on_the_last_rank, 2, Program(), other)
     assert others == [first]
-    with pytest.raises(ConfigError, match=f"{match}.*alike on all ranks"):
+    with pytest.raises(ConfigError, match=f"{match}.*the same ones on all ranks"):
         raise ConfigError(first)
 
 

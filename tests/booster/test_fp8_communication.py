@@ -181,7 +181,7 @@ def refused_on_tp(name: str) -> None:
     with ParallelMesh(tp=2):
         model = nn.Sequential(parallel.Linear(WIDTH, WIDTH), nn.Tanh(), parallel.Linear(WIDTH, WIDTH))
         plugin = PLUGINS[name](fp8_communication=True, **({"tp_size": 2} if name.startswith("Hybrid") else {}))
-        with pytest.raises(UnsupportedError, match="Found fp8_communication=True with shards beside replicated"):
+        with pytest.raises(UnsupportedError, match="Found fp8_communication=True with shards next to replicated"):
             Booster(device="cpu", plugin=plugin).boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
 
 

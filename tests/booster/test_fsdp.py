@@ -261,8 +261,8 @@ def start_apart_in(what: str) -> str:
     [
         ("one bit", "Found 1 tensors that differ: 4.bias."),
         ("state", "Found 1 tensors that differ: momentum_buffer of 0.weight."),
-        ("shape", "Build them alike on all ranks"),
-        ("buffer", "Build them alike on all ranks"),
+        ("shape", "Build the same ones on all ranks"),
+        ("buffer", "Build the same ones on all ranks"),
     ],
 )
 def test_a_small_difference_is_found(what, found) -> None:

@@ -137,7 +137,7 @@ def test_other_groups_are_refused() -> None:
 
 
 REFUSED = {
-    "no shard": ({"sharding_strategy": fsdp.ShardingStrategy.NO_SHARD}, UnsupportedError, "Take TorchDDPPlugin"),
+    "no shard": ({"sharding_strategy": fsdp.ShardingStrategy.NO_SHARD}, UnsupportedError, "Use TorchDDPPlugin"),
     "hybrid without a mesh": (
         {"sharding_strategy": "HYBRID_SHARD"},
         ConfigError,
@@ -252,7 +252,7 @@ MODELS = {
         ConfigError,
         r"blocks\.1 with trainable parameters: inner\.0\.weight.*requires_grad_\(False\)",
     ),
-    "ignored, but not in it": (lambda: ignoring(lambda _: nn.Linear(1, 1)), ConfigError, "Found Linear, which is not"),
+    "ignored, but not in it": (lambda: ignoring(lambda _: nn.Linear(1, 1)), ConfigError, "Found Linear, which does not"),
     "no policy": (lambda: boost(Net(), auto_wrap_policy=3), ConfigError, "Found 3"),
     "a policy with options": (
         lambda: boost(Net(), auto_wrap_policy=wrap.CustomPolicy(lambda _: {"sharding_strategy": 1})),

@@ -568,7 +568,7 @@ def boost_unlike(models: list[nn.Module]) -> str:
 def test_ranks_with_different_models_are_told() -> None:
     models = [build(), build(Classifier)]
     for message in run_threads(boost_unlike, 2, models):
-        assert "Build them alike on all ranks" in message
+        assert "Build the same ones on all ranks" in message
 
 
 def train_lamb(model: nn.Module, plain: bool) -> Any:

@@ -81,7 +81,7 @@ def clip_tensor_parallel() -> str:
     with ParallelMesh(tp=2):
         booster, model, optimizer = boosted(None, nn.Sequential(cnn.Linear(4, 4), nn.LayerNorm(4)))
         booster.backward(model(torch.ones(3, 4)).square().sum(), optimizer)
-        with pytest.raises(ConfigError, match="by another norm on each rank"):
+        with pytest.raises(ConfigError, match="the gradients of each rank by a different norm"):
             clip_grad_norm_(model.parameters(), 0.1)
         assert len(list(model.parameters())) == len(dict(model.named_parameters())) == 4  # others may ask
         optimizer.clip_grad_by_norm(0.1)
@@ -115,7 +115,7 @@ def test_every_plugin_clips_to_the_norm_of_the_booster(way: str) -> None:
 def test_two_norms_contradict_each_other() -> None:
     def program() -> None:
         with pytest.raises(
-            ConfigError, match=r"clipped to one norm. Found max_norm=1.0 .* beside 0.5 .* of the plugin"
+            ConfigError, match=r"clipped to one norm. Found max_norm=1.0 .* next to 0.5 .* of the plugin"
         ):
             boosted(LowLevelZeroPlugin(precision="fp32", max_norm=0.5), max_norm=1.0)
 
@@ -223,7 +223,7 @@ def other_batch(number: int, check_batches: int | None) -> list[str]:
 def test_another_batch_on_a_rank_of_tp_is_an_error(number: int, check_batches: int | None, trained: int) -> None:
     for found in run_threads(other_batch, 2, number, check_batches):
         assert len(found) == trained + 1
-        assert f"another batch {trained} on rank 1 than on rank 0" in found[-1]
+        assert f"a different batch {trained} on rank 1 than on rank 0" in found[-1]
 
 
 @pytest.mark.parametrize(("number", "check_batches"), [(2, 2), (0, 0)])
@@ -244,7 +244,7 @@ def other_batch_on_a_stage() -> str:
 
 def test_another_batch_on_a_stage_is_an_error() -> None:
     for found in run_threads(other_batch_on_a_stage, 2):
-        assert "another batch 0 on rank 1 than on rank 0" in found
+        assert "a different batch 0 on rank 1 than on rank 0" in found
 
 
 def no_batch_on_a_stage() -> str:
@@ -259,7 +259,7 @@ def no_batch_on_a_stage() -> str:
 
 def test_no_batch_on_a_stage_is_an_error_there_too() -> None:
     for found in run_threads(no_batch_on_a_stage, 2):
-        assert "another batch 0 on rank 1" in found
+        assert "a different batch 0 on rank 1" in found
 
 
 def test_data_parallel_ranks_see_other_batches_and_checks_are_not_counted() -> None:

@@ -213,7 +213,7 @@ def test_adapters_that_can_not_be_divided_are_refused(case: str) -> None:
 def test_quantised_weights_stay_whole() -> None:
     with fake_world(2):
         booster = Booster(device="cpu", plugin=HybridParallelPlugin(tp_size=2, pp_size=1, precision="fp32"))
-        with pytest.raises(UnsupportedError, match="Quantised weights have to stay whole"):
+        with pytest.raises(UnsupportedError, match="Quantized weights have to stay unsharded"):
             booster.enable_lora(build("llama"), lora_config=config(LLAMA, "llama"), quantize=True)
 
 

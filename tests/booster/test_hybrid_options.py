@@ -76,7 +76,7 @@ def test_optimizers_that_look_at_several_parameters_are_refused_on_pipelines(kin
         ({"custom_policy": object()}, ConfigError, "custom_policy is a ParallelPlan.*Found <object"),
         ({"custom_policy": ParallelPlan, "tp_size": 2}, ConfigError, "custom_policy is a ParallelPlan"),
         ({"custom_policy": {}, "pp_size": 2, "num_microbatches": 2}, ConfigError, r"Found \{\}\. Pass ParallelPlan"),
-        ({"overlap_p2p": False}, UnsupportedError, "always travel while stages compute"),
+        ({"overlap_p2p": False}, UnsupportedError, "always overlaps with computation"),
     ],
 )
 def test_options_that_cannot_work(options, kind, message) -> None:
@@ -102,8 +102,8 @@ def test_a_size_of_sp_has_no_effect_where_tp_shares_sequences(mode, sp_size, war
         options = {"enable_sequence_parallelism": True, "sequence_parallelism_mode": mode}
         plugin = plugin_of(tp_size=2, sp_size=sp_size, **options)
         assert (plugin.tp_size, plugin.sp_size, plugin.dp_size, plugin.mesh.world_size) == (2, 1, 2, 4)
-    said = f"In the mode '{mode}' the 2 ranks of tp share sequences: sp_size=4 has no effect."
-    assert capsys.readouterr().err.count(said) == warnings
+    expected = f"In the mode '{mode}' sequences are sharded over the 2 ranks of tp: sp_size=4 has no effect."
+    assert capsys.readouterr().err.count(expected) == warnings
 
 
 @pytest.mark.parametrize(("dp_outside", "stages", "replicas"), [(True, (0, 1), (0, 2)), (False, (0, 2), (0, 1))])

@@ -159,7 +159,7 @@ WRONG_CONFIGURATIONS = {
     "both": ({"lora_config": config(), "pretrained_dir": "here"}, "Found both"),
     "no configuration": ({"lora_config": {"r": 2}}, "lora_config is a peft.LoraConfig. Found dict"),
     "another method": ({"lora_config": peft.IA3Config(target_modules=["0"])}, "Found IA3Config"),
-    "no such layer": ({"lora_config": peft.LoraConfig(target_modules=["q_proj"])}, "peft refuses Sequential"),
+    "no such layer": ({"lora_config": peft.LoraConfig(target_modules=["q_proj"])}, "peft rejects Sequential"),
     "one of two": ({"lora_config": peft.LoraConfig(target_modules=["0", "q_proj"])}, r"Found \['q_proj'\]"),
     "not a linear layer": ({"lora_config": peft.LoraConfig(target_modules=["0", "1"])}, "Tanh.* is not supported"),
     "no such saved layer": ({"lora_config": config(modules_to_save=["head"])}, r"modules_to_save .* \['head'\]"),

@@ -122,7 +122,7 @@ def test_the_configuration_says_what_to_skip() -> None:
     BitsAndBytes().quantize(net, GPU, skip)
     assert [type(module) for module in (*net.body, net.head)] == [nn.Linear, nn.Tanh, Linear8bitLt, Linear8bitLt]
     everything = transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["body.0", "2", "head"])
-    with pytest.raises(ConfigError, match="Found none in Net besides the skipped"):
+    with pytest.raises(ConfigError, match="Found none in Net other than the skipped"):
         BitsAndBytes().quantize(Net(), GPU, everything)
     with pytest.raises(ConfigError, match="Set exactly one of them"):
         BitsAndBytes().quantize(Net(), GPU, transformers.BitsAndBytesConfig())

@@ -177,7 +177,7 @@ def build_unlike() -> None:
 def test_ranks_with_different_models_are_told() -> None:
     with pytest.raises(WorldError, match="2 of 2 processes failed") as error:
         run_processes(build_unlike, 2)
-    assert str(error.value).count("Build them alike on all ranks") == 2
+    assert str(error.value).count("Build the same ones on all ranks") == 2
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_documented_calls_of_the_two_wrappers_train_like_one_process(stage: int)
         (lambda m: zero_optim_wrapper(m, optimizer_of("sgd", m)), "zero_model_wrapper returned"),
         (
             lambda m: zero_optim_wrapper(zero_model_wrapper(m), optimizer_of("sgd", m), optim_config={"bucket": 1}),
-            "Found bucket. Leave it out, or correct the name",
+            "Found bucket. Remove or correct it",
         ),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_step_without_masters_says_what_gets_lost_and_skips_overflows(name: st
 
     with caplog.at_level("WARNING"):
         assert run_threads(program, 2) == [(2.0**15, True)] * 2
-    assert "gradients below 6e-8 and small updates get lost" in caplog.text
+    assert "gradients below 6e-8 and small updates are lost" in caplog.text
 
 
 def test_a_precision_that_a_plugin_does_not_have_is_refused() -> None:

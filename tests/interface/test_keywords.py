@@ -109,7 +109,7 @@ def test_options_as_keywords_are_read_again() -> None:
 
 
 def test_unknown_keywords_of_a_dictionary() -> None:
-    with pytest.raises(ConfigError, match=r"optim_config knows a, b. Found c. Leave it out"):
+    with pytest.raises(ConfigError, match=r"optim_config accepts a, b. Found c. Remove or correct it"):
         check_known("optim_config", {"a": 1, "c": 2}, ("a", "b"))
 
 

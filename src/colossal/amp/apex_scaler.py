@@ -1,4 +1,4 @@
-"""The loss scaler of apex.amp, behind the verbs that an optimizer wrapper uses."""
+"""The loss scaler of apex.amp, as a `LossScaler` that an optimizer wrapper uses."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,7 +13,7 @@ from colossal.errors import UnsupportedError
 
 @final
 class ApexScaler(LossScaler):
-    """Lets apex scale the loss, unscale the gradients after each backward pass, and drop steps.
+    """Lets apex scale the loss, unscale the gradients after each backward pass, and skip steps.
 
     Args:
         amp: The module ``apex.amp``, after ``initialize``.
@@ -45,7 +45,7 @@ class ApexScaler(LossScaler):
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was dropped because a gradient was infinite or NaN."""
+        """Whether the last step was skipped because a gradient was infinite or NaN."""
         return self._skipped
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ class ApexScaler(LossScaler):
 
         Args:
             optimizer: Left as it is.
-            peers: None: apex knows of no other ranks.
+            peers: None: apex supports no other ranks.
         """
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ class ApexScaler(LossScaler):
             **kwargs: None, as above.
 
         Returns:
-            What the optimizer's own step returns, or None for a step that was dropped.
+            What the optimizer's own step returns, or None for a step that was skipped.
 
         Raises:
             UnsupportedError: There is a closure.
@@ -109,11 +109,11 @@ class ApexScaler(LossScaler):
         self._skipped = self._skipped_optimizer is not None
         self._skipped_optimizer = None
         result = optimizer.step()
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a dropped step is one to a schedule)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a skipped step is one to a schedule)
         return result
 
     def discard(self) -> None:
-        """Forget an overflow of gradients that are thrown away without a step, so that the next step is taken."""
+        """Reset the overflow of gradients that are discarded without a step, so that the next step is taken."""
         if self._skipped_optimizer is not None:
             self._skipped_optimizer.step()
             self._skipped_optimizer = None

@@ -1,4 +1,4 @@
-"""Loss scaling: keeps small half-precision gradients from vanishing, and drops steps whose gradients overflowed.
+"""Loss scaling: keeps small half-precision gradients from underflow, and skips steps whose gradients overflowed.
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org/abs/1710.03740.
 """
@@ -25,7 +25,7 @@ _MIN_NORMAL = 2.0**-126
 @final
 @dataclass(frozen=True)
 class ScalerConfig:
-    """The rule by which the loss scale moves.
+    """The rule by which the loss scale changes.
 
     Args:
         init_scale: First scale; greater than 0.
@@ -84,12 +84,12 @@ class DynamicScaler(LossScaler):
     """Grows the scale while steps succeed and shrinks it when gradients overflow.
 
     With the default rule the scale takes the values that it takes under `torch.amp.GradScaler`. An overflow anywhere
-    drops the step everywhere: each rank looks at its own part of the gradients, and they agree over the groups that
+    skips the step on all ranks: each rank checks its local shards of the gradients, and they agree over the groups that
     parameters are sharded over. Data parallelism needs no such group, for an average with an infinite term is infinite
     on all ranks.
 
     Args:
-        config: The rule by which the scale moves.
+        config: The rule by which the scale changes.
         device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
         verbose: Log when the scale grows, on rank 0; steps that are skipped are logged in any case.
         unscale_fp16_grads: Unscale gradients in float16 too, where those that the scale has saved underflow again, and
@@ -120,8 +120,8 @@ class DynamicScaler(LossScaler):
         self._unscale_fp16_grads = unscale_fp16_grads
         if unscale_fp16_grads:
             get_dist_logger().warning(
-                "float16 parameters are updated without float32 masters: gradients below 6e-8 and small updates get "
-                "lost, and an optimizer whose state is float16 too, such as torch.optim.Adam, may divide by zero. "
+                "float16 parameters are updated without float32 master weights: gradients below 6e-8 and small updates "
+                "are lost, and an optimizer whose state is float16 too, such as torch.optim.Adam, may divide by zero. "
                 "colossal.nn.optimizer.HybridAdam keeps its state in float32.",
                 ranks=[0],
             )
@@ -140,7 +140,7 @@ class DynamicScaler(LossScaler):
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was dropped because a gradient was infinite or NaN."""
+        """Whether the last step was skipped because a gradient was infinite or NaN."""
         return self._skipped
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -186,7 +186,7 @@ class DynamicScaler(LossScaler):
             self._overflow = all_reduce_over(found, [*groups, *peers], "max")
 
     def _unscale_local(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
-        """Divide the local parts of the gradients, and return 1 if one of them was infinite or NaN, else 0."""
+        """Divide the local gradient shards, and return 1 if one of them was infinite or NaN, else 0."""
         found = torch.zeros((), device=self._device_type)
         by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
         for grad in _local_grads(parameters, allow_fp16=self._unscale_fp16_grads):
@@ -217,12 +217,12 @@ class DynamicScaler(LossScaler):
 
         Args:
             optimizer: The optimizer.
-            *args: None: a closure would compute gradients that nobody unscales.
+            *args: None: a closure would compute gradients that are never unscaled.
             div_scale: What the optimizer divides gradients by, after `overflow_from_norm`.
             **kwargs: None, as above.
 
         Returns:
-            What the optimizer's own step returns, or None for a step that was dropped.
+            What the optimizer's own step returns, or None for a step that was skipped.
 
         Raises:
             UnsupportedError: There is a closure.
@@ -236,23 +236,23 @@ class DynamicScaler(LossScaler):
             )
         self.unscale(optimizer)
         self._skipped = self._update_scale()
-        # A dropped step is a step to a schedule: without this, torch warns that the schedule came first.
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a dropped step is one to a schedule)
+        # A skipped step counts for a schedule: without this, torch warns that the schedule came first.
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a skipped step is one to a schedule)
         if self._skipped:
             return None
         options: dict[str, Any] = {} if div_scale is None else {"div_scale": div_scale}
         return optimizer.step(**options)
 
     def discard(self) -> None:
-        """Forget that gradients were unscaled: they are thrown away without a step.
+        """Reset the state of gradients that are discarded without a step.
 
-        The scale moves as for a step, so that an overflow that was thrown away still lowers it.
+        The scale is updated as in a step, so that an overflow that was discarded still lowers it.
         """
         if self._overflow is not None:
             self._update_scale()
 
     def _update_scale(self) -> bool:
-        """Move the scale by the rule, and tell whether the gradients had overflowed."""
+        """Update the scale by the rule, and return whether the gradients had overflowed."""
         assert self._overflow is not None
         overflow = bool(self._overflow.item())
         self._overflow = None

@@ -1,8 +1,8 @@
-"""Linear layers in 8-bit floating point: every matrix product of theirs, forward and backward.
+"""Linear layers that compute their matrix products in 8-bit floating point, forward and backward.
 
 A tensor is divided by one power of two, such that its largest element just fits, and rounded to 8 bits. A power of two
-changes exponents only: an element rounds in the same way whichever power it is, unless it is very small. So the parts
-of a batch, each with a power of its own, give what the whole batch gives.
+changes exponents only: an element rounds in the same way whichever power it is, unless it is very small. So the
+micro-batches of a batch, each with a power of its own, give what the full batch gives.
 
 =====================  ==============  ===========  ==================================
 type                   largest number  step at 1    used for
@@ -34,7 +34,7 @@ _MIN_EXPONENT = -126
 
 
 def has_float8(device: torch.device) -> bool:
-    """Tell whether a device multiplies 8-bit floating-point numbers itself."""
+    """Whether a device multiplies 8-bit floating-point numbers itself."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 9)
@@ -50,7 +50,7 @@ def quantize(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     exponent = exponent - (mantissa == 0.5).int()  # noqa: PLR2004 (a power of two already)
     scale = torch.ldexp(torch.ones_like(largest), exponent)
     scale = torch.where(largest.isfinite(), scale, torch.nan)
-    wide = tensor.float() if tensor.dtype == torch.float16 else tensor  # float16 can not hold every scale
+    wide = tensor.float() if tensor.dtype == torch.float16 else tensor  # float16 cannot hold every scale
     return (wide * scale.reciprocal()).to(dtype), scale
 
 
@@ -138,5 +138,5 @@ class FP8Linear(nn.Linear):
 
 
 def has_fp8_sizes(linear: nn.Linear) -> bool:
-    """Tell whether the sizes of a linear layer are multiples of 16."""
+    """Whether both sizes of a linear layer are multiples of 16."""
     return not (linear.in_features % SIZE_MULTIPLE or linear.out_features % SIZE_MULTIPLE)

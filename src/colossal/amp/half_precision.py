@@ -1,4 +1,4 @@
-"""A whole model in half precision: what is cast, and what must not be."""
+"""A model entirely in half precision: what is cast, and what must not be."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -22,7 +22,7 @@ def castable_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
     [Note: running statistics] A running mean moves by a tenth of a small difference; in float16 it would stop moving,
     and a variance above 65504 would be infinite. torch's kernels take half-precision inputs next to float32 statistics
-    if weight and bias are float32 as well. Normalisations without such statistics compute in float32 inside.
+    if weight and bias are float32 as well. Normalizations without such statistics compute in float32 inside.
     """
     seen: set[nn.Parameter] = set()
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""What an optimizer wrapper asks of a loss scaler, and the scaler that does nothing."""
+"""The interface of loss scalers, and the scaler that does nothing."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 
 class LossScaler(ABC):
-    """What an optimizer wrapper asks of a loss scaler, in the order of a step: scale, unscale, step.
+    """The interface between an optimizer wrapper and a loss scaler, in the order of a step: scale, unscale, step.
 
     Example:
         >>> import torch
@@ -29,7 +29,7 @@ class LossScaler(ABC):
     @property
     @abstractmethod
     def skipped(self) -> bool:
-        """Whether the last step was dropped because a gradient was infinite or NaN."""
+        """Whether the last step was skipped because a gradient was infinite or NaN."""
 
     @abstractmethod
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ class LossScaler(ABC):
             norm: Of all gradients together; the same on all ranks that must agree.
 
         Returns:
-            What the optimizer has to divide them by; None where this can not be left to it, as by default.
+            What the optimizer has to divide them by; None where the optimizer cannot do it, as by default.
         """
         return None
 
@@ -88,12 +88,12 @@ class LossScaler(ABC):
             **kwargs: Passed to its step.
 
         Returns:
-            What the optimizer's own step returns, or None for a step that was dropped.
+            What the optimizer's own step returns, or None for a step that was skipped.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget that gradients were unscaled: they are thrown away without a step."""
+        """Reset the state of gradients that are discarded without a step."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -191,5 +191,5 @@ class NoScaler(LossScaler):
         """Accept any state: a run that scaled its loss may go on in bfloat16.
 
         Args:
-            state: Dropped.
+            state: Ignored.
         """

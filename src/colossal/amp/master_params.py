@@ -1,4 +1,4 @@
-"""Parameters that stand in for those of the model while an optimizer updates them."""
+"""Master parameters, which an optimizer updates in place of those of the model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from torch import nn
 
 
 class MasterParams(ABC):
-    """What an optimizer holds in place of the parameters of the model: copies in float32, or this rank's shares.
+    """What an optimizer holds in place of the parameters of the model: float32 copies, or this rank's shards.
 
     In each step `copy_grads_to_masters` gives them the gradients of the working parameters, the optimizer updates them,
     and `copy_params_from_masters` copies the new values back.
 
     Attributes:
-        pairs: The working parameter of each.
+        pairs: The working parameter of each master weight.
 
     Example:
         >>> import torch
@@ -38,30 +38,30 @@ class MasterParams(ABC):
 
     @abstractmethod
     def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
-        """Take in the parameters of a group that was added to the optimizer.
+        """Create master weights for a group that was added to the optimizer.
 
         Args:
             group: One of the optimizer's groups; changed in place.
 
         Returns:
-            The new masters, and the working parameter of each.
+            The new master weights, and the working parameter of each.
         """
 
     @abstractmethod
     def copy_grads_to_masters(self) -> None:
-        """Move the gradients of the working parameters to the masters, adding to what is there."""
+        """Move the gradients of the working parameters to the master weights, adding to what is there."""
 
     @abstractmethod
     def copy_params_from_masters(self) -> None:
-        """Bring the values of the masters to the working parameters."""
+        """Copy the values of the master weights into the working parameters."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Take the values of the working parameters over into the masters."""
+        """Copy the values of the working parameters into the master weights."""
 
     @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Throw the gradients of the working parameters away.
+        """Discard the gradients of the working parameters.
 
         Args:
             set_to_none: Free them rather than fill them with zeros.

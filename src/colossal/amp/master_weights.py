@@ -14,14 +14,14 @@ from colossal.tensor import copy_placement
 
 @final
 class MasterWeights(MasterParams):
-    """Keeps float32 masters in an optimizer, and the half-precision parameters that they belong to in the model.
+    """Keeps float32 master weights in an optimizer, and the half-precision working parameters in the model.
 
-    A step goes round: gradients of the working parameters are moved to the masters, the optimizer updates the masters,
-    and their rounded values go back to the working parameters. A value that somebody writes into a working parameter,
-    such as by `torch.nn.Module.load_state_dict`, reaches its master before the next step.
+    In each step, the gradients of the working parameters move to the master weights, the optimizer updates these,
+    and their rounded values are copied to the working parameters. A value that is written into a working parameter,
+    such as by `torch.nn.Module.load_state_dict`, is copied to its master weight before the next step.
 
     Args:
-        optimizer: Its groups hold `parameters`; from now on they hold the masters instead, which take over the state.
+        optimizer: Its groups hold `parameters`; from now on they hold the master weights, which take over the state.
         parameters: The parameters to work with in half precision; those that the optimizer does not hold stay as they
             are.
         dtype: What they are cast to, in place.
@@ -65,13 +65,13 @@ class MasterWeights(MasterParams):
             self._add_group([parameter for parameter in group["params"] if parameter in wanted], group)
 
     def add_group(self, group: dict[str, object]) -> dict[nn.Parameter, nn.Parameter]:
-        """Give masters to the half-precision parameters of a group that was added to the optimizer.
+        """Create master weights for the half-precision parameters of a group that was added to the optimizer.
 
         Args:
             group: One of the optimizer's groups.
 
         Returns:
-            The new masters, and the working parameter of each.
+            The new master weights, and the working parameter of each.
         """
         parameters: list[nn.Parameter] = list(group["params"])  # type: ignore[call-overload]
         return self._add_group([parameter for parameter in parameters if parameter.dtype == self._dtype], group)
@@ -100,7 +100,7 @@ class MasterWeights(MasterParams):
         return master
 
     def copy_grads_to_masters(self) -> None:
-        """Move the gradients of the working parameters to the masters, adding to what is there."""
+        """Move the gradients of the working parameters to the master weights, adding to what is there."""
         self._refresh(self._modified_masters())
         pulled = {master: working.grad for master, working in self.pairs.items() if working.grad is not None}
         if self._log_zeros and pulled:
@@ -111,7 +111,7 @@ class MasterWeights(MasterParams):
 
     @torch.no_grad()
     def copy_params_from_masters(self) -> None:
-        """Round the masters into the working parameters."""
+        """Round the master weights into the working parameters."""
         masters: list[torch.Tensor] = list(self.pairs)
         working: list[torch.Tensor] = list(self.pairs.values())
         if masters:
@@ -119,7 +119,7 @@ class MasterWeights(MasterParams):
         self._versions = {master: _version_of(parameter) for master, parameter in self.pairs.items()}
 
     def refresh(self) -> None:
-        """Take the values of the working parameters over into the masters: elsewhere called ``update_master_params``.
+        """Copy the values of the working parameters into the master weights; elsewhere ``update_master_params``.
 
         An element of a master whose rounded value is the working one already is kept: it is more exact. Only values
         that were written past the counter of changes that torch keeps, by ``parameter.data``, need this call.
@@ -127,7 +127,7 @@ class MasterWeights(MasterParams):
         self._refresh(list(self.pairs))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Throw the gradients of the working parameters away; the optimizer does so with those of the masters.
+        """Discard the gradients of the working parameters; the optimizer does so with those of the master weights.
 
         Args:
             set_to_none: Free them rather than fill them with zeros.

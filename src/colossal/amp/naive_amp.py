@@ -16,7 +16,7 @@ def DynamicGradScaler(  # noqa: N802 (the documented name)
     hysteresis: int = 2,
     verbose: bool = False,
 ) -> DynamicScaler:
-    """Make a loss scaler that moves by itself, for gradients on the current device.
+    """Make a dynamic loss scaler, for gradients on the current device.
 
     Args:
         initial_scale: First scale; greater than 0.
@@ -44,13 +44,13 @@ def DynamicGradScaler(  # noqa: N802 (the documented name)
 
 
 def ConstantGradScaler(initial_scale: float, verbose: bool = False) -> DynamicScaler:  # noqa: N802 (the documented name)
-    """Make a loss scaler whose scale never moves, for gradients on the current device.
+    """Make a loss scaler with a constant scale, for gradients on the current device.
 
-    A step whose gradients overflow is dropped all the same.
+    A step whose gradients overflow is skipped all the same.
 
     Args:
         initial_scale: The scale; greater than 0.
-        verbose: Log each dropped step on rank 0.
+        verbose: Log each skipped step on rank 0.
 
     Returns:
         A new scaler.

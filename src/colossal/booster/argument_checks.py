@@ -23,7 +23,7 @@ def check_plugin(plugin: Plugin | None) -> Plugin | None:
 
 
 def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
-    """Refuse settings of a precision beside a plugin that has a precision of its own."""
+    """Reject settings of a precision next to a plugin that has a precision of its own."""
     if plugin.has_own_precision and isinstance(given, MixedPrecision):
         raise ConfigError(
             f"{type(plugin).__name__} casts by itself, and takes a precision by its name. Found {given!r}, whose "
@@ -33,25 +33,25 @@ def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
 
 
 def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
-    """Refuse a loader that gives all data-parallel ranks the same samples."""
+    """Reject a DataLoader that gives all data-parallel ranks the same samples."""
     if not isinstance(dataloader, DataLoader):
         return
-    # A DataLoader with a batch sampler of the user's own has a SequentialSampler besides, which it does not use.
+    # A DataLoader with a custom batch sampler also has a SequentialSampler, which it does not use.
     batches = dataloader.batch_sampler
     sampler = batches.sampler if type(batches) is BatchSampler else dataloader.sampler if batches is None else batches
     if type(sampler) not in (SequentialSampler, RandomSampler):
-        return  # of an iterable dataset, or the user's own, which may divide the dataset by rank
+        return  # of an iterable dataset, or a custom sampler, which may shard the dataset by rank
     _, size = plugin.data_parallel_rank_and_size()
     if size > 1:
         raise ConfigError(
             f"Each of {size} data-parallel ranks trains on samples of its own. Found a DataLoader with a "
-            f"{type(sampler).__name__}, which takes them from the whole dataset on every rank. Build it by "
+            f"{type(sampler).__name__}, which takes them from the full dataset on every rank. Build it by "
             "plugin.prepare_dataloader(dataset, batch_size=...), or with a torch.utils.data.DistributedSampler."
         )
 
 
 def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
-    """Refuse a mesh with an axis that the plugin would ignore, whose ranks would train the same, or drift apart."""
+    """Reject a mesh with an axis that the plugin ignores: its ranks would do the same work, or drift apart."""
     ignored = {axis: mesh.size(axis) for axis in AXES if mesh.size(axis) > 1 and axis not in plugin.supported_axes}
     if ignored:
         sizes = ", ".join(f"{axis}_size={size}" for axis, size in ignored.items())
@@ -63,7 +63,7 @@ def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
 
 
 def check_parts(parts: Parts) -> None:
-    """Refuse parts that do not belong together, which would otherwise train silently wrong."""
+    """Reject parts that do not belong together, which would otherwise train silently wrong."""
     if isinstance(parts.model, ModelWrapper) or isinstance(parts.optimizer, OptimizerWrapper):
         raise ConfigError(
             "boost takes a plain model and a plain optimizer. Found one that is boosted already. "

@@ -70,9 +70,9 @@ class BatchComparer:
         found = gather_objects((dist.get_rank(), digest), self._groups)
         others = [rank for rank, each in sorted(found) if each != min(found)[1]]
         raise ConfigError(
-            "The ranks that share a model, by tensor, sequence or pipeline parallelism, see the same batches. Found "
-            f"another batch {number} on rank {', '.join(map(str, others))} than on rank {min(found)[0]}. Make the "
-            "loader by plugin.prepare_dataloader, and seed what changes samples alike on these ranks."
+            "Ranks of the same replica, under tensor, sequence or pipeline parallelism, must see the same batches. "
+            f"Found a different batch {number} on rank {', '.join(map(str, others))} than on rank {min(found)[0]}. "
+            "Make the DataLoader by plugin.prepare_dataloader, and seed random transforms equally on these ranks."
         )
 
 
@@ -96,7 +96,7 @@ class _CheckedExecutor:
 
 
 def _digest(inputs: Any) -> int:
-    """A signed number of 64 bits that stands for the tensors of a batch."""
+    """A signed 64-bit hash of the tensors of a batch."""
     state = xxhash.xxh3_64(repr(type(inputs)).encode())
     for tensor in tensors_in(inputs):
         state.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())

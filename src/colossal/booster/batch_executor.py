@@ -1,4 +1,4 @@
-"""`Booster.execute_pipeline` where the model is not divided into stages: forward and backward passes of a batch."""
+"""`Booster.execute_pipeline` where the model is not split into stages: forward and backward passes of a batch."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -58,7 +58,7 @@ class BatchExecutor:
         optimizer: OptimizerWrapper | None,
         number: int,
     ) -> tuple[Any, torch.Tensor | None]:
-        """Run one of so many micro-batches; return the outputs and its part of the loss."""
+        """Run one micro-batch; return the outputs and its contribution to the loss."""
         args, kwargs = model_arguments(self._signature, batch)
         with torch.set_grad_enabled(optimizer is not None):
             outputs = self._model(*args, **kwargs)

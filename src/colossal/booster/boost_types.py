@@ -1,4 +1,4 @@
-"""What goes into boosting, and what comes out."""
+"""The inputs and results of `Booster.boost`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -47,7 +47,7 @@ class Parts:
 
 
 class Executor(Protocol):
-    """Runs the forward and backward passes of a batch where a plain call of the model can not.
+    """Runs the forward and backward passes of a batch where a plain call of the model cannot.
 
     Example:
         >>> from colossal.booster import Capabilities, Executor
@@ -102,12 +102,12 @@ def _log_reduction() -> None:
 @final
 @dataclass(frozen=True)
 class Capabilities:
-    """What can be done with a boosted model besides a plain step.
+    """What can be done with a boosted model in addition to a plain step.
 
     Args:
         no_sync: Opens a context in which backward passes accumulate gradients without reducing them over ranks.
             Without data parallelism there is nothing to leave out.
-        executor: Runs the batches of a model that is cut into pipeline stages; None for a whole model.
+        executor: Runs the batches of a model that is split into pipeline stages; None for a full model.
 
     Example:
         >>> from colossal.booster import Capabilities
@@ -132,7 +132,7 @@ class Boosted:
         criterion: The loss function, in the precision of the model.
         dataloader: As given.
         lr_scheduler: As given.
-        capabilities: What can be done with the model besides a plain step; nothing by default.
+        capabilities: What can be done with the model in addition to a plain step; nothing by default.
 
     Example:
         >>> import torch

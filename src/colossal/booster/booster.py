@@ -43,8 +43,8 @@ class Booster(CheckpointMixin):
         plugin: The recipe of parallelism; by default this process trains alone.
         max_norm: Clip the common norm of the gradients to it before each step, under any plugin; 0 does not.
         norm_type: The p of that norm.
-        check_batches: How many batches are compared between the ranks that share a model, by tensor, sequence or
-            pipeline parallelism, and so must see the same; None for all of them, 0 for none.
+        check_batches: How many batches are compared between the ranks of a replica, under tensor, sequence or
+            pipeline parallelism, which must see the same batches; None for all of them, 0 for none.
         refuse_nonfinite: Raise an error at `step`, on all ranks, if a loss or a gradient is infinite or NaN; not with
             fp16, whose overflows skip a step.
 
@@ -97,7 +97,7 @@ class Booster(CheckpointMixin):
         if self.mixed_precision is not None:
             self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
             check_precision(mixed_precision, self.plugin)
-        # Weak, so that a model can be forgotten: what it is capable of knows the parts inside it, not the model itself.
+        # Weak keys, so that models can be freed: Capabilities refer to the modules inside of the wrapper, not to it.
         self._boosted: WeakKeyDictionary[nn.Module, tuple[OptimizerWrapper | None, Capabilities]] = WeakKeyDictionary()
 
     @cached_property
@@ -120,7 +120,7 @@ class Booster(CheckpointMixin):
                 `colossal.lazy.LazyInitContext` gets its values here, under `TorchFSDPPlugin` one unit at a time.
             optimizer: The optimizer of the model's parameters.
             criterion: The loss function.
-            dataloader: The source of batches, from the plugin's `prepare_dataloader` or with a sampler that divides
+            dataloader: The source of batches, from the plugin's `prepare_dataloader` or with a sampler that shards
                 the dataset among the data-parallel ranks; returned as it is.
             lr_scheduler: The schedule of the optimizer; returned as it is.
 
@@ -130,7 +130,7 @@ class Booster(CheckpointMixin):
         Raises:
             ConfigError: The model is boosted already, the optimizer holds parameters of another model, the schedule
                 belongs to another optimizer, or ranks boost different models or optimizers.
-            MeshError: The plugin needs a world, and there is none yet.
+            MeshError: The plugin needs a process group, and none is initialized.
             UnsupportedError: The mesh in force has an axis along which the plugin would do nothing.
 
         Communication: all_reduce, all axes, 16 bytes, by which ranks compare what they boost; and that of the plugin's
@@ -167,7 +167,7 @@ class Booster(CheckpointMixin):
     def _guard(
         self, model: ModelWrapper, optimizer: OptimizerWrapper, mesh: ParallelMesh | None, axes: Sequence[Axis]
     ) -> None:
-        """Let an optimizer clip, and refuse what would go on silently wrong."""
+        """Set up clipping in an optimizer, and reject what would train silently wrong."""
         if self._max_norm > 0:
             optimizer.set_max_norm(self._max_norm, self._norm_type)
         if not optimizer.has_full_grads:
@@ -230,7 +230,7 @@ class Booster(CheckpointMixin):
     ) -> dict[str, Any]:
         """Run the forward and backward passes of a batch: the same line of a training loop under every plugin.
 
-        A plugin that divides the model into pipeline stages runs micro-batches through them; any other one calls the
+        A plugin that splits the model into pipeline stages runs micro-batches through them; any other one calls the
         model, and `backward` on the loss.
 
         The loss, and every gradient, is the mean of those of the micro-batches. If the criterion is a mean over labels,
@@ -280,7 +280,7 @@ class Booster(CheckpointMixin):
 
         Raises:
             ConfigError: Accumulated batches have different numbers of samples, on any data-parallel rank.
-            MeshError: The plugin needs a world, and there is none yet.
+            MeshError: The plugin needs a process group, and none is initialized.
 
         Communication: all_reduce, dp, 16 bytes; none without a plugin.
 
@@ -320,9 +320,9 @@ class Booster(CheckpointMixin):
             model: The model, before it is boosted.
             pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
             lora_config: Which layers get new adapters, and of which rank.
-            bnb_quantization_config: A `transformers.BitsAndBytesConfig`: how to quantise the frozen weights; 4 bits
+            bnb_quantization_config: A `transformers.BitsAndBytesConfig`: how to quantize the frozen weights; 4 bits
                 by default.
-            quantize: Quantise the frozen weights, on a GPU, by bitsandbytes.
+            quantize: Quantize the frozen weights, on a GPU, by bitsandbytes.
 
         Returns:
             The model inside of a `peft.PeftModel`: build the optimizer of its parameters, and boost both.
@@ -330,8 +330,8 @@ class Booster(CheckpointMixin):
         Raises:
             ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
                 `lora_config` names layers that it does not have. The model is as it was then.
-            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks alike.
-            UnsupportedError: The plugin does not support it, peft is not installed, or `quantize` can not be honoured.
+            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks.
+            UnsupportedError: The plugin does not support it, peft is not installed, or the weights cannot be quantized.
 
         Communication: broadcast, dp, 5 KB: all ranks draw the adapters of the first one; none without a plugin.
         """
@@ -348,7 +348,7 @@ class Booster(CheckpointMixin):
 
         Raises:
             ConfigError: The model has no adapters.
-            CheckpointError: A file can not be written; on all ranks alike.
+            CheckpointError: A file cannot be written; on all ranks.
             UnsupportedError: The plugin does not support it, or a package is not installed.
 
         Communication: as in `save_model`, three times.
@@ -365,7 +365,7 @@ class Booster(CheckpointMixin):
         if lora is None:
             raise UnsupportedError(
                 f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
-                "Use TorchDDPPlugin, or train the whole model."
+                "Use TorchDDPPlugin, or train the full model."
             )
         return lora
 

@@ -37,10 +37,10 @@ class CheckpointMixin:
         keep: int = 2,
         use_async: bool = False,
     ) -> None:
-        """Save all that a run needs to go on: model, optimizer, schedule, generators of random numbers, and the step.
+        """Save all that a run needs to resume: model, optimizer, schedule, generators of random numbers, and the step.
 
-        The state of each step is a directory of its own, ``step-00000100``, that appears in one moment when all of it
-        is on the disk. A process that is killed at any time leaves the earlier ones as they were.
+        The state of each step is a separate directory, ``step-00000100``, which appears atomically when all of it is on
+        the disk. A process that is killed at any time leaves the earlier ones as they were.
 
         Args:
             checkpoint: The directory of all states; it is created.
@@ -52,7 +52,7 @@ class CheckpointMixin:
             use_async: Return as soon as the state is copied to host memory, as in `save_model`.
 
         Raises:
-            CheckpointError: Something can not be written, or an earlier asynchronous save failed; on all ranks alike.
+            CheckpointError: Something cannot be written, or an earlier asynchronous save failed; on all ranks.
             ConfigError: `step` is negative, or `keep` below 1.
 
         Communication: as in `save_model`, for each of the parts.
@@ -69,7 +69,7 @@ class CheckpointMixin:
     ) -> int:
         """Load what `save` wrote, under any plugin and any number of ranks.
 
-        With as many ranks as before, the generators of random numbers go on where they were. Ranks that are new begin
+        With as many ranks as before, the random generators continue from their saved states. New ranks start
         streams of their own.
 
         Args:
@@ -83,14 +83,14 @@ class CheckpointMixin:
             How many steps had been taken.
 
         Raises:
-            CheckpointError: There is no such state, or it is damaged, or of another program; on all ranks alike.
+            CheckpointError: There is no such state, or it is damaged, or of another program; on all ranks.
 
         Communication: as in `load_model`, for each of the parts.
         """
         return CheckpointManager(checkpoint, self.checkpoint_io).load(model, optimizer, lr_scheduler, step)
 
     def latest_step(self, checkpoint: str | Path) -> int | None:
-        """Tell from where a run can go on.
+        """Return the step from which a run can resume.
 
         Args:
             checkpoint: The directory of all states.
@@ -98,7 +98,7 @@ class CheckpointMixin:
         Returns:
             The latest step whose state is there; None if there is none, so that the run begins from the start.
 
-        Communication: all_gather_object, the world, a few bytes; none without a plugin.
+        Communication: all_gather_object, all ranks, a few bytes; none without a plugin.
         """
         return CheckpointManager(checkpoint, self.checkpoint_io).latest
 
@@ -124,21 +124,20 @@ class CheckpointMixin:
             model: The boosted model.
             checkpoint: A file, or with `shard` a folder.
             shard: Write several files and an index, in the format of Hugging Face.
-            gather_dtensor: Write whole tensors; must be True. No rank holds them: each writes its own part.
-            prefix: Put in front of the files' names, with `shard`.
+            gather_dtensor: Write full tensors; must be True. No rank gathers them: each writes its shards.
+            prefix: Put before the names of the files, with `shard`.
             size_per_shard: Largest size of a file in MB, with `shard`.
-            use_safetensors: Write safetensors, in which all ranks share the work, instead of torch's own format; a
+            use_safetensors: Write safetensors, which all ranks write in parallel, instead of torch's own format; a
                 file whose name ends with ``.safetensors`` is one in any case.
             use_async: Return as soon as the state is copied to host memory; the files are written while training goes
                 on. An error is raised by the next call, or makes the program fail when it ends.
 
         Raises:
-            CheckpointError: The checkpoint can not be written, or an earlier asynchronous save failed; on all ranks
-                alike.
+            CheckpointError: The checkpoint cannot be written, or an earlier asynchronous save failed; on all ranks.
             UnsupportedError: Not `gather_dtensor`.
 
-        Communication: all_gather_object, the world, a few bytes, six times: all learn how it went. None without a
-        plugin.
+        Communication: all_gather_object, all ranks, a few bytes, six times: all learn whether it succeeded. None
+        without a plugin.
         """
         self.checkpoint_io.save_model(
             model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
@@ -168,9 +167,9 @@ class CheckpointMixin:
             The model.
 
         Raises:
-            CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
+            CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks.
 
-        Communication: as in `save_model`, five times; every rank reads its own part of the files.
+        Communication: as in `save_model`, five times; every rank reads only its shards from the files.
         """
         return self.checkpoint_io.load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
 
@@ -190,14 +189,13 @@ class CheckpointMixin:
             optimizer: The boosted optimizer.
             checkpoint: A file, or with `shard` a folder.
             shard: Write several files and an index.
-            gather_dtensor: Write whole tensors; must be True. No rank holds them: each writes its own part.
-            prefix: Put in front of the files' names, with `shard`.
+            gather_dtensor: Write full tensors; must be True. No rank gathers them: each writes its shards.
+            prefix: Put before the names of the files, with `shard`.
             size_per_shard: Largest size of a file in MB, with `shard`.
             use_async: Return as soon as the state is copied to host memory, as in `save_model`.
 
         Raises:
-            CheckpointError: The checkpoint can not be written, or an earlier asynchronous save failed; on all ranks
-                alike.
+            CheckpointError: The checkpoint cannot be written, or an earlier asynchronous save failed; on all ranks.
             UnsupportedError: Not `gather_dtensor`.
 
         Communication: as in `save_model`.
@@ -222,7 +220,7 @@ class CheckpointMixin:
             num_threads: Number of threads that read shards.
 
         Raises:
-            CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks alike.
+            CheckpointError: The checkpoint is missing, damaged or of another model; on all ranks.
 
         Communication: as in `load_model`.
         """
@@ -236,7 +234,7 @@ class CheckpointMixin:
             checkpoint: A file.
 
         Raises:
-            CheckpointError: The checkpoint can not be written; on all ranks alike.
+            CheckpointError: The checkpoint cannot be written; on all ranks.
 
         Communication: as in `save_model`.
         """
@@ -250,7 +248,7 @@ class CheckpointMixin:
             checkpoint: A file.
 
         Raises:
-            CheckpointError: The checkpoint is missing, damaged or of another schedule; on all ranks alike.
+            CheckpointError: The checkpoint is missing, damaged or of another schedule; on all ranks.
 
         Communication: as in `save_model`, twice.
         """

@@ -45,7 +45,7 @@ def check_agreement(
     shown = "; ".join(differences[:_SHOWN]) + (f"; and {len(differences) - _SHOWN} more" * (len(differences) > _SHOWN))
     raise ConfigError(
         "All ranks boost the same model and optimizer, with the same plugin and precision. Found that they differ in "
-        f"{shown}. Build them alike on all ranks: seeds and data may depend on the rank, these may not."
+        f"{shown}. Build the same ones on all ranks: seeds and data may depend on the rank, these may not."
     )
 
 
@@ -77,7 +77,7 @@ def _describe(parts: Parts, plugin: Plugin, precision: MixedPrecision | None) ->
 
 
 def _shortened(names: Sequence[str]) -> str:
-    """The names themselves where they are few, and what stands for all of them."""
+    """The names themselves where they are few, and a hash of all of them."""
     digest = xxhash.xxh3_64_hexdigest("\n".join(names).encode())
     return f"{len(names)}: {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''} [{digest[:6]}]"
 

@@ -8,10 +8,10 @@ from torch.utils.data import DistributedSampler
 
 @final
 class EpochSampler(DistributedSampler[Any]):
-    """Divides a dataset among the data-parallel ranks, in a new order for each epoch.
+    """Splits a dataset across the data-parallel ranks, in a new order for each epoch.
 
-    Each new iterator begins the next epoch, so that nobody has to remember `set_epoch`; a program that resumes calls
-    it once. All arguments are those of `torch.utils.data.DistributedSampler`: where the ranks do not divide the
+    Each new iterator begins the next epoch, so that `set_epoch` is not needed; a program that resumes calls it
+    once. All arguments are those of `torch.utils.data.DistributedSampler`: where the ranks do not divide the
     dataset, the first samples are repeated, or with ``drop_last=True`` the last ones left out.
     """
 

@@ -12,10 +12,10 @@ from colossal.pipeline.microbatch import tensors_in
 
 
 def move_inputs(model: ModelWrapper, accelerator: Accelerator) -> None:
-    """Let a model take batches from host memory, as `Booster.execute_pipeline` does.
+    """Move the inputs of a model from host memory to its device, as `Booster.execute_pipeline` does.
 
-    What torch itself does here depends on the wrapper and on the device: FSDP moves inputs on some accelerators, DDP if
-    it is told the device, other models never. So it is done before all of them. Labels that the model does not get are
+    What torch itself does here depends on the wrapper and on the device: FSDP moves inputs on some accelerators, DDP
+    with `device_ids`, other models never. So it is done before all of them. Labels that the model does not get are
     for the program to move.
     """
     model.register_forward_pre_hook(

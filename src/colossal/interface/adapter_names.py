@@ -8,7 +8,7 @@ from typing import Any, Self, final
 from torch import nn
 
 _PREFIX = "base_model.model."
-"""What peft puts in front of every name in a file of adapters."""
+"""The prefix of every name in an adapter file of peft."""
 
 
 @final
@@ -64,7 +64,7 @@ class AdapterNames:
 
 
 def base_model_of(module: nn.Module) -> nn.Module:
-    """Return the model that adapters stand in.
+    """Return the base model of a model with adapters.
 
     Args:
         module: Any module.
@@ -103,13 +103,13 @@ def active_adapter(model: Any) -> str:
 
 
 def is_peft_model(module: nn.Module) -> bool:
-    """Tell whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
+    """Whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
 
     Args:
         module: Any module.
 
     Returns:
-        Whether adapters of peft stand in it.
+        Whether it has adapters of peft.
 
     Example:
         >>> import torch
@@ -122,7 +122,7 @@ def is_peft_model(module: nn.Module) -> bool:
 
 
 def _base_children(module: nn.Module | None) -> tuple[str, ...]:
-    """Return what a module of peft calls the layer of the base model that it stands around; nothing for others."""
+    """Return the attribute names under which a module of peft holds the base layer; nothing for others."""
     layers, others = sys.modules.get("peft.tuners.tuners_utils"), sys.modules.get("peft.utils.other")
     if layers is not None and isinstance(module, layers.BaseTunerLayer):
         return ("base_layer",)

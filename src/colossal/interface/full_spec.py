@@ -1,4 +1,4 @@
-"""What ranks that have only some of a model or of an optimizer know of the whole."""
+"""The specs of a full model and a full optimizer, for ranks that hold only some of their parameters."""
 
 import copy
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from colossal.tensor import strip_compile_prefix
 @final
 @dataclass(frozen=True)
 class FullModelSpec:
-    """What the whole model is, of which this rank has some modules. A model that has one says so as its `full_spec`.
+    """Describes the full model, of which this rank has some modules. A model that has one gives it as its `full_spec`.
 
     Args:
-        roots: What is here: modules whose state has the names of the whole model.
-        names: All names of the whole model's state, in its order, each with the first name of the same tensor.
-        ranks: The global ranks that have the same modules as this one, or other parts of their tensors.
+        roots: What is here: modules whose state has the names of the full model.
+        names: All names of the full model's state, in its order, each with the first name of the same tensor.
+        ranks: The global ranks that have the same modules as this one, or other shards of their tensors.
         metadata: The versions of all modules, as torch writes them into a state dict.
         config: The configuration as the user wrote it; None without one.
         adapter_names: What the names are in the files of a checkpoint; None for a model without adapters.
@@ -29,8 +29,8 @@ class FullModelSpec:
     Example:
         >>> from torch import nn
         >>> from colossal.interface import FullModelSpec
-        >>> whole = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-        >>> full_spec = FullModelSpec.of(whole)
+        >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        >>> full_spec = FullModelSpec.of(model)
         >>> full_spec.names
         {'0.weight': '0.weight', '1.weight': '1.weight'}
     """
@@ -44,13 +44,13 @@ class FullModelSpec:
 
     @classmethod
     def of(cls, model: nn.Module) -> "FullModelSpec":
-        """Look at a whole model, before it is cut.
+        """Record what a full model is, before it is sharded.
 
         Args:
             model: The model; it may be built lazily.
 
         Returns:
-            Its full_spec, of a rank that has everything.
+            Its spec, for a rank that holds everything.
         """
         state: Any = model.state_dict(keep_vars=True)
         first: dict[int, str] = {}
@@ -70,13 +70,13 @@ class FullModelSpec:
 
 
 def full_spec_of(model: nn.Module) -> FullModelSpec | None:
-    """Look whether a model is only a part of one.
+    """Return the spec of the full model, if a model is only one rank's shards of it.
 
     Args:
         model: Any model.
 
     Returns:
-        What the whole one is; None for a whole model.
+        The spec of the full one; None if the model is a full one itself.
 
     Example:
         >>> from torch import nn
@@ -114,11 +114,11 @@ class Peers:
 @final
 @dataclass(frozen=True)
 class FullOptimizerSpec:
-    """What the groups of the whole optimizer are, of whose parameters this rank has some.
+    """Describes the groups of the full optimizer, of whose parameters this rank has some.
 
     Args:
         groups: The names of the parameters of each group, in order; the first name of those with several.
-        ranks: The global ranks that have the same parameters as this one, or other parts of them.
+        ranks: The global ranks that have the same parameters as this one, or other shards of them.
 
     Example:
         >>> from colossal.interface import FullOptimizerSpec

@@ -35,7 +35,7 @@ def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
 def refuse_partial_export(model: nn.Module) -> None:
     """Make `save_pretrained` of a model raise if this rank has shards or some layers of it only.
 
-    transformers and peft write what a process has; they do not know of our shards, and would write a shard under the
+    transformers and peft write what a process has; they do not support our shards, and would write a shard under the
     name of the full parameter.
     """
     full_spec = full_spec_of(model)

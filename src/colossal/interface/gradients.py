@@ -1,4 +1,4 @@
-"""Norms and limits of gradients that may be sharded: each rank works on its own shard, and sums are added up."""
+"""Norms and limits of gradients that may be sharded: each rank processes its shards, and sums are reduced."""
 
 import math
 from collections.abc import Iterable, Sequence

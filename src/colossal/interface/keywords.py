@@ -34,7 +34,7 @@ class Field:
 class Refused:
     """A documented keyword that has one effect only, or none."""
 
-    accepted: tuple[Any, ...]  # the values that ask for no more than that
+    accepted: tuple[Any, ...]  # the values that need no more than that
     required: str  # what is required
     instead: Mapping[str, str]  # the nearest that works, by the class that was asked
 
@@ -91,13 +91,13 @@ REFUSED: Mapping[str, Refused] = {
     "overlap_p2p": Refused(
         (True,),
         "A pipeline computes while it sends and receives",
-        {"HybridParallelPlugin": "overlap_p2p=True: messages of a pipeline always travel while stages compute"},
+        {"HybridParallelPlugin": "overlap_p2p=True: point-to-point communication always overlaps with computation"},
     ),
 }
 
 
 def refuse_unsupported(owner: str, given: Mapping[str, Any]) -> None:
-    """Refuse documented keywords whose values nothing would honour."""
+    """Reject documented keywords with values that are not implemented."""
     for name, refused in REFUSED.items():
         if name in given and given[name] not in refused.accepted:
             value: Any = given[name]
@@ -141,5 +141,5 @@ def check_known(owner: str, given: Mapping[str, Any], known: tuple[str, ...]) ->
     """Refuse keywords of a dictionary that nothing reads."""
     if unknown := given.keys() - set(known):
         raise ConfigError(
-            f"{owner} knows {', '.join(known)}. Found {', '.join(sorted(unknown))}. Leave it out, or correct the name."
+            f"{owner} accepts {', '.join(known)}. Found {', '.join(sorted(unknown))}. Remove or correct it."
         )

@@ -71,7 +71,7 @@ class ModelWrapper(nn.Module):
             return self.module(*args, **kwargs)
 
     def forbid_torch_clipping(self) -> None:
-        """Refuse functions of torch that clip gradients, which would see a part of them: the optimizer's do it."""
+        """Reject torch's clipping functions, which would see only a shard of the gradients, unlike the optimizer's."""
         self._has_full_grads = False
 
     def named_parameters(
@@ -88,14 +88,14 @@ class ModelWrapper(nn.Module):
             Names and parameters.
 
         Raises:
-            ConfigError: `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.clip_grad_value_` asks, and the gradients
+            ConfigError: `torch.nn.utils.clip_grad_norm_` or `torch.nn.utils.clip_grad_value_` calls, and the gradients
                 are not in the parameters, or some are on other ranks.
         """
         if not self._has_full_grads and _is_clipping():
             raise ConfigError(
-                "Gradients that several ranks have parts of, or that are in float32 copies, are clipped by the boosted "
+                "Gradients that are sharded over ranks, or that are in master weights, must be clipped by the boosted "
                 "optimizer. Found a call of torch.nn.utils.clip_grad_norm_ or clip_grad_value_ on the boosted model, "
-                "which would clip a part of them by another norm on each rank, or none. Call "
+                "which would clip the gradients of each rank by a different norm, or none. Call "
                 "optimizer.clip_grad_by_norm(max_norm) or optimizer.clip_grad_by_value(value), or pass max_norm to the "
                 "Booster."
             )
@@ -130,11 +130,11 @@ class ModelWrapper(nn.Module):
         """Return the user's own model, with the parameter names that it was built with.
 
         Args:
-            unwrap_peft: Of a model with adapters, return the base model that they stand in; otherwise the
+            unwrap_peft: Of a model with adapters, return the base model that they adapt; otherwise the
                 `peft.PeftModel` that `boost` was given, which can merge them: ``merge_and_unload()``.
 
         Returns:
-            The unwrap_model module: not a wrapper such as `ModelWrapper` and `DistributedDataParallel`.
+            The unwrapped module: not a wrapper such as `ModelWrapper` and `DistributedDataParallel`.
         """
         module = unwrap_model(self.module)
         return base_model_of(module) if unwrap_peft else module
@@ -142,7 +142,7 @@ class ModelWrapper(nn.Module):
 
 def _is_clipping() -> bool:
     """Whether one of torch's functions that clip gradients goes through parameters, directly or in a list."""
-    frame = sys._getframe()  # noqa: SLF001 (the only way to see who asks)
+    frame = sys._getframe()  # noqa: SLF001 (the only way to find the caller)
     for _ in range(_FRAMES):
         if frame is None:
             return False
@@ -174,13 +174,13 @@ def unwrap_model(module: nn.Module) -> nn.Module:
 
 
 def _attribute_hint(module: nn.Module | None, name: str) -> str:
-    """Say how to get at an attribute of the user's own model that the boosted one does not have."""
+    """Say how to access an attribute of the original model that the boosted one does not have."""
     if module is None or name.startswith("__"):
         return ""
-    own = unwrap_model(module)
-    if hasattr(own, name):
+    original = unwrap_model(module)
+    if hasattr(original, name):
         return f"The model that was boosted has it: use model.unwrap().{name}"
-    full_spec = full_spec_of(own)
+    full_spec = full_spec_of(original)
     if full_spec is not None and any(hasattr(root, name) for root in full_spec.roots):
         return f"The model is partitioned into pipeline stages: use {name} of the model before it is boosted"
     return ""

@@ -49,7 +49,7 @@ class NonFiniteCheck:
         self._losses.append(loss.detach().isfinite().all())
 
     def clear(self) -> None:
-        """Forget the losses of a step that is not made."""
+        """Discard the losses of a step that is not taken."""
         self._losses.clear()
 
     def check(self, parameters: Mapping[torch.Tensor, str]) -> None:
@@ -59,7 +59,7 @@ class NonFiniteCheck:
             parameters: The parameters that are going to be updated, with their names.
 
         Raises:
-            NonFiniteError: One is; on all ranks alike.
+            NonFiniteError: One is; on all ranks.
 
         Communication: all_reduce, all axes, 1 byte; if something is not finite, all_gather_object.
         """

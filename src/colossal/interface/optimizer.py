@@ -28,12 +28,12 @@ class OptimizerWrapper:
         scaler: The loss scaler; none by default.
         param_names: Name of each parameter in the model; checkpoints store optimizer state under these names. A master
             has the name of its working parameter.
-        masters: What the optimizer holds in place of parameters: float32 copies, or this rank's shares of them; by
-            default it holds the parameters themselves.
+        masters: What the optimizer holds in place of parameters: float32 copies, or this rank's shards of them;
+            by default it holds the parameters themselves.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
         peers: The ranks that have other parameters of the model; none by default.
-        full_spec: What the whole optimizer is, where this rank has only some of its parameters.
+        full_spec: What the full optimizer is, where this rank has only some of its parameters.
 
     Raises:
         UnsupportedError: The optimizer needs full parameters, and one of them is sharded.
@@ -77,7 +77,7 @@ class OptimizerWrapper:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters of all groups, and masters where there are some."""
+        """The parameters of all groups; master weights where there are some."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     @property
@@ -132,7 +132,7 @@ class OptimizerWrapper:
         """
         if (found := (self._max_norm, self._norm_type)) != (max_norm, norm_type) and found[0] > 0:
             raise ConfigError(
-                f"Gradients are clipped to one norm. Found max_norm={max_norm} with norm_type={norm_type} beside "
+                f"Gradients are clipped to one norm. Found max_norm={max_norm} with norm_type={norm_type} next to "
                 f"{found[0]} with {found[1]} of the plugin. Pass one of them."
             )
         self._max_norm, self._norm_type = max_norm, norm_type
@@ -154,7 +154,7 @@ class OptimizerWrapper:
         self._nonfinite = check
 
     def register_zero_grad_hook(self, callback: Callable[[], None]) -> None:
-        """Have gradients thrown away that are not in the parameters, such as those that wait to be reduced.
+        """Register how to discard gradients that are not in the parameters, such as those that wait to be reduced.
 
         Args:
             callback: Called by `zero_grad`.
@@ -208,25 +208,26 @@ class OptimizerWrapper:
             closure: Recomputes the loss, for optimizers that need it. Loss scaling refuses it.
 
         Returns:
-            What the wrapped optimizer's step returns; None for a step that was dropped.
+            What the wrapped optimizer's step returns; None for a step that was skipped.
 
         Raises:
             ConfigError: The loss is scaled, and these are gradients of one that was not.
             NonFiniteError: A loss or a gradient is infinite or NaN, after `refuse_nonfinite`.
-            UnsupportedError: There is a closure, and loss scaling or masters.
+            UnsupportedError: There is a closure, and loss scaling or master weights.
 
         Communication: as in `unscale_grad`; with a `max_norm`, as in `clip_grad_by_norm`.
         """
         if self._nonfinite is not None and closure is not None:
             raise UnsupportedError(
-                "Non-finite gradients are refused before a step. Found a closure, which computes them within. Drop one."
+                "Non-finite gradients are refused before a step. Found a closure, which computes them in the step. "
+                "Leave one out."
             )
         if self.masters is None and closure is not None:
             return self.scaler.step(self.optim, closure)
         if closure is not None:
             raise UnsupportedError(
-                "A step on float32 masters uses gradients that are there already. Found a closure, which would see "
-                "half-precision parameters that do not move. Train in float32 or with mixed_precision='bf16'."
+                "A step on float32 master weights uses gradients that are there already. Found a closure, which sees "
+                "half-precision parameters that do not change. Train in float32 or with mixed_precision='bf16'."
             )
         if self.masters is not None:
             self.masters.copy_grads_to_masters()
@@ -241,7 +242,7 @@ class OptimizerWrapper:
         return result
 
     def _clip_and_divide(self) -> dict[str, float]:
-        """Clip to the norm of the constructor, or tell an optimizer to clip and unscale in its own pass."""
+        """Clip to the norm of the constructor, or let an optimizer clip and unscale in its own pass."""
         is_scaled = not isinstance(self.scaler, NoScaler)
         divides = hasattr(self.optim, "set_param_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
         self._check_scaled()
@@ -257,7 +258,7 @@ class OptimizerWrapper:
         return {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Throw the gradients away.
+        """Discard the gradients.
 
         Args:
             set_to_none: Free them rather than fill them with zeros.
@@ -300,7 +301,7 @@ class OptimizerWrapper:
             RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
             UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
 
-        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients. Before, as
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
         in `unscale_grad`.
         """
         self.unscale_grad()
@@ -308,7 +309,7 @@ class OptimizerWrapper:
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"Clipping with error_if_nonfinite needs a finite norm. Found {norm.item()}: a gradient is non-finite. "
-                "Drop the step, or leave error_if_nonfinite out."
+                "Skip the step, or leave error_if_nonfinite out."
             )
         scale(self._grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
         return norm
@@ -325,7 +326,7 @@ class OptimizerWrapper:
         Raises:
             UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
 
-        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for whole gradients. Before, as
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
         in `unscale_grad`.
         """
         self.unscale_grad()
@@ -349,7 +350,7 @@ class OptimizerWrapper:
     def unscale_grad(self) -> None:
         """Divide the gradients by the loss scale, once for each step however often it is called.
 
-        With masters, the gradients of the model's parameters move to theirs first.
+        With master weights, the gradients of the model's parameters move to these first.
 
         Communication: all_reduce, the axes that shard a parameter, 4 bytes each, if the loss is scaled: an overflow is
         agreed on.

@@ -17,7 +17,7 @@ _IMPLEMENTATIONS = ("fused", "foreach", "capturable", "differentiable")
 """Hyperparameters that choose a kernel for the same update."""
 
 Split = Callable[[Sequence[torch.Tensor]], list[list[torch.Tensor]]]
-"""Tells what each of two ranks has of full tensors."""
+"""Splits full tensors into what each of two ranks holds."""
 
 
 AsParameter = Callable[[torch.Tensor], torch.Tensor]
@@ -29,7 +29,7 @@ def check_optimizer(
 ) -> None:
     """Refuse an optimizer that would compute another update from what a rank has than one process computes.
 
-    Optimizers of `colossal.nn.optimizer` say by ``updates_shards`` that they know of shards. Any other one is tried: a
+    Optimizers of `colossal.nn.optimizer` declare support of shards by ``updates_shards``. Any other one is tried: a
     new one of the same class and hyperparameters updates small tensors, once in full, and once as two ranks would.
 
     Args:
@@ -68,8 +68,8 @@ def check_optimizer(
                 f"A rank has {'shards of the' if shards else 'only some of the'} parameters here. Found "
                 f"{type(optimizer).__name__}, {reason}. Take an optimizer that updates each element by itself, such as "
                 "torch.optim.AdamW or colossal.nn.optimizer.HybridAdam, or one of colossal.nn.optimizer that sums over "
-                "full parameters, such as Lamb or DistributedAdaFactor, or TorchDDPPlugin on a mesh with dp alone. If "
-                "the optimizer does know of shards, say so by updates_shards = True in its class."
+                "full parameters, such as Lamb or DistributedAdaFactor, or TorchDDPPlugin on a mesh with only dp. If "
+                "the optimizer does support shards, declare it by updates_shards = True in its class."
             )
 
 
@@ -88,7 +88,7 @@ def _arguments(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
 def _incorrect_because(
     kind: type[Optimizer], arguments: dict[str, Any], device: torch.device, split: Split, as_parameter: AsParameter
 ) -> str | None:
-    """Tell why an optimizer is wrong on what ranks have; None if it is right."""
+    """Return why an optimizer is wrong on what ranks have; None if it is right."""
 
     def update(
         values: Iterable[torch.Tensor], grads: Iterable[Sequence[torch.Tensor]], made: AsParameter = as_parameter
@@ -110,8 +110,8 @@ def _incorrect_because(
         try:
             full = update(values, grads, _identity)
             ranks = zip(split(values), zip(*map(split, grads), strict=True), split(full), strict=True)
-            pairs = [pair for own, steps, new in ranks for pair in zip(update(own, steps), new, strict=True)]
-        except Exception as error:  # noqa: BLE001 (whatever an optimizer of somebody else has against these tensors)
+            pairs = [pair for shards, steps, new in ranks for pair in zip(update(shards, steps), new, strict=True)]
+        except Exception as error:  # noqa: BLE001 (any error of a third-party optimizer on these tensors)
             failed = f"which cannot be tried on shards ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
             reason = reason or failed
             continue
@@ -119,8 +119,8 @@ def _incorrect_because(
         error = max(float((found - expected).abs().max()) for found, expected in pairs)
         if error <= _TOLERANCE * moved:
             return None
-        share = error / max(moved, 1e-30)
-        differs = f"{share:.0%}" if share >= _SHOWN else f"less than {_SHOWN:.0%}"
+        relative_error = error / max(moved, 1e-30)
+        differs = f"{relative_error:.0%}" if relative_error >= _SHOWN else f"less than {_SHOWN:.0%}"
         return f"whose update then is not that of one process: in a trial it differed by {differs}"
     return reason
 

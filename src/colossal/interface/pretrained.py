@@ -9,7 +9,7 @@ from colossal.lazy.pretrained import pretrained_path, remember_path
 
 
 def get_pretrained_path(model: nn.Module) -> str | None:
-    """Tell where the weights of a model come from."""
+    """Return where the weights of a model come from."""
     return pretrained_path(_own(model))
 
 

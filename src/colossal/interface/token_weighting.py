@@ -16,7 +16,7 @@ class TokenWeighting:
 
     Gradients are averaged over micro-batches and data-parallel ranks, and added up over accumulated batches. If each of
     them has another number of labels that are not -100, this mean of means is not the mean over all labels, and depends
-    on how the batch is divided. With weighted losses it is the loss of one process on all samples at once, and so is
+    on how the batch is split. With weighted losses it is the loss of one process on all samples at once, and so is
     every gradient. `Booster.weight_by_tokens` makes the object for the ranks of its plugin.
 
     Args:
@@ -67,8 +67,8 @@ class TokenWeighting:
         self.num_labels, num_uneven = map(int, totals.tolist())
         if num_uneven:
             raise ConfigError(
-                "Batches that are accumulated have as many samples, which tell into how many micro-batches one is "
-                f"divided. Found {sizes} on this rank, and {num_uneven} ranks with uneven ones. Leave the last "
+                "Accumulated batches must have the same number of samples, which determines the size of a micro-batch. "
+                f"Found {sizes} on this rank, and different numbers on {num_uneven} ranks. Leave the last "
                 "batch out by drop_last=True, or step after it."
             )
 
@@ -76,28 +76,29 @@ class TokenWeighting:
         """Weight a loss.
 
         Args:
-            loss: The mean over the labels that count of a micro-batch, or of a batch that is not divided.
+            loss: The mean over the labels that count of a micro-batch, or of a batch that is not split.
             labels: Its labels, (samples, ...), as they were counted; also those that do not count.
 
         Returns:
             The weighted loss, to call backward on. Its mean over micro-batches and data-parallel ranks, summed over
-            accumulated batches, is the mean loss of all labels; zero without any. If there are none in the whole step,
+            accumulated batches, is the mean loss of all labels; zero without any. If there are none in the entire step,
             the loss as it is.
 
         Raises:
-            ConfigError: The samples are no equal part of a counted batch.
+            ConfigError: The number of samples does not divide that of a counted batch.
         """
         if not len(labels) or self._num_samples % len(labels):
             raise ConfigError(
-                f"A micro-batch is an equal part of a batch whose labels were counted, of {self._num_samples} samples. "
-                f"Found labels of {len(labels)}. Count the labels of every batch until the next optimizer step."
+                f"A micro-batch must have a divisor of the {self._num_samples} samples of a batch whose labels were "
+                f"counted. Found labels of {len(labels)} samples. Count the labels of every batch until the next "
+                "optimizer step."
             )
         if not self.num_labels:
             return loss
         count = self._count(labels).to(loss.device)
         num_means = self._num_samples // len(labels) * self._num_ranks
         weight = (count.double() * (num_means / self.num_labels)).to(loss.dtype)
-        return torch.where(count > 0, loss * weight, 0.0)  # without labels the mean is no number
+        return torch.where(count > 0, loss * weight, 0.0)  # without labels the mean is NaN
 
     def _count(self, labels: torch.Tensor) -> torch.Tensor:
         return ((labels[:, 1:] if self._causal else labels) != self._ignore_index).sum()

@@ -1,4 +1,4 @@
-"""Low-rank adapters over peft: few trainable parameters beside frozen weights."""
+"""Low-rank adapters over peft: few trainable parameters next to frozen weights."""
 
 from colossal.booster.lora.lora import Lora
 from colossal.booster.lora.quantization import BitsAndBytes, Quantizer

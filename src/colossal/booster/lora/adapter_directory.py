@@ -29,7 +29,7 @@ def read_adapter_config(directory: Path) -> "LoraConfig":
     except Exception as error:
         raise CheckpointError(
             f"Adapters need a readable configuration. Found {directory / ADAPTER_CONFIG}, which peft cannot read: "
-            f"{type(error).__name__}: {error}. Check that it was copied whole."
+            f"{type(error).__name__}: {error}. Check that it was copied completely."
         ) from error
     if not isinstance(config, LoraConfig):
         raise CheckpointError(
@@ -48,7 +48,7 @@ def adapter_weights_path(directory: Path) -> Path:
             return directory / name
     raise CheckpointError(
         f"Saved adapters are in {' or '.join(ADAPTERS.values())}. Found neither in {directory}. "
-        "Check that the directory was copied whole."
+        "Check that the directory was copied completely."
     )
 
 

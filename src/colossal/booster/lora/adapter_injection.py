@@ -35,15 +35,15 @@ def inject_adapters(model: nn.Module, config: "LoraConfig") -> "PeftModel":
         raise
     except Exception as error:
         raise ConfigError(
-            f"LoRA needs layers of the model that peft can adapt. Found that peft refuses {type(model).__name__}: "
+            f"LoRA needs layers of the model that peft can adapt. Found that peft rejects {type(model).__name__}: "
             f"{str(error).rstrip('. ')}. Choose target_modules from model.named_modules()."
         ) from error
     present = {"target_modules": adapted.targeted_module_names, "modules_to_save": _saved_modules(adapted)}
     for option, names in wanted.items():
         if lost := [name for name in names if not any(_matches(each, name) for each in present[option])]:
             raise ConfigError(
-                f"Every name in {option} stands for a layer of the model. Found {lost}, which no layer of "
-                f"{type(model).__name__} is called. Choose from model.named_modules()."
+                f"Every name in {option} must match a layer of the model. Found {lost}, which match no layer of "
+                f"{type(model).__name__}. Choose from model.named_modules()."
             )
     return adapted
 
@@ -65,7 +65,7 @@ def _matches(name: str, target: str) -> bool:
 
 @contextmanager
 def restore_on_error(model: nn.Module) -> Iterator[None]:
-    """Give a model its own layers back, and let them train as before, if the block raises."""
+    """Restore the original layers of a model and their requires_grad, if the block raises."""
     modules = dict(model.named_modules())
     trainable = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:

@@ -12,11 +12,11 @@ from colossal.interface import is_peft_model
 from colossal.logging import get_dist_logger
 
 _ADAPTER_NAME_PARTS = ("lora_", "modules_to_save")  # parts of the names of what peft adds
-_PER_PARAM_KEYS = ("params", "param_names")  # what a group has of each parameter, besides its options
+_PER_PARAM_KEYS = ("params", "param_names")  # what a group has of each parameter, in addition to its options
 
 
 def drop_frozen_params(parts: Parts) -> None:
-    """Let the optimizer of a model with adapters hold what is trained, in place.
+    """Keep only the trainable parameters in the optimizer of a model with adapters, in place.
 
     Frozen parameters never get a gradient, but would be listed in each checkpoint of the optimizer and copied by a
     precision that keeps copies in float32. A model without adapters keeps its frozen parameters: it may thaw them.
@@ -74,7 +74,7 @@ def _add_adapters_to_optimizer(
 
 
 def _set_group_params(group: dict[str, Any], parameters: list[nn.Parameter], names: Mapping[nn.Parameter, str]) -> None:
-    """Let a group hold other parameters, by names that it knows or that are new."""
+    """Replace the parameters of a group, which keeps its names or gets new ones."""
     if "param_names" in group:
         known = {**names, **dict(zip(group["params"], group["param_names"], strict=True))}
         group["param_names"] = [known[parameter] for parameter in parameters]

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 class Lora:
     """Adds low-rank adapters to a model, and saves them for peft.
 
-    The frozen weights stay as they are; next to each chosen layer stand two thin matrices that are trained instead.
-    They begin alike on all ranks: every rank draws them from the random generator of the first one.
+    The frozen weights stay as they are; next to each chosen layer, two low-rank matrices are trained instead.
+    They start from the same values on all ranks: every rank draws them from the random generator of the first one.
 
     Args:
         writers: Who writes the files and how the ranks agree.
-        axes: The axes of the mesh whose ranks begin alike; none for a process on its own.
-        quantizer: Stores frozen weights in few bits; None where the plugin can not train beside such weights.
+        axes: The axes of the mesh whose ranks start from the same adapters; none for a single process.
+        quantizer: Stores frozen weights in few bits; None where the plugin cannot train next to such weights.
         mesh: The mesh; the ambient one by default.
 
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, https://arxiv.org/abs/2106.09685.
@@ -83,8 +83,8 @@ class Lora:
             device: Where the model will be trained.
             pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
             lora_config: Which layers get new adapters, and of which rank.
-            bnb_quantization_config: How to quantise the frozen weights; 4 bits by default.
-            quantize: Quantise the frozen weights.
+            bnb_quantization_config: How to quantize the frozen weights; 4 bits by default.
+            quantize: Quantize the frozen weights.
 
         Returns:
             The model inside of a `peft.PeftModel`.
@@ -92,12 +92,12 @@ class Lora:
         Raises:
             ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
                 `lora_config` names layers that it does not have. The model is as it was then.
-            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks alike. The
+            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks. The
                 model is as it was then.
-            UnsupportedError: peft is not installed, or the weights can not be quantised here.
+            UnsupportedError: peft is not installed, or the weights cannot be quantized here.
 
         Communication: broadcast, the axes, 5 KB: the state of the random generator; and all_gather_object, a few bytes,
-        twice or more: all learn how it went.
+        twice or more: all learn whether it succeeded.
         """
         require_peft()
         self._check(model, pretrained_dir, lora_config, bnb_quantization_config, quantize)
@@ -122,7 +122,7 @@ class Lora:
 
         Raises:
             ConfigError: The model has no adapters.
-            CheckpointError: A file can not be written; on all ranks alike.
+            CheckpointError: A file cannot be written; on all ranks.
             UnsupportedError: peft is not installed, or safetensors is asked for and not installed.
 
         Communication: that of `CheckpointIO.save_model` with the adapters alone, and twice all_gather_object, a few
@@ -162,7 +162,7 @@ class Lora:
             )
         if bnb_config is not None and not quantize:
             raise ConfigError(
-                "bnb_quantization_config says how to quantise, which quantize=True asks for. Found it with "
+                "bnb_quantization_config says how to quantize, which quantize=True asks for. Found it with "
                 "quantize=False. Pass quantize=True, or leave the configuration out."
             )
 
@@ -172,14 +172,14 @@ class Lora:
     def _quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
         if self._quantizer is None:
             raise UnsupportedError(
-                "Quantised weights have to stay whole on each rank. Found quantize=True under a plugin that shards "
+                "Quantized weights have to stay unsharded on each rank. Found quantize=True under a plugin that shards "
                 "them. Pass quantize=False, or use TorchDDPPlugin."
             )
         self._quantizer.quantize(model, device, config)
 
 
 def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
-    """Return what of the adapters of a model is here, and its `peft.PeftModel`; or that of one of its stages."""
+    """Return this rank's adapters of a model, and its `peft.PeftModel`, or that of one of its stages."""
     found: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
     full_spec = full_spec_of(found)
     roots: list[Any] = [found] if full_spec is None else list(full_spec.roots)

@@ -21,12 +21,12 @@ class Quantizer(Protocol):
     """
 
     def quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
-        """Replace the linear layers of a model by quantised ones, in place, and move it to the device.
+        """Replace the linear layers of a model by quantized ones, in place, and move it to the device.
 
         Args:
             model: The model.
             device: Where it is trained.
-            config: How to quantise; a default of the implementation if None.
+            config: How to quantize; a default of the implementation if None.
         """
         ...
 
@@ -34,7 +34,7 @@ class Quantizer(Protocol):
 @final
 @dataclass(frozen=True)
 class _QuantizationOptions:
-    """What the documented configurations say, those of transformers and of accelerate alike."""
+    """What the documented configurations of transformers and of accelerate say."""
 
     bits: int  # 4 or 8
     keywords: dict[str, Any]  # for the layer of bitsandbytes
@@ -65,7 +65,7 @@ class _QuantizationOptions:
 
 @final
 class BitsAndBytes:
-    """Quantises linear layers on a GPU: NF4 with double quantisation and products in bfloat16 unless told otherwise.
+    """Quantizes linear layers on a GPU: by default NF4 with double quantization and products in bfloat16.
 
     The output embeddings stay as they are, and so do the layers that the configuration skips.
 
@@ -83,7 +83,7 @@ class BitsAndBytes:
     """
 
     def quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
-        """Replace the linear layers of a model by quantised ones, in place, and move it to the device.
+        """Replace the linear layers of a model by quantized ones, in place, and move it to the device.
 
         Args:
             model: The model.
@@ -91,7 +91,7 @@ class BitsAndBytes:
             config: A `transformers.BitsAndBytesConfig` or accelerate's `BnbQuantizationConfig`; 4 bits by default.
 
         Raises:
-            ConfigError: The configuration asks for neither 4 nor 8 bits, or there is no layer to quantise.
+            ConfigError: The configuration asks for neither 4 nor 8 bits, or there is no layer to quantize.
             UnsupportedError: There is no GPU, or bitsandbytes is not installed.
         """
         recipe = _QuantizationOptions.of(config)
@@ -131,14 +131,14 @@ def _linears_to_quantize(model: nn.Module, skipped: tuple[str, ...] | None) -> l
     ]
     if not names:
         raise ConfigError(
-            f"quantize=True quantises the torch.nn.Linear layers of a model. Found none in {type(model).__name__} "
-            f"besides the skipped {list(skipped)}. Pass quantize=False."
+            f"quantize=True quantizes the torch.nn.Linear layers of a model. Found none in {type(model).__name__} "
+            f"other than the skipped {list(skipped)}. Pass quantize=False."
         )
     return names
 
 
 def _quantize_linear(linear: nn.Module, layers: Any, recipe: _QuantizationOptions) -> nn.Module:
-    """Return the layer that holds the weights of a linear one; it quantises them when it is moved to the GPU."""
+    """Return the layer that holds the weights of a linear one; it quantizes them when it is moved to the GPU."""
     weight: Any = linear.weight
     bias: Any = linear.bias
     shape = (weight.shape[1], weight.shape[0])

@@ -9,29 +9,29 @@ from colossal.accelerator import get_accelerator
 from colossal.cluster import Axis, ParallelMesh, current_mesh
 from colossal.comm import Channel
 
-# [Note: the draws of the first rank]
-# Adapters begin at random. Ranks that draw for themselves begin apart where their seeds differ; shards of different
-# adapters then make up one that nobody drew, and no error says so. With the draws of the first rank, any number of
-# ranks begins where one process with that seed begins. A rank whose generator stood elsewhere gets it back unused.
+# [Note: the random generator of the first rank]
+# The initial values of adapters are random. Ranks with different seeds would start from different adapters; shards of
+# these form an adapter that no seed gives, without an error. With the random generator of the first rank, any number
+# of ranks starts where one process with that seed starts. Afterwards each rank restores its own generator.
 
 
 @contextmanager
 def synced_rng(axes: Sequence[Axis], device: torch.device, mesh: ParallelMesh | None = None) -> Iterator[None]:
-    """Let all ranks of some axes draw what the first one draws."""
+    """Give all ranks along some axes the state of the first rank's random generators."""
     if not axes:
         yield
         return
     accelerator = get_accelerator(device.type)
     states = {torch.set_rng_state: torch.get_rng_state(), accelerator.set_rng_state: accelerator.get_rng_state()}
-    own = {restore: state for restore, state in states.items() if state is not None}
-    first = [state.clone() for state in own.values()]
+    local_states = {restore: state for restore, state in states.items() if state is not None}
+    first = [state.clone() for state in local_states.values()]
     for axis in axes:
         Channel(axis, mesh or current_mesh()).broadcast(first)
-    for restore, state in zip(own, first, strict=True):
+    for restore, state in zip(local_states, first, strict=True):
         restore(state)
     try:
         yield
     finally:
-        for (restore, mine), theirs in zip(own.items(), first, strict=True):
+        for (restore, mine), theirs in zip(local_states.items(), first, strict=True):
             if not torch.equal(mine, theirs):
                 restore(mine)

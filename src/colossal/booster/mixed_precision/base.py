@@ -13,7 +13,7 @@ class MixedPrecision(ABC):
     """Injects a precision into model, optimizer and criterion; the plugin calls it on the model in its place.
 
     Attributes:
-        name: The name by which `Booster` and plugins know the precision, such as ``"fp16"``.
+        name: The name of the precision for `Booster` and plugins, such as ``"fp16"``.
         accumulates_locally: Whether gradients of several backward passes may be added up before they are reduced over
             ranks.
 

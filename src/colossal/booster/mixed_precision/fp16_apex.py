@@ -18,7 +18,7 @@ _LEVELS = ("O0", "O1", "O2", "O3")
 
 @dataclass(frozen=True)
 class _ApexConfig:
-    """What ``apex.amp.initialize`` is told."""
+    """The arguments of ``apex.amp.initialize``."""
 
     opt_level: str
     cast_model_type: torch.dtype | None
@@ -35,7 +35,7 @@ class _ApexConfig:
     def __post_init__(self) -> None:
         if self.opt_level not in _LEVELS:
             raise ConfigError(
-                f"An optimisation level of apex is one of {', '.join(_LEVELS)}. Found opt_level={self.opt_level!r}. "
+                f"An optimization level of apex is one of {', '.join(_LEVELS)}. Found opt_level={self.opt_level!r}. "
                 "The default is 'O1'."
             )
         if self.num_losses != 1:
@@ -53,12 +53,12 @@ class FP16ApexMixedPrecision(MixedPrecision):
     inside of `no_sync` they are reduced as well: more communication, the same gradients.
 
     Args:
-        opt_level: ``"O0"`` float32, ``"O1"`` patched functions, ``"O2"`` a float16 model with float32 masters, ``"O3"``
-            float16.
+        opt_level: ``"O0"`` float32, ``"O1"`` patched functions, ``"O2"`` a float16 model with float32 master weights,
+            ``"O3"`` float16.
         cast_model_type: What the model is cast to, instead of what the level says; as all that follow.
         patch_torch_functions: Patch torch's functions to cast their arguments.
-        keep_batchnorm_fp32: Keep batch normalisation in float32.
-        master_weights: Keep float32 masters.
+        keep_batchnorm_fp32: Keep batch normalization in float32.
+        master_weights: Keep float32 master weights.
         loss_scale: A constant scale, or ``"dynamic"``.
         cast_model_outputs: What outputs are cast to.
         num_losses: How many losses there are, which must be 1.
@@ -77,7 +77,7 @@ class FP16ApexMixedPrecision(MixedPrecision):
         ...     FP16ApexMixedPrecision(opt_level="O4")
         ... except ConfigError as error:
         ...     print(error)
-        An optimisation level of apex is one of O0, O1, O2, O3. Found opt_level='O4'. The default is 'O1'.
+        An optimization level of apex is one of O0, O1, O2, O3. Found opt_level='O4'. The default is 'O1'.
     """
 
     name = "fp16_apex"
@@ -130,7 +130,7 @@ class FP16ApexMixedPrecision(MixedPrecision):
             return ModelWrapper(self._amp.initialize(model, **options)), None, criterion
         names = [optimizer.param_names.get(parameter) for parameter in optimizer.parameters]
         model, optim = self._amp.initialize(model, optimizer.unwrap(), **options)
-        # apex puts masters where their parameters were.
+        # apex puts master weights in place of the parameters.
         masters = [parameter for group in optim.param_groups for parameter in group["params"]]
         named = {master: name for master, name in zip(masters, names, strict=True) if name is not None}
         return ModelWrapper(model), OptimizerWrapper(optim, ApexScaler(self._amp), param_names=named), criterion

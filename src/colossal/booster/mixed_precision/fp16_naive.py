@@ -1,4 +1,4 @@
-"""The whole model in float16, with float32 masters in the optimizer."""
+"""The entire model in float16, with float32 master weights in the optimizer."""
 
 from typing import final
 
@@ -14,15 +14,15 @@ from colossal.interface import ModelWrapper, OptimizerWrapper
 
 @final
 class FP16NaiveMixedPrecision(MixedPrecision):
-    """Casts the whole model to float16, and updates float32 masters that the optimizer holds.
+    """Casts the entire model to float16, and updates float32 master weights that the optimizer holds.
 
     Every operation of the model runs in float16; there is no autocast. Floating-point inputs are cast on the way in,
-    and outputs to float32 on the way out, so that a criterion computes in float32. Normalisations with running
-    statistics, such as batch normalisation, stay in float32, and so do buffers that the state dict does not hold.
+    and outputs to float32 on the way out, so that a criterion computes in float32. Normalizations with running
+    statistics, such as batch normalization, stay in float32, and so do buffers that the state dict does not hold.
     Other layers compute norms and softmax in float32 inside, as torch's kernels do, and return float16.
 
     Gradients accumulate in float16 in the model. Clipping, `step` and everything else that needs them unscaled moves
-    them to the masters: ``optimizer.parameters`` then have them, and ``model.parameters()`` have none.
+    them to the master weights: ``optimizer.parameters`` then have them, and ``model.parameters()`` have none.
 
     Args:
         log_num_zeros_in_grad: Log on rank 0, at each step, how many elements of the float16 gradients are exactly 0:
@@ -76,7 +76,7 @@ class FP16NaiveMixedPrecision(MixedPrecision):
     def configure(
         self, model: nn.Module, optimizer: OptimizerWrapper | None = None, criterion: Criterion | None = None
     ) -> tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None]:
-        """Cast the model in place, and put masters into the optimizer.
+        """Cast the model in place, and put master weights into the optimizer.
 
         Args:
             model: The model, on its device.

@@ -12,7 +12,7 @@ from colossal.booster.mixed_precision.autocast_base import AutocastMixedPrecisio
 class FP16TorchMixedPrecision(AutocastMixedPrecision):
     """Runs matrix products and convolutions in float16 by autocast, and scales the loss.
 
-    Parameters, optimizer state and the update stay in float32. A step whose gradients overflow is dropped, and the
+    Parameters, optimizer state and the update stay in float32. A step whose gradients overflow is skipped, and the
     scale shrinks. On most CPUs float16 is correct but slow: prefer ``"bf16"`` there.
 
     Args:

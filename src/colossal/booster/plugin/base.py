@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class Plugin(ABC):
-    """A recipe of parallelism: picks the parts that `Booster.boost` puts around a model.
+    """A kind of parallelism: chooses how `Booster.boost` wraps a model and its optimizer.
 
     Attributes:
-        supported_devices: Device types that the recipe runs on; empty for all of them.
+        supported_devices: Device types that the plugin runs on; empty for all of them.
         supported_precisions: Names of the mixed precisions that it combines with.
         supported_axes: Axes of the mesh that may have several ranks.
-        has_own_precision: Whether the recipe casts by itself: then the Booster says which precision, and no more of it.
+        has_own_precision: Whether the plugin casts by itself: then the Booster gives the name of the precision only.
 
     Example:
         >>> import torch
@@ -50,7 +50,7 @@ class Plugin(ABC):
 
     @abstractmethod
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
             parts: As the user built them.
@@ -61,7 +61,7 @@ class Plugin(ABC):
             The parts, ready to train.
 
         Raises:
-            MeshError: The plugin needs a world, and there is none yet.
+            MeshError: The plugin needs a process group, and none is initialized.
         """
 
     @abstractmethod
@@ -74,20 +74,20 @@ class Plugin(ABC):
 
     @abstractmethod
     def data_parallel_rank_and_size(self) -> tuple[int, int]:
-        """Tell which part of the data this rank sees.
+        """Return which shard of the data this rank sees.
 
         Returns:
             Its index among the replicas that see different data, and their number.
         """
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:
-        """Tell which ranks have to boost the same model, with the same optimizer, plugin and precision.
+        """Return which ranks have to boost the same model, with the same optimizer, plugin and precision.
 
         Returns:
             The mesh in force, if there is one, and its axes along which ranks agree; by default all of them.
 
         Raises:
-            MeshError: The plugin needs a world, and there is none yet.
+            MeshError: The plugin needs a process group, and none is initialized.
         """
         return ambient_mesh(), AXES
 
@@ -95,7 +95,7 @@ class Plugin(ABC):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            A new object; None, unless the plugin says otherwise: it can not train adapters.
+            A new object; None by default: the plugin cannot train adapters.
         """
         return None
 
@@ -111,7 +111,7 @@ class Plugin(ABC):
         distributed_sampler_cls: type[DistributedSampler[Any]] | None = None,
         **kwargs: Any,
     ) -> DataLoader[Any]:
-        """Make a data loader that gives each data-parallel rank its own part of the dataset.
+        """Make a data loader that gives each data-parallel rank its own shard of the dataset.
 
         Batch k of all ranks together holds the same samples for any number of ranks, as long as the product of
         ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order.
@@ -181,18 +181,18 @@ def _check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]
         raise ConfigError(f"A batch has at least 1 sample on each rank. Found batch_size={batch_size}. Pass 1 or more.")
     if clash := {"sampler", "batch_sampler"} & kwargs.keys():
         raise ConfigError(
-            f"prepare_dataloader makes the sampler that divides the dataset among ranks. Found {', '.join(clash)}. "
+            f"prepare_dataloader makes the sampler that shards the dataset. Found {', '.join(clash)}. "
             "Pass distributed_sampler_cls, or build a torch DataLoader yourself."
         )
     if isinstance(dataset, IterableDataset):
         raise UnsupportedError(
-            f"prepare_dataloader divides a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
-            "Divide it in its own __iter__ by rank, and build a torch DataLoader."
+            f"prepare_dataloader shards a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
+            "Shard it by rank in its __iter__, and build a torch DataLoader."
         )
 
 
 def _seed_worker(_worker: int) -> None:
-    """Give NumPy and `random` in a worker the seed that torch drew for it; otherwise all workers draw alike."""
+    """Give NumPy and `random` in a worker the seed that torch drew for it; otherwise all workers draw the same."""
     seed = torch.initial_seed()
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 (transforms draw from the legacy generator)

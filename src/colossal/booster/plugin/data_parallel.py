@@ -1,4 +1,4 @@
-"""What the plugins have in common under which each rank of the dp axis sees its own part of the data."""
+"""What the plugins have in common whose ranks along the dp axis each see their own shard of the data."""
 
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class DataParallelPlugin(Plugin):
-    """A recipe whose ranks compute gradients of different data, along the dp axis of the mesh."""
+    """A plugin whose ranks compute gradients of different data, along the dp axis of the mesh."""
 
     def get_checkpoint_io(self) -> CheckpointIO:
         """Make what reads and writes checkpoints.
 
         Returns:
-            A checkpoint IO in which each rank writes and reads its part, and all learn how it went.
+            A checkpoint IO in which each rank writes and reads its shards, and all learn whether it succeeded.
         """
         return CheckpointIO(ProcessGroupIO())
 
@@ -25,28 +25,28 @@ class DataParallelPlugin(Plugin):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            A LoRA whose adapters begin alike on all data-parallel ranks, and that rank 0 writes.
+            A LoRA whose adapters start from the same values on all data-parallel ranks, and that rank 0 writes.
 
         Raises:
-            ConfigError: There is no world yet.
+            ConfigError: No process group is initialized.
         """
         from colossal.booster.lora import BitsAndBytes, Lora
 
         return Lora(ProcessGroupIO(), axes=("dp",), quantizer=BitsAndBytes())
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
-        """Tell which ranks have to boost the same.
+        """Return which ranks have to boost the same.
 
         Returns:
             The mesh in force, and all its axes.
 
         Raises:
-            MeshError: There is no world yet.
+            MeshError: No process group is initialized.
         """
         return current_mesh(), AXES
 
     def data_parallel_rank_and_size(self) -> tuple[int, int]:
-        """Tell which part of the data this rank sees.
+        """Return which shard of the data this rank sees.
 
         Returns:
             Its index on the dp axis, and the size of that axis.

@@ -7,7 +7,7 @@ from colossal.errors import ConfigError
 
 
 def check_device(device: torch.device, mesh: ParallelMesh) -> None:
-    """Refuse a model on another device than the one that the processes talk through."""
+    """Reject a model on a device other than that of the process group."""
     if device.type != mesh.accelerator.name:
         raise ConfigError(
             "The processes exchange gradients on the device that they were launched for, "

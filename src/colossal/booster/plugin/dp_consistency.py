@@ -1,4 +1,4 @@
-"""What is whole on every rank under sharding: the starting values, the buffers, and parameters that are scalars."""
+"""What stays replicated under sharding: initial values, buffers, and parameters that are scalars."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, final
@@ -23,12 +23,13 @@ def check_same_lazy_tensors(lazy: Mapping[str, bool], mesh: ParallelMesh) -> Non
     if not all(equal_on_all_ranks([_digest(repr(lazy).encode())], groups)):
         raise ConfigError(
             f"All ranks build the same tensors lazily. Found that another rank differs from rank {mesh.global_rank}, "
-            f"which built {sum(lazy.values())} of {len(lazy)} so. Enter LazyInitContext alike on all ranks."
+            f"which built {sum(lazy.values())} of {len(lazy)} lazily. "
+            "Enter LazyInitContext in the same places on all ranks."
         )
 
 
 def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
-    """Make sure that the ranks of the dp axis start from the same values, of which each is going to keep a part.
+    """Make sure that the ranks of the dp axis start from the same values, of which each keeps a shard.
 
     Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
     """
@@ -38,13 +39,14 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
         different = [name for name, same in zip(digests, equal, strict=True) if not same]
         shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
         raise ConfigError(
-            f"All ranks start from the same values, of which each keeps a part. Found {len(different)} tensors that "
-            f"differ: {shown}. Seed all ranks alike, or pass sync_module_states=True to start from those of rank 0."
+            f"All ranks start from the same values, of which each keeps a shard. Found {len(different)} tensors that "
+            f"differ: {shown}. Set the same seed on all ranks, or pass sync_module_states=True to start from the "
+            "values of rank 0."
         )
 
 
 def digest_of(tensor: torch.Tensor) -> int:
-    """Compute a number that stands for the values of a tensor."""
+    """Hash the values of a tensor."""
     return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -64,7 +66,7 @@ def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> No
 
 @final
 class ScalarGradAverager:
-    """Averages the gradients of parameters without dimensions, which can not be cut, over the dp axis."""
+    """Averages the gradients of parameters without dimensions, which cannot be sharded, over the dp axis."""
 
     def __init__(self, scalars: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
         self.enabled = True
@@ -86,7 +88,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
 def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     for path, module in model.named_modules():
         for name, _ in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:  # noqa: SLF001 (torch tells it nowhere else)
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001 (torch has no public name for it)
                 yield path, module, name
 
 

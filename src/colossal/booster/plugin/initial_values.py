@@ -16,7 +16,7 @@ _AXES = ("tp", "sp", "dp")
 
 
 def broadcast_initial_values(module: nn.Module, mesh: ParallelMesh) -> None:
-    """Let all ranks start from the values of the first ones of the tp, sp and dp axes; what is lazy stays so.
+    """Broadcast the values of the first ranks of the tp, sp and dp axes; lazy tensors stay lazy.
 
     Of a model that is built lazily, ranks only exchange what random numbers are drawn from: each makes, or reads from
     files, what it needs. Where ranks have built in different ways, all values are made, and sent.

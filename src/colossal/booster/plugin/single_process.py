@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @final
 class SingleProcessPlugin(Plugin):
-    """Trains in this process alone, with or without a world around it."""
+    """Trains in this process only, whether or not a process group is initialized."""
 
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together."""
+        """Wrap the parts of a training program for this plugin."""
         return wrap_parts(parts, device, precision)
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:

@@ -1,4 +1,4 @@
-"""Which parts of a model are gathered and freed together."""
+"""Which modules of a model are gathered and freed together."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,9 +9,9 @@ from colossal.errors import ConfigError, UnsupportedError
 
 
 def find_units(model: nn.Module, policy: Any, ignored: set[nn.Module]) -> list[nn.Module]:
-    """Choose the modules whose parameters are gathered as one, besides the model itself, which takes the rest.
+    """Choose the modules whose parameters are gathered together; the root module takes all other parameters.
 
-    Parameters that several modules share must be gathered together: units that hold only some of the modules are
+    Parameters that are tied between modules must be gathered together: units that hold only some of the modules are
     dissolved into what surrounds them.
     """
     chosen = set(_blocks_of(model) if policy is None else _apply_policy(policy, model, ignored))
@@ -56,20 +56,20 @@ def _apply_policy(policy: Any, model: nn.Module, ignored: set[nn.Module]) -> set
             f"auto_wrap_policy is one of the policies of torch.distributed.fsdp.wrap. Found {policy!r}. "
             "Pass for example ModuleWrapPolicy({Block}), or leave it out."
         )
-    found: set[nn.Module] = set()
-    whole = {parameter for module in ignored for parameter in module.parameters()}
-    _wrap_recursively(policy, model, whole, found)
-    return found
+    units: set[nn.Module] = set()
+    ignored_params = {parameter for module in ignored for parameter in module.parameters()}
+    _wrap_recursively(policy, model, ignored_params, units)
+    return units
 
 
 def _wrap_recursively(
-    policy: Callable[..., object], module: nn.Module, whole: set[nn.Parameter], found: set[nn.Module]
+    policy: Callable[..., object], module: nn.Module, ignored_params: set[nn.Parameter], found: set[nn.Module]
 ) -> int:
-    """Ask a policy about a module and what is inside; return the number of elements that it put into units."""
-    held = sum(parameter.numel() for parameter in module.parameters() if parameter not in whole)
+    """Apply a policy to a module and its children; return the number of elements that it put into units."""
+    held = sum(parameter.numel() for parameter in module.parameters() if parameter not in ignored_params)
     if not policy(module=module, recurse=True, nonwrapped_numel=held):
         return 0
-    taken = sum(_wrap_recursively(policy, child, whole, found) for child in module.children())
+    taken = sum(_wrap_recursively(policy, child, ignored_params, found) for child in module.children())
     if not policy(module=module, recurse=False, nonwrapped_numel=held - taken):
         return taken
     found.add(module)

@@ -1,4 +1,4 @@
-"""What data-parallel ranks share, as the plugins with ZeRO are told it."""
+"""The options of plugins with ZeRO: what is partitioned over data-parallel ranks, and how."""
 
 from dataclasses import dataclass, replace
 from typing import Self, final
@@ -19,14 +19,14 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": None}
 @final
 @dataclass(frozen=True, kw_only=True)
 class ZeroOptions:
-    """The precision, and how data-parallel ranks share states and clip gradients."""
+    """The precision, and how states are partitioned over data-parallel ranks and gradients clipped."""
 
     plugin: str  # whose options these are
     # what the model is cast to: one of fp16, bf16, and fp32 for the dtype that it has; None for what `in_precision`
     # finds
     precision: str | None
     clipping: Clipping  # how gradients are clipped
-    zero: ZeroConfig  # how gradients travel, and where states are
+    zero: ZeroConfig  # how gradients are reduced, and where states are
     extra_dp_size: int = 1  # number of blocks of ranks that hold the same shards
     cast_inputs: bool = True  # cast what goes into the model, and what comes out of it
     verbose: bool = False  # log each change of the loss scale
@@ -54,7 +54,7 @@ class ZeroOptions:
         return self.clipping.max_norm
 
     def partition(self, mesh: ParallelMesh) -> Partition:
-        """Find the ranks that share states, and those that hold the same share."""
+        """Find the ranks over which states are partitioned, and those that hold the same shard."""
         size, compress_fp8 = mesh.size("dp"), self.zero.fp8_communication
         if self.extra_dp_size == 1:
             return Partition(mesh.group("dp"), compress_fp8=compress_fp8)

@@ -26,13 +26,13 @@ def fp8_allreduce_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> tor
 def count_reductions(
     model: DistributedDataParallel, group: dist.ProcessGroup, *, compress_fp8: bool = False
 ) -> DistributedDataParallel:
-    """Let counters that are open in a forward pass count what its backward pass reduces, which torch does in C++."""
+    """Count the reductions of a backward pass, which torch runs in C++, in the counters of its forward pass."""
     _ReductionCounter(model, dist.get_world_size(group), compress_fp8)
     return model
 
 
 def ddp_comm_bytes(parameters: Iterable[torch.Tensor], size: int, *, compress_fp8: bool = False) -> int:
-    """Tell how much a rank sends in a backward pass."""
+    """Count the bytes that a rank sends in a backward pass."""
     trained = [each for each in parameters if each.requires_grad]
     num_bytes = sum(each.nbytes for each in trained)
     if compress_fp8:

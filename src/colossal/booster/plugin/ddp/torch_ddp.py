@@ -1,4 +1,4 @@
-"""Data parallelism: a whole model on every rank, gradients averaged while the backward pass runs."""
+"""Data parallelism: a full model on every rank, gradients averaged while the backward pass runs."""
 
 import inspect
 from dataclasses import dataclass, fields, replace
@@ -27,7 +27,7 @@ _RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
 
 @dataclass(frozen=True)
 class DDPConfig:
-    """What `DistributedDataParallel` is told; see `TorchDDPPlugin`."""
+    """Options of `DistributedDataParallel`; see `TorchDDPPlugin`."""
 
     broadcast_buffers: bool = True
     bucket_cap_mb: float = 25
@@ -45,7 +45,7 @@ class DDPConfig:
             )
 
     def keywords(self) -> dict[str, Any]:
-        """Return what differs from the defaults, in the words of the torch that is installed."""
+        """Return what differs from the defaults, by the keywords of the torch that is installed."""
         known = inspect.signature(DistributedDataParallel).parameters
         renamed = {old: new for old, new in _RENAMED.items() if new in known}
         theirs = [field for field in fields(self) if field.name != "fp8_communication"]
@@ -53,7 +53,7 @@ class DDPConfig:
         return {renamed.get(field.name, field.name): getattr(self, field.name) for field in changed}
 
     def replicate(self, model: nn.Module, group: ProcessGroup) -> DistributedDataParallel:
-        """Let ranks average the gradients of a model."""
+        """Average the gradients of a model over ranks."""
         ddp = DistributedDataParallel(model, process_group=group, **self.keywords())
         if self.fp8_communication:
             check_equal_rounding(model.parameters())
@@ -75,7 +75,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         check_reduction: Passed on to torch, which has deprecated it.
         gradient_as_bucket_view: Let gradients share memory with the buckets: saves one copy of them.
         static_graph: The graph is the same in every step, which allows further savings.
-        fp8_communication: Let gradients travel in 8 bits, with a scale for each block of them; sums are in float32.
+        fp8_communication: Reduce gradients in 8 bits, with a scale for each block of them; sums are in float32.
 
     Raises:
         ConfigError: `bucket_cap_mb` is not greater than 0.
@@ -121,7 +121,7 @@ class TorchDDPPlugin(DataParallelPlugin):
         )
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         A model without trainable parameters has no gradients to reduce and stays as it is.
 
@@ -134,11 +134,11 @@ class TorchDDPPlugin(DataParallelPlugin):
             The parts, the model inside of a `DistributedDataParallel`.
 
         Raises:
-            MeshError: There is no world yet.
-            ConfigError: The world was launched for another device.
+            MeshError: No process group is initialized.
+            ConfigError: The process group was launched for another device.
 
-        Communication: broadcast, dp, the model's bytes, and those of masters: all ranks start from the parameters of
-        rank 0.
+        Communication: broadcast, dp, the model's bytes, and those of master weights: all ranks start from the
+        parameters of rank 0.
         """
         mesh = current_mesh()
         check_device(device, mesh)

@@ -1,4 +1,4 @@
-"""Models that can not be sharded, and parts of a model that shall not be."""
+"""Models that cannot be sharded, and modules of a model that must not be."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from colossal.tensor import placement_of
 
 
 def check_values(model: nn.Module) -> None:
-    """Refuse models whose parameters are mere shapes."""
+    """Reject models whose parameters are on the meta device."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     if empty := [name for name, tensor in tensors if tensor.is_meta]:
         raise ConfigError(
@@ -21,7 +21,7 @@ def check_values(model: nn.Module) -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse models that FSDP2 would fail on later, or train wrongly."""
+    """Reject models that FSDP2 would fail on later, or train wrongly."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
@@ -29,14 +29,14 @@ def check_model(model: nn.Module) -> None:
         isinstance(each, DTensor) for each in model.parameters()
     ):
         raise ConfigError(
-            "TorchFSDPPlugin cuts the parameters of a plain model in place, once. Found a model that is sharded "
+            "TorchFSDPPlugin shards the parameters of a plain model in place, once. Found a model that is sharded "
             "already. Build a new one, and load a checkpoint into it."
         )
-    divided = next((name for name, each in model.named_parameters() if placement_of(each).is_compute_sharded), None)
-    if divided is not None:
+    tp_sharded = next((name for name, each in model.named_parameters() if placement_of(each).is_compute_sharded), None)
+    if tp_sharded is not None:
         raise UnsupportedError(
-            f"FSDP2 shards whole parameters. Found {divided}, of which this rank has the shard that the mesh's tp axis "
-            "gives it. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
+            f"FSDP2 shards full parameters. Found {tp_sharded}, of which this rank has the shard of the mesh's tp "
+            "axis. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
             "GeminiPlugin, or use torch.nn's layers and HybridParallelPlugin."
         )
     for name, module in model.named_modules():
@@ -48,13 +48,13 @@ def check_model(model: nn.Module) -> None:
 
 
 def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Parameter]:
-    """Collect the parameters that stay whole on every rank at the user's wish."""
+    """Collect the parameters that stay unsharded on every rank because the user asked for it."""
     names = {module: name for name, module in model.named_modules()}
     for module in modules:
         if module not in names:
             raise ConfigError(
-                f"ignored_modules are parts of the model that is boosted. Found {type(module).__name__}, which is not. "
-                "Pass modules out of model.modules()."
+                f"ignored_modules must belong to the boosted model. Found {type(module).__name__}, which does not. "
+                "Pass modules of model.modules()."
             )
         training = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if training:
@@ -66,19 +66,19 @@ def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Param
     return {parameter for module in modules for parameter in module.parameters()}
 
 
-def unit_dtypes(units: Iterable[nn.Module], kept_whole: set[nn.Parameter]) -> list[torch.dtype | None]:
-    """Find the dtype in which the gradients of each unit travel."""
-    found: list[torch.dtype | None] = []
-    taken = set(kept_whole)
+def unit_dtypes(units: Iterable[nn.Module], unsharded: set[nn.Parameter]) -> list[torch.dtype | None]:
+    """Find the dtype in which the gradients of each unit are reduced."""
+    dtypes: list[torch.dtype | None] = []
+    taken = set(unsharded)
     for unit in units:
-        own = {name: parameter for name, parameter in unit.named_parameters() if parameter not in taken}
-        taken |= set(own.values())
-        by_dtype = {parameter.dtype: name for name, parameter in own.items() if parameter.requires_grad}
+        unit_params = {name: parameter for name, parameter in unit.named_parameters() if parameter not in taken}
+        taken |= set(unit_params.values())
+        by_dtype = {parameter.dtype: name for name, parameter in unit_params.items() if parameter.requires_grad}
         if len(by_dtype) > 1:
             examples = " and ".join(f"{name} in {dtype}" for dtype, name in by_dtype.items())
             raise ConfigError(
                 f"The trainable parameters of a unit have one dtype. Found {examples} in {type(unit).__name__}. "
                 "Convert them, or separate them by auto_wrap_policy."
             )
-        found.append(next(iter(by_dtype), None))
-    return found
+        dtypes.append(next(iter(by_dtype), None))
+    return dtypes

@@ -1,4 +1,4 @@
-"""An optimizer that the user built for whole parameters, updating shards."""
+"""An optimizer that the user built for full parameters, updating shards."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,13 +28,13 @@ def check_on_dtensors(optimizer: Optimizer, scalars: set[nn.Parameter], mesh: "D
         fast = next((name for name in ("fused", "foreach") if group.get(name)), None)
         if fast and scalars & set(group["params"]) and not scalars >= set(group["params"]):
             raise UnsupportedError(
-                f"Parameters without dimensions stay whole beside sharded ones. Found both in a group with {fast}="
+                f"Parameters without dimensions stay unsharded next to sharded ones. Found both in a group with {fast}="
                 f"True, which updates all at once. Give them a group of their own, or leave {fast} out."
             )
     for parameter, name, value in _tensors_in_state(optimizer):
         if value.numel() != 1 and value.shape != parameter.shape:
             raise UnsupportedError(
-                "State that an optimizer holds before boost is cut like its parameter. Found "
+                "State that an optimizer holds before boost is sharded like its parameter. Found "
                 f"{name!r} of shape {tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}. "
                 "Boost a new optimizer."
             )
@@ -43,7 +43,7 @@ def check_on_dtensors(optimizer: Optimizer, scalars: set[nn.Parameter], mesh: "D
 def _check_fused(optimizer: Optimizer) -> None:
     if not isinstance(optimizer, torch.optim.Adam) and any(group.get("fused") for group in optimizer.param_groups):
         raise UnsupportedError(
-            "The fused kernels of torch.optim.Adam and AdamW know shards. Found fused=True in "
+            "The fused kernels of torch.optim.Adam and AdamW support shards. Found fused=True in "
             f"{type(optimizer).__name__}, whose kernel does not. Leave fused out, or pass foreach=True."
         )
 
@@ -54,7 +54,7 @@ def state_by_name(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> di
 
 
 def rebind_param_groups(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Let an optimizer update shards; groups keep their hyperparameters and order, and state is cut in turn."""
+    """Let an optimizer update shards; groups keep their hyperparameters and order, and state is sharded too."""
     for group in optimizer.param_groups:
         group["params"] = [shards.get(parameter, parameter) for parameter in group["params"]]
     state: Any = optimizer.state  # keyed by parameters, whatever torch declares
@@ -66,7 +66,7 @@ def rebind_param_groups(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.P
 
 
 def disable_foreach_for_mixed_groups(optimizer: Optimizer) -> None:
-    """Keep whole and sharded parameters of a group from being handed to one kernel, as torch does by default."""
+    """Keep unsharded and sharded parameters of a group from going to one kernel, as torch does by default."""
     for group in optimizer.param_groups:
         kinds = {type(parameter.data) for parameter in group["params"] if parameter.requires_grad}
         if len(kinds) > 1 and group.get("foreach", False) is None:
@@ -83,14 +83,14 @@ def _shard_state(entries: dict[str, Any], shard: nn.Parameter) -> dict[str, Any]
 
 
 def _shard_like(value: torch.Tensor, shard: "DTensor | torch.Tensor") -> torch.Tensor:
-    """Keep the part of a whole tensor that a shard is of its own; every rank has the whole one."""
+    """Shard a full tensor, which every rank has, with the placements of a shard."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(shard, DTensor):
         return value
     there = value.to(shard.device_mesh.device_type)
-    cut = distribute_tensor(there, shard.device_mesh, shard.placements, src_data_rank=None)
-    return cut.to(shard.device)
+    sharded = distribute_tensor(there, shard.device_mesh, shard.placements, src_data_rank=None)
+    return sharded.to(shard.device)
 
 
 def _tensors_in_state(optimizer: Optimizer) -> Iterator[tuple[nn.Parameter, str, torch.Tensor]]:

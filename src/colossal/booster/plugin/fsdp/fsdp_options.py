@@ -26,7 +26,7 @@ _HYBRID = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "_HYBRID_SHARD_ZERO2"}
 @final
 @dataclass(frozen=True)
 class MixedPrecisionPolicies:
-    """What `fully_shard` casts in the whole model, and in the units inside of it."""
+    """What `fully_shard` casts in the root module, and in the units inside of it."""
 
     root: "MixedPrecisionPolicy"
     unit: "MixedPrecisionPolicy"
@@ -35,7 +35,7 @@ class MixedPrecisionPolicies:
 @final
 @dataclass(frozen=True)
 class FSDPOptions:
-    """What the user said, checked as far as it can be without a world."""
+    """The options of the user, checked as far as possible without a process group."""
 
     process_group: Any
     reshard_after_forward: bool
@@ -47,16 +47,16 @@ class FSDPOptions:
     fp8_communication: bool
 
     def mesh_for(self, mesh: ParallelMesh) -> DeviceMesh:
-        """Find the ranks that share the parameters."""
-        own = self.process_group
-        if isinstance(own, DeviceMesh):
-            if sorted(own.mesh.flatten().tolist()) != sorted(mesh.ranks("dp")):
+        """Return the mesh over which parameters are sharded."""
+        group = self.process_group
+        if isinstance(group, DeviceMesh):
+            if sorted(group.mesh.flatten().tolist()) != sorted(mesh.ranks("dp")):
                 raise ConfigError(
                     f"A mesh of replicas and shards arranges the ranks of the dp axis, {list(mesh.ranks('dp'))}. "
-                    f"Found {own.mesh.tolist()}. Make it of these ranks, each once."
+                    f"Found {group.mesh.tolist()}. Make it of these ranks, each once."
                 )
-            return own
-        if own is not None and own is not mesh.group("dp"):
+            return group
+        if group is not None and group is not mesh.group("dp"):
             raise ConfigError(
                 "TorchFSDPPlugin shards over the dp axis of the mesh in force. Found a process_group of other ranks. "
                 "Leave process_group out, and train inside of `with ParallelMesh(...)` whose dp axis has these ranks."
@@ -72,7 +72,7 @@ class FSDPOptions:
             )
 
     def check_precision(self, name: str) -> None:
-        """Refuse a precision of the Booster beside what this plugin does."""
+        """Reject a precision of the Booster next to the plugin's own mixed precision."""
         if self.casts is not None:
             raise ConfigError(
                 "One of the Booster and the plugin chooses the precision. Found "
@@ -96,7 +96,7 @@ def parse_fsdp_options(
     sync_module_states: bool,
     fp8_communication: bool,
 ) -> FSDPOptions:
-    """Translate what `fully_shard` has a word for."""
+    """Translate the options of FSDP1 that `fully_shard` supports."""
     _check_group(process_group)
     strategy = _strategy_of(sharding_strategy, isinstance(process_group, DeviceMesh))
     return FSDPOptions(
@@ -112,7 +112,7 @@ def parse_fsdp_options(
 
 
 def reject_unsupported_options(backward_prefetch: Any, param_init_fn: Any) -> None:
-    """Refuse options that nothing would honour."""
+    """Reject options that have no counterpart in FSDP2."""
     prefetch = _name_of(backward_prefetch)
     if prefetch == "BACKWARD_POST":
         raise UnsupportedError(
@@ -147,8 +147,8 @@ def _strategy_of(strategy: Any, hybrid_mesh: bool) -> str:
         return "HYBRID_SHARD" if hybrid_mesh else "FULL_SHARD"
     if name == "NO_SHARD":
         raise UnsupportedError(
-            "TorchFSDPPlugin shards parameters. Found sharding_strategy=NO_SHARD. Take TorchDDPPlugin, which keeps the "
-            "whole model on every rank."
+            "TorchFSDPPlugin shards parameters. Found sharding_strategy=NO_SHARD. Use TorchDDPPlugin, which keeps the "
+            "full model on every rank."
         )
     if name not in _STRATEGIES:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _strategy_of(strategy: Any, hybrid_mesh: bool) -> str:
         )
     if not hybrid_mesh and name in _HYBRID.values():
         raise ConfigError(
-            f"{name} needs to know which ranks hold replicas and which hold shards. Found no mesh that says so. "
+            f"{name} needs a mesh of the ranks that hold replicas and those that hold shards. Found none. "
             f"Pass process_group={HYBRID_MESH}."
         )
     return name
@@ -207,7 +207,7 @@ def _casts_of(mixed_precision: Any) -> MixedPrecisionPolicies:
 
 
 def _check_fsdp1_policy(found: Any) -> None:
-    """Refuse what FSDP1's `MixedPrecision` says and FSDP2 has no word for."""
+    """Reject settings of FSDP1's `MixedPrecision` that FSDP2 does not have."""
     instead = {
         "buffer_dtype": "Convert the buffers before boost.",
         "keep_low_precision_grads": "Leave it False: gradients have the dtype of the parameters.",
@@ -218,7 +218,7 @@ def _check_fsdp1_policy(found: Any) -> None:
         if getattr(found, name) != default:
             raise UnsupportedError(
                 f"FSDP2 casts parameters, gradients and inputs of forward passes. Found MixedPrecision({name}="
-                f"{getattr(found, name)!r}), for which it has no word. {advice}"
+                f"{getattr(found, name)!r}), which it does not support. {advice}"
             )
 
 

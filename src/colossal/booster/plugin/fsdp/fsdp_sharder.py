@@ -1,4 +1,4 @@
-"""A model whose parameters FSDP2 has cut, in place, and an optimizer that updates the parts."""
+"""A model whose parameters FSDP2 sharded, in place, and an optimizer that updates the shards."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ from colossal.tensor import move_module
 
 @final
 class FSDPSharder:
-    """Cuts one model and its optimizer, and knows afterwards what to do with gradients that were not reduced."""
+    """Shards one model and its optimizer, and then manages gradients that were not reduced."""
 
     def __init__(self, options: FSDPOptions, mesh: ParallelMesh) -> None:
         self._options = options
@@ -47,7 +47,7 @@ class FSDPSharder:
         self._has_unreduced_grads = False
 
     def apply(self, model: nn.Module, optimizer: Optimizer | None) -> None:
-        """Cut the parameters of a model, and those in its optimizer, in place.
+        """Shard the parameters of a model, and those in its optimizer, in place.
 
         Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
         count; all_reduce, dp, 16 bytes, and 16 more otherwise.
@@ -70,7 +70,7 @@ class FSDPSharder:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate whole gradients on each rank instead of reducing them to their parts."""
+        """Accumulate full gradients on each rank instead of reducing them to their shards."""
         before = self._scalar_grad_averager.enabled
         self._reduce(False)
         try:
@@ -80,7 +80,7 @@ class FSDPSharder:
             self._reduce(before)
 
     def discard(self) -> None:
-        """Throw away the gradients that `no_sync` accumulated."""
+        """Discard the gradients that `no_sync` accumulated."""
         if self._has_unreduced_grads:
             for parameter in self._params_with_unsharded_grad():
                 parameter.unsharded_accumulated_grad = None
@@ -103,12 +103,13 @@ class FSDPSharder:
             check_equal_digests({name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
 
     def _apply_fully_shard(
-        self, modules: list[nn.Module], kept_whole: set[nn.Parameter], optimizer: Optimizer | None
+        self, modules: list[nn.Module], unsharded: set[nn.Parameter], optimizer: Optimizer | None
     ) -> None:
         """Hand the modules to FSDP2, inner ones first.
 
-        [Note: one unit at a time] Nothing here holds the whole parameters of a unit after it was cut, so that no device
-        ever has more than its parts and one whole unit; nor has the host, of a model that was built lazily.
+        [Note: one unit at a time] No reference here keeps the full parameters of a unit alive after it is sharded, so
+        no device ever holds more than its shards and one full unit; nor does the host, of a model that was built
+        lazily.
         """
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
         from torch.distributed.tensor import DTensor
@@ -120,9 +121,9 @@ class FSDPSharder:
                 for name, at in self._materialize_module(module).items()
             }
             named = module.named_parameters(remove_duplicate=False)
-            whole = {name: parameter for name, parameter in named if not isinstance(parameter, DTensor)}
-            for parameter in whole.values():
-                parameter.data = parameter.data.contiguous()  # FSDP2 cuts rows; channels_last has none
+            full = {name: parameter for name, parameter in named if not isinstance(parameter, DTensor)}
+            for parameter in full.values():
+                parameter.data = parameter.data.contiguous()  # FSDP2 shards rows; channels_last has none
             policy = MixedPrecisionPolicy() if casts is None else casts.unit
             if casts is not None and module is modules[-1]:
                 policy = casts.root
@@ -132,15 +133,15 @@ class FSDPSharder:
                 reshard_after_forward=self._options.reshard_after_forward,
                 mp_policy=policy,
                 offload_policy=CPUOffloadPolicy() if self._options.offload else OffloadPolicy(),
-                ignored_params=kept_whole,
+                ignored_params=unsharded,
             )
             if self._options.fp8_communication:
-                cut: Any = module
-                cut.set_custom_reduce_scatter(_ReduceInEightBits())
-                cut.set_force_sum_reduction_for_comms(True)
+                sharded: Any = module
+                sharded.set_custom_reduce_scatter(_ReduceInEightBits())
+                sharded.set_force_sum_reduction_for_comms(True)
             if optimizer is not None:
                 parts = dict(module.named_parameters(remove_duplicate=False))
-                rebind_param_groups(optimizer, {parameter: parts[name] for name, parameter in whole.items()})
+                rebind_param_groups(optimizer, {parameter: parts[name] for name, parameter in full.items()})
         self._modules = modules
         if digests:
             check_equal_digests(digests, self._mesh)
@@ -163,7 +164,7 @@ class FSDPSharder:
         self._scalar_grad_averager.enabled = enabled
 
     def _reshard_after_eval(self, *_forward: Any) -> None:
-        """Free what a forward pass without a backward pass would leave behind, to be stale after the next step."""
+        """Free the parameters that a forward pass without a backward pass gathered: the next step makes them stale."""
         if not torch.is_grad_enabled():
             self._reshard()
 
@@ -172,7 +173,7 @@ class FSDPSharder:
             raise ConfigError(
                 "A step needs gradients that are averaged over the ranks. Found some that were accumulated inside of "
                 "no_sync and not averaged since. Run the last backward pass before a step outside of no_sync, or call "
-                "zero_grad() to drop them."
+                "zero_grad() to discard them."
             )
         self._has_unreduced_grads = False
         self._reshard()
@@ -185,7 +186,7 @@ class FSDPSharder:
     def _params_with_unsharded_grad(self) -> Iterator[Any]:
         """Find what torch holds for a parameter whose gradient is not reduced yet; it has no public name."""
         for module in self._modules:
-            state = module._get_fsdp_state()  # noqa: SLF001 (torch tells it nowhere else)
+            state = module._get_fsdp_state()  # noqa: SLF001 (torch has no public name for it)
             groups = getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001 (nor this)
             for held in (parameter for group in groups for parameter in group.fsdp_params):
                 gathered = getattr(held, "_unsharded_param", None)
@@ -208,7 +209,7 @@ class _ReduceInEightBits:
         group: ProcessGroup,
         **_asked: object,
     ) -> None:
-        """Sum up: FSDP2 was told to ask for nothing else, and divides by itself."""
+        """Sum up: `set_force_sum_reduction_for_comms` makes FSDP2 request only sums, and it divides by itself."""
         works, finish, num_bytes = reduce_scatter_fp8(output_tensor, input_tensor, group)
         for work in works:
             work.wait()

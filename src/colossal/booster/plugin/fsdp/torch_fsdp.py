@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: each rank keeps a part of every parameter, gradient and optimizer state."""
+"""Fully sharded data parallelism: each rank keeps a shard of every parameter, gradient and optimizer state."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -31,18 +31,18 @@ class TorchFSDPPlugin(DataParallelPlugin):
     """Shards parameters, gradients and optimizer state over the data-parallel ranks by torch's `fully_shard` (FSDP2).
 
     For models that do not fit on one device together with gradients and optimizer state. The keywords are those of
-    FSDP1; each is translated to FSDP2, and what FSDP2 has no word for is refused. A step equals one of a single
+    FSDP1; each is translated to FSDP2, and what FSDP2 has no option for is rejected. A step equals one of a single
     process on the joined batch of all ranks.
 
     Parameters that are gathered and freed together are a unit: each block of the model, and the model for the rest.
     Outside of a forward or backward pass `model.parameters()` and their gradients are DTensors, of which this rank
-    holds a part: `.to_local()` is that part, `.full_tensor()`, called on all ranks, the whole. The optimizer that is
-    passed to boost updates the parts, with its groups and hyperparameters as they were. All ranks run the same forward
-    passes, evaluation included, and use the same parameters in them.
+    holds a shard: `.to_local()` returns it, `.full_tensor()`, called on all ranks, the full tensor. The optimizer that
+    is passed to boost updates the shards, with its groups and hyperparameters as they were. All ranks run the same
+    forward passes, evaluation included, and use the same parameters in them.
 
-    Buffers stay whole. Those that checkpoints hold are rank 0's on all ranks before each forward pass, as under
+    Buffers stay replicated. Those that checkpoints hold are rank 0's on all ranks before each forward pass, as under
     `TorchDDPPlugin`. So do parameters without dimensions, whose gradients are averaged. Inside of `no_sync` each rank
-    holds whole gradients. Under a precision of the Booster, autocast keeps 16-bit copies of the weights from forward
+    holds full gradients. Under a precision of the Booster, autocast keeps 16-bit copies of the weights from forward
     to backward pass; `mixed_precision` of this plugin frees and gathers them in 16 bits instead.
 
     Args:
@@ -51,7 +51,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         sharding_strategy: A member of `torch.distributed.fsdp.ShardingStrategy`, or its name. ``FULL_SHARD``, the
             default, frees gathered parameters after a unit's forward pass; ``SHARD_GRAD_OP`` keeps them for the
             backward pass; ``HYBRID_SHARD`` and ``_HYBRID_SHARD_ZERO2`` do the same inside of each replica.
-        cpu_offload: True or `CPUOffload(offload_params=True)`: keep the parts in the memory of the GPU's host. Not
+        cpu_offload: True or `CPUOffload(offload_params=True)`: keep the shards in the memory of the GPU's host. Not
             together with a precision of the Booster.
         auto_wrap_policy: What makes a module a unit: one of `torch.distributed.fsdp.wrap`'s policies. By default the
             blocks that a transformers model names, or else the entries of the outermost `ModuleList` objects. A unit
@@ -59,16 +59,16 @@ class TorchFSDPPlugin(DataParallelPlugin):
         backward_prefetch: ``BackwardPrefetch.BACKWARD_PRE`` or None: what FSDP2 does.
         mixed_precision: `torch.distributed.fsdp.MixedPrecisionPolicy`, or FSDP1's `MixedPrecision`: gather parameters
             and reduce gradients in another dtype. Not together with a precision of the Booster.
-        ignored_modules: Parts of the model that stay whole; their parameters must be frozen.
-        param_init_fn: Refused: build the model inside of `colossal.lazy.LazyInitContext` instead.
+        ignored_modules: Modules of the model that stay unsharded; their parameters must be frozen.
+        param_init_fn: Rejected: build the model inside of `colossal.lazy.LazyInitContext` instead.
         sync_module_states: Start from the parameters, buffers and optimizer state of rank 0; otherwise all ranks must
             have equal ones, which is checked.
-        fp8_communication: Let the gradients that are summed up for the shards travel in 8 bits, with a scale for each
-            block of them; sums are in float32, and parameters travel in their own dtype.
+        fp8_communication: Reduce-scatter gradients in 8 bits, with a scale for each block of them; sums are in float32,
+            and parameters are gathered in their dtype.
 
     Raises:
         ConfigError: A value is of the wrong kind, or contradicts another.
-        UnsupportedError: FSDP2 has no word for an option; the message names the nearest that works.
+        UnsupportedError: FSDP2 has no counterpart of an option; the message names the nearest that works.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
     https://arxiv.org/abs/1910.02054; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel",
@@ -119,10 +119,10 @@ class TorchFSDPPlugin(DataParallelPlugin):
         )
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
-            parts: As the user built them; the model's parameters are cut in place.
+            parts: As the user built them; the model's parameters are sharded in place.
             device: Where the model goes.
             precision: What runs in half precision; nothing by default.
 
@@ -130,9 +130,9 @@ class TorchFSDPPlugin(DataParallelPlugin):
             The parts, the model sharded.
 
         Raises:
-            MeshError: There is no world yet.
-            ConfigError: The world was launched for another device, the ranks start from different values, or two
-                options contradict each other.
+            MeshError: No process group is initialized.
+            ConfigError: The process group was launched for another device, the ranks start from different values, or
+                two options contradict each other.
             UnsupportedError: The device, the model or the optimizer does not work with sharding.
 
         Communication: broadcast, dp, the model's bytes, with `sync_module_states`; otherwise all_reduce, dp, 32 bytes,
@@ -154,10 +154,10 @@ class TorchFSDPPlugin(DataParallelPlugin):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            A LoRA whose adapters begin alike on all data-parallel ranks. Frozen weights in few bits can not be cut.
+            A LoRA whose adapters start equal on all data-parallel ranks. Quantized frozen weights cannot be sharded.
 
         Raises:
-            ConfigError: There is no world yet.
+            ConfigError: No process group is initialized.
         """
         from colossal.booster.lora import Lora
 

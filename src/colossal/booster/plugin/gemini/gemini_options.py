@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class GeminiOptions:
     """What the user said."""
 
-    loss_scale: ScalerConfig  # how the loss scale moves
-    zero: ZeroOptions  # the precision, and how gradients travel and are clipped
+    loss_scale: ScalerConfig  # how the loss scale changes
+    zero: ZeroOptions  # the precision, and how gradients are reduced and are clipped
     chunks: "GeminiConfig"  # how parameters are put into chunks, and where these are kept
     sharding: "ShardConfig"  # what `ShardFormer` does before, without a mesh yet
-    tp_size: int = 1  # ranks that share each tensor
+    tp_size: int = 1  # ranks over which each tensor is sharded
 
     def __post_init__(self) -> None:
         if self.tp_size < 1:
@@ -52,7 +52,7 @@ class GeminiOptions:
 
     @property
     def shards_model(self) -> bool:
-        """Whether `ShardFormer` has something to do: to shard over tp, or to honour an option."""
+        """Whether `ShardFormer` has something to do: to shard over tp, or to apply an option."""
         options = (each.name for each in fields(self.sharding) if each.name.startswith("enable_"))
         asked = any(getattr(self.sharding, name) for name in options if name != "enable_tensor_parallelism")
         return asked or self.tp_size > 1

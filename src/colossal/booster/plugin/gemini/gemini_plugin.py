@@ -1,4 +1,4 @@
-"""Data parallelism in which ranks divide parameters, gradients and optimizer states among themselves, by chunks."""
+"""Data parallelism that shards parameters, gradients and optimizer states by chunks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,49 +25,50 @@ if TYPE_CHECKING:
 class GeminiPlugin(DataParallelPlugin):
     """Shares parameters, gradients and optimizer states among the data-parallel ranks: ZeRO-3, by chunks.
 
-    For models that do not fit on one device. Parameters lie one behind the other in chunks, of which each rank has a
-    share. A chunk is gathered when an operation reads one of its parameters, and released when its memory is needed for
-    others; so no structure of the model is assumed. What a share consists of can be on the device or in the memory of
-    the host, by fixed fractions or by what is left of a budget. A step equals one of a single process on the joined
-    batch of all ranks.
+    For models that do not fit on one device. Parameters are stored one after the other in chunks, of which each rank
+    holds a shard. A chunk is gathered when an operation reads one of its parameters, and released when its memory is
+    needed for others; so no structure of the model is assumed. The data of a shard can be on the device or in the
+    memory of the host, by fixed fractions or by what is left of a budget. A step equals one of a single process on the
+    joined batch of all ranks.
 
     The optimizer that is passed to boost updates ranges of flattened parameters, as under `LowLevelZeroPlugin`: any of
     `torch.optim` that treats elements one by one, and those of `colossal.nn.optimizer`. Models that were built inside
-    of `colossal.lazy.LazyInitContext` get their values parameter by parameter, so that no rank ever has the whole.
+    of `colossal.lazy.LazyInitContext` get their values parameter by parameter, so that no rank ever holds the full
+    model.
 
     Between passes parameters have no values: only forward and backward passes through the boosted model read them, and
     `Booster.save_model` saves them. The boosted model is a `colossal.zero.gemini.GeminiDDP`, whose chunks are
     ``model.chunks``. All ranks must use the same parameters in the same order.
 
-    With a `tp_size` each layer of a Hugging Face model is sharded over that many ranks before, by the table of its
-    family (`ShardFormer`), and chunks are divided among the ranks that have the same shards.
+    With a `tp_size` each layer of a Hugging Face model is first sharded over that many ranks, by the table of its
+    family (`ShardFormer`), and chunks are sharded over the ranks that have the same shards.
 
     Args:
         chunk_config_dict: For numbers of ranks, ``{"chunk_size": elements, "keep_gathered": bool}``; by default the
             size is searched for.
-        chunk_init_device: Accepted for None and the boosting device: parameters are cut one by one, so none is in need
-            of another place.
-        placement_policy: ``"static"``: as the shares below say; ``"cuda"``: all on the device; ``"cpu"``,
+        chunk_init_device: Accepted for None and the boosting device: parameters are sharded one by one, so none needs
+            another device.
+        placement_policy: ``"static"``: as the fractions below say; ``"cuda"``: all on the device; ``"cpu"``,
             ``"const"``: all in host memory, parameters between their uses; ``"auto"``: on the device while it fits.
         enable_gradient_accumulation: Gradients of several backward passes add up, with and without it.
         max_prefetch: How many chunks are gathered ahead of their use, from the second pass on.
-        shard_param_frac: Static: the share of the parameters that ranks divide among themselves; the rest is whole.
-        offload_optim_frac: Static: the share of masters, gradients and optimizer states that is in host memory.
-        offload_param_frac: Static: the share of the parameters that is in host memory between its uses.
-        warmup_non_model_data_ratio: Auto: the share of the budget that the first pass keeps free.
-        steady_cuda_cap_ratio: Auto: the share of a GPU's memory that is the budget, if `device_budget` is not given.
+        shard_param_frac: Static: the fraction of the parameters that is sharded over ranks; the rest is replicated.
+        offload_optim_frac: Static: the fraction of master weights, gradients and optimizer states in host memory.
+        offload_param_frac: Static: the fraction of the parameters that is in host memory between its uses.
+        warmup_non_model_data_ratio: Auto: the fraction of the budget that the first pass keeps free.
+        steady_cuda_cap_ratio: Auto: the fraction of a GPU's memory that is the budget, if `device_budget` is not given.
         precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the
             Booster, or ``"fp16"`` if it has none either.
-        master_weights: Update float32 masters; otherwise parameters themselves, whose small updates get lost, and in
-            fp16 small gradients as well.
+        master_weights: Update float32 master weights; otherwise parameters themselves, whose small updates get lost,
+            and in fp16 small gradients as well.
         pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
             page-lock.
         force_outputs_fp32: Cast floating-point outputs to float32, also if nothing else is cast.
-        strict_ddp_mode: Keep all parameters whole on all ranks, on their devices.
+        strict_ddp_mode: Keep all parameters unsharded on all ranks, on their devices.
         search_range_m: How far above the smallest chunk the size is searched for, in units of 2**20 elements.
         hidden_dim: The step of that search, in elements; 1024 by default.
         min_chunk_size_m: The smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter.
-        memstats: Knows the order in which parameters are used, as ``param_order``.
+        memstats: An object that holds the order in which parameters are used, as ``param_order``.
         gpu_margin_mem_ratio: Accepted for 0 only: under the auto policy the optimizer is in host memory.
         initial_scale: First loss scale in fp16; greater than 0.
         min_scale: The scale does not fall below it.
@@ -78,28 +79,28 @@ class GeminiPlugin(DataParallelPlugin):
         max_scale: The scale does not grow above it.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
-        tp_size: Ranks that share each layer of a Hugging Face model; layers of `colossal.nn` are sharded by the mesh in
-            force, without it.
-        extra_dp_size: Number of replicas of the shards: each block of neighbours on the dp axis shares the chunks among
-            its ranks, and there are so many blocks.
-        enable_all_optimization: The three options below that make a model faster, as far as it can honour them; the log
+        tp_size: Ranks over which each layer of a Hugging Face model is sharded; layers of `colossal.nn` are sharded by
+            the mesh in force, without it.
+        extra_dp_size: Number of replicas of the shards: each block of consecutive ranks on the dp axis shards the
+            chunks over its ranks, and there are so many blocks.
+        enable_all_optimization: The three options below that make a model faster, as far as it supports them; the log
             says which.
         enable_fused_normalization: Compute norms in one kernel; see `colossal.shardformer.ShardConfig` for this option
             and the next three.
         enable_flash_attention: Compute attention without storing its scores.
-        enable_sequence_parallelism: Let the ranks of tp share sequences between sharded layers, as in the mode
+        enable_sequence_parallelism: Shard sequences over the ranks of tp between sharded layers, as in the mode
             ``"split_gather"``.
         enable_jit_fused: Compile activations of several operations into one kernel.
         enable_async_reduce: Reduce gradients while the backward pass goes on.
         use_fp8: Matrix products in 8 bits; not built yet.
         verbose: Log the chunk configuration, and each change of the loss scale, on rank 0.
-        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
-            them; sums are in float32, and parameters travel in their own dtype.
+        fp8_communication: Reduce gradients in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters are sent in their dtype.
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
-            policy for what autograd saves; on a CPU too, beside whose memory that of the host then is another tier.
+            policy for what autograd saves; on a CPU too, where host memory then is another tier next to it.
         scatter_after_inference: Release all chunks after a forward pass without gradients.
-        nvme_param_frac: Static: the share of the parameters that is in files between its uses; within the share that is
-            off the device. The states of `colossal.nn.optimizer.HybridAdam` go there by its own arguments.
+        nvme_param_frac: Static: the fraction of the parameters that is in files between its uses; within the fraction
+            that is off the device. The states of `colossal.nn.optimizer.HybridAdam` go there by its own arguments.
         nvme_offload_dir: The folder of these files, on a fast disk; that of temporary files by default.
         device: Where the model computes: the device of the ranks, which is the default.
         search_range_mb: Another name of `search_range_m`, with the same unit: elements, not bytes.
@@ -114,7 +115,7 @@ class GeminiPlugin(DataParallelPlugin):
     Dynamic Memory Management", 2021, https://arxiv.org/abs/2108.05818.
 
     Communication: all_gather, dp, the parameters' bytes, in each forward pass, and in each backward pass for the chunks
-    that are not whole any more; reduce_scatter, dp, the gradients' bytes, in each backward pass; all_reduce, dp, 4
+    that are no longer gathered; reduce_scatter, dp, the gradients' bytes, in each backward pass; all_reduce, dp, 4
     bytes for each parameter and 16 more, in each step; with a `tp_size` all_reduce, tp, of the input of each sharded
     layer, forward and backward.
 
@@ -201,18 +202,18 @@ class GeminiPlugin(DataParallelPlugin):
         return self._own_mesh
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
-        """Tell which ranks have to boost the same.
+        """Return which ranks have to boost the same.
 
         Returns:
             The mesh of the plugin, and all its axes.
 
         Raises:
-            MeshError: There is no world yet, or `tp_size` does not divide it.
+            MeshError: No process group is initialized, or `tp_size` does not divide its world size.
         """
         return self.mesh, AXES
 
     def data_parallel_rank_and_size(self) -> tuple[int, int]:
-        """Tell which part of the data this rank sees.
+        """Return which shard of the data this rank sees.
 
         Returns:
             Its index on the dp axis, and the size of that axis.
@@ -224,10 +225,10 @@ class GeminiPlugin(DataParallelPlugin):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            A LoRA whose adapters begin alike on all ranks. Weights are quantised only where tp does not shard them.
+            A LoRA whose adapters start equal on all ranks. Weights are quantized only where tp does not shard them.
 
         Raises:
-            MeshError: There is no world yet, or `tp_size` does not divide it.
+            MeshError: No process group is initialized, or `tp_size` does not divide its world size.
         """
         from colossal.booster.lora import BitsAndBytes, Lora
 
@@ -239,7 +240,7 @@ class GeminiPlugin(DataParallelPlugin):
         device: torch.device,
         precision: MixedPrecision | None = None,
     ) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
             parts: As the user built them; the model's parameters move into chunks.
@@ -250,18 +251,18 @@ class GeminiPlugin(DataParallelPlugin):
             The parts, the optimizer updating shards.
 
         Raises:
-            MeshError: There is no world yet, or `tp_size` or the replicas do not divide it.
-            ConfigError: The world was launched for another device, the ranks have different models, or the budget is
-                too small.
+            MeshError: No process group is initialized, or `tp_size` or the replicas do not divide its world size.
+            ConfigError: The process group was launched for another device, the ranks have different models, or the
+                budget is too small.
             PlanError: The plan of the model's family does not fit it, or there is none.
-            UnsupportedError: The model or the optimizer can not be trained in chunks, or can not honour an option.
+            UnsupportedError: The model or the optimizer cannot be trained in chunks, or does not support an option.
 
         Communication: broadcast, dp and tp, the model's bytes: all ranks start from rank 0's.
         """
         from colossal.zero.gemini import GeminiDDP, GeminiOptimizer
 
-        mesh, own = self.mesh, self._options
-        options = replace(own, zero=own.zero.in_precision(precision))
+        mesh, given = self.mesh, self._options
+        options = replace(given, zero=given.zero.in_precision(precision))
         check_device(device, mesh)
         if options.shards_model:
             from colossal.booster.plugin.gemini.gemini_tensor_parallel import shard_model
@@ -286,8 +287,8 @@ class GeminiPlugin(DataParallelPlugin):
             )
         optimizer = None
         if parts.optimizer is not None:
-            said = keywords_of(options.loss_scale, options.zero.clipping)
-            optimizer = GeminiOptimizer(parts.optimizer, model, verbose=self.verbose, **said)
+            keywords = keywords_of(options.loss_scale, options.zero.clipping)
+            optimizer = GeminiOptimizer(parts.optimizer, model, verbose=self.verbose, **keywords)
         broadcast_buffers_before_forward(parts.model, mesh)
         capabilities = Capabilities(no_sync=reduce_in_each_pass)
         return Boosted(model, optimizer, parts.criterion, parts.dataloader, parts.lr_scheduler, capabilities)

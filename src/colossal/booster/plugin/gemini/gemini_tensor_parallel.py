@@ -14,7 +14,7 @@ from colossal.tensor import parameter_names, placement_of
 
 
 def shard_model(model: nn.Module, optimizer: Optimizer | None, config: ShardConfig, mesh: ParallelMesh) -> None:
-    """Shard a model over tp, and let it honour the options of a configuration; in place.
+    """Shard a model over tp, and apply the options of a configuration; in place.
 
     Communication: broadcast, tp and dp, the model's bytes: all ranks start from the values of the first.
     """

@@ -22,7 +22,7 @@ class PassMemory(NamedTuple):
     """One micro-batch that has passed a stage, forward and backward."""
 
     activation_bytes: int  # what the stage keeps between the two
-    working_bytes: int  # what it needs besides for a moment, in either of them
+    working_bytes: int  # temporary memory in either of them
     input_bytes: int  # the hidden states that came from the stage before; as many bytes go back
     output_bytes: int  # those for the next stage
 
@@ -80,7 +80,7 @@ def run_pass(
     optimizer: OptimizerWrapper,
     live: LiveBytes,
 ) -> PassMemory:
-    """Let a micro-batch pass a stage, forward and backward."""
+    """Run a micro-batch through a stage, forward and backward."""
     entered = [each.detach() for each in tree_leaves(carry) if each is not None]
     for each in entered:
         each.requires_grad_(each.is_floating_point())
@@ -113,7 +113,7 @@ def peak_activations(order: Sequence[Action], kept: Mapping[int, int]) -> tuple[
 
 @final
 class _UnpaddedInputs(TorchFunctionMode):
-    """Answers models that ask whether all of their inputs are as plain as can be: they are."""
+    """Answers checks of models for the simplest inputs, such as masks without padding, with True."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__bool__ and _is_meta(args[0]):

@@ -1,4 +1,4 @@
-"""What ranks remember of a whole model and its optimizer, so that checkpoints are those of one process."""
+"""What ranks remember of a full model and its optimizer, so that checkpoints are those of one process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from colossal.tensor import parameter_names
 @final
 @dataclass(frozen=True)
 class FullTrainingSpec:
-    """The names of a whole model and of the groups of its optimizer, before they are cut."""
+    """The names of a full model and of the groups of its optimizer, before they are sharded."""
 
     names: dict[nn.Parameter, list[str]]  # all names of each parameter
     full_spec: FullModelSpec  # what the state of the model holds
@@ -39,18 +39,18 @@ class FullTrainingSpec:
         return cls(names, FullModelSpec.of(model), held, adapters)
 
     def model_spec_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> FullModelSpec:
-        """Tell a model that is cut what the whole one was."""
+        """Return what the full model of these stages was."""
         return replace(
             self.full_spec, roots=tuple(stage.module for stage in stages), ranks=_ranks_with_same_stages(mesh)
         )
 
     def names_of(self, stages: Sequence[Stage]) -> dict[nn.Parameter, str]:
-        """Tell what the parameters of this rank are called in the whole model."""
+        """Return the names of this rank's parameters in the full model."""
         first = {name: names[0] for names in self.names.values() for name in names}
         return {parameter: first[name] for name, parameter in parameters_of(stages).items()}
 
     def optimizer_spec(self, mesh: ParallelMesh) -> FullOptimizerSpec:
-        """Tell an optimizer that is cut which parameters other stages have."""
+        """Return which parameters the stages of other ranks have in the optimizer."""
         return FullOptimizerSpec(self.groups, _ranks_with_same_stages(mesh))
 
 

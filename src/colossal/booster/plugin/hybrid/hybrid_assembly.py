@@ -44,17 +44,17 @@ from colossal.zero import ZeroShards, shard_optimizer
 class Assembly:
     """What is built so far of a model that is trained in parts."""
 
-    model: nn.Module  # The whole model, the same on all ranks. Its modules go into the stages.
-    optimizer: Optimizer | None  # as the user built it; None to run forward passes only
+    model: nn.Module  # The full model, the same on all ranks. Its modules go into the stages.
+    optimizer: Optimizer | None  # of the full model; None to run forward passes only
     plan: ParallelPlan | None  # the plan of the model; None where nothing of it is needed, or for that of its family
-    options: HybridOptions  # what the user said
-    loss_scale: ScalerConfig  # how the loss scale moves
+    options: HybridOptions  # of the plugin
+    loss_scale: ScalerConfig  # how the loss scale changes
     mesh: ParallelMesh
-    # the mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well
+    # the mesh on whose dp axis are all ranks with the same parameters: those of the sp axis as well
     replicas: ParallelMesh
     device: torch.device  # where the stages go; ``meta`` to plan a step
-    full_spec: FullTrainingSpec  # what the model and the optimizer are before they are cut
-    chosen: tuple[str, ...] = ()  # the options of the whole model that each stage has
+    full_spec: FullTrainingSpec  # what the model and the optimizer are before they are sharded
+    chosen: tuple[str, ...] = ()  # the options of the full model that each stage has
     stages: tuple[Stage, ...] = ()  # the stages of this rank
     masters: MasterWeights | None = None  # float32 copies that the optimizer holds; None without any
     wrapper: OptimizerWrapper | None = None  # the optimizer of what this rank has
@@ -71,7 +71,7 @@ class Assembly:
 
     @property
     def trained(self) -> nn.Module:
-        """What the optimizer updates: the model itself where it is not cut."""
+        """What the optimizer updates: the model itself where it is not split."""
         return self.stages[0].module if self.options.pp_size == 1 else self.all_stages
 
 
@@ -94,7 +94,7 @@ def build(begin: Assembly) -> Assembly:
 
 
 def check(assembly: Assembly) -> Assembly:
-    """Refuse what can not be trained in parts, and find the plan of the model and its options."""
+    """Reject what cannot be sharded, and find the plan of the model and its options."""
     mesh = assembly.mesh
     if assembly.optimizer is not None:
         check_optimizer(assembly.optimizer, shards=mesh.size("tp") > 1, subsets=mesh.size("pp") > 1)
@@ -109,14 +109,14 @@ def partition(assembly: Assembly) -> Assembly:
 
 
 def broadcast_values(assembly: Assembly) -> Assembly:
-    """Let the ranks of a stage start alike; what was built lazily only agrees on what random numbers are drawn."""
+    """Start the ranks of a stage from the same values; lazy models only agree on the random generator."""
     if not assembly.is_planned:
         broadcast_initial_values(assembly.all_stages, assembly.mesh)
     return assembly
 
 
 def shard(assembly: Assembly) -> Assembly:
-    """Shard each stage over tp, and let ranks share sequences."""
+    """Shard each stage over tp, and set up sequence parallelism."""
     shard_stages(assembly.stages, assembly.plan, assembly.chosen, assembly.options, assembly.mesh)
     return assembly
 
@@ -133,14 +133,14 @@ def materialize_shards(assembly: Assembly) -> Assembly:
 
 
 def rebind_optimizer(assembly: Assembly) -> Assembly:
-    """Let the optimizer of the whole model hold what this rank has of it."""
+    """Replace the parameters of the full model in the optimizer by those of this rank."""
     if assembly.optimizer is not None:
         rebind_param_groups(assembly.optimizer, assembly.full_spec.names, assembly.stages)
     return assembly
 
 
 def cast(assembly: Assembly) -> Assembly:
-    """Cast the stages, whose optimizer keeps float32 masters."""
+    """Cast the stages, whose optimizer keeps float32 master weights."""
     dtype, masters = assembly.options.dtype, None
     if dtype is None:
         return assembly
@@ -153,7 +153,7 @@ def cast(assembly: Assembly) -> Assembly:
 
 
 def wrap_optimizer(assembly: Assembly) -> Assembly:
-    """Let the optimizer decide over all ranks when gradients become an update."""
+    """Wrap the optimizer, so that overflow checks and norms cover all ranks."""
     optimizer, options, mesh, zero = assembly.optimizer, assembly.options, assembly.mesh, assembly.options.zero
     if optimizer is None:
         return assembly
@@ -189,31 +189,31 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
 def connect(built: Assembly) -> tuple[ModelWrapper, Capabilities]:
     """Connect what a rank trains with its replicas, and with the other stages."""
     shards = built.wrapper.masters if built.wrapper is not None else None
-    shares = shards if isinstance(shards, ZeroShards) else None
-    if built.options.ddp.broadcast_buffers and (shares is not None or built.options.pp_size > 1):
+    zero_shards = shards if isinstance(shards, ZeroShards) else None
+    if built.options.ddp.broadcast_buffers and (zero_shards is not None or built.options.pp_size > 1):
         for stage in built.stages:
             broadcast_buffers_before_forward(stage.module, built.replicas)
-    return _connect_pipeline(built, shares) if built.options.pp_size > 1 else _connect_model(built, shares)
+    return _connect_pipeline(built, zero_shards) if built.options.pp_size > 1 else _connect_model(built, zero_shards)
 
 
-def _connect_pipeline(built: Assembly, shares: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
+def _connect_pipeline(built: Assembly, zero_shards: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
     options, stages, mesh = built.options, built.stages, built.mesh
     assert options.microbatching is not None
     run = PipelineExecutor(stages, options.placement, mesh, options.style, options.microbatching, options.caches)
     model = PipelinedModel(stages, run, built.full_spec.model_spec_of_stages(stages, mesh), built.full_spec.adapters)
-    if shares is not None:  # whose gradients are reduced when a step needs them, however many passes were before
-        return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, shares.no_sync, lambda: None))
+    if zero_shards is not None:  # whose gradients are reduced when a step needs them, however many passes were before
+        return ModelWrapper(model), Capabilities(executor=HybridExecutor(run, zero_shards.no_sync, lambda: None))
     replicas = GradientAverager(stages, built.replicas, options.ddp)
     executor = HybridExecutor(run, nullcontext, replicas.average)
     return ModelWrapper(model), Capabilities(no_sync=replicas.no_sync, executor=executor)
 
 
-def _connect_model(built: Assembly, shares: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
+def _connect_model(built: Assembly, zero_shards: ZeroShards | None) -> tuple[ModelWrapper, Capabilities]:
     options, model = built.options, built.stages[0].module
     trains = any(parameter.requires_grad for parameter in model.parameters())
     wrapper, no_sync = ModelWrapper(model), nullcontext
-    if shares is not None:
-        no_sync = shares.no_sync if options.zero.zero.keeps_gradients else reduce_in_each_pass
+    if zero_shards is not None:
+        no_sync = zero_shards.no_sync if options.zero.zero.keeps_gradients else reduce_in_each_pass
     elif built.replicas.size("dp") > 1 and trains:
         ddp = options.ddp.replicate(model, built.replicas.group("dp"))
         wrapper, no_sync = ModelWrapper(ddp), ddp.no_sync

@@ -27,45 +27,45 @@ if TYPE_CHECKING:
 
 @final
 class HybridParallelPlugin(DataParallelPlugin):
-    """Divides transformers over ranks in four ways at once: tensors, sequences, layers, and batches.
+    """Shards transformers in four ways at once: tensors, sequences, layers, and batches.
 
-    For models that do not fit on one device, or that train faster in parts. The layers of a model go to the stages of
-    a pipeline, each layer is divided among tensor-parallel ranks by the table of its family (`ShardFormer`), and the
-    replicas of that see different data. The model is built as for one process, the same on all ranks; its forward
+    For models that do not fit on one device, or that train faster when sharded. The layers of a model go to the stages
+    of a pipeline, each layer is sharded over tensor-parallel ranks by the table of its family (`ShardFormer`), and the
+    replicas of this see different data. The model is built as for one process, the same on all ranks; its forward
     method stays as it is. A step equals one of a single process on the joined batch.
 
-    A model in stages is run by `Booster.execute_pipeline`, which divides the batch by `num_microbatches` or
+    A model in stages is run by `Booster.execute_pipeline`, which splits the batch by `num_microbatches` or
     `microbatch_size`; data-parallel ranks reduce gradients after the last micro-batch. With one stage it does the same,
     and the model can be called as well.
 
-    Checkpoints are those of one process: whole tensors under the names of the whole model, of which each rank writes
-    and reads what it has; any other plugin and number of ranks goes on from them. Adapters of `Booster.enable_lora` are
-    divided as the layers that they stand beside.
+    Checkpoints are those of one process: full tensors under the names of the full model, of which each rank writes
+    and reads what it has; any other plugin and number of ranks can load them. Adapters of `Booster.enable_lora` are
+    sharded like the layers that they adapt.
 
     Args:
-        tp_size: Ranks that share a tensor; these should be neighbours on one host.
-        pp_size: Ranks that share the layers.
-        sp_size: Ranks that share sequences in the modes all_to_all and ring_attn. What they do with parameters is what
-            data-parallel ranks do: they average gradients, and ZeRO shares states among them as well. In the modes
-            split_gather and ring the ranks of tp share sequences: then it has no effect, and the log says so unless it
-            is the same as tp_size.
+        tp_size: Ranks over which a tensor is sharded; these should be consecutive ranks on one host.
+        pp_size: Ranks over which the layers are split into stages.
+        sp_size: Ranks over which sequences are sharded in the modes all_to_all and ring_attn. With parameters they do
+            what data-parallel ranks do: they average gradients, and ZeRO partitions states over them as well. In the
+            modes split_gather and ring, sequences are sharded over tp: then it has no effect, and the log says so
+            unless it is the same as tp_size.
         precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the
             Booster, or ``"fp16"`` if it has none either.
-        zero_stage: What data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients too; 2 without a
-            pipeline only.
-        enable_all_optimization: The three options below, as far as the model can honour them; the log says which.
+        zero_stage: What is partitioned over data-parallel ranks: 0 nothing, 1 optimizer states, 2 gradients too; 2
+            without a pipeline only.
+        enable_all_optimization: The three options below, as far as the model supports them; the log says which.
         enable_fused_normalization: Compute norms in one kernel; see `ShardConfig` for this option and the next two.
         enable_flash_attention: Compute attention without storing its scores.
         enable_jit_fused: Compile activations of several operations into one kernel.
-        enable_sequence_parallelism: Whether ranks share sequences: each batch is the same on them, and each computes
-            some tokens.
+        enable_sequence_parallelism: Whether sequences are sharded: each batch is the same on these ranks,
+            and each rank computes some tokens.
         sequence_parallelism_mode: How: ``"split_gather"`` or ``"ring"`` for the ranks of tp, ``"all_to_all"`` or
             ``"ring_attn"`` for those of sp. By default all_to_all if there are such, else split_gather. Sequences are
             as long as a multiple of the ranks, or for ring_attn of twice as many.
-        parallel_output: Leave logits of causal language models divided, by vocabulary and with sp_size by tokens, and
+        parallel_output: Leave logits of causal language models sharded, by vocabulary and with sp_size by tokens, and
             compute the loss from that.
-        num_microbatches: Parts of a batch in a pipeline; or
-        microbatch_size: samples of each.
+        num_microbatches: Number of micro-batches of a batch in a pipeline; or
+        microbatch_size: number of samples of each.
         initial_scale: First loss scale in fp16; greater than 0.
         min_scale: The scale does not fall below it.
         growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
@@ -81,8 +81,8 @@ class HybridParallelPlugin(DataParallelPlugin):
         check_reduction: Passed on to torch, which has deprecated it.
         gradient_as_bucket_view: Without ZeRO and pipeline: let gradients share memory with the buckets.
         static_graph: Without ZeRO and pipeline: the graph is the same in every step.
-        zero_bucket_size_in_m: With ZeRO: gradients travel when so many millions (2**20) of elements are there.
-        cpu_offload: With ZeRO: keep masters and optimizer states in host memory.
+        zero_bucket_size_in_m: With ZeRO: size of a bucket of gradients, in 2**20 elements.
+        cpu_offload: With ZeRO: keep master weights and optimizer states in host memory.
         communication_dtype: With ZeRO: the dtype that gradients are summed in; by default that of the parameters.
         overlap_communication: With ZeRO and no pipeline: reduce gradients while the backward pass goes on.
         custom_policy: The plan of the model; by default that of its family.
@@ -90,19 +90,20 @@ class HybridParallelPlugin(DataParallelPlugin):
         num_model_chunks: Stages of each rank: 1 for 1F1B, 2 for zbv, and 2 or more for interleaved.
         scheduler_nodes: Not built yet: schedules are made when they are needed.
         num_layers_per_stage: Layers of each stage, over all chunks: numbers, or ranges as `partition_balanced` makes
-            them; equal parts by default.
+            them; equal numbers by default.
         gradient_checkpoint_config: A `GradientCheckpointConfig`, or a `PipelineGradientCheckpointConfig` with numbers
             for each stage: how many layers compute their activations again in the backward pass.
         enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
         make_vocab_size_divisible_by: Only 64, the default, or 1: nothing is padded, and a vocabulary that the ranks do
-            not divide is divided unevenly, which is exact.
+            not divide is sharded unevenly, which is exact.
         dp_outside: Number the ranks of one replica one after the other, so that a pipeline stays within a host.
-        overlap_p2p: Always True: messages of a pipeline travel while stages compute.
+        overlap_p2p: Always True: point-to-point communication of a pipeline overlaps with computation.
         overlap_allgather: With ZeRO and no pipeline: gather updated parameters while the next forward pass goes on.
-        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
-            them; sums are in float32, and parameters travel in their own dtype.
+        fp8_communication: Reduce gradients in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters are sent in their dtype.
         use_fp8: Not built yet.
-        inner_ring_size: Of ring_attn: how many ranks pass keys round among themselves before these go on.
+        inner_ring_size: Of ring_attn: number of ranks of an inner ring, which pass keys and values among themselves
+            first.
 
     Raises:
         ConfigError: A value is outside its range, or contradicts another.
@@ -197,12 +198,12 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     @property
     def pp_size(self) -> int:
-        """Ranks that share the layers."""
+        """Ranks over which the layers are split into stages."""
         return self.mesh.size("pp")
 
     @property
     def sp_size(self) -> int:
-        """Ranks that share sequences, besides those that share tensors."""
+        """Ranks over which sequences are sharded, in addition to those of tp."""
         return self.mesh.size("sp")
 
     @property
@@ -212,7 +213,7 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     @cached_property
     def _replicas(self) -> ParallelMesh:
-        """The mesh on whose dp axis are all ranks with the same parameters: those that share sequences as well."""
+        """The mesh on whose dp axis are all ranks with the same parameters: those of the sp axis as well."""
         return self.mesh.fold_sp_into_dp()
 
     @property
@@ -227,12 +228,12 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     @property
     def pp_group(self) -> ProcessGroup:
-        """The process group of the ranks that share the layers."""
+        """The process group of the ranks over which the layers are split."""
         return self.mesh.group("pp")
 
     @property
     def sp_group(self) -> ProcessGroup:
-        """The process group of the ranks that share sequences; in split_gather and ring these share tensors as well."""
+        """The process group over which sequences are sharded; in split_gather and ring it is that of tp."""
         sharing = self.shard_config.sequence_parallel_config(self.mesh)
         return self.mesh.group("sp" if sharing is None else sharing.cut.axis)
 
@@ -243,12 +244,12 @@ class HybridParallelPlugin(DataParallelPlugin):
 
     @property
     def shard_config(self) -> ShardConfig:
-        """What `ShardFormer` is told, with the mesh."""
+        """The options of `ShardFormer`, with the mesh."""
         return self._options.shard_config(self.mesh)
 
     @property
     def enable_pipeline_parallelism(self) -> bool:
-        """Whether the layers are divided among several ranks."""
+        """Whether the layers are split over several ranks."""
         return self.pp_size > 1
 
     @property
@@ -257,18 +258,18 @@ class HybridParallelPlugin(DataParallelPlugin):
         return PipelineStageManager(self.mesh, self._options.placement) if self.pp_size > 1 else None
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
-        """Tell which ranks have to boost the same.
+        """Return which ranks have to boost the same.
 
         Returns:
             The mesh of the plugin, and all its axes.
 
         Raises:
-            MeshError: There is no world yet, or the sizes do not fit it.
+            MeshError: No process group is initialized, or the sizes do not fit its world size.
         """
         return self.mesh, AXES
 
     def data_parallel_rank_and_size(self) -> tuple[int, int]:
-        """Tell which part of the data this rank sees.
+        """Return which shard of the data this rank sees.
 
         Returns:
             Its index on the dp axis, and the size of that axis.
@@ -279,15 +280,15 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            A LoRA whose adapters begin alike on all ranks. Weights are quantised only where they stay whole.
+            A LoRA whose adapters start equal on all ranks. Weights are quantized only where they stay unsharded.
 
         Raises:
-            MeshError: There is no world yet, or the sizes do not fit it.
+            MeshError: No process group is initialized, or the sizes do not fit its world size.
         """
         from colossal.booster.lora import BitsAndBytes, Lora
 
-        is_whole = self.tp_size == self.pp_size == 1
-        return Lora(ProcessGroupIO(), ("tp", "sp", "dp", "pp"), BitsAndBytes() if is_whole else None, self.mesh)
+        is_unsharded = self.tp_size == self.pp_size == 1
+        return Lora(ProcessGroupIO(), ("tp", "sp", "dp", "pp"), BitsAndBytes() if is_unsharded else None, self.mesh)
 
     def configure(
         self,
@@ -295,10 +296,10 @@ class HybridParallelPlugin(DataParallelPlugin):
         device: torch.device,
         precision: MixedPrecision | None = None,
     ) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
-            parts: As the user built them, the same on all ranks; the model is cut and divided in place.
+            parts: As the user built them, the same on all ranks; the model is sharded in place.
             device: Where the model goes.
             precision: That of the Booster, if the plugin has none of its own.
 
@@ -306,10 +307,10 @@ class HybridParallelPlugin(DataParallelPlugin):
             The parts: of the model, what this rank has.
 
         Raises:
-            MeshError: There is no world yet, or the sizes do not fit it.
-            ConfigError: The world was launched for another device, or the optimizer has made a step.
+            MeshError: No process group is initialized, or the sizes do not fit its world size.
+            ConfigError: The process group was launched for another device, or the optimizer has made a step.
             PlanError: The plan does not fit the model.
-            UnsupportedError: The model or the optimizer can not be trained in parts.
+            UnsupportedError: The model or the optimizer cannot be sharded.
 
         Communication: broadcast, tp and dp, the bytes of the stages: all ranks start from the values of the first.
         """
@@ -329,7 +330,7 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Gather what the pass of `build` begins with.
 
         Args:
-            model: The whole model.
+            model: The full model.
             optimizer: Of its parameters; None to run forward passes only.
             device: Where the model goes; ``meta`` to plan a step.
             precision: That of the Booster, if the plugin has none of its own.
@@ -338,8 +339,8 @@ class HybridParallelPlugin(DataParallelPlugin):
             The assembly of `colossal.booster.plugin.hybrid.hybrid_assembly`, which is no part of the documented API.
 
         Raises:
-            MeshError: There is no world yet, or the sizes do not fit it.
-            ConfigError: The world was launched for another device.
+            MeshError: No process group is initialized, or the sizes do not fit its world size.
+            ConfigError: The process group was launched for another device.
         """
         from colossal.booster.plugin.hybrid.full_training_spec import FullTrainingSpec
         from colossal.booster.plugin.hybrid.hybrid_assembly import Assembly

@@ -1,4 +1,4 @@
-"""A model that is cut into stages, and what happens around its micro-batches."""
+"""A model that is split into stages, and what happens around its micro-batches."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -58,7 +58,7 @@ class PipelinedModel(nn.Module):
             switch_checkpointing(stage.module, enabled=False)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Refuse: no rank has the whole model."""
+        """Refuse: no rank has the full model."""
         raise UnsupportedError(
             "The stages of a pipeline are run by booster.execute_pipeline. Found a call of the model. Call "
             "execute_pipeline(data_iter, model, criterion, optimizer), under torch.no_grad() to evaluate."
@@ -93,8 +93,8 @@ class GradientAverager:
             return
         channel = Channel("dp", self._mesh)
         is_used = [each.grad is not None for each in self._parameters]
-        own = torch.tensor(is_used, dtype=torch.int32, device="cpu")
-        used = channel.all_reduce(own, "max").tolist()
+        used_here = torch.tensor(is_used, dtype=torch.int32, device="cpu")
+        used = channel.all_reduce(used_here, "max").tolist()
         chosen = [each for each, is_used in zip(self._parameters, used, strict=True) if is_used]
         for parameter in chosen:
             if parameter.grad is None:

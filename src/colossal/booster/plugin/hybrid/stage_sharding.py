@@ -1,4 +1,4 @@
-"""From a whole model to the stages of a rank, divided along tp."""
+"""From a full model to the stages of a rank, sharded over tp."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -38,14 +38,14 @@ from colossal.tensor import (
 def choose_plan(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
 ) -> tuple[ParallelPlan | None, tuple[str, ...]]:
-    """Find what a model needs, and refuse what does not fit it, before anything is changed."""
+    """Find the plan and options of a model, and reject what does not fit it, before anything is changed."""
     config = options.shard_config(mesh)
     checkpoints = config.gradient_checkpoint_config is not None
     if not _needs_plan(model, options, mesh):
         return plan, tuple(choose_options(model, config))
     plan = plan_of(model) if plan is None else plan
     if mesh.size("tp") > 1:
-        list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the whole model
+        list(plan.rows(base_model_of(model)))  # a row that matches nothing is an error of the full model
     chosen = choose_options(model, config)
     if checkpoints:
         _check_checkpointing(model, plan, options)
@@ -53,21 +53,21 @@ def choose_plan(
 
 
 def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) -> bool:
-    is_cut = mesh.size("pp") > 1 and not is_sequence(model)
+    is_split = mesh.size("pp") > 1 and not is_sequence(model)
     is_sharded = any(
         placement_of(parameter).is_compute_sharded for parameter in model.parameters()
     )  # as layers of colossal.nn
     checkpoints = options.sharding.gradient_checkpoint_config is not None
-    return (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_cut or checkpoints
+    return (mesh.size("tp") > 1 and not is_sharded) or mesh.size("sp") > 1 or is_split or checkpoints
 
 
 def extract_stages(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh
 ) -> list[Stage]:
     """Keep the stages of this rank."""
-    own = options.placement.stages_of(mesh.rank("pp"))
-    models = [model] if len(own) == 1 else [copy_structure(model) for _ in own]
-    return [_extract_stage(each, index, plan, options) for each, index in zip(models, own, strict=True)]
+    stage_indices = options.placement.stages_of(mesh.rank("pp"))
+    models = [model] if len(stage_indices) == 1 else [copy_structure(model) for _ in stage_indices]
+    return [_extract_stage(each, index, plan, options) for each, index in zip(models, stage_indices, strict=True)]
 
 
 def shard_stages(
@@ -77,7 +77,7 @@ def shard_stages(
     options: HybridOptions,
     mesh: ParallelMesh,
 ) -> None:
-    """Shard each stage over tp, in place, and let ranks share sequences."""
+    """Shard each stage over tp, in place, and set up sequence parallelism."""
     config = options.shard_config(mesh)
     sharing = config.sequence_parallel_config(mesh)
     for stage in stages:
@@ -88,18 +88,18 @@ def shard_stages(
 
 
 def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], config: ShardConfig) -> None:
-    """Let a stage have the options of the whole model, and divide it."""
+    """Apply the options of the full model to a stage, and shard it."""
     if config.gradient_checkpoint_config is not None:
         checkpoint_layers(stage.module, plan, config.gradient_checkpoint_config, stage.index, stage.num_stages)
     apply_options(stage.module, chosen)
     if plan is not None:
         done = dict.fromkeys((*OPTIONS, "enable_all_optimization"), False)
-        divider = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
-        divider.optimize(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)
+        shard_former = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
+        shard_former.optimize(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)
 
 
 def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: HybridOptions) -> None:
-    """Refuse on all ranks what does not fit one stage."""
+    """Reject on all ranks a checkpointing configuration that does not fit one of the stages."""
     assert options.sharding.gradient_checkpoint_config is not None
     parts = _partition(len(check_checkpointing(model, plan)), options)
     for index, part in enumerate(parts):
@@ -109,20 +109,20 @@ def _check_checkpointing(model: nn.Module, plan: ParallelPlan | None, options: H
 def stage_inputs(
     model: nn.Module, plan: ParallelPlan | None, options: HybridOptions, mesh: ParallelMesh, batch: Any
 ) -> list[StageOutput | None]:
-    """Find out what enters the stages of a rank, by running those before."""
-    own = options.placement.stages_of(mesh.rank("pp"))
+    """Compute the inputs of this rank's stages, by running the previous stages."""
+    stage_indices = options.placement.stages_of(mesh.rank("pp"))
     if plan is None and mesh.size("pp") > 1 and not is_sequence(model):
         plan = plan_of(model)
     carries: list[StageOutput | None] = [None]
     with torch.no_grad():
-        for index in range(max(own)):
+        for index in range(max(stage_indices)):
             carry = _extract_stage(copy_structure(model), index, plan, options)(carries[-1], batch)
             carries.append(carry if options.dtype is None else cast_floats(carry, options.dtype))
-    return [carries[index] for index in own]
+    return [carries[index] for index in stage_indices]
 
 
 def _retie_shared_params(stages: Sequence[Stage]) -> None:
-    """Let a parameter that several stages of this rank have be one again, now that each stage has been divided."""
+    """Tie parameters between the stages of this rank again, after each stage has been sharded."""
     here = {stage.index: stage.module for stage in stages}
     for shared in stages[0].shared:
         places = zip(shared.names, shared.stages, strict=True)
@@ -165,7 +165,7 @@ def _extract_stage(model: nn.Module, index: int, plan: ParallelPlan | None, opti
         return Stage.of_sequential(model, _partition(len(model), options), index)
     if plan is None or plan.stages is None:
         raise UnsupportedError(
-            "A pipeline needs a plan that says how the model is cut. Found "
+            "A pipeline needs a plan that says how the model is split into stages. Found "
             f"{type(model).__name__}, whose plan has no stages. Use tp_size instead of pp_size, or pass a "
             "ParallelPlan with stages as the custom_policy."
         )
@@ -186,18 +186,18 @@ def _partition(num_layers: int, options: HybridOptions) -> list[range]:
 
 
 def parameters_of(stages: Sequence[Stage]) -> dict[str, nn.Parameter]:
-    """Find the parameters of this rank by the names that they have in the whole model."""
+    """Find the parameters of this rank by the names that they have in the full model."""
     return {name: each for stage in stages for name, each in stage.module.named_parameters(remove_duplicate=False)}
 
 
 def rebind_param_groups(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: Sequence[Stage]) -> None:
-    """Let an optimizer of the whole model hold what this rank has of it."""
+    """Replace the parameters of a full model in its optimizer by those of this rank."""
     here = parameters_of(stages)
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    is_whole = all(here.get(names[each][0]) is each and not placement_of(each).is_sharded for each in held)
-    if optimizer.state and not is_whole:
+    is_unsharded = all(here.get(names[each][0]) is each and not placement_of(each).is_sharded for each in held)
+    if optimizer.state and not is_unsharded:
         raise ConfigError(
-            "An optimizer of a model that is divided is boosted before its first step. Found "
+            "An optimizer of a model that is sharded is boosted before its first step. Found "
             f"{type(optimizer).__name__} with state of {len(optimizer.state)} parameters, of which this rank is going "
             "to have parts. Build a new one, and load its state by booster.load_optimizer."
         )

@@ -41,11 +41,11 @@ class StepPlan:
         num_replicated_parameters: How many of them all ranks of the tp axis have.
         parameter_bytes: Parameters and buffers, as the model computes with them.
         gradient_bytes: Gradients, after the backward pass.
-        optimizer_bytes: Masters and optimizer states, of its share of the parameters.
+        optimizer_bytes: Master weights and optimizer states, of its shard of the parameters.
         activation_bytes: What its stages keep for backward passes, at most.
         num_in_flight: Forward passes whose backward pass is to come, at most.
         num_microbatches: Micro-batches of a step.
-        working_bytes: What is needed for a moment besides, while one micro-batch passes a stage.
+        working_bytes: Temporary memory while one micro-batch passes a stage.
         sent_bytes: What it sends in a step, by the axis.
         num_calls: Collectives and messages that it begins in a step, by the axis.
 
@@ -80,7 +80,7 @@ class StepPlan:
         rows = {
             f"parameters: {self.num_parameters:,} elements": self.parameter_bytes,
             "gradients": self.gradient_bytes,
-            "masters and optimizer states": self.optimizer_bytes,
+            "master weights and optimizer states": self.optimizer_bytes,
             f"activations: {self.num_in_flight} passes of {self.num_microbatches} micro-batches": self.activation_bytes,
             "for a moment": self.working_bytes,
             "at most": self.peak_bytes,
@@ -98,9 +98,9 @@ def plan_step(
     batch: Any,
     criterion: Callable[[Any, Any], torch.Tensor],
 ) -> StepPlan:
-    """Find out what this rank of a pretended world is going to hold, and to send in a step.
+    """Compute what this rank of a fake process group would hold, and send in a step.
 
-    The model is cut, divided and given its optimizer as `Booster.boost` does it. One micro-batch passes the stages of
+    The model is split, sharded and given its optimizer as `Booster.boost` does it. One micro-batch passes the stages of
     the rank, forward and backward, and the optimizer makes a step, all on the meta device, where tensors have shapes
     but no elements. What is kept and sent meanwhile is counted, and multiplied as the schedule of the pipeline has it.
     Attention is taken to be computed without a matrix of scores, as fast kernels do. What a norm of gradients and the
@@ -117,12 +117,12 @@ def plan_step(
         The plan of this rank.
 
     Raises:
-        MeshError: The world is not pretended, or the sizes do not fit it.
+        MeshError: The process group is not a fake one, or the sizes do not fit its world size.
         ConfigError: The model has values, or the batch does not divide.
         PlanError: The plan of the model's family does not fit the model.
-        UnsupportedError: The model or the optimizer can not be trained in parts, or ranks share sequences.
+        UnsupportedError: The model or the optimizer cannot be sharded, or sequences are sharded.
 
-    Communication: none: the world is pretended.
+    Communication: none: the process group is a fake one.
 
     Example:
         >>> import torch
@@ -141,39 +141,39 @@ def plan_step(
     """
     begin: Assembly = plugin.begin(model, optimizer, _META)
     _check(begin)
-    whole = map_tensors(batch, lambda tensor: tensor.to(_META))
+    full = map_tensors(batch, lambda tensor: tensor.to(_META))
     microbatching = begin.options.microbatching
-    return _plan(begin, [whole] if microbatching is None else split(whole, microbatching), criterion)
+    return _plan(begin, [full] if microbatching is None else split(full, microbatching), criterion)
 
 
-def _plan(begin: Assembly, parts: Sequence[Any], criterion: Callable[[Any, Any], torch.Tensor]) -> StepPlan:
+def _plan(begin: Assembly, microbatches: Sequence[Any], criterion: Callable[[Any, Any], torch.Tensor]) -> StepPlan:
     """Plan a step of these micro-batches."""
     if begin.options.dtype is not None:
         cast_model(begin.model, begin.options.dtype)  # some kernels have no other dtypes
     with dry_run():
-        carries = stage_inputs(begin.model, begin.plan, begin.options, begin.mesh, parts[0])
+        carries = stage_inputs(begin.model, begin.plan, begin.options, begin.mesh, microbatches[0])
     built = build(begin)
     assert built.wrapper is not None
     wrapper = built.wrapper
 
     def run(live: LiveBytes) -> dict[int, PassMemory]:
         entering = zip(built.stages, carries, strict=True)
-        return {one.index: run_pass(one, carry, parts[0], criterion, wrapper, live) for one, carry in entering}
+        return {one.index: run_pass(one, carry, microbatches[0], criterion, wrapper, live) for one, carry in entering}
 
-    return _measure(built, wrapper, run, len(parts))
+    return _measure(built, wrapper, run, len(microbatches))
 
 
 def _check(begin: Assembly) -> None:
     model, mesh = begin.model, begin.mesh
     if (sharing := begin.options.shard_config(mesh).sequence_parallel_config(mesh)) is not None:
         raise UnsupportedError(
-            f"A step is planned whose ranks have whole sequences. Found the mode {sharing.mode!r} of sharing them, "
+            f"A step is planned whose ranks have full sequences. Found sequence parallelism, mode {sharing.mode!r}, "
             "whose hidden states are not planned yet. Plan without sequence parallelism: with it a rank keeps less."
         )
     backend = dist.get_backend(mesh.group("dp"))
     if backend != "fake":
         raise MeshError(
-            f"A step is planned in a world that is pretended. Found processes that talk through {backend}. Plan in one "
+            f"A step is planned in a fake process group. Found one that communicates through {backend}. Plan in one "
             "process, inside of colossal.testing.fake_world(size, rank)."
         )
     named = chain(model.named_parameters(), model.named_buffers())
@@ -205,15 +205,15 @@ class _CommVolume:
 
     def add_messages(self, passes: Mapping[int, PassMemory], built: Assembly, orders: PipelineOrder) -> None:
         """Add hidden states, their gradients, and gradients of parameters that are on several ranks."""
-        place, own = built.options.placement, built.mesh.rank("pp")
+        placement, pp_rank = built.options.placement, built.mesh.rank("pp")
         for target in range(built.mesh.size("pp")):
-            for message in p2p_messages(orders, place, own, target) if target != own else ():
+            for message in p2p_messages(orders, placement, pp_rank, target) if target != pp_rank else ():
                 one = passes[message.stage + 1 if message.is_grad else message.stage]
                 self.add("pp", one.input_bytes if message.is_grad else one.output_bytes)
         for stage in built.stages:
             for shared in stage.shared:
                 here = [index for index in shared.stages if index in passes]
-                others = {*shared.ranks(place)} - {own}
+                others = {*shared.ranks(placement)} - {pp_rank}
                 if here[:1] == [stage.index]:
                     tied = stage.module.get_parameter(shared.names[shared.stages.index(here[0])])
                     self.add("pp", tied.nbytes * len(others), len(others))
@@ -222,7 +222,7 @@ class _CommVolume:
 def _measure(
     built: Assembly, optimizer: OptimizerWrapper, run: Callable[[LiveBytes], Mapping[int, PassMemory]], number: int
 ) -> StepPlan:
-    """Let a micro-batch pass the stages of this rank, and make a step."""
+    """Run a micro-batch through the stages of this rank, and a step of the optimizer."""
     mesh, options, stages, masters = built.mesh, built.options, built.stages, optimizer.masters
     traffic = _CommVolume([axis for axis in AXES if mesh.size(axis) > 1])
     with dry_run() as live, CommCounter() as counter:
@@ -281,6 +281,6 @@ def _update(optimizer: OptimizerWrapper, built: Assembly) -> None:
 
 
 def _storages(values: Iterable[Any]) -> dict[int, int]:
-    """The bytes of the storages that tensors lie in."""
+    """The bytes of the storages of tensors."""
     found = (value.untyped_storage() for value in values if isinstance(value, torch.Tensor))
     return {storage._cdata: storage.nbytes() for storage in found}  # noqa: SLF001 (it has no public name)

@@ -1,4 +1,4 @@
-"""Data parallelism in which each rank updates a share of the parameters: ZeRO-1 and ZeRO-2."""
+"""Data parallelism in which each rank updates a shard of the parameters: ZeRO-1 and ZeRO-2."""
 
 from dataclasses import dataclass, field, replace
 from typing import final
@@ -28,10 +28,10 @@ from colossal.zero import ZeroConfig, ZeroShards, shard_optimizer
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class LowLevelZeroPlugin(DataParallelPlugin):
-    """Shares optimizer states, and in stage 2 gradients, among the data-parallel ranks: ZeRO-1 and ZeRO-2.
+    """Partitions optimizer states, and in stage 2 gradients, over the data-parallel ranks: ZeRO-1 and ZeRO-2.
 
     For models that fit on one device, but not together with their optimizer states. Every rank has all parameters; it
-    updates an equal share of them and gathers the rest. A step sends as many bytes as one of `TorchDDPPlugin`, and
+    updates an equal shard of them and gathers the rest. A step sends as many bytes as one of `TorchDDPPlugin`, and
     equals one of a single process on the joined batch of all ranks.
 
     The optimizer that is passed to boost updates ranges of flattened parameters: any of `torch.optim` that treats
@@ -39,12 +39,12 @@ class LowLevelZeroPlugin(DataParallelPlugin):
     are in the shards of ``optimizer.parameters``, averaged. Parameters that no rank used in a step stay as they are, as
     in a single process.
 
-    In half precision the whole model is cast, as under ``mixed_precision="fp16_naive"``, and the optimizer updates
-    float32 masters of this rank's share. Buffers that checkpoints hold are rank 0's on all ranks before each forward
-    pass.
+    In half precision the entire model is cast, as under ``mixed_precision="fp16_naive"``, and the optimizer updates
+    float32 master weights of this rank's shard. Buffers that checkpoints hold are rank 0's on all ranks before each
+    forward pass.
 
     Args:
-        stage: 1 shares optimizer states; 2 shares gradients too, which are reduced in each backward pass.
+        stage: 1 partitions optimizer states; 2 gradients too, which are reduced in each backward pass.
         precision: ``"fp16"``, ``"bf16"``, or ``"fp32"`` for the dtype that the model has; by default that of the
             Booster, or ``"fp16"`` if it has none either.
         initial_scale: First loss scale in fp16; greater than 0.
@@ -56,22 +56,22 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         max_scale: The scale does not grow above it.
         max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
         norm_type: The p of that norm.
-        reduce_bucket_size_in_m: Gradients travel when so many millions (2**20) of elements are there; or a fraction.
+        reduce_bucket_size_in_m: Size of a bucket of gradients, in 2**20 elements; may be a fraction.
         communication_dtype: The dtype that gradients are summed in; by default that of the parameters.
         overlap_communication: Reduce gradients while the backward pass goes on.
         overlap_allgather: Gather updated parameters while the next forward pass goes on; each block of the model waits
             for its own. Nothing but a block's own forward pass may use its parameters then.
-        cpu_offload: Keep masters and optimizer states in host memory, and update them there; with
+        cpu_offload: Keep master weights and optimizer states in host memory, and update them there; with
             `colossal.nn.optimizer.HybridAdam` by a fast kernel. On a CPU they are there already.
-        master_weights: Update float32 masters; otherwise parameters themselves, whose small updates get lost, and in
-            fp16 small gradients as well.
+        master_weights: Update float32 master weights; otherwise parameters themselves, whose small updates get lost,
+            and in fp16 small gradients as well.
         verbose: Log each change of the loss scale on rank 0.
         cast_inputs: Cast floating-point inputs of the model to its dtype, and its outputs to float32.
-        fp8_communication: Let gradients travel in 8 bits between data-parallel ranks, with a scale for each block of
-            them; sums are in float32, and parameters travel in their own dtype.
+        fp8_communication: Reduce gradients in 8 bits between data-parallel ranks, with a scale for each block of
+            them; sums are in float32, and parameters are sent in their dtype.
         use_fp8: Matrix products in 8 bits; not built yet.
-        extra_dp_size: Number of replicas of the shards: each block of neighbours on the dp axis shares the states among
-            its ranks, and there are so many blocks.
+        extra_dp_size: Number of replicas of the shards: each block of consecutive ranks on the dp axis partitions the
+            states over its ranks, and there are so many blocks.
 
     Raises:
         ConfigError: A value is outside its range, or contradicts another.
@@ -138,7 +138,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         device: torch.device,
         precision: MixedPrecision | None = None,
     ) -> Boosted:
-        """Put the parts of a training program together.
+        """Wrap the parts of a training program for this plugin.
 
         Args:
             parts: As the user built them; the model's parameters become views of common buffers.
@@ -149,9 +149,9 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             The parts, the optimizer updating shards.
 
         Raises:
-            MeshError: There is no world yet, or the replicas do not divide it.
-            ConfigError: The world was launched for another device.
-            UnsupportedError: The model or the optimizer can not be trained in shards.
+            MeshError: No process group is initialized, or the replicas do not divide its world size.
+            ConfigError: The process group was launched for another device.
+            UnsupportedError: The model or the optimizer cannot be trained in shards.
 
         Communication: broadcast, dp, the model's bytes: all ranks start from rank 0's.
         """
