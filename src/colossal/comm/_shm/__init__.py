@@ -3,14 +3,14 @@
 
 .. code-block:: text
 
-    segment.py    the memory, and how the ranks find it
-    engine.py     the compiled library: csrc/cpu/shm.cpp
-    fault.py      error messages for a group that is broken
-    work.py       what is under way
+    segment.py          the memory, and how the ranks find it
+    engine.py           the compiled library: csrc/cpu/shm.cpp
+    fault.py            error messages for a group that is broken
+    work.py             what is under way
     progress_thread.py  moves messages for which no caller waits
-    tensors.py    what is required of tensors, and the addresses of their parts
-    options.py    what a caller asks for
-    group.py      the process group that torch.distributed sees
+    tensors.py          what is required of tensors, and the addresses of their parts
+    options.py          what a caller asks for
+    group.py            the process group that torch.distributed sees
 """
 
 import os
