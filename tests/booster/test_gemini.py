@@ -515,7 +515,7 @@ def test_boosting_twice_is_refused() -> None:
         booster, (model, *_) = boost(gemini(), build())
         for again in (model, model.unwrap()):
             with pytest.raises(
-                ConfigError, match="lies in one already. Wrap or boost it once|boosted already. Boost once"
+                ConfigError, match="is in one already. Wrap or boost it once|boosted already. Boost once"
             ):
                 booster.boost(again)
 

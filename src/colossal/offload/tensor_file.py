@@ -76,7 +76,8 @@ class FileRequest:
             reason = "the file ends too early" if status == END_OF_FILE else os.strerror(status)
             raise CheckpointError(
                 f"Tensors that are kept on a disk must be {self._what} in full. Found in "
-                f"{self._flights.file.directory}: {reason}. Look for the cause in the log of the system, and start again from the last checkpoint."
+                f"{self._flights.file.directory}: {reason}. Look for the cause in the log of the "
+                "system, and start again from the last checkpoint."
             ) from (OSError(status, reason) if status > 0 else None)
 
     def fails_unseen(self) -> bool:

@@ -77,7 +77,7 @@ class ManagedParameter(Parameter):
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Describe it without its values."""
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-            return f"Parameter of {tuple(self.shape)} in {self.dtype} on {self.device}, whose values lie in a chunk"
+            return f"Parameter of {tuple(self.shape)} in {self.dtype} on {self.device}, whose values are in a chunk"
 
 
 def manage_parameters(parameters: Iterable[nn.Parameter], reader: ParameterFetcher) -> None:
