@@ -505,7 +505,7 @@ def test_parameters_stay_the_objects_that_they_are() -> None:
         assert weight.is_leaf
         assert weight.requires_grad
         assert isinstance(weight, nn.Parameter)
-        assert "lie in a chunk" in repr(weight) or "lies in a chunk" in repr(weight)
+        assert "whose values are in a chunk" in repr(weight)
         assert hash(weight) == hash(weight)
         assert dict.fromkeys([weight]) == {weight: None}
 

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 _FETCHER_ATTR = "_colossal_reader"
 
-# [Note: what reads] These tell of a parameter without reading its values, or belong to its gradient.
+# [Note: what reads] These describe a parameter without reading its values, or belong to its gradient.
 _PROPERTIES = (
     "shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "grad_fn", "ndim", "layout", "is_cuda", "is_cpu",
     "is_meta", "is_sparse", "is_quantized", "names", "itemsize", "nbytes", "_version", "_base", "is_nested", "name",
