@@ -479,7 +479,7 @@ def test_no_rank_holds_more_than_its_part_and_one_parameter() -> None:
         ({"max_prefetch": -1}, ConfigError, "Found -1"),
         ({"shard_param_frac": 1.5}, ConfigError, "shard_param_frac"),
         ({"offload_param_frac": 0.5}, ConfigError, "offload_optim_frac"),
-        ({"placement_policy": "auto", "shard_param_frac": 0.5}, ConfigError, "'auto' finds shares by itself"),
+        ({"placement_policy": "auto", "shard_param_frac": 0.5}, ConfigError, "'auto' sets the fractions itself"),
         ({"device_budget": -5}, ConfigError, "device_budget is a number of bytes. Found -5"),
         ({"warmup_non_model_data_ratio": 2, "placement_policy": "auto"}, ConfigError, "warmup_non_model_data_ratio"),
         ({"steady_cuda_cap_ratio": 2.0}, ConfigError, "steady_cuda_cap_ratio"),
@@ -515,7 +515,7 @@ def test_boosting_twice_is_refused() -> None:
         booster, (model, *_) = boost(gemini(), build())
         for again in (model, model.unwrap()):
             with pytest.raises(
-                ConfigError, match="lies in one already. Wrap or boost it once|boosted already. Boost once"
+                ConfigError, match="is in one already. Wrap or boost it once|boosted already. Boost once"
             ):
                 booster.boost(again)
 

@@ -30,12 +30,17 @@ class Host:
         return self.taken if self.is_known else None
 
 
-def take(hosts: list[Host], local_ranks: list[int], may_share: bool = False) -> list[Exception | None]:
+def take(hosts: list[Host], local_ranks: list[int], allow_same_device: bool = False) -> list[Exception | None]:
     store = dist.HashStore()
 
     def one(rank: int) -> Exception | None:
         try:
-            bind_device(WorldSpec(store, rank, len(hosts), 20), hosts[rank], local_ranks[rank], may_share=may_share)
+            bind_device(
+                WorldSpec(store, rank, len(hosts), 20),
+                hosts[rank],
+                local_ranks[rank],
+                allow_same_device=allow_same_device,
+            )
         except (ConfigError, LaunchError) as error:
             return error
         return None
@@ -64,7 +69,7 @@ def test_two_processes_on_one_device_are_refused_on_all_ranks(hosts: Callable[[]
     ranks = "0 and 1" if local_ranks == [0, 1, 2] else "0 and 2"
     assert f"Found ranks {ranks} on one: " in str(found[0])
     assert "Start fewer processes on this host" in str(found[0])
-    assert take(hosts(), local_ranks, may_share=True) == [None, None, None]
+    assert take(hosts(), local_ranks, allow_same_device=True) == [None, None, None]
 
 
 def test_more_processes_than_devices_are_refused_on_all_ranks() -> None:
@@ -73,8 +78,8 @@ def test_more_processes_than_devices_are_refused_on_all_ranks() -> None:
     assert "Found local rank 2 and 2 devices" in str(found[2])
     for error in found[:2]:
         assert isinstance(error, LaunchError)
-        assert "Found none for rank 2, whose error tells more." in str(error)
-    alone = take([Host(["a", "b"]) for _ in range(3)], [0, 1, 2], may_share=True)
+        assert "Found none for rank 2, whose error says why." in str(error)
+    alone = take([Host(["a", "b"]) for _ in range(3)], [0, 1, 2], allow_same_device=True)
     assert [type(error) for error in alone] == [type(None), type(None), ConfigError]
 
 

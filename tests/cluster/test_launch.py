@@ -144,8 +144,8 @@ def test_a_world_that_exists_is_not_launched_again() -> None:
         ((0, 1, "localhost", 0), "Found port=0"),
         ((0, 1, "localhost", 70000), "Found port=70000"),
         ((0, 1, "", 29500), "Found an empty host"),
-        ((None, 1, "localhost", 29500), "rank is a whole number. Found None"),
-        ((0, "1", "localhost", 29500), "world_size is a whole number. Found '1'"),
+        ((None, 1, "localhost", 29500), "rank is an integer. Found None"),
+        ((0, "1", "localhost", 29500), "world_size is an integer. Found '1'"),
     ],
 )
 def test_numbers_that_contradict_each_other_are_refused(place, found) -> None:
@@ -172,7 +172,7 @@ def test_a_missing_or_odd_variable_is_named(name, args, variables, monkeypatch) 
     with pytest.raises(LaunchError, match=f"Found no {variables[1]}"):
         getattr(colossal, name)(*args)
     monkeypatch.setenv(variables[1], "two")
-    with pytest.raises(LaunchError, match=f"{variables[1]} is a whole number. Found 'two'"):
+    with pytest.raises(LaunchError, match=f"{variables[1]} is an integer. Found 'two'"):
         getattr(colossal, name)(*args)
 
 

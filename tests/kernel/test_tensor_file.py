@@ -22,8 +22,8 @@ from colossal.offload import DirectIO, StateStore, TensorFile, direct_io, io_eng
 from colossal.offload.io_engine import ENGINES, FileTransfer, open_io_engine
 from colossal.offload.scratch_file import ScratchFile
 
-PIECE = io_engine._PIECE
-SIZES = (0, 1, 511, 4096, 4097, 1_000_003, PIECE, 2 * PIECE + 4096, 3 * PIECE + 77)
+SPAN = io_engine._SPAN
+SIZES = (0, 1, 511, 4096, 4097, 1_000_003, SPAN, 2 * SPAN + 4096, 3 * SPAN + 77)
 WAYS = (DirectIO(read=False, write=False), DirectIO(read=True, write=True), DirectIO(read=True, write=False))
 
 
@@ -142,7 +142,7 @@ def test_threads_may_share_a_file(engine, disk) -> None:
 
 
 def test_a_request_keeps_its_tensor_and_closing_waits(engine, disk) -> None:
-    size = 4 * PIECE
+    size = 4 * SPAN
     file = TensorFile(disk, [size] * 8, engine)
     backs = [torch.zeros(size, dtype=torch.uint8) for _ in range(8)]
     for slot in range(8):
@@ -158,8 +158,8 @@ def test_a_request_keeps_its_tensor_and_closing_waits(engine, disk) -> None:
 
 
 def test_a_file_that_is_dropped_is_closed(engine, disk) -> None:
-    file = TensorFile(disk, [PIECE], engine)
-    file.write(0, noise(PIECE))
+    file = TensorFile(disk, [SPAN], engine)
+    file.write(0, noise(SPAN))
     flights = file._flights
     del file
     assert flights.is_closed
@@ -235,8 +235,8 @@ def test_the_probe_really_transfers(engine, disk, monkeypatch) -> None:
 
 def test_a_file_system_that_refuses_direct_transfers_is_used_through_the_page_cache(engine, disk, monkeypatch) -> None:
     monkeypatch.setattr(ScratchFile, "_past_the_cache", lambda self: self.buffered)
-    with TensorFile(disk, [PIECE + 5], engine, DirectIO(read=True, write=True)) as file:
-        source, back = aligned(PIECE + 5).copy_(noise(PIECE + 5)), aligned(PIECE + 5)
+    with TensorFile(disk, [SPAN + 5], engine, DirectIO(read=True, write=True)) as file:
+        source, back = aligned(SPAN + 5).copy_(noise(SPAN + 5)), aligned(SPAN + 5)
         file.write(0, source).wait()
         file.read(0, back).wait()
         assert torch.equal(source, back)
@@ -355,27 +355,27 @@ def test_a_file_system_that_cannot_reserve_room(engine, disk, monkeypatch) -> No
 
 @pytest.mark.parametrize("direct", WAYS[:2])
 def test_a_file_that_was_cut_off(engine, direct, disk) -> None:
-    size = 2 * PIECE
+    size = 2 * SPAN
     with TensorFile(disk, [size], engine, direct) as file:
-        os.ftruncate(file._flights.file.buffered, PIECE + 4096)
+        os.ftruncate(file._flights.file.buffered, SPAN + 4096)
         request = file.read(0, aligned(size))
         for _ in range(2):
-            with pytest.raises(CheckpointError, match="must be read whole.*the file ends too early"):
+            with pytest.raises(CheckpointError, match="must be read in full.*the file ends too early"):
                 request.wait()
 
 
 @pytest.mark.parametrize("direct", WAYS[:2])
 def test_a_write_that_fails_leaves_the_tensor_as_it_is(engine, direct, disk) -> None:
     """Beyond the largest size that the process may give a file, the system refuses to write."""
-    size = 4 * PIECE
+    size = 4 * SPAN
     source = aligned(size).copy_(noise(size))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with TensorFile(disk, [size], engine, direct) as file:
         os.ftruncate(file._flights.file.buffered, 0)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (PIECE, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (SPAN, before[1]))
         try:
             request = file.write(0, source)
-            with pytest.raises(CheckpointError, match="must be written whole.*File too large") as caught:
+            with pytest.raises(CheckpointError, match="must be written in full.*File too large") as caught:
                 request.wait()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -385,19 +385,19 @@ def test_a_write_that_fails_leaves_the_tensor_as_it_is(engine, direct, disk) -> 
 
 
 def test_a_device_that_is_full(engine, disk) -> None:
-    with TensorFile(disk, [PIECE], engine) as file:
+    with TensorFile(disk, [SPAN], engine) as file:
         full = os.open("/dev/full", os.O_RDWR)
         own, file._flights.file.buffered = file._flights.file.buffered, full
         with pytest.raises(CheckpointError, match="No space left on device"):
-            file.write(0, torch.zeros(PIECE, dtype=torch.uint8)).wait()
+            file.write(0, torch.zeros(SPAN, dtype=torch.uint8)).wait()
         file._flights.file.buffered = own
         os.close(full)
 
 
 def test_closing_tells_of_an_error_that_nobody_waited_for(engine, disk) -> None:
-    file = TensorFile(disk, [PIECE], engine)
+    file = TensorFile(disk, [SPAN], engine)
     os.ftruncate(file._flights.file.buffered, 0)
-    file.read(0, torch.zeros(PIECE, dtype=torch.uint8))
+    file.read(0, torch.zeros(SPAN, dtype=torch.uint8))
     with pytest.raises(CheckpointError, match="ends too early"):
         file.close()
     file.close()
@@ -405,17 +405,17 @@ def test_closing_tells_of_an_error_that_nobody_waited_for(engine, disk) -> None:
 
 
 def test_an_error_that_was_told_is_not_told_again(engine, disk) -> None:
-    with TensorFile(disk, [PIECE], engine) as file:
+    with TensorFile(disk, [SPAN], engine) as file:
         os.ftruncate(file._flights.file.buffered, 0)
         with pytest.raises(CheckpointError):
-            file.read(0, torch.zeros(PIECE, dtype=torch.uint8)).wait()
+            file.read(0, torch.zeros(SPAN, dtype=torch.uint8)).wait()
 
 
 def test_an_exception_of_the_block_goes_first(disk) -> None:
     def spoil() -> None:
-        with TensorFile(disk, [PIECE]) as file:
+        with TensorFile(disk, [SPAN]) as file:
             os.ftruncate(file._flights.file.buffered, 0)
-            file.read(0, torch.zeros(PIECE, dtype=torch.uint8))
+            file.read(0, torch.zeros(SPAN, dtype=torch.uint8))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -498,8 +498,8 @@ def test_stores_that_share_a_directory_do_not_share_a_file(way, disk, monkeypatc
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of a fork beside threads
 def test_a_forked_process_leaves_the_file_alone(engine, disk) -> None:
-    file = TensorFile(disk, [4 * PIECE], engine)
-    request = file.write(0, noise(4 * PIECE))
+    file = TensorFile(disk, [4 * SPAN], engine)
+    request = file.write(0, noise(4 * SPAN))
     child = os.fork()
     if not child:
         status = 0
@@ -515,10 +515,10 @@ def test_a_forked_process_leaves_the_file_alone(engine, disk) -> None:
         os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     request.wait()
-    back = torch.zeros(4 * PIECE, dtype=torch.uint8)
+    back = torch.zeros(4 * SPAN, dtype=torch.uint8)
     file.read(0, back).wait()
     file.close()
-    assert torch.equal(back, noise(4 * PIECE))
+    assert torch.equal(back, noise(4 * SPAN))
 
 
 # ------------------------------------------------------------------------------------------ states
@@ -624,9 +624,9 @@ def test_a_read_that_fails_ends_the_walk(engine, disk) -> None:
         for index, _ in store.walk():
             seen.append(index)
 
-    with StateStore(disk, [PIECE // 4] * 6, engine=engine) as store:
-        os.ftruncate(store.file._flights.file.buffered, 6 * PIECE)
-        with pytest.raises(CheckpointError, match="must be read whole"):
+    with StateStore(disk, [SPAN // 4] * 6, engine=engine) as store:
+        os.ftruncate(store.file._flights.file.buffered, 6 * SPAN)
+        with pytest.raises(CheckpointError, match="must be read in full"):
             visit()
         assert seen == [0, 1, 2]
         assert store.load(0)

@@ -1,8 +1,8 @@
 """The axes of a mesh, outermost first.
 
-Neighbours on the last axis are neighbours in rank, and so most likely share a host: tensor parallelism, which talks
-most, comes last; pipeline stages, which talk least, come first. The tp axis may itself be a grid, see
-`colossal.cluster.tp_grid`.
+Adjacent indices on the last axis are adjacent global ranks, which are most likely on the same host. So tensor
+parallelism, which communicates most, comes last, and pipeline parallelism, which communicates least, comes first. The
+tp axis may itself be a grid, see `colossal.cluster.tp_grid`.
 """
 
 from typing import Literal, get_args

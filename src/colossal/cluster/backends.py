@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false
-"""Which group moves what: tensors of the accelerator go by its own backend, those of the host by another."""
+"""Which process group communicates a tensor: the accelerator's backend for its tensors, another for host tensors."""
 
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,23 +10,23 @@ from torch import distributed as dist
 from colossal.errors import UnsupportedError
 
 # [Note: what is agreed on the host]
-# Ranks agree on small facts many times in a step: which parameters were used, whether batches are alike. In the memory
-# of an accelerator such a fact costs two waits of the host for everything that it has asked for. So a group on an
-# accelerator has a twin, whose ranks are the same and whose backend is the host's, for facts that begin and end there.
+# Ranks agree on small facts many times in a step: which parameters were used, whether batches have the same shape. In
+# accelerator memory, each such fact would synchronize the host with the device twice. So a group on an accelerator has
+# a host group, with the same ranks and a CPU backend, for facts that are produced and used on the host.
 
 _OF_HOST = ("gloo", "shm", "fake", "threaded", "mpi", "undefined")
 _HOST_GROUPS: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 
 def group_for(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Find the group that moves a tensor.
+    """Return the group that communicates a tensor.
 
     Args:
         tensor: In host memory, or on the accelerator.
         group: The group of the ranks.
 
     Returns:
-        The group itself, or its twin for host memory.
+        The group itself, or its host group.
 
     Communication: as in `host_group`, if the tensor is in host memory.
 
@@ -43,15 +43,15 @@ def group_for(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.ProcessGro
 
 
 def host_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
-    """Find the group whose ranks are the same, and which moves tensors in host memory.
+    """Return a group of the same ranks that communicates tensors in host memory.
 
     Args:
-        group: The group; the world by default.
+        group: The group; the default process group by default.
 
     Returns:
-        The group itself where it does, else its twin.
+        The group itself if its backend does so, else its host group.
 
-    Communication: all ranks of the group open connections when it is asked for a twin first; they must call together.
+    Communication: on the first call for a group, all its ranks open connections; they must call together.
 
     Example:
         >>> from colossal.cluster import host_group
@@ -70,8 +70,8 @@ def host_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
 
 def _make_host_group(ranks: list[int]) -> dist.ProcessGroup:
     try:
-        twin = dist.new_group(ranks, backend="shm", use_local_synchronization=True)
+        created = dist.new_group(ranks, backend="shm", use_local_synchronization=True)
     except UnsupportedError:  # on all of them
-        twin = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    assert isinstance(twin, dist.ProcessGroup)
-    return twin
+        created = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    assert isinstance(created, dist.ProcessGroup)
+    return created

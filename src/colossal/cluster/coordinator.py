@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false
-"""Who does what among the processes of the world."""
+"""Coordinate the processes of a job: ranks, master ranks, barriers and turns."""
 
 import functools
 from collections.abc import Callable, Generator
@@ -19,15 +19,15 @@ _Result = TypeVar("_Result")
 
 @final
 class DistCoordinator:
-    """Tells a process its place in the world and lets processes take turns.
+    """Gives a process its rank and the world size, and lets processes take turns.
 
-    A group argument restricts a question or a barrier to the ranks of that group; by default it is the whole world.
+    A group argument restricts a query or a barrier to the ranks of that group; by default it covers all ranks.
 
     Args:
         mesh: The mesh that knows the local rank; the ambient one by default.
 
     Raises:
-        MeshError: There is no world yet.
+        MeshError: There is no process group yet.
 
     Example:
         >>> from colossal.cluster import DistCoordinator
@@ -44,24 +44,24 @@ class DistCoordinator:
 
     @property
     def rank(self) -> int:
-        """This process's number in the world."""
+        """The global rank of this process."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """Number of processes in the world."""
+        """The number of processes."""
         return self._world_size
 
     @property
     def local_rank(self) -> int:
-        """This process's number among those of its host."""
+        """The rank of this process on its host."""
         return self._local_rank
 
     def is_master(self, process_group: dist.ProcessGroup | None = None) -> bool:
-        """Tell whether this process comes first in the group.
+        """Return whether this process is the first of the group.
 
         Args:
-            process_group: The group; the whole world by default.
+            process_group: The group; all ranks by default.
 
         Returns:
             Whether its rank in the group is 0.
@@ -69,7 +69,7 @@ class DistCoordinator:
         return dist.get_rank(process_group) == 0
 
     def is_node_master(self) -> bool:
-        """Tell whether this process is the first of its host.
+        """Return whether this process is the first of its host.
 
         Returns:
             Whether its local rank is 0.
@@ -77,10 +77,10 @@ class DistCoordinator:
         return self._local_rank == 0
 
     def is_last_process(self, process_group: dist.ProcessGroup | None = None) -> bool:
-        """Tell whether this process comes last in the group.
+        """Return whether this process is the last of the group.
 
         Args:
-            process_group: The group; the whole world by default.
+            process_group: The group; all ranks by default.
 
         Returns:
             Whether its rank in the group is the highest.
@@ -92,7 +92,7 @@ class DistCoordinator:
 
         Args:
             message: Converted to text.
-            process_group: The group; the whole world by default.
+            process_group: The group; all ranks by default.
         """
         if self.is_master(process_group):
             print(message)  # noqa: T201 (printing is what was asked for)
@@ -114,7 +114,7 @@ class DistCoordinator:
 
         Args:
             executor_rank: Rank in the group of the process that goes first.
-            process_group: The group; the whole world by default.
+            process_group: The group; all ranks by default.
 
         Raises:
             LaunchError: There is no such rank; or, on the others, the block failed on the process that went first.
@@ -148,7 +148,7 @@ class DistCoordinator:
         """Make a decorator of functions that only rank 0 of the group runs.
 
         Args:
-            process_group: The group; the whole world by default.
+            process_group: The group; all ranks by default.
 
         Returns:
             The decorator. What it decorates returns None at once on all other ranks.
@@ -167,7 +167,7 @@ class DistCoordinator:
         """Wait until every process of the group is here.
 
         Args:
-            process_group: The group; the whole world by default.
+            process_group: The group; all ranks by default.
 
         Communication: barrier, the group, no payload.
         """
@@ -177,7 +177,7 @@ class DistCoordinator:
         """Dissolve the group.
 
         Args:
-            process_group: The group; by default the whole world, with all groups and the ambient mesh.
+            process_group: The group; by default all ranks, with all groups and the ambient mesh.
         """
         if process_group is None:
             set_ambient_mesh(None)

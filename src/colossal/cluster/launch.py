@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false
-"""From separate processes to one world."""
+"""Initialize the default process group and the ambient mesh."""
 
 import argparse
 import atexit
@@ -44,7 +44,7 @@ def launch(
     verbose: bool = True,
     timeout_seconds: float | None = None,
 ) -> ParallelMesh:
-    """Join the world: find the other processes, bind this one to its device, and seed the random generators.
+    """Join the process group: find the other processes, bind this one to its device, and seed the random generators.
 
     Args:
         rank: This process's number, from 0 to ``world_size - 1``.
@@ -57,7 +57,7 @@ def launch(
             a warning.
         local_rank: This process's number among those of its host; found out from the host names by default.
         seed: Seed of Python's, NumPy's and torch's generators, the same on all ranks, so that models start equal.
-        verbose: Let rank 0 log the world that was formed.
+        verbose: Let rank 0 log the process group that was formed.
         timeout_seconds: How long to wait for a peer, at launch and in every later collective. By default the
             environment variable ``COLOSSAL_TIMEOUT_SECONDS``, else 600.
 
@@ -72,7 +72,7 @@ def launch(
             a config is passed, which is not supported.
 
     Communication: every process contacts the store of rank 0, then opens connections to its peers, or its memory to
-    them; nobody returns before all are connected.
+    them; no process returns before all are connected.
 
     Example:
         >>> import socket
@@ -94,7 +94,7 @@ def launch_from_torch(
     verbose: bool = True,
     timeout_seconds: float | None = None,
 ) -> ParallelMesh:
-    """Join the world that `torchrun` prepared; started without it, be a world of one.
+    """Join the process group that `torchrun` prepared; without `torchrun`, form one with a world size of 1.
 
     Args:
         backend: As in `launch`.
@@ -121,11 +121,11 @@ def launch_from_torch(
         return _join(None, backend, seed, verbose, timeout_seconds)
     found = _read_environment(names, "torchrun --standalone --nproc_per_node=2 page.py")
     member = ProcessSpec(
-        _whole("RANK", found["RANK"]),
-        _whole("WORLD_SIZE", found["WORLD_SIZE"]),
+        _parse_integer("RANK", found["RANK"]),
+        _parse_integer("WORLD_SIZE", found["WORLD_SIZE"]),
         found["MASTER_ADDR"],
-        _whole("MASTER_PORT", found["MASTER_PORT"]),
-        _whole("LOCAL_RANK", found["LOCAL_RANK"]),
+        _parse_integer("MASTER_PORT", found["MASTER_PORT"]),
+        _parse_integer("LOCAL_RANK", found["LOCAL_RANK"]),
     )
     return _join(member, backend, seed, verbose, timeout_seconds)
 
@@ -251,10 +251,10 @@ def get_default_parser() -> argparse.ArgumentParser:
 def _join(
     member: ProcessSpec | None, backend: str | None, seed: int, verbose: bool, timeout_seconds: float | None
 ) -> ParallelMesh:
-    """Form the world; `member` is None for a world of one that needs no address."""
+    """Form the process group; `member` is None for a world size of 1, which needs no address."""
     if dist.is_initialized():
         raise LaunchError(
-            f"A process joins one world. Found that it is rank {dist.get_rank()} of {dist.get_world_size()} already. "
+            f"A process joins one job. Found that it is rank {dist.get_rank()} of {dist.get_world_size()} already. "
             "Launch once, or call torch.distributed.destroy_process_group() in between."
         )
     seconds, link_cost = _check_timeout(timeout_seconds), link_cost_from_environment()
@@ -268,7 +268,7 @@ def _join(
         world = WorldSpec(connect_to_store(member, seconds), member.rank, member.world_size, seconds)
     with connecting(world):
         local_rank = _find_local_rank(member, world)
-        bind_device(world, accelerator, local_rank, may_share=accelerator.is_cpu or wanted is not None)
+        bind_device(world, accelerator, local_rank, allow_same_device=accelerator.is_cpu or wanted is not None)
         chosen, remark = form_world(world, wanted)
         _seed_everything(seed, accelerator)
         mesh = ParallelMesh(
@@ -316,7 +316,7 @@ def _check_timeout(seconds: float | None) -> float:
 
 
 def _is_default(backend: str | None, accelerator: Accelerator) -> bool:
-    """Tell whether a backend is the documented default, that of GPUs, or the accelerator's own."""
+    """Return whether a backend is the documented default, that of GPUs, or the accelerator's own."""
     own = () if accelerator.is_cpu else (accelerator.communication_backend,)
     return backend is not None and backend.lower() in ("nccl", *own)
 
@@ -360,13 +360,13 @@ def _read_environment(names: tuple[str, ...], command: str) -> Mapping[str, str]
 
 
 def _read_numbers(names: tuple[str, ...], command: str) -> tuple[int, ...]:
-    return tuple(_whole(name, value) for name, value in _read_environment(names, command).items())
+    return tuple(_parse_integer(name, value) for name, value in _read_environment(names, command).items())
 
 
-def _whole(name: str, value: str) -> int:
+def _parse_integer(name: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
         raise LaunchError(
-            f"The environment variable {name} is a whole number. Found {value!r}. Let the launcher set it."
+            f"The environment variable {name} is an integer. Found {value!r}. Let the launcher set it."
         ) from None

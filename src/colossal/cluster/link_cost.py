@@ -14,7 +14,7 @@ broadcast       ceil(log2 p)       ceil(log2 p) n           binomial tree
 p2p             1                  n                        one message
 ==============  =================  =======================  ================================================
 
-n is the size of the whole tensor: the one that all-gather returns on each rank, that reduce-scatter takes, that the
+n is the size of the full tensor: the one that all-gather returns on each rank, that reduce-scatter takes, that the
 others take and return.
 
 Source: Hockney, "The communication challenge for MPP", Parallel Computing 20, 1994 (the model); Thakur, Rabenseifner,
@@ -51,7 +51,7 @@ class Link:
     Args:
         alpha: Seconds that a message takes however short it is.
         beta: Seconds that each byte adds.
-        error: How far the model is off the measured times, as a share of them: the median.
+        error: The median relative deviation of the model from the measured times.
         timings: Pairs of bytes and seconds, what was measured.
 
     Raises:
@@ -174,7 +174,7 @@ class LinkCost:
             op: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"broadcast"`` or
                 ``"p2p"``.
             axis: The axis along which it runs.
-            num_bytes: Size of the whole tensor, see `colossal.cluster.link_cost`.
+            num_bytes: Size of the full tensor, see `colossal.cluster.link_cost`.
             size: Number of ranks on the axis; by default as many as were measured.
 
         Returns:
@@ -196,11 +196,11 @@ class LinkCost:
             )
         measured = self.axes[axis]
         link = measured.ops.get(op, measured.link)
-        messages, share = collective_cost_factors(op, measured.size if size is None else size)
-        return link.alpha * messages + link.beta * share * num_bytes
+        messages, fraction = collective_cost_factors(op, measured.size if size is None else size)
+        return link.alpha * messages + link.beta * fraction * num_bytes
 
     def save(self, path: str | Path) -> None:
-        """Write a file that `load` reads: whole, or not at all.
+        """Write a file that `load` reads, atomically.
 
         Args:
             path: The file; its folder must exist.
@@ -251,7 +251,7 @@ class LinkCost:
 
 
 def collective_cost_factors(op: LinkOp, size: int) -> tuple[float, float]:
-    """Return how many messages in a row an operation among `size` ranks takes, and what share of the bytes."""
+    """Return how many successive messages an operation among `size` ranks takes, and which fraction of the bytes."""
     ring = float(size - 1)
     tree = float(math.ceil(math.log2(size)))
     return {

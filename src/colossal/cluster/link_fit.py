@@ -11,9 +11,9 @@ Timings = Sequence[tuple[int, float]]
 # [Note: a fit that outliers cannot bend]
 # Times range over four decades, and a scheduler now and then stops a rank for milliseconds, never the other way round.
 # So each size is measured often and the lower quartile of its times counts, which holds although three of four are
-# disturbed. The line through these points minimises the sum of *relative* deviations, which neither the largest size
-# nor one odd size can dominate. The minimum of such a sum lies where the line meets two of the points, or one of them
-# and an axis, so that trying all of these finds it exactly.
+# disturbed. The line through these points minimizes the sum of *relative* deviations, which neither the largest size
+# nor one odd size can dominate. At the minimum of such a sum the line passes through two of the points, or through one
+# of them and the origin of an axis, so that trying all of these finds it exactly.
 
 
 def typical(samples: Sequence[float]) -> float:
@@ -57,5 +57,5 @@ def _candidates(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
 def _point(op: LinkOp, size: int, pair: tuple[int, float]) -> tuple[float, float, float]:
     num_bytes, seconds = pair
-    messages, share = collective_cost_factors(op, size)
-    return messages, share * num_bytes, seconds
+    messages, fraction = collective_cost_factors(op, size)
+    return messages, fraction * num_bytes, seconds

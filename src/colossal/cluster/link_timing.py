@@ -48,7 +48,7 @@ def measure_link_cost(
     Args:
         mesh: The mesh; the ambient one by default.
         ops: The operations to measure.
-        sizes: Bytes of the tensors; at least two sizes, or alpha and beta cannot be told apart.
+        sizes: Bytes of the tensors; at least two sizes, which it takes to separate alpha from beta.
         seconds: How long to measure one operation with one size, about.
 
     Returns:
@@ -56,7 +56,7 @@ def measure_link_cost(
 
     Raises:
         ConfigError: An operation is unknown, or a size or the time makes no sense.
-        UnsupportedError: The world is a fake one, or has one rank.
+        UnsupportedError: The process group is a fake one, or has one rank.
 
     Communication: every operation and size some ten to two hundred rounds, every axis with more than one rank.
 
@@ -83,7 +83,7 @@ class _Probe:
 
     def __init__(self, mesh: ParallelMesh, axis: Axis, op: LinkOp, num_bytes: int) -> None:
         self.mesh, self.size = mesh, mesh.size(axis)
-        self.length = math.ceil(num_bytes / (4 * self.size)) * self.size  # a multiple of what the ranks can share
+        self.length = math.ceil(num_bytes / (4 * self.size)) * self.size  # a multiple of the number of ranks
         self.call = _calls(mesh, axis, self.length)[op]
         self.samples: list[float] = []
 
@@ -122,31 +122,31 @@ def _measure_axis(
 
 
 def _calls(mesh: ParallelMesh, axis: Axis, length: int) -> Mapping[LinkOp, Callable[[int], object]]:
-    """Each operation on float32 tensors whose whole has `length` elements, see [Note: what is timed]."""
+    """Each operation on float32 tensors, of which the full one has `length` elements, see [Note: what is timed]."""
     group, ranks, here = mesh.group(axis), mesh.ranks(axis), mesh.rank(axis)
     device = mesh.accelerator.get_current_device()
-    whole, other = torch.zeros(length, device=device), torch.zeros(length, device=device)
-    part = torch.zeros(length // len(ranks), device=device)
+    full, other = torch.zeros(length, device=device), torch.zeros(length, device=device)
+    shard = torch.zeros(length // len(ranks), device=device)
     after, before = ranks[(here + 1) % len(ranks)], ranks[here - 1]
 
     def shift(_root: int) -> None:
-        sent = dist.P2POp(dist.isend, whole, after, group)
+        sent = dist.P2POp(dist.isend, full, after, group)
         received = dist.P2POp(dist.irecv, other, before, group)
         for work in dist.batch_isend_irecv([sent, received]):
             work.wait()
 
     return {
-        "all_reduce": lambda _: dist.all_reduce(whole, group=group),
-        "all_gather": lambda _: _all_gather_single(whole, part, group=group),
-        "reduce_scatter": lambda _: _reduce_scatter_single(part, whole, group=group),
-        "all_to_all": lambda _: dist.all_to_all_single(other, whole, group=group),
-        "broadcast": lambda root: dist.broadcast(whole, ranks[root], group=group),
+        "all_reduce": lambda _: dist.all_reduce(full, group=group),
+        "all_gather": lambda _: _all_gather_single(full, shard, group=group),
+        "reduce_scatter": lambda _: _reduce_scatter_single(shard, full, group=group),
+        "all_to_all": lambda _: dist.all_to_all_single(other, full, group=group),
+        "broadcast": lambda root: dist.broadcast(full, ranks[root], group=group),
         "p2p": shift,
     }
 
 
 def _slowest(seconds: float) -> float:
-    """The largest of the ranks' numbers, the same on all ranks of the world."""
+    """The largest of the ranks' values, the same on all ranks."""
     number = torch.tensor(seconds, dtype=torch.float64, device="cpu")
     dist.all_reduce(number, dist.ReduceOp.MAX, host_group())
     return float(number.item())
@@ -177,6 +177,6 @@ def _check(mesh: ParallelMesh, ops: Sequence[LinkOp], sizes: Sequence[int], seco
         )
     if len(set(sizes)) < 2 or min(sizes) < 1 or not seconds > 0:  # noqa: PLR2004 (a line needs two points)
         raise ConfigError(
-            "Two different sizes or more, each of at least 1 byte, and a time greater than 0 are needed to tell alpha "
-            f"from beta. Found sizes={list(sizes)} and seconds={seconds}. Pass more sizes, or leave them out."
+            "Two different sizes or more, each of at least 1 byte, and a time greater than 0 are needed to separate "
+            f"alpha from beta. Found sizes={list(sizes)} and seconds={seconds}. Pass more sizes, or leave them out."
         )

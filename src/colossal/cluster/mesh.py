@@ -31,16 +31,16 @@ _AMBIENT: InheritedContextVar["ParallelMesh | None"] = InheritedContextVar("colo
 
 @final
 class ParallelMesh:
-    """All processes of the world on the axes pp, dp, sp and tp; ranks count along tp first.
+    """All processes of the job on the axes pp, dp, sp and tp; ranks count along tp first.
 
-    Entering a mesh makes it ambient: functions that take an optional mesh use it. `launch` leaves one behind that has
+    Entering a mesh makes it ambient: functions that take an optional mesh use it. `launch` makes one ambient that has
     all processes on dp.
 
     Args:
         pp: Number of pipeline stages.
         dp: Number of data-parallel replicas; by default as many as the other axes leave room for.
-        sp: Number of ranks that share a sequence.
-        tp: Number of ranks that share a tensor.
+        sp: Number of ranks over which a sequence is sharded.
+        tp: Number of ranks over which a layer is sharded.
         tp_mode: How these are arranged: ``"1d"``, ``"2d"`` (q x q), ``"2.5d"`` (depth x q x q) or ``"3d"`` (q x q x q).
         tp_depth: The depth of a 2.5D grid.
         device: ``"cpu"`` or ``"cuda"``; the device of this process by default.
@@ -49,8 +49,8 @@ class ParallelMesh:
         timeout_seconds: How long a collective waits for a peer; by default as in the ambient mesh, or 600.
         link_cost: What it costs to send bytes along the axes, or a file of ``colossal benchmark --collectives``; by
             default as in the ambient mesh, or the file that the environment variable ``COLOSSAL_LINK_COST`` names.
-        dp_outside: Number the ranks of a replica one after the other, so that stages of one pipeline are neighbours;
-            otherwise those of a stage.
+        dp_outside: Give the ranks of a replica consecutive numbers, so that the stages of a pipeline are close to each
+            other; otherwise the ranks of a stage.
 
     Attributes:
         world_size: Number of processes.
@@ -61,10 +61,10 @@ class ParallelMesh:
         coordinate: This process's index on each axis, by its name.
         accelerator: The device of this process.
         device_mesh: The same mesh as torch's own functions take it.
-        link_cost: What it costs to send bytes along the axes; None if nobody has measured it.
+        link_cost: What it costs to send bytes along the axes; None if it was not measured.
 
     Raises:
-        MeshError: There is no world yet, the sizes do not multiply to its size, the tp axis does not make such a grid,
+        MeshError: There is no process group yet, the sizes do not multiply to its size, the tp axis has no such grid,
             or the costs of links are those of another backend or device.
         ConfigError: The file with the costs of links cannot be read.
 
@@ -118,10 +118,10 @@ class ParallelMesh:
         """Find this process among all of them, of shape (pp, dp, sp, tp), and form the groups that it is in."""
         self.shape = dict(zip(AXES, ranks.shape, strict=True))
         self._ranks = ranks
-        self.coordinate = dict(zip(AXES, _whole_numbers((ranks == self.global_rank).nonzero()[0]), strict=True))
+        self.coordinate = dict(zip(AXES, _integers((ranks == self.global_rank).nonzero()[0]), strict=True))
         sizes = {axis: size for axis, size in self.shape.items() if axis != "tp"} | self.grid
         self._finest = ranks.reshape(*sizes.values())
-        self._place = dict(zip(sizes, _whole_numbers((self._finest == self.global_rank).nonzero()[0]), strict=True))
+        self._place = dict(zip(sizes, _integers((self._finest == self.global_rank).nonzero()[0]), strict=True))
         self._sizes, self._coordinates = {**self.shape, **self.grid}, {**self.coordinate, **self._place}
         self.device_mesh = self._form_groups()
         groups: dict[Axis, dist.ProcessGroup] = {axis: self.device_mesh.get_group(axis) for axis in AXES}
@@ -191,7 +191,7 @@ class ParallelMesh:
             raise MeshError(f"Ranks are listed along axes, each named once. Found {axes}. Name each of them once.")
         index = tuple(slice(None) if name in parts else at for name, at in self._place.items())
         order = [name for name in self._place if name in parts]
-        return tuple(_whole_numbers(self._finest[index].permute([order.index(axis) for axis in parts]).flatten()))
+        return tuple(_integers(self._finest[index].permute([order.index(axis) for axis in parts]).flatten()))
 
     def group(self, axis: Axis) -> dist.ProcessGroup:
         """Find the process group of an axis.
@@ -208,7 +208,7 @@ class ParallelMesh:
         return self._groups[self._check_axis(axis)]
 
     def blocks(self, axis: Axis, length: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """Cut an axis into blocks of neighbours.
+        """Split an axis into blocks of consecutive ranks.
 
         Args:
             axis: ``"pp"``, ``"dp"``, ``"sp"``, ``"tp"``, or an axis of the grid that the latter is.
@@ -225,7 +225,7 @@ class ParallelMesh:
         ranks, place = self.ranks(axis), self.rank(axis)
         if length < 1 or len(ranks) % length:
             raise MeshError(
-                f"An axis is cut into blocks of one length. Found {length} for the {len(ranks)} ranks of {axis!r}. "
+                f"An axis is split into blocks of one length. Found {length} for the {len(ranks)} ranks of {axis!r}. "
                 "Pass a divisor of their number."
             )
         block = place // length
@@ -233,11 +233,11 @@ class ParallelMesh:
         return self._group_of(own), self._group_of(ranks[place % length :: length])
 
     def fold_sp_into_dp(self) -> "ParallelMesh":
-        """Count ranks that share a sequence as data-parallel ones, as what happens to parameters is the same for both.
+        """Count sequence-parallel ranks as data-parallel ones, since parameters are treated the same way on both axes.
 
         Returns:
-            A mesh of the same processes, in which the place of each on pp and tp is the same, and dp has those of dp
-            and sp; this mesh itself if sp is 1.
+            A mesh of the same processes with the same coordinates on pp and tp, whose dp axis has the ranks of dp and
+            sp; this mesh itself if sp is 1.
 
         Communication: new groups of processes are formed; all ranks must call.
         """
@@ -275,10 +275,10 @@ def current_mesh() -> ParallelMesh:
     """Find the mesh that is in force.
 
     Returns:
-        The ambient mesh; without one, a new one with all processes of the world on dp, which is ambient from then on.
+        The ambient mesh; without one, a new one with all processes on dp, which is ambient from then on.
 
     Raises:
-        MeshError: There is no world yet.
+        MeshError: There is no process group yet.
 
     Example:
         >>> from colossal.cluster import ParallelMesh, current_mesh
@@ -318,7 +318,7 @@ def set_ambient_mesh(mesh: ParallelMesh | None) -> None:
     _AMBIENT.set(mesh)
 
 
-def _whole_numbers(tensor: torch.Tensor) -> list[int]:
+def _integers(tensor: torch.Tensor) -> list[int]:
     return cast("list[int]", tensor.tolist())  # whose type depends on the number of dimensions
 
 
@@ -326,9 +326,7 @@ def _fit_sizes(world_size: int, pp: int, dp: int | None, sp: int, tp: int) -> tu
     given = {"pp": pp, "dp": 1 if dp is None else dp, "sp": sp, "tp": tp}
     for axis, size in given.items():
         if not isinstance(size, int) or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise MeshError(
-                f"The size of an axis is a whole number, at least 1. Found {axis}={size!r}. Pass 1 or more."
-            )
+            raise MeshError(f"The size of an axis is an integer, at least 1. Found {axis}={size!r}. Pass 1 or more.")
     taken = math.prod(given.values())
     if dp is None and world_size % taken == 0:
         return pp, world_size // taken, sp, tp

@@ -1,4 +1,4 @@
-"""One process of a world that is being formed."""
+"""One process of a process group that is being formed."""
 
 from dataclasses import dataclass
 from numbers import Integral
@@ -10,7 +10,7 @@ from colossal.errors import LaunchError
 @final
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process's place in the world, and where the world meets."""
+    """The rank of a process, the world size, and the address of the rendezvous."""
 
     rank: int
     world_size: int
@@ -22,10 +22,10 @@ class ProcessSpec:
         for name in ("rank", "world_size", "port"):
             if not isinstance(number := getattr(self, name), Integral):
                 raise LaunchError(
-                    f"{name} is a whole number. Found {number!r}. Pass one; get_default_parser() reads it as --{name}."
+                    f"{name} is an integer. Found {number!r}. Pass one; get_default_parser() reads it as --{name}."
                 )
         if self.world_size < 1:
-            raise LaunchError(f"A world has at least 1 process. Found world_size={self.world_size}. Pass 1 or more.")
+            raise LaunchError(f"A job has at least 1 process. Found world_size={self.world_size}. Pass 1 or more.")
         if not 0 <= self.rank < self.world_size:
             raise LaunchError(
                 f"The rank of a process is between 0 and world_size - 1. Found rank={self.rank} in a world of "

@@ -25,7 +25,7 @@ _SLACK_SECONDS = 0.5  # for what ends by itself, with a reason of its own
 
 
 def connect_to_store(member: ProcessSpec, seconds: float) -> dist.Store:
-    """Return the store that all processes share, once all of them have come to it and agree on their number."""
+    """Return the store of the job, once all processes have connected to it and agree on the world size."""
     lasting = _serves_torchrun(member)
     try:
         store = call_within(seconds + _SLACK_SECONDS, lambda: _open_store(member, seconds, lasting))
@@ -39,7 +39,7 @@ def connect_to_store(member: ProcessSpec, seconds: float) -> dist.Store:
 
 
 def _serves_torchrun(member: ProcessSpec) -> bool:
-    """Tell whether torchrun's own process keeps a store at this address already."""
+    """Return whether torchrun's own process keeps a store at this address already."""
     address = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and address == (member.host, str(member.port))
 
@@ -97,7 +97,7 @@ def find_local_rank(member: ProcessSpec, store: dist.Store) -> int:
 
 @dataclass(frozen=True)
 class WorldSpec:
-    """What every process needs to know to become one world with the others."""
+    """What every process needs to know to form the process group with the others."""
 
     store: dist.Store
     rank: int
@@ -120,14 +120,14 @@ def form_world(world: WorldSpec, backend: str | None = None) -> tuple[str, str]:
     return "shm", ""
 
 
-def bind_device(world: WorldSpec, accelerator: Accelerator, local_rank: int, *, may_share: bool) -> None:
+def bind_device(world: WorldSpec, accelerator: Accelerator, local_rank: int, *, allow_same_device: bool) -> None:
     """Bind this process to its device."""
     problem = None
     try:
         accelerator.set_device(local_rank)
     except ConfigError as error:
         problem = error
-    if not may_share:
+    if not allow_same_device:
         own = _NO_DEVICE if problem else f"{socket.gethostname()} {accelerator.identity() or f'rank {world.rank}'}"
         devices = dist.PrefixStore("colossal/device", world.store)
         devices.set(str(world.rank), own)
@@ -143,8 +143,8 @@ def _check_devices(found: Sequence[str], problem: ConfigError | None) -> None:
     )
     if _NO_DEVICE in found and problem is None:
         raise LaunchError(
-            f"Each process needs a device of its own. Found none for rank {found.index(_NO_DEVICE)}, whose error tells "
-            f"more. {advice}"
+            f"Each process needs a device of its own. Found none for rank {found.index(_NO_DEVICE)}, whose error says "
+            f"why. {advice}"
         )
     for rank, device in enumerate(found):
         if device != _NO_DEVICE and (first := found.index(device)) != rank:

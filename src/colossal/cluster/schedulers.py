@@ -1,4 +1,4 @@
-"""What Slurm and Open MPI tell the processes that they start, beside their ranks: where they can meet."""
+"""The host of rank 0, as Slurm and Open MPI name it to the processes that they start."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def slurm_port() -> int:
 
 
 def openmpi_host() -> str:
-    """Find the host of rank 0, which Open MPI tells only where all processes are on one."""
+    """Return the host of rank 0, which Open MPI names only where all processes are on one host."""
     here, everywhere = (os.environ.get(f"OMPI_COMM_WORLD_{name}SIZE", "") for name in ("LOCAL_", ""))
     if here != everywhere:
         raise LaunchError(

@@ -1,4 +1,4 @@
-"""The end of a process's part in the world."""
+"""Destroy the process group at exit."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ _SWITCHES = "voluntary_ctxt_switches:"
 
 
 def leave() -> None:
-    """Dissolve the world, if there is one, and wait until its threads have let go of their tensors.
+    """Destroy the process group, if there is one, and wait until its threads have released their tensors.
 
     Registered to run at exit by `launch`.
     """

@@ -1,11 +1,11 @@
 """The tp axis as a grid of two or three dimensions.
 
 =====  ==================  ======================  ====================================================================
-mode   ranks               axes, outermost first   what is cut
+mode   ranks               axes, outermost first   what is sharded
 =====  ==================  ======================  ====================================================================
 1d     any number          tp                      weights; each rank has all activations
 2d     q x q               row, col                weights and activations, both into q x q blocks
-2.5d   depth x q x q       depth, row, col         as in 2D; besides, each of the depth layers has its own tokens
+2.5d   depth x q x q       depth, row, col         as in 2D; also, each of the depth layers has its own tokens
 3d     q x q x q           weight, input, output   weights, inputs and outputs, each by all three axes
 =====  ==================  ======================  ====================================================================
 
@@ -71,7 +71,7 @@ def make_tp_grid(tp: int, mode: TensorParallelMode = "1d", depth: int | None = N
         q = _side(tp, 1, 2, mode)
         return {"row": q, "col": q}
     if not isinstance(depth, int) or depth < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise MeshError(f"The depth of a 2.5D grid is a whole number, at least 1. Found {depth!r}. Pass 1 or more.")
+        raise MeshError(f"The depth of a 2.5D grid is an integer, at least 1. Found {depth!r}. Pass 1 or more.")
     q = _side(tp, depth, 2, mode)
     return {"depth": depth, "row": q, "col": q}
 

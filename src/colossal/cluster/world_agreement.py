@@ -1,10 +1,11 @@
 # pyright: reportPrivateImportUsage=false
-"""All processes of a world come to its store, and agree that it is one world.
+"""All processes of a job connect to its store, and agree on the world size.
 
-[Note: a store outlives a world] torchrun keeps one store for all its restarts. A world that failed left the addresses
-of its processes there, under the same names that the next one uses. Who reads one of those too early calls a process
-that is dead, and fails in turn. So each world gets a part of the store of its own. Its number is agreed on, because no
-variable holds one: TORCHELASTIC_RESTART_COUNT differs between nodes as soon as only one of them lost a rank.
+[Note: a store outlives an attempt] torchrun keeps one store for all its restarts. An attempt that failed left the
+addresses of its processes there, under the same keys that the next one uses. A process that reads such an address too
+early connects to a dead process, and fails in turn. So each attempt gets its own prefix in the store. The processes
+agree on its number, because no variable holds one: TORCHELASTIC_RESTART_COUNT differs between nodes as soon as only one
+of them lost a rank.
 """
 
 import time
@@ -18,17 +19,17 @@ from colossal.cluster.process_spec import ProcessSpec
 from colossal.errors import LaunchError
 
 FAREWELL_SECONDS = 2.0
-"""How long a process waits longer than it must, so that the others learn why the world does not form."""
+"""How long a process that failed waits before it ends, so that the others learn why the rendezvous failed."""
 
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
 
 
 def agree_on_world(store: dist.Store, member: ProcessSpec, seconds: float, *, lasting: bool = False) -> dist.Store:
-    """Return the part of a store that belongs to the world which forms now.
+    """Return the store with the prefix of this attempt to form a process group.
 
-    Every process greets rank 0, which answers with the number of the world and its size. The process replies with the
-    world size that it was started with itself. Rank 0 compares these, and tells all whether the world has formed. A
-    greeting of a process that is dead is answered in vain: what counts is that the living one replies.
+    Every process greets rank 0, which answers with the number of the attempt and the world size. The process replies
+    with the world size that it was started with itself. Rank 0 compares these, and reports the outcome to all. A
+    greeting of a dead process gets an answer too, which does no harm: only replies count.
     """
     attempts = dist.PrefixStore("colossal/attempt", store)
     number = _receive_all(attempts, member, seconds) if member.rank == 0 else _join(attempts, member, seconds, lasting)
@@ -57,7 +58,7 @@ class _Mailbox:
 
 
 def _receive_all(attempts: dist.Store, member: ProcessSpec, seconds: float) -> int:
-    """Wait, as rank 0, until all others have come; return the number of the world."""
+    """Wait, as rank 0, until all others have replied; return the number of the attempt."""
     number, greeted, sizes = attempts.add("number", 1), 0, {0: member.world_size}
     greetings, replies = _Mailbox(attempts, "greetings"), _Mailbox(attempts, f"replies {number}")
     error = ""
@@ -86,7 +87,7 @@ def _receive_all(attempts: dist.Store, member: ProcessSpec, seconds: float) -> i
 
 
 def _see_off(farewells: _Mailbox, greeted: int) -> None:
-    """Keep the store, which ends with this process, until the others have read why the world does not form."""
+    """Keep the store, which ends with this process, until the others have read why the rendezvous failed."""
     gone = 0
     for _ in _tries(FAREWELL_SECONDS):
         gone += len(farewells.read())
@@ -95,7 +96,7 @@ def _see_off(farewells: _Mailbox, greeted: int) -> None:
 
 
 def _join(attempts: dist.Store, member: ProcessSpec, seconds: float, lasting: bool) -> int:
-    """Come to rank 0, as another one; return the number of the world."""
+    """Greet rank 0, as another rank; return the number of the attempt."""
     greeting = uuid.uuid4().hex
     _Mailbox(attempts, "greetings").post(greeting)
     number, size = _two_numbers(_await_answer(attempts, greeting, member, seconds, lasting))
@@ -103,7 +104,7 @@ def _join(attempts: dist.Store, member: ProcessSpec, seconds: float, lasting: bo
     # Rank 0 may have started to wait later than this process, and then goes on for longer.
     error = _await_answer(attempts, f"verdict {number}", member, seconds + FAREWELL_SECONDS, lasting=True)
     _Mailbox(attempts, f"farewells {number}").post("")
-    if not error and size != member.world_size:  # the world was full before the reply was read
+    if not error and size != member.world_size:  # all ranks were there before the reply was read
         error = _differ({0: size, member.rank: member.world_size})
     if error:
         raise LaunchError(error)
@@ -137,7 +138,7 @@ def _tries(seconds: float) -> Iterator[bool]:
 def _differ(sizes: Mapping[int, int]) -> str:
     ranks = {size: [str(rank) for rank in sorted(sizes) if sizes[rank] == size] for size in sorted(set(sizes.values()))}
     named = " and ".join(f"world_size={size} on rank {', '.join(of_size)}" for size, of_size in ranks.items())
-    return f"All processes of a world have the same world_size. Found {named}. Start all of them with the same one."
+    return f"All processes of a job have the same world_size. Found {named}. Start all of them with the same one."
 
 
 def _two_numbers(message: str) -> tuple[int, int]:

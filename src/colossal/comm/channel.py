@@ -21,12 +21,12 @@ _IS_RENAMED = hasattr(dist, "all_gather_single")
 _all_gather_single: _Collective = getattr(dist, "all_gather_single" if _IS_RENAMED else "all_gather_into_tensor")
 _reduce_scatter_single: _Collective = getattr(dist, "reduce_scatter_single" if _IS_RENAMED else "reduce_scatter_tensor")
 
-_SHARE_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1, "reduce": 1}
+_FRACTION_SENT = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1, "reduce": 1}
 
 _REDUCE_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 _IN_PLACE = ("nccl", "shm", "fake")
-"""Backends whose reduce-scatter may write its result over this rank's part of the input."""
+"""Backends whose reduce-scatter may write its result over this rank's slice of the input."""
 
 _PACK_BYTES = 2**24
 
@@ -45,7 +45,7 @@ class Channel:
         counters: What counts the calls; by default the counters that are open now.
 
     Raises:
-        MeshError: There is no such axis, or no world yet.
+        MeshError: There is no such axis, or no process group yet.
 
     Example:
         >>> import torch
@@ -117,22 +117,22 @@ class Channel:
         dim = _check_dim(tensor, dim)
         if self.size == 1:
             return tensor
-        whole = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
+        full = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
         with LostPeerGuard():
-            for work in all_gather_into(whole, tensor.contiguous(), self._group_for(tensor)):
+            for work in all_gather_into(full, tensor.contiguous(), self._group_for(tensor)):
                 work.wait()
-        self._count("all_gather", whole)
-        return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim)
+        self._count("all_gather", full)
+        return full if dim == 0 else torch.cat(full.chunk(self.size), dim)
 
     def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Sum over the axis and keep this rank's part of the sum.
+        """Sum over the axis and keep this rank's shard of the sum.
 
         Args:
             tensor: Any shape, the same on all ranks.
-            dim: The dimension that is divided among the ranks.
+            dim: The dimension that is sharded over the ranks.
 
         Returns:
-            The part of the sum along `dim` that belongs to this rank.
+            This rank's shard of the sum along `dim`.
 
         Raises:
             ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
@@ -157,7 +157,7 @@ class Channel:
 
         Args:
             tensor: Any shape, the same on all ranks.
-            split_dim: The dimension that is divided among the ranks.
+            split_dim: The dimension that is sharded over the ranks.
             join_dim: The dimension that grows by the size of the axis.
 
         Returns:
@@ -233,14 +233,14 @@ class Channel:
         return dist.reduce(tensor, self.mesh.ranks(self.axis)[target], group=self._group_for(tensor), async_op=True)
 
     def split(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Keep this rank's part along a dimension.
+        """Keep this rank's shard along a dimension.
 
         Args:
             tensor: Any shape, the same on all ranks.
-            dim: The dimension that is divided among the ranks.
+            dim: The dimension that is sharded over the ranks.
 
         Returns:
-            A contiguous part of the tensor.
+            A contiguous shard of the tensor.
 
         Raises:
             ShapeError: The tensor has no such dimension, or its length does not divide by the size of the axis.
@@ -251,13 +251,13 @@ class Channel:
         return tensor.chunk(self.size, dim)[self.rank].contiguous()
 
     def lengths(self, length: int) -> list[int]:
-        """Learn how long the ranks' parts of a dimension are.
+        """Collect the lengths of the ranks' shards of a dimension.
 
         Args:
-            length: How long this rank's part is.
+            length: The length of this rank's shard.
 
         Returns:
-            The lengths, in rank order. A fake group sends nothing: there, all are taken to be alike.
+            The lengths, in rank order. A fake group sends nothing: there, all lengths are assumed to be equal.
 
         Communication: all_gather, the axis, 8 bytes for each rank.
         """
@@ -273,48 +273,48 @@ class Channel:
         dim = _check_dim(tensor, dim)
         if tensor.shape[dim] % self.size:
             raise ShapeError(
-                f"A dimension that is divided among the {self.size} ranks of axis {self.axis!r} must be a multiple of "
+                f"A dimension that is sharded over the {self.size} ranks of axis {self.axis!r} must be a multiple of "
                 f"{self.size}. Found dimension {dim} of shape {tuple(tensor.shape)}. Pad it to "
                 f"{-(-tensor.shape[dim] // self.size) * self.size}."
             )
         return dim
 
-    def _count(self, op: Op, whole: torch.Tensor) -> None:
-        num_bytes = _SHARE_SENT[op] * whole.numel() * whole.element_size() * (self.size - 1) // self.size
+    def _count(self, op: Op, full: torch.Tensor) -> None:
+        num_bytes = _FRACTION_SENT[op] * full.numel() * full.element_size() * (self.size - 1) // self.size
         for counter in self.counters:
             counter.add(op, self.axis, num_bytes)
 
 
 def chunk_bounds(length: int, size: int, index: int) -> tuple[int, int]:
-    """Return first index and length of a part of a dimension, as `torch.chunk` cuts it into `size` parts at most."""
+    """Return the first index and the length of a chunk of a dimension that `torch.chunk` splits into `size` chunks."""
     part = -(-length // size)
     begin = min(index * part, length)
     return begin, min(part, length - begin)
 
 
 def pad_dim(tensor: torch.Tensor, dim: int, length: int) -> torch.Tensor:
-    """Make a dimension longer, by zeros."""
+    """Pad a dimension with zeros at its end."""
     shape = list(tensor.shape)
     shape[dim] = length - tensor.shape[dim]
     return torch.cat([tensor, tensor.new_zeros(shape)], dim) if shape[dim] else tensor
 
 
-def all_gather_into(whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
-    """Begin to join the ranks' parts, in rank order; `part` may lie inside of `whole`, where it belongs."""
+def all_gather_into(full: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+    """Begin to gather the ranks' shards, in rank order; `shard` may be this rank's slice of `full`."""
     if dist.get_backend(group) != "gloo":
-        return _some(_all_gather_single(whole, part, group=group, async_op=True))
-    place = whole.chunk(dist.get_world_size(group))[dist.get_rank(group)]
-    if place.data_ptr() != part.data_ptr():
-        place.copy_(part.view(place.shape))
-    return all_gather_pairwise(whole, group)
+        return _some(_all_gather_single(full, shard, group=group, async_op=True))
+    own_slice = full.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+    if own_slice.data_ptr() != shard.data_ptr():
+        own_slice.copy_(shard.view(own_slice.shape))
+    return all_gather_pairwise(full, group)
 
 
 def reduce_scatter_into(
     part: torch.Tensor, parts: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
 ) -> tuple[list[dist.Work], Callable[[], object]]:
-    """Begin to add up the ranks' tensors, each rank its part; return what to wait for, and what is to do then.
+    """Begin to sum the ranks' tensors, each rank one shard; return the works to wait for, and a call that finishes.
 
-    `part` may lie inside of `parts`, where it belongs. `scratch` is room for the others' parts, which gloo needs.
+    `part` may be this rank's slice of `parts`. `scratch` is a buffer for the other ranks' shards, which gloo needs.
     """
     backend = dist.get_backend(group)
     if backend == "gloo":
@@ -326,7 +326,7 @@ def reduce_scatter_into(
 
 
 def needs_scratch(group: dist.ProcessGroup) -> bool:
-    """Tell whether `reduce_scatter_into` uses room for the parts of other ranks."""
+    """Return whether `reduce_scatter_into` uses a buffer for the shards of other ranks."""
     return dist.get_backend(group) == "gloo"
 
 

@@ -19,7 +19,7 @@ _ACTIVE: InheritedContextVar[tuple["CommCounter", ...]] = InheritedContextVar("c
 class CommCounter:
     """Counts the collectives of this rank, by operation and axis, while it is open.
 
-    Bytes are what this rank sends under the bandwidth-optimal algorithm (a ring): for a group of n ranks and a whole
+    Bytes are what this rank sends under the bandwidth-optimal algorithm (a ring): for a group of n ranks and a full
     tensor of N bytes, 2 N (n - 1) / n for an all-reduce and N (n - 1) / n for the others; a message from one rank to
     another, ``send``, counts as it is. An axis of one rank sends
     nothing and is not counted. A backward pass is counted where its forward pass was.

@@ -23,7 +23,7 @@ _SCALE_BYTES = torch.float32.itemsize
 
 
 def fp8_nbytes(numel: int) -> int:
-    """Tell how many bytes travel instead of some elements."""
+    """Return how many bytes are sent for so many elements."""
     return numel + -(-numel // BLOCK) * _SCALE_BYTES
 
 
@@ -56,7 +56,7 @@ def dequantize_fp8(packed: torch.Tensor, numel: int) -> torch.Tensor:
 def reduce_scatter_fp8(
     own: torch.Tensor, buffer: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
 ) -> tuple[list[dist.Work], Callable[[], object], int]:
-    """Begin to add up the ranks' tensors, each rank its part, as `reduce_scatter_into` does in the dtype of the tensor.
+    """Begin to sum the ranks' tensors, each rank one shard, as `reduce_scatter_into` does in the dtype of the tensor.
 
     Communication: all_to_all, the group, one byte for each element and 4 for each block of 1024.
     """
@@ -106,9 +106,9 @@ def all_reduce_fp8(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tens
         for work in works:
             work.wait()
     finish()
-    part = quantize_fp8(own[None])
-    whole = part.new_empty(size, part.shape[1])
+    shard = quantize_fp8(own[None])
+    full = shard.new_empty(size, shard.shape[1])
     with LostPeerGuard():
-        for work in all_gather_into(whole, part, group):
+        for work in all_gather_into(full, shard, group):
             work.wait()
-    return dequantize_fp8(whole, length).reshape(-1)[:numel].view(tensor.shape).to(tensor.dtype)
+    return dequantize_fp8(full, length).reshape(-1)[:numel].view(tensor.shape).to(tensor.dtype)

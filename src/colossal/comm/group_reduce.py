@@ -19,10 +19,10 @@ def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None
 
     Args:
         value: Any value.
-        groups: The groups of the axes that the ranks span; by default all ranks of the world.
+        groups: The groups of the axes that the ranks span; by default all ranks.
 
     Returns:
-        The values of all these ranks: of the world in its order, of groups with the first group's ranks side by side.
+        The values of all these ranks: in rank order, or for groups with those of the first group's ranks adjacent.
 
     Communication: all_gather_object, all ranks, the bytes of the values.
 
@@ -43,7 +43,7 @@ def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None
 
 
 def equal_on_all_ranks(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup]) -> list[bool]:
-    """Tell which numbers are the same on all ranks, such as digests of what all of them should have.
+    """Return which numbers are the same on all ranks, such as digests of what all of them should have.
 
     Args:
         numbers: Signed, of 64 bits at most; as many on all ranks.

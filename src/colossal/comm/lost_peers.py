@@ -24,9 +24,9 @@ class LostPeerGuard:
         if not isinstance(error, dist.DistError):
             return
         rank = dist.get_rank() if dist.is_initialized() else 0
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise CommunicationError(
-            f"All ranks of a group must come to its collectives in time. Found on rank {rank}: {said}. Look for the "
+            f"All ranks of a group must come to its collectives in time. Found on rank {rank}: {reason}. Look for the "
             "first error among the other ranks; where a step may take longer, pass timeout_seconds to launch, or set "
             "COLOSSAL_TIMEOUT_SECONDS."
         ) from error

@@ -1,19 +1,19 @@
 """A product of matrices on a 3D grid of ranks.
 
-On q x q x q ranks (i, j, l) along the axes weight, input and output, X W^T with X of m x k and W of n x k lies so:
+On q x q x q ranks (i, j, l) along the axes weight, input and output, X of m x k, W of n x k and X W^T are sharded so:
 
-======  =======================================  =====================================================
-matrix  rows                                     columns
-======  =======================================  =====================================================
-X       cut by i, each part of it by j           cut by l
-W       cut into q pieces, each by j and then i  cut by l
-X W^T   cut by i, each part of it by j           cut by l
-======  =======================================  =====================================================
+======  ===========================================  ===============
+matrix  rows                                         columns
+======  ===========================================  ===============
+X       sharded over i, then over j                  sharded over l
+W       split into q blocks, each over j and then i  sharded over l
+X W^T   sharded over i, then over j                  sharded over l
+======  ===========================================  ===============
 
-X is gathered along j and W along i; the product of a rank has columns of every piece of W. The summands of piece l go
-to rank l, whose part along j is then exchanged for rows. In the paper the pieces are one and the last step is left out:
-a result has its axes swapped, and what takes it must know. Here every product takes what any other gave, for one more
-collective of 1 / q of the size of the one before.
+X is gathered along j and W along i; the product on a rank has columns of every block of W. The partial sums of block l
+are reduced to rank l, where an all-to-all along j then shards the rows instead of the columns. In the paper W has one
+block and there is no all-to-all: a result has its axes swapped, and the next layer must account for it. Here each
+product accepts the result of any other, for one more collective of 1 / q of the size of the one before.
 
 Source: Bian et al., "Maximizing Parallelism in Distributed Training for Huge Neural Networks", 2021,
 https://arxiv.org/abs/2105.14450.
@@ -35,10 +35,10 @@ def matmul_3d(
     """Multiply X and the transposed W on a 3D grid.
 
     Args:
-        x: This rank's block of X, (m / q^2, ..., k / q); dimensions between belong to the rows, and are not cut.
+        x: This rank's block of X, (m / q^2, ..., k / q); dimensions between belong to the rows, and are not sharded.
         weight: This rank's block of W, (n / q^2, k / q), whose rows are packed as above: they are as many on all ranks
             if n divides by q^3.
-        out_features: The length of n in the whole matrices, which are cut as `torch.chunk` cuts.
+        out_features: The length of n in the full matrices, which are split as by `torch.chunk`.
         mesh: A mesh whose tp axis is a 3D grid; the ambient one by default.
 
     Returns:
@@ -64,19 +64,19 @@ def matmul_3d(
         [[4.0, 4.0, 4.0, 4.0]]
     """
     mesh = mesh or current_mesh()
-    pieces = gather_packed_rows(weight, out_features, mesh)
+    blocks = gather_packed_rows(weight, out_features, mesh)
     if x.dim() < 2 or x.shape[-1] != weight.shape[1]:  # noqa: PLR2004 (a matrix)
         raise ShapeError(
             f"Blocks of matrices must fit each other. Found {tuple(x.shape)} and {tuple(weight.shape)}, whose columns "
-            "differ. Cut both as torch.chunk does."
+            "differ. Split both as torch.chunk does."
         )
     rows = gather(x, "input", 0, mesh, partial_grad=True, length=sum(Channel("input", mesh).lengths(x.shape[0])))
-    longest = max(piece.shape[0] for piece in pieces)
-    summands = torch.stack([pad_dim(rows @ piece.mT, -1, longest) for piece in pieces])
-    part = reduce_scatter(summands, "output", 0, mesh)[0]
-    q, place = mesh.size("output"), mesh.rank("output")
-    part = part.narrow(-1, 0, pieces[place].shape[0])
-    return all_to_all(part, "input", 0, -1, mesh, join_length=chunk_bounds(out_features, q, place)[1])
+    longest = max(block.shape[0] for block in blocks)
+    partial_sums = torch.stack([pad_dim(rows @ block.mT, -1, longest) for block in blocks])
+    columns = reduce_scatter(partial_sums, "output", 0, mesh)[0]
+    q, rank = mesh.size("output"), mesh.rank("output")
+    columns = columns.narrow(-1, 0, blocks[rank].shape[0])
+    return all_to_all(columns, "input", 0, -1, mesh, join_length=chunk_bounds(out_features, q, rank)[1])
 
 
 def gather_packed_rows(weight: torch.Tensor, num_rows: int, mesh: ParallelMesh | None = None) -> list[torch.Tensor]:
@@ -88,7 +88,7 @@ def gather_packed_rows(weight: torch.Tensor, num_rows: int, mesh: ParallelMesh |
         mesh: A mesh whose tp axis is a 3D grid; the ambient one by default.
 
     Returns:
-        For each of the q pieces, the part of its rows that belongs to this rank's index on the axis input.
+        For each of the q blocks, the rows that belong to this rank's index on the axis input.
 
     Raises:
         MeshError: The tp axis is no such grid.
@@ -112,15 +112,15 @@ def gather_packed_rows(weight: torch.Tensor, num_rows: int, mesh: ParallelMesh |
         )
     axis: Axis = "weight"
     q = mesh.size(axis)
-    lengths = [chunk_bounds(chunk_bounds(num_rows, q, piece)[1], q, mesh.rank("input"))[1] for piece in range(q)]
+    lengths = [chunk_bounds(chunk_bounds(num_rows, q, block)[1], q, mesh.rank("input"))[1] for block in range(q)]
     own = [chunk_bounds(length, q, mesh.rank(axis))[1] for length in lengths]
     if sum(own) != weight.shape[0]:
         raise ShapeError(
             f"Of {num_rows} rows that are packed for {q} x {q} x {q} ranks, this one has {sum(own)}. Found "
-            f"{weight.shape[0]}. Cut them as the table of colossal.comm.matmul3d says."
+            f"{weight.shape[0]}. Shard them as the table of colossal.comm.matmul3d says."
         )
     padded = [-(-length // q) for length in lengths]
     parts = [pad_dim(part, 0, most) for part, most in zip(weight.split(own), padded, strict=True)]
     gathered = gather(torch.cat(parts), axis, 0, mesh, partial_grad=True)
     by_rank = [rows.split(padded) for rows in gathered.chunk(q)]
-    return [torch.cat([rows[piece] for rows in by_rank])[:length] for piece, length in enumerate(lengths)]
+    return [torch.cat([rows[block] for rows in by_rank])[:length] for block, length in enumerate(lengths)]

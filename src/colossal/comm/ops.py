@@ -6,16 +6,16 @@ Each is a pair: what runs forward, and what its gradient runs backward.
 function                forward               backward
 ======================  ====================  =====================================================================
 replicate               nothing               all-reduce: every rank's copy was used, so their gradients add up
-reduce                  all-reduce            nothing: every rank's summand has the gradient of the sum
-gather                  all-gather            split: every rank computes the same from the whole
-gather, partial_grad    all-gather            reduce-scatter: every rank computes something of its own from the whole
-scatter                 split                 all-gather: the parts' gradients make up the whole's
+reduce                  all-reduce            nothing: every rank's partial sum has the gradient of the sum
+gather                  all-gather            split: every rank computes the same from the full tensor
+gather, partial_grad    all-gather            reduce-scatter: the ranks compute different things from the full tensor
+scatter                 split                 all-gather: the shards' gradients make up that of the full tensor
 reduce_scatter          reduce-scatter        all-gather
 all_to_all              all-to-all            all-to-all the other way
 ======================  ====================  =====================================================================
 
-Where a dimension does not divide by the number of ranks, their parts are those that `torch.chunk` cuts, and are padded
-with zeros on their way. The backward function of each pair is differentiable in turn.
+Where the number of ranks does not divide a dimension, the shards are the chunks of `torch.chunk`, and are padded with
+zeros for communication. The backward function of each pair is differentiable in turn.
 
 Source: Shoeybi et al., "Megatron-LM", 2019,
 https://arxiv.org/abs/1909.08053 (replicate and reduce are its f and g).
@@ -124,15 +124,15 @@ def gather(
         axis: The axis of the mesh.
         dim: The dimension that grows by the size of the axis.
         mesh: The mesh; the ambient one by default.
-        partial_grad: The ranks compute different things from the whole, so that each holds only a summand of its
-            gradient. Leave it False where all ranks compute the same.
-        length: The length of the whole dimension, if it need not divide by the number of ranks.
+        partial_grad: The ranks compute different things from the full tensor, so that each holds only a partial sum of
+            its gradient. Leave it False where all ranks compute the same.
+        length: The length of the full dimension, if it need not be a multiple of the number of ranks.
 
     Returns:
-        The whole tensor, on all ranks.
+        The full tensor, on all ranks.
 
     Raises:
-        ShapeError: The tensor has no such dimension, or is not this rank's part of that length.
+        ShapeError: The tensor has no such dimension, or is not this rank's shard of that length.
 
     Communication: all_gather, the axis, the result's bytes; backward none, or for a partial gradient reduce_scatter,
     the axis, the result's bytes.
@@ -160,17 +160,17 @@ def gather(
 def scatter(
     tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None, *, uneven: bool = False
 ) -> torch.Tensor:
-    """Keep this rank's part of a tensor that is the same on all ranks.
+    """Keep this rank's shard of a tensor that is the same on all ranks.
 
     Args:
         tensor: Any shape, the same values on all ranks of the axis.
         axis: The axis of the mesh.
-        dim: The dimension that is divided among the ranks.
+        dim: The dimension that is sharded over the ranks.
         mesh: The mesh; the ambient one by default.
-        uneven: Whether parts of different lengths will do.
+        uneven: Whether shards may have different lengths.
 
     Returns:
-        This rank's part.
+        This rank's shard.
 
     Raises:
         ShapeError: The tensor has no such dimension, or its length must divide by the size of the axis and does not.
@@ -197,17 +197,17 @@ def scatter(
 def reduce_scatter(
     tensor: torch.Tensor, axis: Axis, dim: int = -1, mesh: ParallelMesh | None = None, *, uneven: bool = False
 ) -> torch.Tensor:
-    """Sum the ranks' tensors and keep this rank's part of the sum.
+    """Sum the ranks' tensors and keep this rank's shard of the sum.
 
     Args:
         tensor: Any shape, the same on all ranks of the axis.
         axis: The axis of the mesh.
-        dim: The dimension that is divided among the ranks.
+        dim: The dimension that is sharded over the ranks.
         mesh: The mesh; the ambient one by default.
-        uneven: Whether parts of different lengths will do.
+        uneven: Whether shards may have different lengths.
 
     Returns:
-        This rank's part of the sum.
+        This rank's shard of the sum.
 
     Raises:
         ShapeError: The tensor has no such dimension, or its length must divide by the size of the axis and does not.
@@ -240,21 +240,21 @@ def all_to_all(
     *,
     join_length: int | None = None,
 ) -> torch.Tensor:
-    """Divide the tensor along one dimension instead of another.
+    """Shard the tensor along one dimension instead of another.
 
     Args:
         tensor: Any shape, the same on all ranks of the axis.
         axis: The axis of the mesh.
-        split_dim: The dimension that is divided among the ranks.
-        join_dim: The dimension that was divided, and is whole afterwards.
+        split_dim: The dimension that is sharded over the ranks.
+        join_dim: The dimension that was sharded, and is full afterwards.
         mesh: The mesh; the ambient one by default.
-        join_length: The length that it then has, if neither dimension need divide by the number of ranks.
+        join_length: The length that it then has, if neither dimension need be a multiple of the number of ranks.
 
     Returns:
         A tensor with `split_dim` shorter and `join_dim` longer by the size of the axis.
 
     Raises:
-        ShapeError: The tensor has no such dimension, or is not this rank's part of that length; or without it,
+        ShapeError: The tensor has no such dimension, or is not this rank's shard of that length; or without it,
             `split_dim` does not divide by the size of the axis.
 
     Communication: all_to_all, the axis, the tensor's bytes; backward all_to_all, the axis, the tensor's bytes.
@@ -272,13 +272,13 @@ def all_to_all(
         [[[0], [2]], [[1], [3]]]
     """
     channel = _channel(axis, mesh)
-    whole = tensor.shape[split_dim]
-    if join_length is not None and (join_length % channel.size or whole % channel.size):
+    full = tensor.shape[split_dim]
+    if join_length is not None and (join_length % channel.size or full % channel.size):
         _check_part(tensor, join_dim, join_length, channel)
-        most = [-(-length // channel.size) for length in (whole, join_length)]
+        most = [-(-length // channel.size) for length in (full, join_length)]
         padded = pad_dim(pad_dim(tensor, split_dim, most[0] * channel.size), join_dim, most[1])
         moved = all_to_all(padded, axis, split_dim, join_dim, mesh)
-        own = chunk_bounds(whole, channel.size, channel.rank)[1]
+        own = chunk_bounds(full, channel.size, channel.rank)[1]
         return moved.narrow(split_dim, 0, own).narrow(join_dim, 0, join_length)
     return _apply(
         tensor,
@@ -288,7 +288,7 @@ def all_to_all(
 
 
 def _uneven(op: Callable[..., torch.Tensor], tensor: torch.Tensor, dim: int, channel: Channel) -> torch.Tensor:
-    """Divide a tensor that is padded to a length that divides, and cut the padding off the part."""
+    """Shard a tensor that is padded to a multiple of the number of ranks, and remove the padding from the shard."""
     length = tensor.shape[dim]
     padded = pad_dim(tensor, dim, -(-length // channel.size) * channel.size)
     return op(padded, channel.axis, dim, channel.mesh).narrow(
@@ -300,8 +300,8 @@ def _check_part(tensor: torch.Tensor, dim: int, length: int, channel: Channel) -
     expected = chunk_bounds(length, channel.size, channel.rank)[1]
     if tensor.shape[dim] != expected:
         raise ShapeError(
-            f"A dimension of {length} that is divided among {channel.size} ranks as torch.chunk divides it has "
-            f"{expected} on rank {channel.rank}. Found dimension {dim} of shape {tuple(tensor.shape)}. Pass that part."
+            f"A dimension of {length} that is sharded over {channel.size} ranks as by torch.chunk has {expected} on "
+            f"rank {channel.rank}. Found dimension {dim} of shape {tuple(tensor.shape)}. Pass this rank's shard."
         )
 
 

@@ -1,7 +1,7 @@
-"""Gathers and scattered sums in which each rank sends each other one what that lacks, and nothing to itself.
+"""All-gather and reduce-scatter by point-to-point messages, in which no rank sends anything to itself.
 
-Gloo's own all-gather and all-to-all copy what a rank keeps, more than once; message by message the same bytes cost a
-third of the processor's time, or less (benchmarks/cpu_collectives.py).
+Gloo's own all-gather and all-to-all copy what a rank keeps, more than once; as point-to-point messages, the same bytes
+cost a third of the processor's time, or less (benchmarks/cpu_collectives.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +13,18 @@ _TAG = 0x5EC7
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def all_gather_pairwise(whole: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
-    """Begin to give all ranks every part of a tensor."""
-    parts, own = whole.chunk(dist.get_world_size(group)), dist.get_rank(group)
+def all_gather_pairwise(full: torch.Tensor, group: dist.ProcessGroup) -> list[dist.Work]:
+    """Begin to gather all shards of a tensor on all ranks."""
+    parts, own = full.chunk(dist.get_world_size(group)), dist.get_rank(group)
     return _exchange([parts[own]] * len(parts), parts, group)
 
 
 def reduce_scatter_pairwise(
-    own: torch.Tensor, whole: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
+    own: torch.Tensor, full: torch.Tensor, group: dist.ProcessGroup, scratch: torch.Tensor | None = None
 ) -> tuple[list[dist.Work], Callable[[], object]]:
-    """Begin to add up the ranks' tensors, each rank its part."""
-    parts, rank = whole.chunk(dist.get_world_size(group)), dist.get_rank(group)
-    room = torch.empty_like(whole[: len(whole) - len(parts[rank])]) if scratch is None else scratch.view(-1)
+    """Begin to sum the ranks' tensors, each rank one shard."""
+    parts, rank = full.chunk(dist.get_world_size(group)), dist.get_rank(group)
+    room = torch.empty_like(full[: len(full) - len(parts[rank])]) if scratch is None else scratch.view(-1)
     received = list(room.view(len(parts) - 1, *parts[rank].shape))
     received.insert(rank, parts[rank])
     works = _exchange(parts, received, group)

@@ -1,5 +1,5 @@
 # pyright: reportUnknownMemberType=false
-"""Buffers that ranks divide among themselves: summed up in parts, and gathered again, while computation goes on."""
+"""Buffers that are partitioned over ranks, with asynchronous reduce-scatter and all-gather."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class Partition:
     All buffers have as many elements as a multiple of the number of segments.
 
     Args:
-        group: The ranks that divide a buffer among themselves, in the order of the segments.
+        group: The ranks over which a buffer is partitioned, in the order of the segments.
         replicas: The ranks that own the same segment in other such groups; None if there is one group only.
         axis: The axis of the mesh that all of them are on, under which calls are counted.
         counters: What counts the calls; by default the counters that are open now.
@@ -124,7 +124,7 @@ class Partition:
         return buffer[self.rank * length : (self.rank + 1) * length]
 
     def scratch_numel(self, buffer: torch.Tensor) -> int:
-        """Tell how much room besides a buffer its summing up takes.
+        """Return the size of the scratch buffer that a reduce-scatter of a buffer takes.
 
         Args:
             buffer: One dimension.
@@ -149,8 +149,8 @@ class Partition:
         Returns:
             What to wait for.
 
-        Communication: reduce_scatter, dp, the buffer's bytes, or one for each of its elements; with replicas all_reduce
-        besides, of the segment.
+        Communication: reduce_scatter, dp, the buffer's bytes, or one for each of its elements; with replicas also
+        all_reduce, of the segment.
         """
         if self.size == 1:
             if own.data_ptr() != buffer.data_ptr():

@@ -17,8 +17,8 @@ class Exchange:
     Args:
         tensor: Contiguous; not to be changed before the end.
         channel: The axis.
-        ahead: The index of the rank that gets it.
-        behind: The index of the rank that sends.
+        dst: The index of the rank that receives it.
+        src: The index of the rank that sends the other one.
 
     Communication: send, the axis, the tensor's bytes; none if both ranks are this one.
 
@@ -28,18 +28,18 @@ class Exchange:
         >>> from colossal.comm import Channel, Exchange
         >>> from colossal.testing import fake_world
         >>> with fake_world(1):
-        ...     Exchange(torch.ones(2), Channel("sp", ParallelMesh(sp=1)), ahead=0, behind=0).wait()
+        ...     Exchange(torch.ones(2), Channel("sp", ParallelMesh(sp=1)), dst=0, src=0).wait()
         tensor([1., 1.])
     """
 
-    def __init__(self, tensor: torch.Tensor, channel: Channel, ahead: int, behind: int) -> None:
+    def __init__(self, tensor: torch.Tensor, channel: Channel, dst: int, src: int) -> None:
         self._sent, self._received, self._works = tensor, tensor, []
-        if ahead == channel.rank:
+        if dst == channel.rank:
             return
         ranks = channel.mesh.ranks(channel.axis)
         self._received = torch.empty_like(tensor)
-        sending = dist.P2POp(dist.isend, tensor, ranks[ahead], channel.group)
-        receiving = dist.P2POp(dist.irecv, self._received, ranks[behind], channel.group)
+        sending = dist.P2POp(dist.isend, tensor, ranks[dst], channel.group)
+        receiving = dist.P2POp(dist.irecv, self._received, ranks[src], channel.group)
         self._works = dist.batch_isend_irecv([sending, receiving])
         for counter in {*channel.counters, *active_counters()}:
             counter.add("send", channel.axis, tensor.nbytes)

@@ -1,4 +1,4 @@
-"""Products of matrices that are cut into blocks on a 2D grid of ranks, or on the layers of a 2.5D one.
+"""Products of matrices that are sharded into blocks on a 2D grid of ranks, or on the layers of a 2.5D one.
 
 Rank (i, j) of a grid of q x q holds block (i, j) of each matrix. Each product takes q rounds. In round t one panel
 of blocks is broadcast along the rows or columns of the grid and multiplied:
@@ -12,7 +12,7 @@ A^T B     A[i, t] to its row                              it is summed up over t
 ========  ==============================================  ====================================================
 
 The gradients of each of the three are the other two. The panels of the next round travel while those of this round are
-multiplied, so there are two of each at most, and never a whole matrix.
+multiplied, so there are two of each at most, and never a full matrix.
 
 Source: van de Geijn, Watts, "SUMMA: Scalable Universal Matrix Multiplication Algorithm", 1997; Xu et al., "An Efficient
 2D Method for Training Super-Large Deep Learning Models", 2021, https://arxiv.org/abs/2104.05343.
@@ -41,7 +41,7 @@ def summa_ab(a: torch.Tensor, b: torch.Tensor, inner: int, mesh: ParallelMesh | 
     Args:
         a: This rank's block of A, (m, k).
         b: This rank's block of B, (k, n).
-        inner: The length of k in the whole matrices, which are cut as `torch.chunk` cuts.
+        inner: The length of k in the full matrices, which are split as by `torch.chunk`.
         mesh: A mesh whose tp axis is a 2D or 2.5D grid; the ambient one by default.
 
     Returns:
@@ -74,7 +74,7 @@ def summa_abt(a: torch.Tensor, b: torch.Tensor, outer: int, mesh: ParallelMesh |
     Args:
         a: This rank's block of A, (m, k).
         b: This rank's block of B, (n, k).
-        outer: The length of n in the whole matrices.
+        outer: The length of n in the full matrices.
         mesh: A mesh whose tp axis is a 2D or 2.5D grid; the ambient one by default.
 
     Returns:
@@ -105,7 +105,7 @@ def summa_atb(a: torch.Tensor, b: torch.Tensor, outer: int, mesh: ParallelMesh |
     Args:
         a: This rank's block of A, (k, m).
         b: This rank's block of B, (k, n).
-        outer: The length of m in the whole matrices.
+        outer: The length of m in the full matrices.
         mesh: A mesh whose tp axis is a 2D or 2.5D grid; the ambient one by default.
 
     Returns:
@@ -131,7 +131,7 @@ def summa_atb(a: torch.Tensor, b: torch.Tensor, outer: int, mesh: ParallelMesh |
 
 
 class _Grid:
-    """The two axes of the grid, and how long a dimension is that is cut along them."""
+    """The two axes of the grid, and the length of a dimension that is sharded over them."""
 
     def __init__(self, mesh: ParallelMesh, length: int) -> None:
         if mesh.tp_mode not in ("2d", "2.5d"):
@@ -192,9 +192,9 @@ def _check_blocks(kind: _Kind, a: torch.Tensor, b: torch.Tensor, grid: _Grid) ->
     }[kind]
     if a.dim() != 2 or b.dim() != 2 or not all(needed):  # noqa: PLR2004 (matrices)
         raise ShapeError(
-            f"Blocks of matrices must fit each other, and the whole length. On row {grid.row.rank}, column "
-            f"{grid.col.rank} of the grid, a part of it has {along_row} and {along_col} of its elements. Found "
-            f"{tuple(a.shape)} and {tuple(b.shape)} for {kind}. Cut both as torch.chunk does."
+            f"Blocks of matrices must fit each other, and the full length. On row {grid.row.rank}, column "
+            f"{grid.col.rank} of the grid, a block has {along_row} and {along_col} of its elements. Found "
+            f"{tuple(a.shape)} and {tuple(b.shape)} for {kind}. Split both as torch.chunk does."
         )
 
 

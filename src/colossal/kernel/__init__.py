@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from colossal.kernel.arena import huge_zeros
     from colossal.kernel.copy import stream_copy
 
-_HOMES = {
+_MODULE_OF = {
     "AdamStep": "colossal.kernel.adam",
     "AdamTensors": "colossal.kernel.adam",
     "adam_step": "colossal.kernel.adam",
@@ -29,9 +29,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'colossal.kernel' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

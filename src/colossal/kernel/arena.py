@@ -1,4 +1,4 @@
-"""Host memory in huge pages, from which tensors are cut."""
+"""Tensors in host memory that is advised for huge pages."""
 
 import math
 import mmap
@@ -12,13 +12,13 @@ _HUGE_PAGE = 1 << 21
 
 
 def huge_zeros(shapes: Iterable[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-    """Return tensors of zeros that lie behind one another in host memory that is advised for huge pages.
+    """Return tensors of zeros, one after the other in host memory that is advised for huge pages.
 
-    A pass over gigabytes, such as a step of an optimizer, loses a fifth of its speed to looking up where pages of 4 KiB
-    lie; pages of 2 MiB are 512 times fewer. The tensors of one call share them, so ask for all at once: a call for each
-    small parameter would waste most of a page. A page takes no memory until it is first written to, and lies near the
-    core that does so. Each tensor has a storage of its own size, so a file of one holds only that one; the memory is
-    given back when the last of them is gone.
+    A pass over gigabytes, such as a step of an optimizer, loses a fifth of its speed to translating the addresses of
+    4 KiB pages; pages of 2 MiB are 512 times fewer. The tensors of one call are packed into the same pages, so allocate
+    all at once: a call for each small parameter would waste most of a page. A page takes no memory until it is first
+    written to, and is allocated near the core that does so. Each tensor has a storage of its own size, so a file of one
+    holds only that one; the memory is freed together with the last of them.
 
     Args:
         shapes: The shape of each tensor.
@@ -48,10 +48,10 @@ def huge_zeros(shapes: Iterable[Sequence[int]], dtype: torch.dtype = torch.float
         with suppress(OSError):  # a kernel without huge pages: small ones then
             pages.madvise(mmap.MADV_HUGEPAGE)
     start = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
-    return [_cut(pages, start + offset, shape, dtype) for shape, offset in zip(wanted, offsets, strict=True)]
+    return [_tensor_at(pages, start + offset, shape, dtype) for shape, offset in zip(wanted, offsets, strict=True)]
 
 
-def _cut(pages: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _tensor_at(pages: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     numel = math.prod(shape)
     if not numel:
         return torch.zeros(shape, dtype=dtype, device="cpu")

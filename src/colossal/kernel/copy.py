@@ -9,7 +9,7 @@ from colossal.errors import UnsupportedError
 
 
 def stream_copy(target: int, source: int, num_bytes: int) -> None:
-    """Copy host memory that nobody reads soon, such as the parts of a snapshot.
+    """Copy host memory that is not read soon, such as the tensors of a snapshot.
 
     An ordinary copy reads the target into the cache before it writes to it; this one does not, and so moves two bytes
     for each one that is copied instead of three. Without a compiler it is an ordinary copy. Other threads run on

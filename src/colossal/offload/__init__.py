@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from colossal.offload.state_store import StateStore
     from colossal.offload.tensor_file import FileRequest, TensorFile
 
-_HOMES = {
+_MODULE_OF = {
     "DirectIO": "colossal.offload.direct_io",
     "FileBackedBuffer": "colossal.offload.file_backed_buffer",
     "FileRequest": "colossal.offload.tensor_file",
@@ -24,9 +24,9 @@ __all__ = ["DirectIO", "FileBackedBuffer", "FileRequest", "StateStore", "TensorF
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'colossal.offload' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""A tensor that lies in a file, of which memory holds what is in use."""
+"""A tensor that is stored in a file, of which memory holds what is in use."""
 
 import mmap
 import os
@@ -18,7 +18,7 @@ class FileBackedBuffer:
     when the process ends.
 
     Args:
-        directory: Where the file lies, on a fast disk; it exists.
+        directory: The directory of the file, on a fast disk; it exists.
         numel: How many elements.
         dtype: Of which type.
 

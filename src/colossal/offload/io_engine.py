@@ -14,11 +14,11 @@ from colossal.errors import UnsupportedError
 from colossal.offload.scratch_file import BLOCK
 
 END_OF_FILE = -1
-"""The status of a transfer that met the end of the file, beside 0 and the error numbers of the system."""
+"""The status of a transfer that met the end of the file; other statuses are 0 and the system's error numbers."""
 
 _DEPTH = 16
 _THREADS = 4
-_PIECE = 1 << 22
+_SPAN = 1 << 22
 
 
 class FileTransfer(NamedTuple):
@@ -33,12 +33,12 @@ class FileTransfer(NamedTuple):
 
     @property
     def num_direct_bytes(self) -> int:
-        """How much of it can go past the page cache: all whole blocks, or nothing."""
+        """How many of its bytes can bypass the page cache: all complete blocks, or nothing."""
         return 0 if (self.address | self.offset) % BLOCK else self.num_bytes - self.num_bytes % BLOCK
 
 
 class IOEngine(ABC):
-    """Carries out transfers in the background, large ones in several pieces at a time."""
+    """Runs transfers in the background, large ones as several concurrent chunks."""
 
     name: str  # one of `ENGINES`
 
@@ -48,7 +48,7 @@ class IOEngine(ABC):
 
     @abstractmethod
     def is_done(self, handle: object) -> bool:
-        """Tell whether waiting would take no time."""
+        """Return whether the transfer is over, so that `wait` returns at once."""
 
     @abstractmethod
     def wait(self, handle: object) -> int:
@@ -111,7 +111,7 @@ class NativeIOEngine(IOEngine):
         return self._functions.submit(self._engine, ctypes.byref(order))
 
     def is_done(self, handle: object) -> bool:
-        """Tell whether waiting would take no time."""
+        """Return whether the transfer is over, so that `wait` returns at once."""
         return bool(self._functions.is_done(self._engine, handle))
 
     def wait(self, handle: object) -> int:
@@ -140,16 +140,16 @@ class PythonIOEngine(IOEngine):
         """Begin a transfer."""
         edge, end = transfer.num_direct_bytes, transfer.num_bytes
         parts = ((transfer.direct, 0, edge), (transfer.buffered, edge, end))
-        spans = [(with_, at, min(at + _PIECE, to)) for with_, start, to in parts for at in range(start, to, _PIECE)]
+        spans = [(with_, at, min(at + _SPAN, to)) for with_, start, to in parts for at in range(start, to, _SPAN)]
         return [self._threads.submit(_move, transfer, *span) for span in spans]
 
     def is_done(self, handle: object) -> bool:
-        """Tell whether waiting would take no time."""
-        return all(piece.done() for piece in _futures(handle))
+        """Return whether the transfer is over, so that `wait` returns at once."""
+        return all(future.done() for future in _futures(handle))
 
     def wait(self, handle: object) -> int:
         """Wait until a transfer is over."""
-        return next(filter(None, [piece.result() for piece in _futures(handle)]), 0)
+        return next(filter(None, [future.result() for future in _futures(handle)]), 0)
 
     def forget(self, handle: object) -> None:
         """Free a handle."""

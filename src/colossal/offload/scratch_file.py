@@ -18,7 +18,7 @@ _CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 def padded(num_bytes: int) -> int:
-    """Round a number of bytes up to whole blocks."""
+    """Round a number of bytes up to a multiple of the block size."""
     return -(-num_bytes // BLOCK) * BLOCK
 
 

@@ -1,4 +1,4 @@
-"""States of an optimizer that lie on a disk and visit memory one after the other."""
+"""Optimizer states that are stored on disk and are loaded into memory one entry at a time."""
 
 import os
 from collections import deque
@@ -26,7 +26,7 @@ class _PendingLoad(NamedTuple):
 
 @final
 class _Walk:
-    """What a walk has under way: entries to come and entries behind, each in order."""
+    """The transfers of a walk: reads of the next entries and writes of the previous ones, each in order."""
 
     def __init__(self, buffers: list[torch.Tensor]) -> None:
         self.free = list(buffers)
@@ -46,16 +46,18 @@ class _Walk:
 
 @final
 class StateStore:
-    """Entries of some float32 tensors each on a disk, such as the two means of Adam for each parameter.
+    """Entries of some float32 tensors each on a disk, such as the two moments of Adam for each parameter.
 
-    A walk over them reads the next entries and writes the ones before while the caller computes on the present one. It
-    takes a fixed number of buffers, each as large as the largest entry: cut what is very large into several entries.
+    A walk over them prefetches the next entries and writes back the previous ones while the caller computes on the
+    current one. It takes a fixed number of buffers, each as large as the largest entry: split very large tensors into
+    several entries.
 
     Args:
-        directory: Where the file lies, as for `TensorFile`; it exists.
+        directory: The directory of the file, as for `TensorFile`; it exists.
         numels: For each entry, the number of elements of each of its tensors.
         tensors_per_entry: How many tensors an entry has.
-        ahead: How many entries are read ahead, and how many may be written behind: there are ``2 * ahead + 1`` buffers.
+        ahead: How many entries are prefetched, and how many may be under way to the disk: there are ``2 * ahead + 1``
+            buffers.
         engine: As for `TensorFile`.
         direct: As for `TensorFile`.
 
@@ -183,10 +185,10 @@ class StateStore:
                 target.copy_(source.detach().reshape(-1))
 
     def close(self) -> None:
-        """Give the room on the disk back; later calls do nothing.
+        """Free the disk space; later calls do nothing.
 
         Raises:
-            CheckpointError: A write failed after a loop was left, and nobody was told.
+            CheckpointError: A write failed after a loop was left, and the error was not raised yet.
         """
         self.file.close()
         self._raise_failure()
@@ -231,7 +233,7 @@ class StateStore:
         return [values[at * stride : at * stride + numel] for at in range(self._num_tensors)]
 
     def _stride(self, index: int) -> int:
-        """Return how far the tensors of an entry lie apart."""
+        """Return the distance between the tensors of an entry, in elements."""
         return -(-self._numels[index] // _ALIGN) * _ALIGN
 
     def _claim(self) -> None:

@@ -1,4 +1,4 @@
-"""Tensors that lie in a file and come and go while the caller computes."""
+"""Tensors that are stored in a file, and are read and written while the caller computes."""
 
 import os
 import threading
@@ -75,15 +75,16 @@ class FileRequest:
             self._is_reported = True
             reason = "the file ends too early" if status == END_OF_FILE else os.strerror(status)
             raise CheckpointError(
-                f"Tensors that are kept on a disk must be {self._what} whole. Found in {self._flights.file.directory}: "
-                f"{reason}. Look for the cause in the log of the system, and start again from the last checkpoint."
+                f"Tensors that are kept on a disk must be {self._what} in full. Found in "
+                f"{self._flights.file.directory}: {reason}. Look for the cause in the log of the "
+                "system, and start again from the last checkpoint."
             ) from (OSError(status, reason) if status > 0 else None)
 
     def fails_unseen(self) -> bool:
         """Wait until the transfer is over, without raising its error.
 
         Returns:
-            Whether it failed and nobody was told.
+            Whether it failed and the error was not raised yet.
         """
         return bool(self._settle()) and not self._is_reported
 
@@ -151,24 +152,24 @@ class _PendingRequests:
 class TensorFile:
     """A file with a slot for each of some tensors, read and written in the background.
 
-    Large transfers are cut into pieces of which several are under way at a time. They go through the page cache of the
-    system or past it, in each direction whichever a short probe of the disk found to be faster. A transfer past it is
-    one of whole blocks, in memory that begins at a multiple of 4096; anything else goes through the page cache.
+    Large transfers are split into chunks, of which several are under way at a time. They use or bypass the page cache
+    of the system, in each direction whichever a short probe of the disk found to be faster. Only complete blocks in
+    memory that begins at a multiple of 4096 can bypass it; anything else goes through the page cache.
 
-    The file has no name, so the processes of a job may share the directory, and nothing is left of it when the process
-    ends, in whatever way. A process that is forked from this one must not use it.
+    The file has no name, so the processes of a job may use the same directory, and nothing is left of it when the
+    process ends, in whatever way. A process that is forked from this one must not use it.
 
     Args:
-        directory: Where the file lies; it exists.
+        directory: The directory of the file; it exists.
         slot_sizes: The bytes of each slot, whose number is its place in this sequence. A slot begins as zeros.
         engine: How the file is accessed: ``"io_uring"``, ``"threads"`` (of C++) or ``"python"``; the first of these
             that the machine allows by default.
-        direct: Which directions go past the page cache, instead of what the probe finds.
+        direct: Which directions bypass the page cache, instead of what the probe finds.
 
     Attributes:
         slot_sizes: The bytes of each slot.
-        num_bytes: The size of the file: each slot takes whole blocks of 4096 bytes.
-        direct: Which directions go past the page cache.
+        num_bytes: The size of the file: each slot takes a multiple of 4096 bytes.
+        direct: Which directions bypass the page cache.
 
     Raises:
         ConfigError: The directory is missing, may not be written to, or has too little room; or there is no such
@@ -243,7 +244,7 @@ class TensorFile:
             The request.
 
         Raises:
-            ShapeError: The tensor lies elsewhere or otherwise, or is too large.
+            ShapeError: The tensor is not a contiguous CPU tensor, or is too large.
             UnsupportedError: The file was closed, or belongs to another process.
         """
         return self._begin(slot, tensor, "written")
@@ -260,16 +261,16 @@ class TensorFile:
             The request.
 
         Raises:
-            ShapeError: The tensor lies elsewhere or otherwise, or is too large.
+            ShapeError: The tensor is not a contiguous CPU tensor, or is too large.
             UnsupportedError: The file was closed, or belongs to another process.
         """
         return self._begin(slot, into, "read")
 
     def close(self) -> None:
-        """Wait for what is under way and give the room on the disk back; later calls do nothing.
+        """Wait for what is under way and free the disk space; later calls do nothing.
 
         Raises:
-            CheckpointError: A request failed that nobody has waited for.
+            CheckpointError: A request failed that was not waited for.
         """
         self._finalizer()
         failed, self._flights.failed = self._flights.failed, None

@@ -1,4 +1,4 @@
-"""Optimizer states, gradients and parameters that data-parallel ranks share among themselves."""
+"""ZeRO: optimizer states, gradients and parameters that are partitioned over data-parallel ranks."""
 
 from colossal.zero.bucket import Bucket
 from colossal.zero.buffer_pool import BufferPool, Pool

@@ -1,4 +1,4 @@
-"""Parameters that lie behind each other in one buffer on every rank, and travel together."""
+"""Parameters that are flattened into one buffer on every rank, and are communicated together."""
 
 from collections.abc import Iterator, Sequence
 from typing import final
@@ -31,7 +31,7 @@ class Bucket(FlatParameters):
         scratch: Lends room for the gradients of other ranks, where summing up takes any.
 
     Attributes:
-        working: The parameters, one behind the other, and zeros at the end.
+        working: The parameters, one after the other, and zeros at the end.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Buffers that are lent out and come back, so that memory is got from the system once."""
+"""Buffers that are reused, so that memory is allocated once."""
 
 from typing import Protocol, final
 
@@ -39,7 +39,7 @@ class Pool(Protocol):
         """Take a buffer back.
 
         Args:
-            buffer: What `take` lent; nobody uses it any more.
+            buffer: What `take` lent; it is not in use any more.
         """
         ...
 
@@ -94,10 +94,10 @@ class BufferPool:
         """Take a buffer back.
 
         Args:
-            buffer: What `take` lent; nobody uses it any more.
+            buffer: What `take` lent; it is not in use any more.
         """
-        whole = buffer if buffer._base is None else buffer._base  # noqa: SLF001 (it has no public name)
-        self._free = sorted([*self._free, whole], key=torch.Tensor.numel)[-_MOST_KEPT:]
+        base = buffer if buffer._base is None else buffer._base  # noqa: SLF001 (it has no public name)
+        self._free = sorted([*self._free, base], key=torch.Tensor.numel)[-_MOST_KEPT:]
 
 
 def zeros(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Parameters that lie behind each other, whose gradients are summed up together, each segment for its owners."""
+"""Flattened parameters whose gradients are reduced together, each segment to the rank that owns it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ _HALF = (torch.float16, torch.bfloat16)
 class FlatParameters(ABC):
     """Parameters of one dtype and device, of which each rank updates one segment, whatever parameter that falls into.
 
-    Gradients are copied once, into a buffer in which they lie like the parameters. With `keeps_gradients` that buffer
-    stays; else it is returned as soon as its sum is known.
+    Gradients are copied once, into a buffer with the same layout as that of the parameters. With `keeps_gradients` that
+    buffer stays; else it is returned as soon as its sum is known.
 
-    [Note: announced bytes] What takes buffers is a generator: it yields how many bytes it is going to take, and takes
-    them when it is resumed. So whoever runs it makes room meanwhile, and neither this nor the pool knows of that one.
+    [Note: announced bytes] A method that takes buffers is a generator: it yields how many bytes it is going to take,
+    and takes them when it is resumed. So its caller frees memory in between, which neither this nor the pool does.
 
     Args:
         parameters: Of one dtype and device.
@@ -261,7 +261,7 @@ class FlatParameters(ABC):
     def discard(self) -> None:
         """Throw the gradients away."""
         self.discard_new()
-        if not self._shares_buffer and self._partition.size > 1 and self._reduces_in(self.grad_shard):
+        if not self._is_grad_shard_in_buffer and self._partition.size > 1 and self._reduces_in(self.grad_shard):
             self._spare = self.grad_shard
         self.grad_shard = None
         self.used = [False] * len(self.parameters)
@@ -277,13 +277,13 @@ class FlatParameters(ABC):
 
     def _shard_of(self, index: int) -> nn.Parameter:
         begin, end = self._local_ranges()[index]
-        length, start, whole = self.numel // self._partition.size, self._starts[index], self._shapes[index]
+        length, start, shape = self.numel // self._partition.size, self._starts[index], self._shapes[index]
         ranks, ranges = [], []
         for rank, at in self._partition.members:
-            cut = [min(max(edge * length - start, 0), whole.numel()) for edge in (at, at + 1)]
+            first, last = (min(max(edge * length - start, 0), shape.numel()) for edge in (at, at + 1))
             ranks.append(rank)
-            ranges.append((cut[0], cut[1]) if cut[0] < cut[1] else (0, 0))
-        flat = FlatLayout(tuple(whole), tuple(ranks), tuple(ranges))
+            ranges.append((first, last) if first < last else (0, 0))
+        flat = FlatLayout(tuple(shape), tuple(ranks), tuple(ranges))
         shard = nn.Parameter(self.master[begin:end], requires_grad=self.parameters[index].requires_grad)
         placement = placement_of(self.parameters[index])
         set_placement(shard, placement.flattened(flat, self._partition.group, self.device.type))
@@ -304,14 +304,14 @@ class FlatParameters(ABC):
             dtype = self._config.communication_dtype or self.dtype
             yield self.numel * dtype.itemsize
             self._buffer = self._pool.take(self.numel, dtype, self.device)
-        elif self.grad_shard is not None and self._shares_buffer:
+        elif self.grad_shard is not None and self._is_grad_shard_in_buffer:
             self.grad_shard = self.grad_shard.clone()  # the sum of an earlier backward pass makes room for this one
         self._download.order()
         return self._buffer
 
     @property
-    def _shares_buffer(self) -> bool:
-        """Whether the summed gradient lies in the buffer that gradients are copied to."""
+    def _is_grad_shard_in_buffer(self) -> bool:
+        """Whether the summed gradient is a view of the buffer that gradients are copied to."""
         if self.grad_shard is None or self._buffer is None:
             return False
         return self.grad_shard.data_ptr() == self._partition.segment(self._buffer).data_ptr()
@@ -352,6 +352,6 @@ class FlatParameters(ABC):
 
 
 def padded_numel(numel: int, parts: int) -> int:
-    """Tell how long a buffer is that ranks divide among themselves."""
+    """Return the length of a buffer that is partitioned over ranks."""
     step = parts * _ALIGNMENT if numel >= parts * _WORTH_ALIGNING else parts
     return -(-max(numel, 1) // step) * step

@@ -54,7 +54,7 @@ class CopyStreams:
 
     @contextmanager
     def on_stream(self, *, to_host: bool) -> Iterator[None]:
-        """Let what is asked for inside go to one of the streams, behind what the device was asked for before."""
+        """Run the operations inside on one of the streams, after those that the current stream already has."""
         if self._device.type == "cpu":
             yield
             return

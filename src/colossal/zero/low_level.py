@@ -31,7 +31,7 @@ def shard_optimizer(
     param_names: Mapping[nn.Parameter, str] | None = None,
     full_spec: FullOptimizerSpec | None = None,
 ) -> OptimizerWrapper:
-    """Let an optimizer update this rank's share of a model's parameters.
+    """Let an optimizer update this rank's shards of a model's parameters.
 
     Args:
         model: The model, in the dtype that it runs in.
@@ -43,15 +43,15 @@ def shard_optimizer(
         norm_type: The p of that norm.
         units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
         peers: The ranks that have other parameters of the model; none by default.
-        param_names: Names in the whole model; by default in `model`.
-        full_spec: What the whole optimizer is, if partitioned.
+        param_names: Names in the full model; by default in `model`.
+        full_spec: The full optimizer, if this one has only some of its parameters.
 
     Returns:
         The optimizer, wrapped; its gradients are averages over all ranks.
 
     Raises:
         ConfigError: A parameter has no values, or one of its own storage for each element.
-        UnsupportedError: The optimizer or the model can not be trained in shards.
+        UnsupportedError: The optimizer or the model does not support shards.
 
     Example:
         >>> import torch

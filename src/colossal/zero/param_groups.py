@@ -1,4 +1,4 @@
-"""An optimizer that the user built for whole parameters, updating shards of them."""
+"""Let an optimizer that the user built for full parameters update shards of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from colossal.tensor import copy_placement, placement_of
 def rebind_param_groups(
     optimizer: Optimizer, groups: list[dict[str, Any]], shards: Mapping[nn.Parameter, nn.Parameter]
 ) -> None:
-    """Let groups of an optimizer hold shards; state that is there already is cut like the parameter."""
+    """Replace the parameters in the groups of an optimizer by shards, and shard existing states like them."""
     state: Any = optimizer.state
     for group in groups:
         held = group["params"]
@@ -23,17 +23,17 @@ def rebind_param_groups(
         held[:] = [shards[parameter] for parameter in held]
 
 
-def _shard_state(entries: dict[str, Any], whole: nn.Parameter, shard: nn.Parameter) -> dict[str, Any]:
+def _shard_state(entries: dict[str, Any], full: nn.Parameter, shard: nn.Parameter) -> dict[str, Any]:
     return {
         name: _shard_like(value, shard)
-        if isinstance(value, torch.Tensor) and value.shape == whole.shape and name != "step"
+        if isinstance(value, torch.Tensor) and value.shape == full.shape and name != "step"
         else value
         for name, value in entries.items()
     }
 
 
 def _shard_like(value: torch.Tensor, shard: nn.Parameter) -> torch.Tensor:
-    cut = copy_placement(torch.empty(shard.shape, dtype=value.dtype, device=shard.device), shard)
-    for region, box in placement_of(cut).local_views(cut):
-        box.copy_(value[region.slices])
-    return cut
+    sharded = copy_placement(torch.empty(shard.shape, dtype=value.dtype, device=shard.device), shard)
+    for region, view in placement_of(sharded).local_views(sharded):
+        view.copy_(value[region.slices])
+    return sharded

@@ -18,15 +18,16 @@ from colossal.zero.zero_config import ZeroConfig
 
 @final
 class Reducer:
-    """Watches gradients on_grad_ready, and starts the reduction of each bucket that is full.
+    """Counts the gradients that are ready, and starts the reduction of each bucket that is complete.
 
     [Note: one order] All ranks reduce the same buckets in the same order, whichever gradients they have: a bucket waits
-    for the one before it, and those that are not full when the backward pass ends are reduced then, with zeros for what
-    is missing. So a branch that only some ranks take changes nothing.
+    for the previous one, and those that are incomplete when the backward pass ends are reduced then, with zeros for
+    missing gradients. So a branch that only some ranks take changes nothing.
 
-    [Note: in flight] Each reduction takes room until it is over: with a budget the one before has to end first. Without
-    one, an accelerator is told to wait, and not the host, so that the backward pass stalls whenever it waits for a sum
-    that has just begun. There several are under way: all of them where whole gradients stay anyway, else two.
+    [Note: in flight] Each reduction takes memory until it is over: with a budget the previous one has to end first.
+    Without one, the wait is enqueued on the accelerator and does not block the host, so that the backward pass stalls
+    whenever it waits for a reduction that has just begun. There several are under way: all of them where full gradients
+    stay anyway, else two.
     """
 
     def __init__(self, config: ZeroConfig, reserve: Callable[[int], None] | None = None) -> None:
@@ -138,7 +139,7 @@ class Reducer:
 
 
 def _grad_ready_hook(reducer: "ref[Reducer]", bucket: ref[FlatParameters], index: int, parameter: torch.Tensor) -> None:
-    """Tell the reducer of a gradient, unless it is gone.
+    """Notify the reducer of a gradient, unless the reducer was freed.
 
     [Note: weak hooks] A parameter holds its hooks where the garbage collector does not look. If they held the bucket,
     which holds the parameter, neither would ever be freed.

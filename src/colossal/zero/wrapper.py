@@ -29,7 +29,7 @@ def zero_model_wrapper(
 
     Args:
         model: In the dtype that it shall run in, on its device.
-        zero_stage: 1 shares optimizer states among the ranks of the dp axis, 2 gradients too, 3 parameters as well.
+        zero_stage: 1 shards optimizer states over the ranks of the dp axis, 2 gradients too, 3 parameters as well.
         gemini_config: Of stage 3: arguments of `colossal.zero.gemini.GeminiDDP`.
         verbose: Log the chunk configuration of stage 3; stages 1 and 2 prepare a model without a choice to log.
 
@@ -38,8 +38,8 @@ def zero_model_wrapper(
 
     Raises:
         ConfigError: There is no such stage, or `gemini_config` is given for another.
-        UnsupportedError: Stage 3 cannot honour an option, or hold a part of the model.
-        MeshError: There is no world yet.
+        UnsupportedError: Stage 3 does not support an option, or a parameter or module of the model.
+        MeshError: There is no process group yet.
 
     Communication: broadcast, dp, the model's bytes.
 
@@ -84,7 +84,7 @@ def zero_optim_wrapper(
     optim_config: dict[str, Any] | None = None,
     verbose: bool = False,
 ) -> OptimizerWrapper:
-    """Let an optimizer update this rank's share of a model's parameters.
+    """Let an optimizer update this rank's shards of a model's parameters.
 
     Args:
         model: What `zero_model_wrapper` returned.
@@ -108,7 +108,7 @@ def zero_optim_wrapper(
 
     Raises:
         ConfigError: The model did not come from `zero_model_wrapper`, or an option is unknown or outside its range.
-        UnsupportedError: The optimizer or the model can not be trained in shards.
+        UnsupportedError: The optimizer or the model does not support shards.
 
     Communication: none; that of a step is the plugin's.
 

@@ -13,18 +13,18 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @final
 @dataclass(frozen=True)
 class ZeroConfig:
-    """How gradients travel, and where optimizer states are.
+    """How gradients are communicated, and where optimizer states are.
 
     Args:
-        stage: 1 keeps gradients whole on every rank, so that they can accumulate without communication; 2 keeps of
-            each gradient only what this rank updates.
-        bucket_numel: Gradients are reduced when this many elements of them are there; a larger one travels by itself.
+        stage: 1 keeps full gradients on every rank, so that they can accumulate without communication; 2 keeps of each
+            gradient only the shard that this rank updates.
+        bucket_numel: Gradients are reduced when this many elements of them are there; a larger one gets its own bucket.
         communication_dtype: The dtype that gradients are summed in; that of the gradients by default.
         overlap_communication: Let the backward pass go on while gradients are reduced.
         overlap_allgather: Let the next forward pass begin while updated parameters still arrive.
-        cpu_offload: Keep masters and optimizer states in the memory of the host.
+        cpu_offload: Keep master weights and optimizer states in host memory.
         master_weights: Update float32 copies of parameters in half precision.
-        fp8_communication: Let gradients travel in 8 bits, with a scale for each block of them; sums are in float32.
+        fp8_communication: Communicate gradients in 8 bits, with a scale for each block of them; sums are in float32.
 
     Raises:
         ConfigError: A value is outside its range.
@@ -69,5 +69,5 @@ class ZeroConfig:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients stay whole on every rank until the step."""
+        """Whether every rank keeps full gradients until the step."""
         return self.stage == 1

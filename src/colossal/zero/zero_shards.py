@@ -1,4 +1,4 @@
-"""What an optimizer holds of a model under ZeRO: this rank's share of every parameter."""
+"""What an optimizer holds of a model under ZeRO: this rank's shard of every parameter."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -21,17 +21,17 @@ from colossal.zero.zero_config import ZeroConfig
 
 @final
 class ZeroShards(MasterParams):
-    """Stands in for the parameters of a model with this rank's shards of them, in the user's own optimizer.
+    """Replaces the parameters of a model by this rank's shards of them, in the user's own optimizer.
 
-    Each rank updates an equal share of all parameters, and then gathers the others' shares. Parameters of the optimizer
-    become views of common buffers; they keep their names, shapes and values.
+    Each rank updates its shards, which have the same size on all ranks, and then gathers those of the other ranks.
+    Parameters of the model become views of common buffers; they keep their names, shapes and values.
 
     Args:
         optimizer: As the user built it; from now on its groups hold shards.
         order: Parameters in the order in which a forward pass uses them, as far as that is known.
         partition: The ranks.
         config: What the user said.
-        chunks: Finds the buffers that parameters lie in already; by default new ones are made.
+        chunks: Returns the existing buffers of some parameters; by default new ones are made.
         agree: Takes numbers of this rank, and returns for each the largest of all ranks; by default just that.
         reserve: Makes room for so many bytes of gradients; by default there is always room.
 
@@ -118,7 +118,7 @@ class ZeroShards(MasterParams):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate whole gradients on each rank instead of reducing them."""
+        """Accumulate full gradients on each rank instead of reducing them."""
         before, self._reducer.enabled = self._reducer.enabled, False
         try:
             yield
@@ -260,7 +260,7 @@ def _is_offloaded(bucket: FlatParameters) -> bool:
 
 
 def _runs(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
-    """Cut a list into runs of one kind, none of which is longer than `most` elements unless it is one parameter."""
+    """Split a list into runs of one kind, none of which is longer than `most` elements unless it is one parameter."""
     key: Callable[[nn.Parameter], Any] = lambda each: (str(each.device), each.dtype, each.requires_grad)  # noqa: E731
     open_runs: dict[Any, list[nn.Parameter]] = {}
     done: list[list[nn.Parameter]] = []

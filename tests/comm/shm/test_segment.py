@@ -27,7 +27,7 @@ VISIBLE = Path("/dev/shm")  # noqa: S108 (it is looked at, not written to)
 NAME = "memfd:colossal"
 NO_COMPILER = "Code of its own needs a C++ compiler. Found none: /nowhere. Everything works without it, only slower"
 HOSTS = "The backend 'shm' joins processes of one host that see each other. Found 2 hosts"
-MEMORY = "The backend 'shm' needs memory that all processes share. Found: on rank {rank}, {found}"
+MEMORY = "The backend 'shm' needs memory that all processes can map. Found: on rank {rank}, {found}"
 
 
 def mapped(process: int | str = "self") -> set[int]:

@@ -63,9 +63,9 @@ def test_parameters_and_states_on_disk_change_nothing(size: int, tmp_path: Path)
     ("options", "match"),
     [
         ({"nvme_param_frac": 0.5}, "Parameters on disk are parameters off the device"),
-        ({"nvme_param_frac": 2.0, **OFFLOAD}, "nvme_param_frac is a share"),
+        ({"nvme_param_frac": 2.0, **OFFLOAD}, "nvme_param_frac is a fraction"),
         ({"nvme_param_frac": 1.0, "nvme_offload_dir": "missing", **OFFLOAD}, "Found missing"),
-        ({"nvme_param_frac": 1.0, "placement_policy": "auto"}, "'auto' finds shares by itself"),
+        ({"nvme_param_frac": 1.0, "placement_policy": "auto"}, "'auto' sets the fractions itself"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], match: str) -> None:

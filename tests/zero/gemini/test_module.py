@@ -505,7 +505,7 @@ def test_parameters_stay_the_objects_that_they_are() -> None:
         assert weight.is_leaf
         assert weight.requires_grad
         assert isinstance(weight, nn.Parameter)
-        assert "lie in a chunk" in repr(weight) or "lies in a chunk" in repr(weight)
+        assert "whose values are in a chunk" in repr(weight)
         assert hash(weight) == hash(weight)
         assert dict.fromkeys([weight]) == {weight: None}
 
@@ -526,14 +526,14 @@ def test_reading_outside_of_passes_is_refused() -> None:
             lambda: nn.init.ones_(weight),
             lambda: copy.deepcopy(model.module),
         ):
-            with pytest.raises(UnsupportedError, match="Between passes the values of a parameter lie in shards"):
+            with pytest.raises(UnsupportedError, match="Between passes the values of a parameter are sharded"):
                 read()
 
 
 def test_what_chunks_can_not_hold() -> None:
     with fake_world(2):
         model, _ = wrap(nn.Linear(4, 4), None)
-        with pytest.raises(ConfigError, match=r"weight lies in one already. Wrap or boost it once"):
+        with pytest.raises(ConfigError, match=r"weight is in one already. Wrap or boost it once"):
             GeminiDDP(model.module)
         with pytest.raises(UnsupportedError, match=r"sparse=True in 0.*sparse=False"):
             GeminiDDP(nn.Sequential(nn.Embedding(3, 3, sparse=True)))

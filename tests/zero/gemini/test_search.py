@@ -58,7 +58,7 @@ def waste_by_packing(
 ) -> int:
     """The waste of what `pack_parameters` does, without the help of `allocated_numel`."""
     wasted = 0
-    for run in pack_parameters(parameters, size, alone=set(alone)):
+    for run in pack_parameters(parameters, size, separate=set(alone)):
         numel = sum(each.numel() for each in run)
         owned = numel > size or any(each is other for each in run for other in alone)
         wasted += -numel % dp_size if owned else size - numel
@@ -114,7 +114,7 @@ def test_a_parameter_that_comes_again_counts_once() -> None:
 @pytest.mark.parametrize("container", [set, frozenset, list, tuple, dict.fromkeys])
 def test_whoever_is_to_be_alone_is_alone(container) -> None:
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(4)]
-    runs = pack_parameters(parameters, 10, alone=container(parameters[1:3]))
+    runs = pack_parameters(parameters, 10, separate=container(parameters[1:3]))
     assert [[id(each) for each in run] for run in runs] == [
         [id(parameters[0]), id(parameters[3])],
         [id(parameters[1])],
@@ -127,7 +127,7 @@ def test_anything_that_knows_its_members_can_say_who_is_alone() -> None:
         def __contains__(self, each: object) -> bool:
             return isinstance(each, nn.Parameter) and each.numel() < 3
 
-    assert numels_of(pack_parameters(parameters_of(5, 2, 3), 10, alone=Short())) == [[5, 3], [2]]
+    assert numels_of(pack_parameters(parameters_of(5, 2, 3), 10, separate=Short())) == [[5, 3], [2]]
 
 
 def test_nothing_packs_into_nothing() -> None:
@@ -147,8 +147,8 @@ def test_a_chunk_has_room(chunk_numel: int) -> None:
 def test_only_a_chunk_of_its_own_is_as_long_as_its_parameter() -> None:
     short, exact, long = parameters_of(5, 8, 9)
     assert [allocated_numel(run, 8, 4) for run in ([short], [exact], [long])] == [8, 8, 12]
-    assert allocated_numel([short], 16, 4, alone=[exact, short]) == 8
-    assert allocated_numel([short, exact], 16, 4, alone={long}) == 16
+    assert allocated_numel([short], 16, 4, separate=[exact, short]) == 8
+    assert allocated_numel([short, exact], 16, 4, separate={long}) == 16
 
 
 # ------------------------------------------------------------------------------------------ the search
@@ -192,7 +192,7 @@ def test_no_size_wastes_less_and_no_smaller_one_as_little(case: dict[str, Any]) 
             last,
             case["interval"],
             memstas=SimpleNamespace(param_order=order),
-            alone=case["alone"],
+            separate=case["alone"],
             filter_exlarge_params=case["filter_exlarge_params"],
         )
     assert total == sum(each.numel() for each in parameters)

@@ -1,16 +1,16 @@
 # pyright: reportPrivateImportUsage=false
-"""The backend ``shm`` of torch.distributed: collectives of ranks that share a host, at the speed of its memory.
+"""The backend ``shm`` of torch.distributed: collectives of the ranks of one host, at the speed of its memory.
 
 .. code-block:: text
 
-    segment.py    the memory, and how the ranks find it
-    engine.py     the compiled library: csrc/cpu/shm.cpp
-    fault.py      why a group is broken, in words
-    work.py       what is under way
-    caretaker.py who looks after messages for which nobody waits
-    tensors.py    what is required of tensors, and where their parts lie
-    options.py    what a caller asks for
-    group.py      the process group that torch.distributed sees
+    segment.py          the memory, and how the ranks find it
+    engine.py           the compiled library: csrc/cpu/shm.cpp
+    fault.py            error messages for a group that is broken
+    work.py             what is under way
+    progress_thread.py  moves messages for which no caller waits
+    tensors.py          what is required of tensors, and the addresses of their parts
+    options.py          what a caller asks for
+    group.py            the process group that torch.distributed sees
 """
 
 import os
@@ -21,7 +21,7 @@ from torch import distributed as dist
 
 from colossal.comm._shm.engine import Engine, functions
 from colossal.comm._shm.group import SharedMemoryGroup
-from colossal.comm._shm.segment import share
+from colossal.comm._shm.segment import map_shared_memory
 from colossal.errors import UnsupportedError
 
 
@@ -46,7 +46,7 @@ def make_engine(store: dist.Store, rank: int, global_ranks: Sequence[int]) -> En
         most = library["max_ranks"]()
         problem = f"there are {size} ranks, and at most {most} can share memory" if size > most else ""
         num_bytes = 0 if problem else library["bytes"](size)
-    descriptor, pids = share(dist.PrefixStore("shm/", store), rank, size, num_bytes, problem)
+    descriptor, pids = map_shared_memory(dist.PrefixStore("shm/", store), rank, size, num_bytes, problem)
     try:
         return Engine(descriptor, rank, pids, global_ranks)
     finally:

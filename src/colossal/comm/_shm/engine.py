@@ -17,7 +17,7 @@ REDUCTIONS = ("sum", "avg", "max", "min")
 """What can be done with numbers, by the library's number."""
 
 OTHER_REDUCTIONS = ("product", "band", "bor", "bxor", "premul_sum")
-"""What torch names besides, with the numbers that follow."""
+"""Torch's other reductions, with the numbers that follow."""
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
@@ -199,7 +199,7 @@ class Engine:
         return int(self._c["receive"](self._handle, origin, tag, code, tensor.data_ptr(), num_bytes))
 
     def is_over(self, message: int) -> bool:
-        """Move what can be moved, and tell whether a message has arrived or was put down; or never will."""
+        """Make progress, and return whether a message has arrived or was sent, or never will be."""
         return bool(self._c["look"](self._handle, message) != _PENDING)
 
     def wait(self, message: int, seconds: float) -> None:
@@ -219,7 +219,7 @@ class Engine:
             self._abandoned.append(content)
 
     def leave(self) -> None:
-        """Take no part any more; others that wait for this rank are told."""
+        """Leave the group; other ranks that wait for this one get an error."""
         self._c["leave"](self._handle)
 
     def _fault(self) -> tuple[FaultKind, Detail]:

@@ -1,4 +1,4 @@
-"""Why a group of ranks is broken, in words."""
+"""Error messages for a process group that is broken."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def explain(
     seconds: float,
     collective: IntEnum | None,
 ) -> CommunicationError:
-    """Put a fault into words."""
+    """Return the error that describes a fault."""
     needed = "A message needs both its ranks" if collective is None else "A collective needs all ranks of its group"
     found = _found(kind, detail, global_ranks, pids)
     if kind is FaultKind.MISMATCH:

@@ -19,10 +19,10 @@ from colossal.comm._shm.tensors import (
     WritableTensor,
     WritableTensors,
     addresses,
+    check_full,
     check_length,
     check_parts,
     check_peer,
-    check_whole,
     checked,
     packed,
     part_addresses,
@@ -35,16 +35,16 @@ _Tensor = torch.Tensor
 _Tensors = Sequence[torch.Tensor]
 _ANYBODY = -1
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
-_ProcessGroup: Any = dist.ProcessGroup  # whose methods are overloaded in ways that nobody uses
+_ProcessGroup: Any = dist.ProcessGroup  # whose methods have overloads that no caller uses
 
 
 @final
 class SharedMemoryGroup(_ProcessGroup):
     """Ranks of one host that communicate through memory which all of them see.
 
-    It takes dense CPU tensors: all moves of any dtype, and sums, means, maxima and minima of floating and whole
-    numbers. What is left (products, bitwise and complex reductions, sparse tensors, means of whole numbers) goes to a
-    group of gloo, made when it is first needed. Ranks compare what they are about to do before they do it.
+    It takes dense CPU tensors: data movement of any dtype, and sums, means, maxima and minima of floating-point and
+    integer dtypes. Anything else (products, bitwise and complex reductions, sparse tensors, means of integers) goes to
+    a gloo group, made when it is first needed. Ranks compare which collective they call before they run it.
 
     Every rank gets the same bits: a number is reduced in the order of the ranks, and half precision in single. Against
     gloo, which adds in another order, sums differ by the rounding of one order of additions.
@@ -81,7 +81,7 @@ class SharedMemoryGroup(_ProcessGroup):
         self._timeout, self._seconds = timeout, timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """Leave the group: peers that still wait for this rank are told."""
+        """Leave the group: peers that still wait for this rank get an error."""
         self._finalizer()
         with suppress(KeyError, AttributeError):  # it was not needed; torch 2.11 cannot
             self.__dict__.pop("_gloo").shutdown()
@@ -141,9 +141,9 @@ class SharedMemoryGroup(_ProcessGroup):
         return self._carry_out(task, opts, outputs)
 
     def reduce_scatter_single(self, output: _Tensor, tensor: _Tensor, opts: Any = None) -> Any:
-        """Reduce equal parts of a tensor, one for each rank, to that rank."""
+        """Reduce the equal chunks of a tensor, one for each rank, to that rank."""
         opts = options(opts, c10d.ReduceScatterOptions)
-        check_whole("reduce_scatter", tensor, output, self._num_ranks)
+        check_full("reduce_scatter", tensor, output, self._num_ranks)
         reduction, count = native_reduction(opts, output), output.numel()
         if reduction is None:
             return self.reduce_scatter([output], [packed(tensor).view(self._num_ranks, count).unbind()], opts)
@@ -181,12 +181,12 @@ class SharedMemoryGroup(_ProcessGroup):
     def all_gather_single(self, output: _Tensor, tensor: _Tensor, opts: Any = None) -> Any:
         """Join every rank's tensor to one."""
         opts = options(opts, c10d.AllgatherOptions)
-        check_whole("all_gather", output, tensor, self._num_ranks)
+        check_full("all_gather", output, tensor, self._num_ranks)
 
         def task() -> None:
             own = packed(tensor)
-            with WritableTensor(output) as whole:
-                out = part_addresses(whole, (own.numel(),) * self._num_ranks)
+            with WritableTensor(output) as full:
+                out = part_addresses(full, (own.numel(),) * self._num_ranks)
                 self._run(Kind.ALL_GATHER, own, own.numel(), (own.data_ptr(),), out, opts)
 
         return self._carry_out(task, opts, [output])
@@ -224,7 +224,7 @@ class SharedMemoryGroup(_ProcessGroup):
         input_splits: Sequence[int] | None = None,
         opts: Any = None,
     ) -> Any:
-        """Send parts of a tensor to all ranks, and join what comes from them."""
+        """Send one chunk of a tensor to each rank, and concatenate the received ones."""
         opts = options(opts, c10d.AllToAllOptions)
         to, of = (split_lengths(*each, self._num_ranks) for each in ((output, output_splits), (tensor, input_splits)))
         is_even = not output_splits and not input_splits
@@ -332,7 +332,7 @@ class SharedMemoryGroup(_ProcessGroup):
         return work
 
     def _all_of(self, works: Sequence[Any], result: Any) -> Any:
-        """Make one of several works, of which the last is over last."""
+        """Combine several works into one, which ends with the last of them."""
         if not works:
             return CompletedWork(result)
 
@@ -342,9 +342,9 @@ class SharedMemoryGroup(_ProcessGroup):
 
         if all(isinstance(work, CompletedWork) for work in works):
             return CompletedWork(result)
-        whole = PendingWork(wait, result)
-        self._collectives.submit(whole)
-        return whole
+        combined = PendingWork(wait, result)
+        self._collectives.submit(combined)
+        return combined
 
     def _run(
         self,

@@ -1,4 +1,4 @@
-"""Looks after messages for which nobody waits."""
+"""Moves messages for which no caller waits."""
 
 import threading
 import time
@@ -9,20 +9,20 @@ _LOOK_SECONDS, _IDLE_SECONDS = 0.002, 1.0
 
 
 class Progressable(Protocol):
-    """What is looked after."""
+    """A message that the progress thread moves."""
 
     def make_progress(self) -> bool:
-        """Move what can be moved, and tell whether there will be more of it that nobody else does."""
+        """Make progress, and return whether more remains that no other thread will do."""
         ...
 
 
 @final
 class ProgressThread:
-    """A thread that looks every few milliseconds while there are messages.
+    """A thread that polls every few milliseconds while there are messages.
 
-    A message that does not fit into its ring needs both ends to move. A thread that was woken for each one would be in
-    the way of the many that are waited for at once, so nobody wakes this one up, unless it has had nothing to do for
-    a second.
+    A message that does not fit into its ring needs progress at both ends. Most messages are waited for at once, and
+    waking a thread for each of those would slow them down. So nothing wakes this thread up, unless it has had nothing
+    to do for a second.
     """
 
     def __init__(self, name: str) -> None:

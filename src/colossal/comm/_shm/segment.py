@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false
-"""Memory that the processes of one host share.
+"""Shared memory of the processes of one host.
 
 It has no name: a process opens it through the entry that another one has in ``/proc``, which the kernel grants to the
 same user only. So there is nothing to guess, nothing that another job could meet, nothing whose size is limited by
@@ -22,7 +22,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class _Offer:
-    """What one process tells the others: where it runs, where the memory is to be found, and what went wrong."""
+    """What one process publishes to the others: where it runs, where its memory is, and what went wrong."""
 
     host: str = ""
     pid: int = 0
@@ -30,19 +30,21 @@ class _Offer:
     problem: str = ""
 
 
-def share(store: dist.Store, rank: int, size: int, num_bytes: int, problem: str = "") -> tuple[int, list[int]]:
+def map_shared_memory(
+    store: dist.Store, rank: int, size: int, num_bytes: int, problem: str = ""
+) -> tuple[int, list[int]]:
     """Get memory that all ranks see, full of zeros."""
-    # A group may be made again under a name that it had before: what was said then is still in the store.
+    # A group may be made again under the same name, and the store still has the entries of the previous one.
     store = dist.PrefixStore(f"{store.add(f'rounds{rank}', 1)}", store)
     descriptor, offer = -1, _Offer(host=_host(), pid=os.getpid(), problem=problem)
     try:
         if rank == 0:
             descriptor, offer = _make(num_bytes, offer)
-            _tell(store, "memory", offer)
+            _publish(store, "memory", offer)
         else:
             first = _ask(store, "memory")
             descriptor, offer = _take(first, num_bytes, offer)
-        _tell(store, f"rank{rank}", offer)
+        _publish(store, f"rank{rank}", offer)
         offers = [_ask(store, f"rank{number}") for number in range(size)]
         _refuse_problems(store, rank, offers)
     except BaseException:
@@ -89,7 +91,9 @@ def _problem(offers: list[_Offer]) -> str:
         )
     problems = [f"on rank {rank}, {offer.problem.rstrip('.')}" for rank, offer in enumerate(offers) if offer.problem]
     if problems:
-        return f"The backend 'shm' needs memory that all processes share. Found: {problems[0]}. Use the backend 'gloo'."
+        return (
+            f"The backend 'shm' needs memory that all processes can map. Found: {problems[0]}. Use the backend 'gloo'."
+        )
     return ""
 
 
@@ -112,7 +116,7 @@ def _host() -> str:
         return f"{os.uname().nodename} {sys.platform}"
 
 
-def _tell(store: dist.Store, key: str, offer: _Offer) -> None:
+def _publish(store: dist.Store, key: str, offer: _Offer) -> None:
     store.set(key, json.dumps(asdict(offer)))
 
 

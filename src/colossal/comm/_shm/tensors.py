@@ -1,4 +1,4 @@
-"""The tensors of a collective: what is required of them, and where their parts lie."""
+"""The tensors of a collective: what is required of them, and the addresses of their parts."""
 
 from collections.abc import Sequence
 from typing import final
@@ -22,7 +22,7 @@ def checked(tensor: _Tensor) -> _Tensor:
 
 
 def packed(tensor: _Tensor) -> _Tensor:
-    """Return a tensor whose elements lie one after another: itself, or a copy."""
+    """Return a contiguous tensor: itself, or a copy."""
     return checked(tensor).contiguous()
 
 
@@ -32,23 +32,24 @@ def check_length(name: str, tensors: _Tensors, size: int) -> None:
         raise ShapeError(f"{name} needs a tensor for each of {size} ranks. Found {len(tensors)}. Pass one for each.")
 
 
-def check_parts(name: str, parts: _Tensors, whole: _Tensor, size: int) -> None:
+def check_parts(name: str, parts: _Tensors, full: _Tensor, size: int) -> None:
     """Check that there is a tensor for each rank, of the size and dtype of another one."""
     check_length(name, parts, size)
     for part in parts:
-        if part.numel() != whole.numel() or part.dtype != whole.dtype:
+        if part.numel() != full.numel() or part.dtype != full.dtype:
             raise ShapeError(
-                f"{name} needs tensors of one size and dtype. Found {tuple(part.shape)} of {part.dtype} beside "
-                f"{tuple(whole.shape)} of {whole.dtype}. Pad them, or use all_to_all for parts of several sizes."
+                f"{name} needs tensors of one size and dtype. Found {tuple(part.shape)} of {part.dtype} and "
+                f"{tuple(full.shape)} of {full.dtype}. Pad them, or use all_to_all for parts of several sizes."
             )
 
 
-def check_whole(name: str, whole: _Tensor, part: _Tensor, size: int) -> None:
+def check_full(name: str, full: _Tensor, part: _Tensor, size: int) -> None:
     """Check that one tensor has room for another one of each rank."""
-    if whole.numel() != part.numel() * size or whole.dtype != part.dtype:
+    if full.numel() != part.numel() * size or full.dtype != part.dtype:
         raise ShapeError(
             f"{name} needs a tensor of {size} times the elements of the other, and of its dtype. Found "
-            f"{tuple(whole.shape)} of {whole.dtype} and {tuple(part.shape)} of {part.dtype}. Make them so."
+            f"{tuple(full.shape)} of {full.dtype} and {tuple(part.shape)} of {part.dtype}. Give the larger one "
+            f"{part.numel() * size} elements of {part.dtype}."
         )
 
 
@@ -81,18 +82,18 @@ def split_lengths(tensor: _Tensor, lengths: Sequence[int] | None, size: int) -> 
 
 
 def addresses(tensors: _Tensors) -> list[int]:
-    """Return where tensors lie."""
+    """Return the addresses of tensors."""
     return [tensor.data_ptr() for tensor in tensors]
 
 
 def part_addresses(tensor: _Tensor, lengths: Sequence[int]) -> list[int]:
-    """Return where parts of so many elements lie in a dense tensor, one after another."""
-    found: list[int] = []
+    """Return the addresses of consecutive parts of a dense tensor, of so many elements each."""
+    starts: list[int] = []
     at = tensor.data_ptr()
     for length in lengths:
-        found.append(at)
+        starts.append(at)
         at += length * tensor.itemsize
-    return found
+    return starts
 
 
 @final

@@ -34,7 +34,7 @@ class _ShmWork(Work):
         return self._result
 
     def is_success(self) -> bool:
-        """Tell whether it has ended well."""
+        """Return whether it has succeeded."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
@@ -76,7 +76,7 @@ class CompletedWork(_ShmWork):
         return True
 
     def is_completed(self) -> bool:
-        """Tell that it is over."""
+        """Return True: it is over."""
         return True
 
     def get_future(self) -> "Future[Any]":
@@ -100,7 +100,7 @@ class PendingWork(_ShmWork):
         self._promise: _Promise | None = None
 
     def run(self) -> None:
-        """Carry out the task and let go who waits; then `settle`."""
+        """Run the task and release the threads that wait for it; `settle` comes next."""
         try:
             assert self._task is not None
             self._task()
@@ -117,7 +117,7 @@ class PendingWork(_ShmWork):
         return self._promise is not None
 
     def settle(self) -> None:
-        """Tell the future, if somebody asked for one before this was over, and run its callbacks here."""
+        """Resolve the future, if one was requested before this was over, and run its callbacks here."""
         if self._is_promised:
             assert self._promise is not None
             self._promise.keep()
@@ -133,7 +133,7 @@ class PendingWork(_ShmWork):
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether it is over."""
+        """Return whether it is over."""
         return self._is_over
 
     def get_future(self) -> "Future[Any]":
@@ -165,7 +165,7 @@ class P2PWork(_ShmWork):
         self._source, self._is_awaited = -1, False
 
     def make_progress(self) -> bool:
-        """Move what can be moved, and tell whether the message is under way while nobody waits for it."""
+        """Make progress, and return whether the message is under way and no caller waits for it."""
         return not self._is_awaited and not self._engine.is_over(self._message)
 
     def _finish(self, seconds: float | None = None) -> None:
@@ -183,7 +183,7 @@ class P2PWork(_ShmWork):
         return True
 
     def is_completed(self) -> bool:
-        """Tell whether it has arrived, or was put down; or never will, of which `exception` tells the reason."""
+        """Return whether it has arrived or was sent, or never will be; `exception` then has the reason."""
         if self._error is None and not self._engine.is_over(self._message):
             return False
         with suppress(CommunicationError):

@@ -86,6 +86,6 @@ def _table(columns: Columns) -> "array[int]":  # a string for Python 3.11
 
 def _numbers(step: AdamStep) -> _Step:
     decay = step.weight_decay * (step.lr if step.is_decoupled else 1.0)
-    rests = (1 - beta for beta in step.betas)
-    means = (step.step_size, *step.betas, *rests, step.eps)
-    return _Step(*means, decay, 1 / step.root_of_correction, step.grad_scale, step.is_decoupled)
+    complements = (1 - beta for beta in step.betas)
+    coefficients = (step.step_size, *step.betas, *complements, step.eps)
+    return _Step(*coefficients, decay, 1 / step.root_of_correction, step.grad_scale, step.is_decoupled)

@@ -31,10 +31,10 @@ def adam_step(tensors: Iterable[AdamTensors], step: AdamStep, num_threads: int |
     Args:
         tensors: The parameters, with all that belongs to them.
         step: The numbers of the step.
-        num_threads: How many threads share the work on the CPU; as many as torch uses by default.
+        num_threads: How many threads run the update on the CPU; as many as torch uses by default.
 
     Raises:
-        ShapeError: Tensors that belong together differ in size, or lie elsewhere or otherwise than they must.
+        ShapeError: Tensors that belong together differ in size, or one has the wrong device, dtype or layout.
 
     Source: Kingma, Ba, "Adam", 2014, https://arxiv.org/abs/1412.6980; Loshchilov, Hutter, "Decoupled Weight Decay
     Regularization", 2017, https://arxiv.org/abs/1711.05101.

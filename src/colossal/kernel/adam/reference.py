@@ -34,7 +34,7 @@ def run_reference(columns: Columns, step: AdamStep, _num_threads: int) -> None:
 
 
 def run_fused(columns: Columns, step: AdamStep, num_threads: int) -> None:
-    """Run the update that torch has fused, with passes before and behind for what it does not do."""
+    """Run torch's fused update, with passes before and after it for what it does not do."""
     if not step.bias_correction:  # torch's always corrects
         run_reference(columns, step, num_threads)
         return

@@ -8,16 +8,16 @@ from typing import final
 @final
 @dataclass(frozen=True)
 class AdamStep:
-    """The numbers of one step, which all its tensors share.
+    """The hyperparameters of one step, the same for all its tensors.
 
     Args:
         step: The number of this step, from 1.
         lr: The learning rate.
-        betas: The shares that the means keep.
-        eps: Added to the root of the mean of squares.
+        betas: The decay rates of the first and second moments.
+        eps: Added to the root of the second moment.
         weight_decay: How much of the parameter is taken away (times `lr`), or added to the gradient.
         is_decoupled: The former, as in AdamW; if not the latter, as in Adam.
-        bias_correction: Whether the means are corrected for having begun at zero.
+        bias_correction: Whether the moments are corrected for their initialization with zero.
         grad_scale: What the gradients are multiplied with: undoes a loss scale, and clips.
 
     Example:

@@ -1,4 +1,4 @@
-"""In which order a pass uses the chunks: recorded once, and known from then on."""
+"""The order in which a pass uses the chunks, which is recorded once and then predicts the next passes."""
 
 from bisect import bisect_right
 from typing import final
@@ -10,12 +10,12 @@ _NEVER = 1 << 60
 class AccessTrace:
     """The chunks that a forward and a backward pass use, one after the other.
 
-    The first pass is recorded. If the next one goes the same way, the trace knows what comes next; as soon as it does
-    not, nothing is known until a pass has been recorded again. Uses of one chunk behind each other count once.
+    The first pass is recorded. While the next one follows the same order, the trace predicts what comes next; as soon
+    as it does not, nothing is known until a pass has been recorded again. Consecutive uses of one chunk count once.
 
     Attributes:
         period: How many uses this pass has seen.
-        is_known: Whether the pass goes the recorded way, as far as it has come.
+        is_known: Whether the pass has followed the recorded order so far.
         activations: For each period of the recorded pass, the most bytes of non-model data that were there.
 
     Source: Fang et al., "Parallel Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", 2021,
@@ -90,7 +90,7 @@ class AccessTrace:
             self._peaks[-1] = max(self._peaks[-1], num_bytes)
 
     def next_use(self, chunk: int) -> int:
-        """Tell how far ahead the next use of a chunk is.
+        """Return how far ahead the next use of a chunk is.
 
         Args:
             chunk: Its number.
@@ -109,7 +109,7 @@ class AccessTrace:
         return places[at] - now if at < len(places) else len(self._order) + places[0] - now
 
     def coming(self, number: int) -> list[int]:
-        """Tell which chunks are used next in this pass.
+        """Return which chunks are used next in this pass.
 
         Args:
             number: How many different ones at most.
@@ -129,7 +129,7 @@ class AccessTrace:
         return list(found)
 
     def expected_activations(self) -> int:
-        """Tell how much non-model data there is going to be until the next use of another chunk.
+        """Return how much non-model data there is going to be until the next use of another chunk.
 
         Returns:
             Bytes; 0 if the way is not known.

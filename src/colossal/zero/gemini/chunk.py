@@ -1,4 +1,4 @@
-"""Parameters in one flat buffer of which each rank keeps a segment, and which is whole only while it is used."""
+"""Parameters in one flat buffer of which each rank keeps a segment, and which is full only while it is used."""
 
 from collections.abc import Iterator, Mapping
 from typing import final
@@ -22,12 +22,12 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @final
 class Chunk(FlatParameters):
-    """A buffer of parameters, which all ranks divide among themselves and gather to compute with.
+    """A buffer of parameters that is sharded over all ranks, and gathered for computation.
 
-    [Note: two forms] Between its uses a chunk is `shard`, this rank's segment, on the tier of its placement. To be used
+    [Note: two forms] Between its uses a chunk is `shard`, this rank's segment, on the tier of its placement. For a use
     it becomes `full`, on the device, and its parameters are views of that. When it is released they become views of one
-    NaN, in their own shapes: nothing reads them unnoticed. If nothing is sharded or moved, `shard` is a view of `full`,
-    which stays.
+    NaN, in their own shapes, which makes a read of them visible. If nothing is sharded or moved, `shard` is a view of
+    `full`, which stays.
 
     Args:
         parameters: Of one dtype and device, in the order in which the model has them.
@@ -98,7 +98,7 @@ class Chunk(FlatParameters):
 
     @property
     def is_always_full(self) -> bool:
-        """Whether the parameters are whole on the device all the time."""
+        """Whether the full parameters are on the device all the time."""
         return self.placement.is_full or (self._partition.size == 1 and self.placement.parameters is MemoryTier.DEVICE)
 
     @property
@@ -108,7 +108,7 @@ class Chunk(FlatParameters):
 
     @property
     def starts(self) -> list[int]:
-        """Where each parameter begins in the whole."""
+        """Where each parameter begins in the full buffer."""
         return self._starts
 
     @property
@@ -118,7 +118,7 @@ class Chunk(FlatParameters):
 
     @property
     def is_spilled(self) -> bool:
-        """Whether the whole is on the host for now."""
+        """Whether the full buffer is on the host for now."""
         return self._spilled is not None
 
     @property
@@ -128,12 +128,12 @@ class Chunk(FlatParameters):
 
     @property
     def is_needed_by_backward(self) -> bool:
-        """Whether a backward pass is going to read views of the whole that were made when it repeated operations."""
+        """Whether a backward pass is going to read views of the full buffer that were made by recomputation."""
         return bool(self._recomputed)
 
     @property
     def is_referenced(self) -> bool:
-        """Whether somebody else looks at the memory of the whole, such as an activation that is one of its views."""
+        """Whether other tensors use the memory of the full buffer, such as an activation that is one of its views."""
         return self.full is not None and num_references(self.full) > 1 + (
             0 if self.is_prefetching else len(self.parameters)
         )
@@ -150,45 +150,45 @@ class Chunk(FlatParameters):
             assert self.full is not None
             self._view_of(self.full, index).copy_(values)
         else:
-            for region, box in placement_of(self.shards[index]).local_views(self._param_shards[index]):
-                box.copy_(values[region.slices])
+            for region, view in placement_of(self.shards[index]).local_views(self._param_shards[index]):
+                view.copy_(values[region.slices])
         parameter = self.parameters[index]
         set_backing_shard(parameter, self._param_shards[index])
         begin, end = self._local_ranges()[index]
         if self.has_copy:
             self.master[begin:end].copy_(self.shard[begin:end])
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
-            whole = self.full
-            set_data(parameter, self._nan.expand(parameter.shape) if whole is None else self._view_of(whole, index))
+            full = self.full
+            set_data(parameter, self._nan.expand(parameter.shape) if full is None else self._view_of(full, index))
         self.states[index] = TensorState.HOLD if self.is_always_full else TensorState.FREE
         self._versions = self._changes()
         self._drop_page_cache()
 
     @torch.no_grad()
     def start_fetch(self) -> PendingComm:
-        """Begin to bring the whole of it to the device; `attach` then lets the parameters be views of it.
+        """Begin to gather the full buffer on the device; `attach` then makes the parameters views of it.
 
         Returns:
             What to wait for.
 
         Communication: all_gather, dp, the parameters' bytes.
         """
-        whole = self._memory.take(self.numel, self.dtype, "parameters")
-        arrival = self._arrival = self._streams.start(self.shard, self._partition.segment(whole))
+        full = self._memory.take(self.numel, self.dtype, "parameters")
+        arrival = self._arrival = self._streams.start(self.shard, self._partition.segment(full))
         if self.placement.parameters is not MemoryTier.DEVICE:
             self._traffic.count("upload", self.shard.nbytes)
         self._drop_page_cache()
         if self._partition.size > 1:
-            self._traffic.count("gather", whole.nbytes)
-        self.full = whole
-        with self._streams.on_stream(to_host=False):  # behind its own segment, while the device computes
+            self._traffic.count("gather", full.nbytes)
+        self.full = full
+        with self._streams.on_stream(to_host=False):  # after its own segment, while the device computes
             arrival.order()
-            gathering = self._partition.start_all_gather(whole)
+            gathering = self._partition.start_all_gather(full)
         self._fetch = PendingComm(then=lambda: (arrival.order(), gathering.wait()))
         return self._fetch
 
     def attach(self) -> None:
-        """Wait for the whole, and let the parameters be views of it."""
+        """Wait for the full buffer, and make the parameters views of it."""
         assert self.full is not None
         if self._fetch is not None:
             self._fetch.wait()
@@ -199,7 +199,7 @@ class Chunk(FlatParameters):
             self._all_become(TensorState.HOLD)
 
     def release(self) -> None:
-        """Give the whole back; nothing if it stays, or is not there."""
+        """Free the full buffer; does nothing if it stays, or is not there."""
         self._spilled = None
         if self.full is None or self.is_always_full:
             return
@@ -209,8 +209,8 @@ class Chunk(FlatParameters):
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
             for parameter, shape in zip(self.parameters, self._shapes, strict=True):
                 parameter.data = self._nan.expand(shape)
-        whole, self.full = self.full, None
-        self._memory.give_back(whole, "parameters")
+        full, self.full = self.full, None
+        self._memory.give_back(full, "parameters")
         self._all_become(TensorState.FREE)
 
     def copy_grad(self, index: int) -> Iterator[int]:
@@ -250,10 +250,10 @@ class Chunk(FlatParameters):
             )
 
     def uses_storage(self, storage: torch.UntypedStorage) -> bool:
-        """Tell whether a memory is that of the whole.
+        """Return whether a storage is that of the full buffer.
 
         Args:
-            storage: The memory.
+            storage: The storage.
 
         Returns:
             Whether it is.
@@ -261,7 +261,7 @@ class Chunk(FlatParameters):
         return self.full is not None and self.full.untyped_storage()._cdata == storage._cdata  # noqa: SLF001 (the identity of a memory has no public name)
 
     def spill(self) -> None:
-        """Move the whole to the host; `start_return` brings it back. Other ranks do not take part."""
+        """Move the full buffer to the host; `start_return` brings it back. Other ranks do not take part."""
         assert self.full is not None
         spilled = self._memory.allocate_host(self.numel, self.dtype).copy_(self.full)
         self._traffic.count("download", spilled.nbytes)
@@ -269,14 +269,14 @@ class Chunk(FlatParameters):
         self._spilled = spilled
 
     def start_return(self) -> None:
-        """Bring the whole back from the host; `attach` then lets the parameters be views of it."""
+        """Bring the full buffer back from the host; `attach` then makes the parameters views of it."""
         assert self._spilled is not None
         self.full = self._memory.take(self.numel, self.dtype, "parameters").copy_(self._spilled)
         self._traffic.count("upload", self.full.nbytes)
         self._spilled, self._fetch = None, PendingComm()
 
     def reset(self) -> None:
-        """Begin anew after a pass that was broken off: no operation is under way."""
+        """Reset the states after a pass that was interrupted: no operation is under way."""
         self.num_pins = 0
         self._recomputed.clear()
         calm = TensorState.FREE if self.full is None else TensorState.HOLD
@@ -298,7 +298,7 @@ class Chunk(FlatParameters):
 
     @torch.no_grad()
     def start_gather(self, *, is_written: bool = False) -> PendingComm:
-        """Bring the new values of the shards to `shard`, and make an old whole new, or give it back.
+        """Copy the new values of the shards to `shard`, and update the full buffer, or free it.
 
         Args:
             is_written: The optimizer has written this rank's new values to their `targets` itself.
@@ -319,10 +319,10 @@ class Chunk(FlatParameters):
 
     @torch.no_grad()
     def refresh(self, only_written: bool = True) -> None:
-        """Take values that somebody wrote into `shard`, such as those of a checkpoint, over to where else they are.
+        """Copy values that were written into `shard`, such as those of a checkpoint, to the master and the full buffer.
 
         Args:
-            only_written: Look only at parameters that torch has seen change.
+            only_written: Copy only parameters whose version counter has changed.
         """
         if self.is_prefetching:
             self._arrival.wait()  # of what was to be used and was not, before an optimizer writes to `shard`
@@ -334,7 +334,7 @@ class Chunk(FlatParameters):
         self._renew().wait()
 
     def discard(self) -> None:
-        """Throw the gradients away."""
+        """Discard the gradients."""
         if self.grad_shard is not None and self.grad_shard is not self._host_grad:
             self._memory.give_back(self.grad_shard, "gradients")
             self.grad_shard = None

@@ -75,13 +75,13 @@ def check_devices(device: torch.device, wanted: DeviceLike = None, chunk_init_de
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what chunks can not hold."""
+    """Raise an error for a model that chunks cannot hold."""
     from colossal.lazy import LazyTensor
 
     for name, parameter in model.named_parameters():
         if isinstance(parameter, ManagedParameter):
             raise ConfigError(
-                f"A model is put into chunks once. Found that {name} lies in one already. Wrap or boost it once."
+                f"A model is put into chunks once. Found that {name} is in one already. Wrap or boost it once."
             )
         plain = type(parameter) is nn.Parameter and type(parameter.data) is torch.Tensor and not parameter.is_meta
         if not (plain or isinstance(parameter, LazyTensor)) or not parameter.is_floating_point():
@@ -115,10 +115,10 @@ def _plan(
     memory: DeviceMemory,
     memstats: ParameterOrder | None,
 ) -> Iterable[tuple[list[nn.Parameter], ChunkPlacement]]:
-    """Find the parameters of each chunk, and where it is kept."""
-    runs, stay_whole = _runs(model, partition, config, memstats)
+    """Return the parameters of each chunk, and its placement."""
+    runs, stay_full = _runs(model, partition, config, memstats)
     placements = config.placement.place_chunks([sum(each.numel() for each in run) for run in runs], memory)
-    if stay_whole:
+    if stay_full:
         placements = [
             ChunkPlacement(MemoryTier.DEVICE, chunk_placement.optimizer, is_full=True) for chunk_placement in placements
         ]
@@ -128,7 +128,7 @@ def _plan(
 def _runs(
     model: nn.Module, partition: Partition, config: GeminiConfig, memstats: ParameterOrder | None
 ) -> tuple[list[list[nn.Parameter]], bool]:
-    """Find the parameters of each chunk, and whether the configuration keeps all of them whole."""
+    """Return the parameters of each chunk, and whether the configuration keeps all of them full."""
     if next(model.parameters(), None) is None:
         return [], False
     if config.chunk_config_dict is None:
@@ -153,14 +153,16 @@ def _runs(
     own = found[partition.size]
     size = int(own["chunk_size"])
     order: Sequence[nn.Parameter] = ordered_parameters(model, memstats)
-    return pack_parameters(order, size, alone=unshared_parameters(model, size)), bool(own.get("keep_gathered", False))
+    runs = pack_parameters(order, size, separate=unshared_parameters(model, size))
+    return runs, bool(own.get("keep_gathered", False))
 
 
 def _fill(chunk: Chunk, device: torch.device) -> None:
-    """Bring the first rank's values of each parameter into a chunk.
+    """Copy the first rank's values of each parameter into a chunk.
 
-    [Note: one parameter at a time] A parameter that was built lazily gets its values just before they are cut, and its
-    whole is gone before the next one gets any. So no rank ever has more than its shards and one whole parameter.
+    [Note: one parameter at a time] A parameter that was built lazily is materialized just before it is sharded, and the
+    full tensor is freed before the next one is materialized. So no rank ever has more than its shards and one full
+    parameter.
     """
     from colossal.lazy import LazyTensor
 

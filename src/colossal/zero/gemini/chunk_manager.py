@@ -1,4 +1,4 @@
-"""All chunks of a model: which of them are whole on the device, and when."""
+"""All chunks of a model: which of them are gathered on the device, and when."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,12 +22,12 @@ _FINGERPRINT = (1 << 31) - 1
 
 @final
 class ChunkManager:
-    """Makes chunks whole when their parameters are read, and lets go of others.
+    """Gathers chunks when their parameters are read, and evicts others.
 
-    [Note: one schedule] Gathering is a matter of all ranks, so all must decide alike when a chunk is released. They do,
+    [Note: one schedule] All ranks take part in a gather, so all must release the same chunks at the same time. They do,
     because they decide by what is the same on all of them: the order in which chunks are used, the sizes of buffers,
-    and the non-model data that a pass has measured, of which they take the largest. Before each step they make sure
-    that they have used the same chunks in the same order.
+    and the largest of the ranks' measurements of non-model data. Before each step they verify that they have used the
+    same chunks in the same order.
 
     Args:
         chunks: In the order of the model.
@@ -77,7 +77,7 @@ class ChunkManager:
         }
         self._largest = max((chunk.num_bytes for chunk in chunks), default=0)
         self._saved = SavedTensors(self.fetch, self._count_activations if placement.watches_activations else None)
-        self._is_alone = partition.world_size == 1
+        self._is_single_rank = partition.world_size == 1
         self._depth = 0
         self._is_training = self._had_backward = False
         self._fingerprint = 0
@@ -87,7 +87,7 @@ class ChunkManager:
                 self._index_storage(chunk)
 
     def chunk_of(self, parameter: nn.Parameter) -> tuple[Chunk, int]:
-        """Find where a parameter lies.
+        """Return the chunk of a parameter.
 
         Args:
             parameter: Of the model.
@@ -98,7 +98,7 @@ class ChunkManager:
         return self._places[id(parameter)]
 
     def has_parameter(self, parameter: nn.Parameter) -> bool:
-        """Tell whether a parameter lies in one of the chunks.
+        """Return whether a parameter is in one of the chunks.
 
         Args:
             parameter: Any parameter.
@@ -109,7 +109,7 @@ class ChunkManager:
         return id(parameter) in self._places
 
     def chunks_of(self, parameters: Sequence[nn.Parameter]) -> list[Chunk]:
-        """Find the chunks that some parameters lie in.
+        """Return the chunks of some parameters.
 
         Args:
             parameters: Of the model.
@@ -124,7 +124,7 @@ class ChunkManager:
     def forward_pass(self) -> Iterator[None]:
         """Run the forward pass of the model inside: only here, and in backward passes, parameters can be read.
 
-        Communication: all_gather, dp, the bytes of the chunks that are read and not whole.
+        Communication: all_gather, dp, the bytes of the chunks that are read and not gathered.
         """
         for chunk in self.chunks:
             chunk.refresh()
@@ -143,7 +143,7 @@ class ChunkManager:
                 self.release_all()
 
     def run_with_full(self, parameters: Sequence[nn.Parameter], call: Callable[[], Any]) -> Any:
-        """Make a call that reads parameters, while their chunks are whole.
+        """Make a call that reads parameters, while their chunks are gathered.
 
         Args:
             parameters: Those that it reads.
@@ -159,7 +159,7 @@ class ChunkManager:
         is_backward = _in_backward()
         if not self._depth and not is_backward:
             raise UnsupportedError(
-                "Between passes the values of a parameter lie in shards, and only forward and backward passes through "
+                "Between passes the values of a parameter are sharded, and only forward and backward passes through "
                 "the wrapped model gather them. Found an operation that reads one outside of those. Use the state dict "
                 "of the wrapped model, save it by the booster, or read parameters in its forward method."
             )
@@ -178,7 +178,7 @@ class ChunkManager:
                 chunk.mark_read(index, is_recomputed=is_backward)
 
     def fetch(self, chunk: Chunk, index: int) -> None:
-        """Make a chunk whole for a backward pass.
+        """Gather a chunk for a backward pass.
 
         Args:
             chunk: The chunk.
@@ -193,7 +193,7 @@ class ChunkManager:
         chunk.mark_backward_read(index)
 
     def release_all(self) -> None:
-        """Let go of all that is whole for a time."""
+        """Release all chunks that are gathered temporarily."""
         for chunk in self.chunks:
             self._release(chunk)
 
@@ -208,7 +208,7 @@ class ChunkManager:
 
         Raises:
             CommunicationError: Ranks have gathered different chunks since the last time, and so may have computed with
-                wrong parameters; on all ranks alike.
+                wrong parameters; on all ranks.
 
         Communication: all_reduce, dp, 4 bytes for each number, and 8.
         """
@@ -225,7 +225,7 @@ class ChunkManager:
         return agreed
 
     def _begin(self) -> None:
-        """Begin a pass, unless the last one has not gone back yet, so that this one belongs to it."""
+        """Begin a pass, unless the previous one has had no backward pass yet, so that this one belongs to it."""
         if not self._had_backward:
             return
         self._had_backward = False
@@ -265,11 +265,11 @@ class ChunkManager:
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Begin to gather the next chunks, as long as nothing else has to go for them."""
+        """Begin to gather the next chunks, as long as that evicts no others."""
         for number in self.trace.coming(self._num_ahead):
             chunk = self.chunks[number]
             if not chunk.is_full:
-                is_out_of_memory = self._is_alone and self.memory.available < chunk.num_bytes
+                is_out_of_memory = self._is_single_rank and self.memory.available < chunk.num_bytes
                 if is_out_of_memory or self._temporary() + chunk.num_bytes > self._room():
                     return
                 self._gather(chunk, "prefetch")
@@ -288,18 +288,18 @@ class ChunkManager:
         return sum(chunk.num_bytes for chunk in self.chunks if chunk.is_full and not chunk.is_always_full)
 
     def _evict_until_fits(self, num_bytes: int) -> None:
-        """Let go of chunks until those that are whole for a time, and some bytes more, fit into their room."""
+        """Evict chunks until those that are gathered temporarily, and some bytes more, fit into their budget."""
         room = self._room()
         while self._temporary() + num_bytes > room and self._evict():
             pass
 
     def reserve(self, num_bytes: int, kind: Kind) -> None:
-        """Let go of chunks until there are so many bytes on the device; with other ranks, behind their backs.
+        """Evict or spill chunks until so many bytes are free on the device.
 
-        For a gradient all ranks let go of chunks alike before that, whether or not this one has room.
+        For a gradient all ranks first evict the same chunks, whether or not this one has room.
 
-        [Note: spilling] One rank may need room while others do not, such as for a longer batch. It then moves a whole
-        chunk to its host, and back when it is used: the others, which gather by the common schedule, notice nothing.
+        [Note: spilling] One rank may need memory while others do not, such as for a longer batch. It then moves a full
+        chunk to its host, and back when it is used. This needs no communication, so that the others are not affected.
 
         Args:
             num_bytes: What is going to be taken next.
@@ -316,7 +316,7 @@ class ChunkManager:
             self._free_memory_or_raise(num_bytes, kind)
 
     def account(self, kind: Kind, num_bytes: int) -> None:
-        """Account for bytes on the device that lie in no buffer of its memory, and make room for them.
+        """Account for bytes on the device that are in no buffer of its memory, and free memory for them.
 
         Args:
             kind: What they hold.
@@ -330,22 +330,22 @@ class ChunkManager:
         self.memory.add(kind, num_bytes)
 
     def _free_memory_or_raise(self, num_bytes: int, kind: Kind) -> None:
-        """Let go of a chunk; refuse what room is made for if none can go."""
+        """Evict or spill a chunk; raise an error if there is none."""
         if not self._evict_or_spill():
             raise self.memory.refuse(num_bytes, kind)
 
     def _evict_or_spill(self) -> bool:
-        return self._evict() if self._is_alone else self._spill()
+        return self._evict() if self._is_single_rank else self._spill()
 
     def _evict(self) -> bool:
-        """Let go of the chunk that is needed farthest in the future; tell whether there was one."""
+        """Evict the chunk that is needed farthest in the future; return whether there was one."""
         found = [chunk for chunk in self.chunks if chunk.is_full and self._can_evict(chunk)]
         if found:
             self._release(max(found, key=self._eviction_key))
         return bool(found)
 
     def _spill(self) -> bool:
-        """Move the chunk that is needed farthest in the future to the host; tell whether there was one."""
+        """Move the chunk that is needed farthest in the future to the host; return whether there was one."""
         found = [chunk for chunk in self.chunks if chunk.full is not None and self._can_evict(chunk)]
         if found:
             chunk = max(found, key=self._eviction_key)
@@ -359,7 +359,7 @@ class ChunkManager:
     def _can_evict(self, chunk: Chunk) -> bool:
         if chunk.is_always_full or chunk.num_pins or chunk.is_prefetching:
             return False
-        return not self._is_alone or not chunk.is_referenced  # see [Note: lingering]
+        return not self._is_single_rank or not chunk.is_referenced  # see [Note: lingering]
 
     def _release(self, chunk: Chunk) -> None:
         if chunk.is_full and not chunk.is_always_full:
@@ -383,4 +383,4 @@ class ChunkManager:
 
 
 def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (torch tells it nowhere else)
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (no public function returns it)

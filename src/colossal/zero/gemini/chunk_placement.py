@@ -33,7 +33,7 @@ class ChunkPlacement:
     """Where the parts of a chunk are between their uses.
 
     Args:
-        parameters: This rank's share of the parameters.
+        parameters: This rank's segment of the parameters.
         optimizer: Its master, gradient and optimizer states.
         is_full: Every rank keeps all of the parameters on its device.
 
@@ -48,7 +48,7 @@ class ChunkPlacement:
     is_full: bool = False
 
     def optimizer_device(self, device: torch.device) -> torch.device:
-        """Tell where the optimizer's part is as torch names it.
+        """Return the device of the optimizer's tensors.
 
         Args:
             device: Where the model computes.

@@ -1,7 +1,7 @@
-"""Chunks: which parameters lie in one flat buffer, and how long these buffers are to be.
+"""Chunks: which parameters are in one flat buffer, and the size of these buffers.
 
-A chunk that is too long is mostly empty at its end, one that is too short leaves a gap behind every few parameters. How
-much is wasted jumps up and down with the size, so that the best size is found by trying many
+A chunk that is too long is mostly empty at its end, one that is too short has a gap after every few parameters. The
+wasted memory is not monotonic in the size, so that the best size is found by trying many
 (Fang et al., "PatrickStar", https://arxiv.org/abs/2108.05818).
 
 The result depends on nothing but the order, shapes, kinds and names of the parameters, and on the number of ranks; thus
@@ -23,13 +23,13 @@ from colossal.logging import get_dist_logger
 from colossal.zero.gemini.parameter_order import ParameterOrder
 
 _MEBI = 1 << 20
-_ALIGNMENT = 16  # elements of each rank's part of a chunk that is as long as the model
+_ALIGNMENT = 16  # elements of each rank's segment of a chunk that is as long as the model
 _BLOCK = 1 << 15  # candidates that are tried at a time, so that what they take stays in the cache
 _NEVER = 1 << 62
 _TIED_FRACTION = 4
 
 _Numels = npt.NDArray[np.int64]
-_ParamSize = tuple[int, int]  # the elements of a parameter, and the shortest chunk that it shares with others
+_ParamSize = tuple[int, int]  # the elements of a parameter, and the shortest chunk that it is in together with others
 
 
 @final
@@ -63,14 +63,14 @@ def search_chunk_configuration(
     process_group: dist.ProcessGroup | None = None,
     memstas: ParameterOrder | None = None,
     *,
-    alone: Container[nn.Parameter] = (),
+    separate: Container[nn.Parameter] = (),
     verbose: bool = False,
 ) -> tuple[dict[int, dict[str, Any]], int, int]:
     """Find the chunk size that leaves the fewest elements empty, the smallest of several.
 
     Each size that is tried is rounded up to a multiple of the number of ranks, and at least as large as the largest
     parameter that is looked at. A model with fewer elements than that gets chunks as long as itself, a multiple of 16
-    elements on each rank. Tied parameters stay alone in chunks of which they are longer than a quarter.
+    elements on each rank. A tied parameter that is longer than a quarter of a chunk gets a chunk for itself.
 
     Args:
         model: Its parameters are to be put into chunks; they may be on the meta device.
@@ -78,15 +78,15 @@ def search_chunk_configuration(
         search_interval: The distance of the sizes that are tried, in elements; such as the hidden size.
         min_chunk_size_m: The smallest size, in units of 2**20 elements; at least 0.
         filter_exlarge_params: Choose the size without parameters of more than three standard deviations above the mean.
-        strict_ddp_flag: Keep chunks whole on every rank; nothing counts as wasted, and the smallest size is chosen.
-        process_group: The ranks that share the parameters; by default the world, or one rank if there is none.
+        strict_ddp_flag: Keep full chunks on every rank; nothing counts as wasted, and the smallest size is chosen.
+        process_group: The ranks over which chunks are sharded; by default all, or one if there is no process group.
         memstas: Knows the order in which the parameters are used; that of `model.parameters()` by default.
-        alone: Parameters that never share a chunk, whatever its size, beside the tied ones.
+        separate: Parameters that get a chunk for themselves, whatever its size, in addition to the tied ones.
         verbose: Log on rank 0 what is used and wasted.
 
     Returns:
-        ``{size: {"chunk_size": elements, "keep_gathered": strict_ddp_flag}}``, under the number of ranks that share
-        the parameters; the elements of all parameters; the elements of their chunks that hold none.
+        ``{size: {"chunk_size": elements, "keep_gathered": strict_ddp_flag}}``, under the number of ranks over which
+        chunks are sharded; the elements of all parameters; the elements of their chunks that hold none.
 
     Raises:
         ConfigError: A number is outside its range, the model has no parameters, `memstas` knows others than the
@@ -100,7 +100,7 @@ def search_chunk_configuration(
         ({1: {'chunk_size': 2002944, 'keep_gathered': False}}, 2002000, 944)
     """
     _check_search(search_range_m, search_interval, min_chunk_size_m)
-    dp_size, apart = _dp_size(process_group), _as_container(alone)
+    dp_size, apart = _dp_size(process_group), _as_container(separate)
     parameters = ordered_parameters(model, memstas)
     searched = _without_exlarge(parameters) if filter_exlarge_params else parameters
     total, smallest = _total(parameters), round(min_chunk_size_m * _MEBI)
@@ -116,7 +116,7 @@ def search_chunk_configuration(
 
 
 def _sizes(smallest: int, range_m: float, interval: int, parameters: Sequence[nn.Parameter]) -> range:
-    """The sizes that are tried: none below the largest of the parameters that may share a chunk."""
+    """The sizes that are tried: none below the largest of the parameters that are not separate."""
     smallest = max(smallest, *(each.numel() for each in parameters), 1)
     return range(smallest, smallest + round(range_m * _MEBI) + 1, interval)
 
@@ -140,29 +140,29 @@ def ordered_parameters(model: nn.Module, memstas: ParameterOrder | None = None) 
 
 
 def unshared_parameters(model: nn.Module, chunk_numel: int) -> set[nn.Parameter]:
-    """Find the tied parameters that are so long that they are to share no chunk.
+    """Return the tied parameters that are so long that each gets a chunk for itself.
 
-    A tied parameter is used at several places of the model, often the first and the last. What lies in one chunk with
-    it would have to be whole all the time between, so that it gets a chunk for itself, unless it is short.
+    A tied parameter is used in several layers of the model, often the first and the last. Other parameters of its chunk
+    would have to stay gathered all the time in between, so that it gets a chunk for itself, unless it is short.
     """
     return {parameter for parameter in _tied(model) if _TIED_FRACTION * parameter.numel() > chunk_numel}
 
 
 def pack_parameters(
-    parameters: Iterable[nn.Parameter], chunk_numel: int, *, alone: Container[nn.Parameter] = ()
+    parameters: Iterable[nn.Parameter], chunk_numel: int, *, separate: Container[nn.Parameter] = ()
 ) -> list[list[nn.Parameter]]:
     """Put parameters into chunks, one after the other.
 
     A chunk holds parameters of one dtype, of one type of device, and either with gradients or without. Of each such
     kind one chunk is open. A parameter that does not fit into it closes it, and begins the next one. A parameter that
-    is longer than a chunk, or is to be alone, gets one for itself; the open one stays open.
+    is longer than a chunk, or is in `separate`, gets one for itself; the open one stays open.
     """
     if chunk_numel < 1:
         raise ConfigError(
             f"A chunk must have room for at least one element. Found chunk_numel={chunk_numel}. "
             "Pass the size that search_chunk_configuration found."
         )
-    apart = _as_container(alone)
+    apart = _as_container(separate)
     runs: list[list[nn.Parameter]] = []
     open_runs: dict[Hashable, tuple[list[nn.Parameter], int]] = {}
     for parameter in dict.fromkeys(parameters):
@@ -180,10 +180,10 @@ def pack_parameters(
 
 
 def allocated_numel(
-    run: Sequence[nn.Parameter], chunk_numel: int, dp_size: int, *, alone: Container[nn.Parameter] = ()
+    run: Sequence[nn.Parameter], chunk_numel: int, dp_size: int, *, separate: Container[nn.Parameter] = ()
 ) -> int:
-    """Tell how long the buffer is that one chunk takes."""
-    if len(run) == 1 and (run[0].numel() > chunk_numel or run[0] in _as_container(alone)):
+    """Return the length of the buffer of one chunk."""
+    if len(run) == 1 and (run[0].numel() > chunk_numel or run[0] in _as_container(separate)):
         return _padded(run[0].numel(), dp_size)
     return chunk_numel
 
@@ -212,15 +212,15 @@ def _dp_size(process_group: dist.ProcessGroup | None) -> int:
     size = dist.get_world_size(process_group)
     if size < 1:
         raise ConfigError(
-            "Chunks are searched by the ranks that share them. Found that this rank is not in process_group. "
+            "Chunk sizes are searched by the ranks that hold the shards. Found that this rank is not in process_group. "
             "Pass the group of this rank."
         )
     return size
 
 
-def _as_container(alone: Container[nn.Parameter]) -> Container[nn.Parameter]:
-    """Have parameters found by identity: a list would compare their values."""
-    return frozenset(alone) if isinstance(alone, Iterable) else alone
+def _as_container(separate: Container[nn.Parameter]) -> Container[nn.Parameter]:
+    """Return a container that finds parameters by identity: a list would compare their values."""
+    return frozenset(separate) if isinstance(separate, Iterable) else separate
 
 
 def _kind(parameter: nn.Parameter) -> Hashable:
@@ -256,14 +256,14 @@ def _without_exlarge(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
 
 
 def _param_sizes(
-    parameters: Iterable[nn.Parameter], tied: Container[nn.Parameter], alone: Container[nn.Parameter]
+    parameters: Iterable[nn.Parameter], tied: Container[nn.Parameter], separate: Container[nn.Parameter]
 ) -> list[list[_ParamSize]]:
-    """Say of the parameters of each kind all that the search must know."""
+    """Return what the search must know of the parameters of each kind."""
     kinds: dict[Hashable, list[_ParamSize]] = {}
     for parameter in parameters:
         numel = parameter.numel()
-        shares_from = _NEVER if parameter in alone else _TIED_FRACTION * numel if parameter in tied else numel
-        kinds.setdefault(_kind(parameter), []).append((numel, shares_from))
+        fits_from = _NEVER if parameter in separate else _TIED_FRACTION * numel if parameter in tied else numel
+        kinds.setdefault(_kind(parameter), []).append((numel, fits_from))
     return list(kinds.values())
 
 
@@ -274,18 +274,18 @@ def _best_size(candidates: range, kinds: Sequence[Sequence[_ParamSize]], dp_size
         block = candidates[start : start + _BLOCK]
         sizes = np.arange(block.start, block.stop, block.step, dtype=np.int64)
         sizes += -sizes % dp_size
-        allocated = sum((_allocated(pieces, sizes, dp_size) for pieces in kinds), np.zeros_like(sizes))
+        allocated = sum((_allocated(kind, sizes, dp_size) for kind in kinds), np.zeros_like(sizes))
         index = int(allocated.argmin())  # the first of several
         best.append((int(allocated[index]), int(sizes[index])))
     return min(best)[1]
 
 
-def _allocated(pieces: Sequence[_ParamSize], sizes: _Numels, dp_size: int) -> _Numels:
+def _allocated(param_sizes: Sequence[_ParamSize], sizes: _Numels, dp_size: int) -> _Numels:
     """Do what `pack_parameters` does to one kind of parameters, for all sizes at once, and add up the buffers."""
     own, counts = np.zeros_like(sizes), np.zeros_like(sizes)
     left = np.full_like(sizes, -1)  # nothing fits where no chunk is open, not even nothing
-    for numel, shares_from in pieces:
-        first = int(np.searchsorted(sizes, shares_from))  # from here on the parameter shares a chunk
+    for numel, fits_from in param_sizes:
+        first = int(np.searchsorted(sizes, fits_from))  # from here on the parameter is packed with others
         own[:first] += _padded(numel, dp_size)
         rest = left[first:]
         rest -= numel
@@ -296,9 +296,9 @@ def _allocated(pieces: Sequence[_ParamSize], sizes: _Numels, dp_size: int) -> _N
 
 
 def _waste(
-    model: nn.Module, parameters: Sequence[nn.Parameter], size: int, dp_size: int, alone: Container[nn.Parameter]
+    model: nn.Module, parameters: Sequence[nn.Parameter], size: int, dp_size: int, separate: Container[nn.Parameter]
 ) -> int:
-    apart = {parameter for parameter in parameters if parameter in alone} | unshared_parameters(model, size)
-    runs = pack_parameters(parameters, size, alone=apart)
-    allocated = sum(allocated_numel(run, size, dp_size, alone=apart) for run in runs)
+    apart = {parameter for parameter in parameters if parameter in separate} | unshared_parameters(model, size)
+    runs = pack_parameters(parameters, size, separate=apart)
+    allocated = sum(allocated_numel(run, size, dp_size, separate=apart) for run in runs)
     return allocated - _total(parameters)

@@ -19,23 +19,23 @@ _SLACK = 20
 
 @final
 class DeviceMemory:
-    """Lends buffers on the device, and never more bytes than its budget.
+    """Allocates buffers on the device, and never more bytes than its budget.
 
-    What comes back is kept for the next one who asks for as much, and dropped when there is no room beside it: without
-    a budget, when that would take a twentieth more than was ever in use. Buffers are not all of one size, and with no
-    more than the most that was in use, each step would drop some and get new ones, which the system fills with zeros
-    page by page. A buffer that somebody still looks at, such as an activation that shares its memory, is lent to nobody
-    else until that is over.
+    A returned buffer is cached for the next request of its size, and freed when the cache has no room: without a
+    budget, when that would take a twentieth more than was ever in use. Buffers are not all of one size, and with no
+    more than the most that was in use, each step would free some and allocate new ones, which the system fills with
+    zeros page by page. A returned buffer that is still referenced, such as by an activation that is a view of it, is
+    not reused until that reference is gone.
 
-    [Note: lingering] A backend may look at a buffer for a moment longer than its work takes, on each rank for another
-    while. Ranks that must decide alike therefore do not count such buffers; a single rank counts them exactly.
+    [Note: lingering] A backend may reference a buffer for a moment longer than its work takes, on each rank for a
+    different time. Ranks that must decide consistently therefore do not count such buffers; a single rank counts them.
 
     Args:
-        device: The device; with a budget even the CPU, beside whose memory that of the host is then another tier.
+        device: The device; with a budget also the CPU, in which case host memory counts as another tier.
         budget: The most bytes; as many as there are by default.
-        pin_memory: Page-lock what is kept for it in the memory of the host.
-        counts_lingering: Count buffers that came back, and that somebody still looks at.
-        directory: The folder, on a fast disk, of what is kept for it in files; that of temporary files by default.
+        pin_memory: Page-lock offloaded buffers in host memory.
+        counts_lingering: Count buffers that were returned and are still referenced.
+        directory: The folder, on a fast disk, of offloaded files; that of temporary files by default.
 
     Attributes:
         used: Bytes in use, by what they hold.
@@ -84,7 +84,7 @@ class DeviceMemory:
 
     @property
     def available(self) -> int:
-        """Bytes that may be used besides; what is kept for later is dropped when they are needed."""
+        """Bytes that are left of the budget; cached buffers are freed when these are needed."""
         if self.budget is None:
             return 1 << 62
         self._sweep()
@@ -92,18 +92,18 @@ class DeviceMemory:
         return self.budget - self.total - (lingering if self._counts_lingering else 0)
 
     def fits(self, num_bytes: int) -> bool:
-        """Tell whether `take` lends a buffer, or `add` accounts for bytes, without anything having to go before.
+        """Return whether `take` gets a buffer, or `add` accounts for bytes, without an eviction.
 
         Args:
             num_bytes: The bytes.
 
         Returns:
-            Whether there is room, or a buffer is kept that is long enough.
+            Whether there is room, or a cached buffer that is long enough.
         """
         return self.available >= num_bytes or self._find(num_bytes) is not None
 
     def _find(self, num_bytes: int) -> torch.UntypedStorage | None:
-        """Find the shortest of the buffers that are kept which is long enough, and not much longer."""
+        """Return the shortest cached buffer that is long enough, and not much longer."""
         most = 2 * num_bytes if self.budget is None else num_bytes + 1  # a budget counts what was asked for
         fitting = (free for free in self._free if num_bytes <= free.nbytes() < most)
         return min(fitting, key=torch.UntypedStorage.nbytes, default=None)
@@ -153,18 +153,18 @@ class DeviceMemory:
         return zeros(numel, dtype, torch.device("cpu"))
 
     def expect(self, num_bytes: int) -> None:
-        """Without a budget, make buffers that are not much smaller so large that they fit whoever asks next.
+        """Without a budget, round slightly smaller buffers up to a size, so that they can be reused for it.
 
         Args:
-            num_bytes: What is going to be asked for again and again.
+            num_bytes: The size that is going to be requested most often.
         """
         self._usual = num_bytes
 
     def register_oom_handler(self, handler: Callable[[], bool]) -> None:
-        """Name who lets go of something when the device has less room than was thought, such as for other processes.
+        """Set a method that evicts when the device has less memory than expected, such as because of other processes.
 
         Args:
-            handler: A method, which is not kept alive; tells whether it found anything to let go of.
+            handler: A method, which is not kept alive; returns whether it has evicted anything.
         """
         self._oom_handler = WeakMethod(handler)
 
@@ -179,7 +179,7 @@ class DeviceMemory:
                     raise
 
     def _make_room(self) -> bool:
-        """Give back what is kept, else have somebody let go of something; tell whether that gave anything back."""
+        """Free cached buffers, or else call the OOM handler; return whether that freed any memory."""
         handler = None if self._oom_handler is None else self._oom_handler()
         if not self._free and not (handler is not None and handler()):
             return False
@@ -190,12 +190,12 @@ class DeviceMemory:
         return True
 
     def give_back(self, buffer: torch.Tensor, kind: Kind, before_reuse: Callable[[], None] | None = None) -> None:
-        """Take a buffer back.
+        """Return a buffer.
 
         Args:
-            buffer: What `take` lent.
+            buffer: A result of `take`.
             kind: What it held.
-            before_reuse: Called before it is lent again; waits for a copy out of it that is under way.
+            before_reuse: Called before it is reused; waits for a copy out of it that is under way.
         """
         if before_reuse is not None:
             self._before_reuse[buffer.untyped_storage().data_ptr()] = before_reuse
@@ -204,7 +204,7 @@ class DeviceMemory:
         self._sweep()
 
     def add(self, kind: Kind, num_bytes: int) -> None:
-        """Account for bytes that were not lent here.
+        """Account for bytes that were not allocated here.
 
         Args:
             kind: What they hold.
@@ -222,7 +222,7 @@ class DeviceMemory:
             self.peak = max(self.peak, self.total + sum(free.nbytes() for free in self._free))
 
     def refuse(self, num_bytes: int, purpose: str) -> ConfigError:
-        """Say that the budget is too small.
+        """Make the error of a budget that is too small.
 
         Args:
             num_bytes: What is needed.
@@ -240,19 +240,19 @@ class DeviceMemory:
         )
 
     def _keep(self, buffer: torch.UntypedStorage) -> None:
-        """Keep a buffer for the next one, as long as all that are kept fit into what is not used."""
+        """Cache a buffer, as long as all cached ones fit into what is not used."""
         self._free.append(buffer)
         self._drop(0)
 
     def _drop(self, num_bytes: int) -> None:
-        """Drop what is kept until there is room for some more bytes, see the class."""
+        """Free cached buffers until there is room for some more bytes, see the class."""
         usual = self._most_used + self._most_used // _SLACK
         most = max(usual, self.total + num_bytes) if self.budget is None else self.budget
         while self._free and self.total + num_bytes + sum(free.nbytes() for free in self._free) > most:
             self._before_reuse.pop(self._free.pop(0).data_ptr(), None)
 
     def _sweep(self) -> None:
-        """Keep those buffers for the next one that nobody looks at any more."""
+        """Cache the returned buffers that are not referenced any more."""
         if self._lingering:
             lingering, self._lingering = self._lingering, []
             for buffer in lingering:
@@ -264,7 +264,7 @@ class DeviceMemory:
 
 @final
 class GradientBuffers:
-    """Lends room for gradients from the memory of a device."""
+    """Allocates buffers of gradients from the memory of a device."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
@@ -279,6 +279,6 @@ class GradientBuffers:
 
 
 def num_references(buffer: torch.Tensor) -> int:
-    """Count the tensors that share the memory of one, and itself."""
+    """Count the tensors that use the memory of one, and itself."""
     storage = buffer.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) - 1  # noqa: SLF001 (torch tells it nowhere else)
+    return torch._C._storage_Use_Count(storage._cdata) - 1  # noqa: SLF001 (no public function returns it)

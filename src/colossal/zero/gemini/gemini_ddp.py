@@ -1,4 +1,4 @@
-"""A model whose parameters lie in chunks."""
+"""A model whose parameters are in chunks."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -27,7 +27,7 @@ from colossal.zero.zero_config import ZeroConfig
 @final
 @dataclass(eq=False, repr=False)
 class GeminiDDP(ModelWrapper):
-    """Trains a model whose parameters data-parallel ranks divide among themselves, chunk by chunk: ZeRO-3.
+    """Trains a model whose parameters are sharded over data-parallel ranks, chunk by chunk: ZeRO-3.
 
     A chunk is gathered when an operation reads one of its parameters, in forward and in backward passes, and released
     when its memory is needed for others. Gradients are summed up as chunks of them are complete. A step equals one of a
@@ -39,58 +39,58 @@ class GeminiDDP(ModelWrapper):
         module: The model, on any device, or built inside of `LazyInitContext`.
         chunk_config_dict: For numbers of ranks, ``{"chunk_size": elements, "keep_gathered": bool}``; by default the
             size is searched for.
-        chunk_init_device: Accepted for None and the device of the ranks: parameters are cut one by one, so none is in
-            need of another place.
-        placement_policy: ``"static"``: as the shares below say; ``"cuda"``: all on the device; ``"cpu"``,
+        chunk_init_device: Accepted for None and the device of the ranks: parameters are sharded one by one, so that no
+            other device is needed.
+        placement_policy: ``"static"``: as the fractions below say; ``"cuda"``: all on the device; ``"cpu"``,
             ``"const"``: all in host memory, parameters between their uses; ``"auto"``: on the device while it fits.
         enable_gradient_accumulation: Accepted as documented; gradients of several backward passes always add up.
         max_prefetch: How many chunks are gathered ahead of their use.
-        shard_param_frac: Static: the share of the parameters that ranks divide among themselves.
-        offload_optim_frac: Static: the share of masters, gradients and optimizer states that is in host memory.
-        offload_param_frac: Static: the share of the parameters that is in host memory between its uses.
-        warmup_non_model_data_ratio: Auto: the share of the budget that the first pass keeps free.
-        steady_cuda_cap_ratio: Auto: the share of a GPU's memory that is the budget, if `device_budget` is not given.
+        shard_param_frac: Static: the fraction of the parameters that is sharded.
+        offload_optim_frac: Static: the fraction of master weights, gradients and optimizer states in host memory.
+        offload_param_frac: Static: the fraction of the parameters that is in host memory between its uses.
+        warmup_non_model_data_ratio: Auto: the fraction of the budget that the first pass keeps free.
+        steady_cuda_cap_ratio: Auto: the fraction of a GPU's memory that is the budget, if `device_budget` is not given.
         search_range_m: How far above the smallest chunk the size is searched for, in units of 2**20 elements.
         hidden_dim: The step of that search, in elements.
         min_chunk_size_m: The smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter.
         pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
             page-lock.
         force_outputs_fp32: Cast floating-point outputs to float32.
-        strict_ddp_mode: Keep all parameters whole on all ranks, on their devices.
+        strict_ddp_mode: Keep full parameters on all ranks, on their devices.
         scatter_after_inference: Release all chunks after a forward pass without gradients.
         mixed_precision: What the model is cast to; None leaves its types.
-        zero_group: The ranks that divide chunks among themselves; those of the dp axis by default.
+        zero_group: The ranks over which chunks are sharded; those of the dp axis by default.
         memstats: Knows the order in which the parameters are used; that of `module.parameters()` by default.
         master_weights: Update float32 copies of parameters in half precision.
         extra_dp_group: Ranks that hold the same shards.
         verbose: Log the chunk configuration on rank 0.
         enable_async_reduce: Let the backward pass go on while gradients are reduced.
-        fp8_communication: Let gradients travel in 8 bits, with a scale for each block of them; sums are in float32.
+        fp8_communication: Communicate gradients in 8 bits, with a scale for each block of them; sums are in float32.
         use_fp8: Matrix products in 8 bits; not built yet.
         device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
-            policy for what autograd saves; on a CPU too, beside whose memory that of the host then is another tier.
-        nvme_param_frac: Static: the share of the parameters that is in files between its uses; within the share that is
-            off the device. The states of `colossal.nn.optimizer.HybridAdam` go there by its own arguments.
+            policy for what autograd saves; on a CPU too, in which case host memory counts as another tier.
+        nvme_param_frac: Static: the fraction of the parameters that is in files between its uses; at most
+            `offload_param_frac`. The states of `colossal.nn.optimizer.HybridAdam` go there by its own arguments.
         nvme_offload_dir: The folder of these files, on a fast disk; that of temporary files by default.
         device: Where the model computes: the device of the ranks, which is the default.
         search_range_mb: Another name of `search_range_m`, with the same unit: elements, not bytes.
         min_chunk_size_mb: Another name of `min_chunk_size_m`, with the same unit.
 
     Attributes:
-        chunks: What makes chunks whole.
+        chunks: The manager that gathers and evicts chunks.
         dtype: What the model computes in; None if it was not cast.
-        gradients: How gradients travel.
-        partition: The ranks that divide chunks among themselves.
+        gradients: How gradients are communicated.
+        partition: The ranks over which chunks are sharded.
 
     Raises:
         ConfigError: A value is outside its range, or the budget is too small for what cannot be elsewhere.
-        UnsupportedError: An option or a part of the model can not be honoured.
+        UnsupportedError: An option, or a parameter or module of the model, is not supported.
 
     Source: Rajbhandari et al., "ZeRO", 2020, https://arxiv.org/abs/1910.02054, section 5.3; Fang et al., "Parallel
     Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", 2021, https://arxiv.org/abs/2108.05818.
 
     Communication: all_gather, dp, the parameters' bytes, in each forward pass, and in each backward pass for the chunks
-    that are not whole any more; reduce_scatter, dp, the gradients' bytes, in each backward pass; all_reduce, dp, 16
+    that are not gathered any more; reduce_scatter, dp, the gradients' bytes, in each backward pass; all_reduce, dp, 16
     bytes, in each step. broadcast, dp, the model's bytes, at the beginning.
 
     Example:
@@ -187,13 +187,13 @@ class GeminiDDP(ModelWrapper):
             return unwrap_model(self)(*args, **kwargs)
 
     def state_dict(self, *, only_rank_0: bool = True) -> dict[str, Any]:
-        """Collect the whole state of the model in host memory, by the names of the model that was wrapped.
+        """Gather the full state dict of the model in host memory, by the names of the model that was wrapped.
 
         Args:
             only_rank_0: Return it on the first rank only, and nothing on others.
 
         Returns:
-            Whole tensors by name.
+            Full tensors by name.
 
         Communication: all_gather, dp, the model's bytes.
         """
@@ -201,12 +201,12 @@ class GeminiDDP(ModelWrapper):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take values over from a whole state, of which each rank writes its parts.
+        """Load a full state dict, of which each rank copies its shards.
 
         Args:
-            state_dict: Whole tensors by name, the same on all ranks.
+            state_dict: Full tensors by name, the same on all ranks.
             strict: Require that the names agree.
-            assign: Not possible here: parameters lie in chunks.
+            assign: Not possible here: parameters are in chunks.
 
         Returns:
             The names that are missing, and those that the model does not have, as torch returns them.
@@ -250,7 +250,7 @@ def get_static_torch_model(
         only_rank_0: Return it on the first rank only, and None on others.
 
     Returns:
-        A plain model with whole parameters.
+        A plain model with full parameters.
 
     Communication: all_gather, dp, the model's bytes.
 

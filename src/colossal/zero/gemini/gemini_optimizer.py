@@ -24,7 +24,7 @@ _USUAL_STATES = 2
 
 
 def shard_optimizer_over_chunks(optimizer: Optimizer, chunks: ChunkManager, config: ZeroConfig) -> ZeroShards:
-    """Let an optimizer update this rank's shards of parameters that lie in chunks."""
+    """Let an optimizer update this rank's shards of parameters that are in chunks."""
     check_optimizer(optimizer, shards=True)
     order = [parameter for chunk in chunks.chunks for parameter in chunk.parameters]
     shards = ZeroShards(
@@ -142,7 +142,7 @@ def _chunks_of(chunks: ChunkManager, parameters: Sequence[nn.Parameter]) -> list
     for parameter in parameters:
         if not chunks.has_parameter(parameter):
             raise ConfigError(
-                "The optimizer updates parameters of the model that lies in chunks. Found another one, of the shape "
+                "The optimizer updates parameters of the model that is in chunks. Found another one, of the shape "
                 f"{tuple(parameter.shape)}. Build the optimizer of the model's own parameters."
             )
     return chunks.chunks_of(parameters)

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 _FETCHER_ATTR = "_colossal_reader"
 
-# [Note: what reads] These tell of a parameter without reading its values, or belong to its gradient.
+# [Note: what reads] These describe a parameter without reading its values, or belong to its gradient.
 _PROPERTIES = (
     "shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "grad_fn", "ndim", "layout", "is_cuda", "is_cpu",
     "is_meta", "is_sparse", "is_quantized", "names", "itemsize", "nbytes", "_version", "_base", "is_nested", "name",
@@ -77,7 +77,7 @@ class ManagedParameter(Parameter):
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Describe it without its values."""
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-            return f"Parameter of {tuple(self.shape)} in {self.dtype} on {self.device}, whose values lie in a chunk"
+            return f"Parameter of {tuple(self.shape)} in {self.dtype} on {self.device}, whose values are in a chunk"
 
 
 def manage_parameters(parameters: Iterable[nn.Parameter], reader: ParameterFetcher) -> None:

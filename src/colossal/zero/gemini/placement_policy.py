@@ -1,4 +1,4 @@
-"""Where chunks are kept, and which of them must go when room is needed."""
+"""Where chunks are kept, and how many may be gathered at a time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from colossal.zero.gemini.device_memory import DeviceMemory
 
 
 class PlacementPolicy(ABC):
-    """Decides where each chunk is kept, and how much memory those may take that are whole for a time.
+    """Decides where each chunk is kept, and how much memory temporarily gathered chunks may take.
 
     Example:
         >>> from colossal.zero.gemini import PlacementPolicy, StaticPlacement
@@ -29,12 +29,12 @@ class PlacementPolicy(ABC):
             memory: That of the device.
 
         Returns:
-            The chunk_placement of each.
+            The placement of each.
         """
 
     @abstractmethod
     def full_chunk_budget(self, largest: int, memory: DeviceMemory, trace: AccessTrace) -> int:
-        """Tell how many bytes those chunks may take together that are whole for a time.
+        """Return how many bytes the temporarily gathered chunks may take together.
 
         Args:
             largest: The bytes of the largest chunk.
@@ -54,18 +54,18 @@ class PlacementPolicy(ABC):
 @final
 @dataclass(frozen=True)
 class StaticPlacement(PlacementPolicy):
-    """Keeps fixed shares of the chunks where the user says.
+    """Keeps fixed fractions of the chunks where the user says.
 
     Args:
-        shard_param_frac: The share of the parameters that ranks divide among themselves; the first chunks, which make
-            up the rest, stay whole on every device.
-        offload_optim_frac: The share whose masters, gradients and optimizer states are in the memory of the host.
-        offload_param_frac: The share whose parameters are there as well, between their uses.
+        shard_param_frac: The fraction of the parameters that is sharded; the first chunks, which make up the remaining
+            fraction, stay full on every device.
+        offload_optim_frac: The fraction whose master weights, gradients and optimizer states are in host memory.
+        offload_param_frac: The fraction whose parameters are there as well, between their uses.
         num_ahead: How many chunks are gathered ahead of their use.
-        nvme_param_frac: The share whose parameters are in files.
+        nvme_param_frac: The fraction whose parameters are in files.
 
     Raises:
-        ConfigError: A share is not between 0 and 1, or two contradict each other.
+        ConfigError: A fraction is not between 0 and 1, or two contradict each other.
 
     Example:
         >>> import torch
@@ -86,7 +86,7 @@ class StaticPlacement(PlacementPolicy):
         for name in ("shard_param_frac", "offload_optim_frac", "offload_param_frac", "nvme_param_frac"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(
-                    f"{name} is a share of the model. Found {getattr(self, name)}. Pass a number from 0 to 1."
+                    f"{name} is a fraction of the model. Found {getattr(self, name)}. Pass a number from 0 to 1."
                 )
         if self.offload_param_frac > self.offload_optim_frac:
             raise ConfigError(
@@ -114,7 +114,7 @@ class StaticPlacement(PlacementPolicy):
             memory: That of the device.
 
         Returns:
-            The chunk_placement of each.
+            The placement of each.
         """
         placements, total, done = [], sum(sizes), 0
         for size in sizes:
@@ -130,7 +130,7 @@ class StaticPlacement(PlacementPolicy):
         return placements
 
     def full_chunk_budget(self, largest: int, memory: DeviceMemory, trace: AccessTrace) -> int:  # noqa: ARG002 (fixed by the user)
-        """Tell how many bytes those chunks may take together that are whole for a time.
+        """Return how many bytes the temporarily gathered chunks may take together.
 
         Args:
             largest: The bytes of the largest chunk.
@@ -146,17 +146,17 @@ class StaticPlacement(PlacementPolicy):
 @final
 @dataclass(frozen=True)
 class AutoPlacement(PlacementPolicy):
-    """Keeps everything on the host, and on the device what fits beside the non-model data.
+    """Keeps everything on the host, and chunks on the device as long as they fit next to the non-model data.
 
-    The first pass may use a share of the budget only, while it measures the non-model data of each period. From then on
-    chunks stay on the device as long as the measured data leaves room, and the one goes that is needed farthest in the
-    future. Without a budget everything stays on the device.
+    The first pass may use only a fraction of the budget, while it measures the non-model data of each period. From then
+    on chunks stay on the device as long as the measured data leaves room, and the one that is needed farthest in the
+    future is evicted first. Without a budget everything stays on the device.
 
     Args:
-        warmup_non_model_data_ratio: The share of the budget that the first pass keeps free for non-model data.
+        warmup_non_model_data_ratio: The fraction of the budget that the first pass keeps free for non-model data.
 
     Raises:
-        ConfigError: The share is not between 0 and 1.
+        ConfigError: The fraction is not between 0 and 1.
 
     Source: Fang et al., "Parallel Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", 2021,
     https://arxiv.org/abs/2108.05818, section 8; Belady, "A study of replacement algorithms for a virtual-storage
@@ -175,7 +175,7 @@ class AutoPlacement(PlacementPolicy):
     def __post_init__(self) -> None:
         if not 0 <= self.warmup_non_model_data_ratio <= 1:
             raise ConfigError(
-                "warmup_non_model_data_ratio is a share of the budget. Found "
+                "warmup_non_model_data_ratio is a fraction of the budget. Found "
                 f"{self.warmup_non_model_data_ratio}. Pass a number from 0 to 1; the default is 0.8."
             )
 
@@ -192,13 +192,13 @@ class AutoPlacement(PlacementPolicy):
             memory: That of the device.
 
         Returns:
-            The chunk_placement of each.
+            The placement of each.
         """
         tier = MemoryTier.DEVICE if memory.budget is None else MemoryTier.HOST
         return [ChunkPlacement(tier, tier)] * len(sizes)
 
     def full_chunk_budget(self, largest: int, memory: DeviceMemory, trace: AccessTrace) -> int:
-        """Tell how many bytes those chunks may take together that are whole for a time.
+        """Return how many bytes the temporarily gathered chunks may take together.
 
         Args:
             largest: The bytes of the largest chunk.
@@ -206,7 +206,7 @@ class AutoPlacement(PlacementPolicy):
             trace: What the pass has done, and is going to do.
 
         Returns:
-            What the budget leaves beside gradients, optimizer states, and the non-model data until the next period.
+            What gradients, optimizer states, and the non-model data until the next period leave of the budget.
         """
         if memory.budget is None:
             return largest * 2

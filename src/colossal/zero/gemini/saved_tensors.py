@@ -1,4 +1,4 @@
-"""What autograd keeps for the backward pass: of chunks their places, of all else how many bytes."""
+"""What autograd saves for the backward pass: for views of chunks their offsets, for other tensors the bytes."""
 
 from bisect import bisect_right
 from collections.abc import Callable
@@ -29,21 +29,21 @@ class SavedView:
 
 @final
 class SavedTensors:
-    """Stands between autograd and what it saves.
+    """Hooks for the tensors that autograd saves: replaces views of chunks, and counts the bytes of other tensors.
 
-    [Note: saved views] Autograd saves weights as views of the chunk that is whole just then. Of those only the place is
-    kept here, so that the chunk can be released; when the backward pass asks for one, the chunk is gathered again, and
-    it gets the same view of the new whole. So nothing but the backward pass itself decides what it needs and when: no
-    structure of the model is assumed, and what it does not read, such as biases and embeddings, is not gathered.
-    The same holds for operations that a backward pass repeats. Where somebody else's hooks are in force, such as those
-    of a checkpoint that is not reentrant, these get a view of a parameter instead of it: what they keep stays as it is.
+    [Note: saved views] Autograd saves weights as views of a gathered chunk. Only the offset, shape and strides of such
+    a view are kept here, so that the chunk can be released; when the backward pass reads it, the chunk is gathered
+    again, and the backward pass gets the same view of the new buffer. So only the backward pass itself decides what it
+    needs and when: no structure of the model is assumed, and what it does not read, such as biases and embeddings, is
+    not gathered. The same holds for operations that a backward pass recomputes. Where hooks of other code are active,
+    such as those of non-reentrant activation checkpointing, these get a view of a parameter instead of the parameter.
 
     Args:
-        fetch: Makes a chunk whole, for a parameter of it.
-        count: Told by how many bytes the non-model data grows or shrinks; None if nobody wants to know.
+        fetch: Gathers a chunk, for a parameter of it.
+        count: Called with the bytes by which the non-model data grows or shrinks; None not to count.
 
     Attributes:
-        chunks_by_storage: The chunks that are or were whole, by the identity of their memory.
+        chunks_by_storage: The chunks that are or were gathered, by the identity of their memory.
 
     Example:
         >>> import torch
@@ -77,7 +77,7 @@ class SavedTensors:
         Returns:
             A new context manager, which does nothing inside of `hooks`.
         """
-        backend: Any = torch._C  # noqa: SLF001 (torch tells it nowhere else)
+        backend: Any = torch._C  # noqa: SLF001 (no public function returns it)
         top = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (nor this)
         if top is None:
             return self.hooks()

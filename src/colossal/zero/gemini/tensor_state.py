@@ -1,4 +1,4 @@
-"""What is being done with a parameter that lies in a chunk."""
+"""What is being done with a parameter that is in a chunk."""
 
 from enum import Enum
 from typing import final
@@ -12,7 +12,7 @@ class TensorState(Enum):
 
     Attributes:
         FREE: Nothing; its values are in shards.
-        HOLD: Nothing just now; its values are whole on the device.
+        HOLD: Nothing just now; its full values are on the device.
         COMPUTE: An operation reads it.
         HOLD_AFTER_BWD: A backward pass has read it, and is going to bring its gradient.
         READY_FOR_REDUCE: Its gradient is in the buffer of the chunk.

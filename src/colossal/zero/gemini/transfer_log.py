@@ -36,14 +36,14 @@ class Transfer:
 @final
 @dataclass
 class TransferLog:
-    """Counts the bytes that move, and remembers each move if it is told to.
+    """Counts the bytes of transfers, and records each transfer on request.
 
     Args:
-        is_recording: Remember each move.
+        is_recording: Record each transfer.
 
     Attributes:
-        moves: Those that were remembered.
-        num_bytes: The bytes of all moves, by event.
+        moves: The recorded transfers.
+        num_bytes: The bytes of all transfers, by event.
 
     Example:
         >>> from colossal.zero.gemini import TransferLog

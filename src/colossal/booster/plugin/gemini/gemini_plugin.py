@@ -129,7 +129,7 @@ class GeminiPlugin(DataParallelPlugin):
         ...     model = torch.nn.Linear(4, 3, bias=False)
         ...     model, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters()))
         ...     print(model.unwrap().weight, [(each.dtype, each.shape) for each in optimizer.parameters])
-        Parameter of (3, 4) in torch.bfloat16 on cpu, whose values lie in a chunk [(torch.float32, torch.Size([6]))]
+        Parameter of (3, 4) in torch.bfloat16 on cpu, whose values are in a chunk [(torch.float32, torch.Size([6]))]
     """
 
     supported_axes = ("dp", "tp")
