@@ -103,11 +103,9 @@ class OptimizerState:
     def _as_shard(self, key: str, value: Any, id_: ParamId) -> Any:
         """Say of a value by element what part or range it is, if its parameter is one."""
         parameter = self._params[id_]
-        if getattr(value, "shape", None) == parameter.shape and not _is_not_elementwise(key):
+        if getattr(value, "shape", None) == parameter.shape and not _is_full(key):
             return copy_placement(value.detach(), parameter)
-        is_full = _is_not_elementwise(key) or getattr(
-            self._optim, "updates_shards", False
-        )  # ours has sums in full on all ranks
+        is_full = _is_full(key) or getattr(self._optim, "updates_shards", False)  # ours has full sums on all ranks
         if (
             placement_of(parameter).is_compute_sharded
             and not is_full
@@ -270,7 +268,7 @@ def _shapes_of_state(saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any
     return shapes
 
 
-def _is_not_elementwise(key: str) -> bool:
+def _is_full(key: str) -> bool:
     return key in _PER_PARAMETER or key.endswith(_FACTORED_ENDINGS)
 
 
@@ -301,7 +299,7 @@ def _build(
         device = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
     elif parameter.is_floating_point() and dtype.is_floating_point:
         dtype = torch.promote_types(parameter.dtype, torch.float32) if is_wide else parameter.dtype
-    if value.shape == placement_of(parameter).shape and not _is_not_elementwise(key):
+    if value.shape == placement_of(parameter).shape and not _is_full(key):
         target = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         reads.append((value, copy_placement(target.detach(), parameter)))
     else:

@@ -234,7 +234,7 @@ class HybridParallelPlugin(DataParallelPlugin):
     def sp_group(self) -> ProcessGroup:
         """The process group of the ranks that share sequences; in split_gather and ring these share tensors as well."""
         sharing = self.shard_config.sequence_parallel_config(self.mesh)
-        return self.mesh.group("sp" if sharing is None else sharing.cut.axis)
+        return self.mesh.group("sp" if sharing is None else sharing.sharding.axis)
 
     @property
     def dp_group(self) -> ProcessGroup:
