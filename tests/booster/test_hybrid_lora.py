@@ -184,7 +184,7 @@ def test_adapters_beside_layers_that_take_the_tokens_of_others_are_refused() -> 
         plugin = HybridParallelPlugin(tp_size=2, precision="fp32", **SEQUENCES)
         booster = Booster(device="cpu", plugin=plugin)
         model = booster.enable_lora(build("llama"), lora_config=config(["q_proj"], "llama"))
-        with pytest.raises(PlanError, match=r"'split_gather'.*adapters beside .*layers\.0\.self_attn\.q_proj"):
+        with pytest.raises(PlanError, match=r"'split_gather'.*adapters of .*layers\.0\.self_attn\.q_proj"):
             booster.boost(model, torch.optim.AdamW(model.parameters()))
 
 

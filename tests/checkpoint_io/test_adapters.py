@@ -229,7 +229,7 @@ def outside(folder: Path) -> None:
 
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut off": (cut_off, "adapter_model.safetensors"),
-    "gone": (lambda folder: shutil.rmtree(folder / "adapter"), "adapter_model.*whole checkpoint was copied"),
+    "gone": (lambda folder: shutil.rmtree(folder / "adapter"), "adapter_model.*entire checkpoint was copied"),
     "of another save": (of_another_save, "must come from one save"),
     "outside of the directory": (outside, "index of a sharded checkpoint"),
 }

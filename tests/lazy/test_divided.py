@@ -129,7 +129,7 @@ def test_only_parts_are_read_from_files(name, dtype, saved, monkeypatch) -> None
 def watch_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count the elements that are read from files."""
     read: list[int] = []
-    for method in ("__call__", "read", "read_box"):
+    for method in ("__call__", "read", "read_region"):
         original = getattr(StoredTensor, method)
 
         def watched(self: StoredTensor, *args: Any, original: Any = original) -> torch.Tensor:

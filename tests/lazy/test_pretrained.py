@@ -476,7 +476,7 @@ def with_an_odd_expert(folder: Path) -> None:
 
 REFUSED: dict[str, tuple[str, Callable[[Path], None] | None, dict[str, Any], type[Exception], str]] = {
     "a pickle": ("llama", as_bin, {}, UnsupportedError, r"pytorch_model.bin for .*outside of LazyInitContext"),
-    "quantised": ("llama", quantised, {}, UnsupportedError, r"FP8.* quantises for .*outside of LazyInitContext"),
+    "quantised": ("llama", quantised, {}, UnsupportedError, r"FP8.* quantizes for .*outside of LazyInitContext"),
     "no maps": ("llama", None, {"disable_mmap": True}, UnsupportedError, "disable_mmap=True for .*Leave it out"),
     "devices": (
         "llama",
@@ -485,7 +485,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], None] | None, dict[str, Any], typ
         UnsupportedError,
         "device_map=.*lm_head.*Leave it out",
     ),
-    "a damaged file": ("llama", damaged, {}, CheckpointError, r"Found .*safetensors, which can not be read"),
+    "a damaged file": ("llama", damaged, {}, CheckpointError, r"Found .*safetensors, which cannot be read"),
     "another shape": (
         "llama",
         with_another_shape,

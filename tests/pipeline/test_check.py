@@ -90,7 +90,7 @@ def test_a_wait_for_what_was_not_posted_yet() -> None:
         check(changed)
 
 
-def test_a_circle_of_sends_that_wait_for_their_receives() -> None:
+def test_a_cycle_of_sends_that_wait_for_their_receives() -> None:
     shared = SharedParameter(("wte.weight", "lm_head.weight"), (0, 1))
     changed = [list(each) for each in p2p_programs(one_forward_one_backward(TWO, 1), TWO, [shared])]
     for program in changed:
@@ -103,7 +103,7 @@ def test_a_circle_of_sends_that_wait_for_their_receives() -> None:
         check(changed)
 
 
-def test_a_circle_of_four_ranks_is_the_circle_alone() -> None:
+def test_a_cycle_of_four_ranks_is_reported_alone() -> None:
     """Ranks 1 to 3 wait for each other, and rank 0 for rank 1."""
     message = P2PMessage(False, 0, 0)
     pairs = [(0, 1), (1, 2), (2, 3), (3, 1)]

@@ -26,7 +26,7 @@ WIDTH, STEPS = 6, 3
 
 
 class Net(nn.Module):
-    """As users write one: two residual blocks of which one runs twice, and a function in front of the head."""
+    """As users write one: two residual blocks of which one runs twice, and a function before the head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_steps_that_do_not_fit() -> None:
     net = Net()
     for steps, message in (
         (["conv", "relu", "nothing"], "Found 'nothing', but Net has blocks, blocks.once"),
-        (["conv", net.relu], "a function is no module"),
+        (["conv", net.relu], "a function must not be a module"),
         (["conv", (torch.tanh, "between")], "goes with 'front' or 'behind'"),
         ([(torch.tanh, "behind"), "conv"], "no module before it"),
         (["conv", (torch.tanh, "front")], "no module follows"),

@@ -164,4 +164,4 @@ def test_large_layers_that_stay_whole_are_named(caplog: pytest.LogCaptureFixture
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(1024, 1024))
     logging.getLogger("colossal").addHandler(caplog.handler)
     divide(model, 2, ParallelPlan({"0": "colwise"}))
-    assert "Sequential: tp=2 divides 1 layers; large layers that stay whole: 1 (1024 x 1024)" in caplog.text
+    assert "Sequential: tp=2 shards 1 layers; large layers that stay replicated: 1 (1024 x 1024)" in caplog.text

@@ -36,7 +36,7 @@ CASES: dict[str, tuple[type[Exception], str, tuple[Any, ...]]] = {
     "heads": (PlanError, "num_attention_heads=4, of which tp=2", ("llama", {"sp": 4, "tp": 2}, "all_to_all")),
     "own-attention": (PlanError, "computes it by itself", ("bloom", {"sp": 2}, "all_to_all")),
     "two-lists": (PlanError, "which has 2, such as those of an encoder", ("t5", {"tp": 2}, "split_gather")),
-    "odd-heads": (PlanError, "attention stays whole", ("falcon-odd-heads", {"tp": 2}, "split_gather")),
+    "odd-heads": (PlanError, "attention stays replicated", ("falcon-odd-heads", {"tp": 2}, "split_gather")),
     "flex": (UnsupportedError, "'flex_attention'", ("llama", {"sp": 2}, "ring_attn", "flex_attention")),
 }
 

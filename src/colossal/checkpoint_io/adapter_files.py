@@ -1,4 +1,4 @@
-"""The files of adapters beside the shards of a model, which are those of peft."""
+"""The adapter files next to the shards of a model, in the format of peft."""
 
 import os
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import final
 from colossal.checkpoint_io.naming import ADAPTER_CONFIG, ADAPTERS
 from colossal.checkpoint_io.staging import Staging, prepare_directory, sync
 
-# [Note: adapters and the index] peft reads adapters under one name only, so that new ones cannot stand beside the
-# earlier ones until the index names them, as new shards do. They wait under a name of their own. The rename of the
-# index makes the new checkpoint, and only then they take the place of the earlier ones. Killed in between, a process
-# leaves an index that names both places: the one that waits is read if it is still there.
+# [Note: adapters and the index] peft reads adapters under one name only, so that new ones cannot be stored next to
+# the earlier ones until the index names them, as new shards are. They are first written under a temporary name. The
+# rename of the index publishes the new checkpoint, and only then they replace the earlier ones. A process killed in
+# between leaves an index that names both paths: the temporary one is read if it still exists.
 
 
 @final

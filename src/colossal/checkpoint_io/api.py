@@ -33,13 +33,13 @@ _OPTIMIZER_KINDS = (OPTIMIZER, OLD_OPTIMIZER)
 class CheckpointIO:
     """Saves and loads what a run needs to go on later, under any plugin and any number of ranks.
 
-    A checkpoint holds whole tensors under the names of the user's own model, so that what one plugin and world saved,
-    every other loads. Each rank writes and reads its own part of them. Files appear whole or not at all. Loading finds
-    out the format by itself, never executes pickle, compares names and shapes before it changes anything, and checks
-    the bytes by their digests.
+    A checkpoint holds full tensors under the names of the user's own model, so that any plugin at any world size loads
+    what another one saved. Each rank writes and reads its local shards only. Writes are atomic. Loading detects the
+    format, never executes pickle, compares names and shapes before it changes anything, and checks the bytes against
+    their digests.
 
     Args:
-        writers: Which ranks share a checkpoint; the calling process on its own by default.
+        writers: The ranks that save and load one checkpoint together; only the calling process by default.
 
     Example:
         >>> import tempfile, torch
@@ -77,26 +77,26 @@ class CheckpointIO:
             checkpoint: Path of the file, or of the directory if `shard`. Its parents are created.
             shard: Save a directory in the format of Hugging Face, from which ``from_pretrained`` loads a model of
                 transformers.
-            gather_dtensor: Save whole tensors; must be True. No rank gathers them for safetensors, where each writes
-                its own part of the file.
-            prefix: Put in front of the names of the files of a directory, with a dot.
+            gather_dtensor: Save full tensors; must be True. No rank gathers them for safetensors: each rank writes
+                its local shards into the file.
+            prefix: Prepended to the names of the files in a directory, with a dot.
             size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes. A larger tensor gets a
                 file of its own.
-            use_safetensors: Write safetensors, each rank its part, rather than PyTorch's own format, for which the
-                first rank gathers each file. A file named ``*.safetensors`` is one in any case.
-            use_async: Return as soon as the state is copied to host memory. An error of the writing that follows is
+            use_safetensors: Write safetensors, each rank its local shards, rather than PyTorch's own format, for which
+                the first rank gathers each file. A file named ``*.safetensors`` is one in any case.
+            use_async: Return as soon as the state is copied to host memory. An error of the write that follows is
                 raised by the next call, by `synchronize`, or makes the program fail when it ends.
 
         Raises:
-            CheckpointError: A file cannot be written, or an earlier asynchronous save failed. What was saved there
-                before is whole.
+            CheckpointError: A file cannot be written, or an earlier asynchronous save failed. The previous
+                checkpoint at that path stays intact.
             ConfigError: `prefix` or `size_per_shard` makes no sense.
             UnsupportedError: Not `gather_dtensor`.
 
         Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; in addition, PyTorch's
         format gathers DTensors. For `SingleProcessIO` none.
         """
-        _refuse_parts(gather_dtensor)
+        _require_full_tensors(gather_dtensor)
         from colossal.checkpoint_io.model_save_plan import ModelSavePlan
 
         path = Path(checkpoint)
@@ -119,8 +119,8 @@ class CheckpointIO:
             model: The model, boosted or not.
             checkpoint: Path of a file, of an index, or of a directory that holds one checkpoint.
             strict: Require that the names agree. A tensor with several names needs one of them.
-            low_cpu_mem_mode: Map files of PyTorch's format rather than read them whole. Safetensors are always read
-                straight to where they belong.
+            low_cpu_mem_mode: Map files of PyTorch's format rather than read them entirely. Safetensors are always
+                read directly into the parameters.
             num_threads: Number of files that are read at once.
 
         Returns:
@@ -158,21 +158,21 @@ class CheckpointIO:
             optimizer: The optimizer, boosted or not. State is saved by name where the names are known.
             checkpoint: Path of the file, or of the directory if `shard`. Its parents are created.
             shard: Save a directory.
-            gather_dtensor: Save whole tensors; must be True.
-            prefix: Put in front of the names of the files of a directory, with a dot.
+            gather_dtensor: Save full tensors; must be True.
+            prefix: Prepended to the names of the files in a directory, with a dot.
             size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes.
             use_async: Return as soon as the state is copied to host memory, as in `save_model`.
 
         Raises:
-            CheckpointError: A file cannot be written, or an earlier asynchronous save failed. What was saved there
-                before is whole.
+            CheckpointError: A file cannot be written, or an earlier asynchronous save failed. The previous
+                checkpoint at that path stays intact.
             ConfigError: `prefix` or `size_per_shard` makes no sense.
             UnsupportedError: Not `gather_dtensor`.
 
         Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
             `SingleProcessIO` none.
         """
-        _refuse_parts(gather_dtensor)
+        _require_full_tensors(gather_dtensor)
         path, names = Path(checkpoint), OPTIMIZER.with_prefix(prefix)
         rivals = [kind.with_prefix(prefix) for kind in _OPTIMIZER_KINDS]
 
@@ -203,7 +203,7 @@ class CheckpointIO:
         Args:
             optimizer: The optimizer, boosted or not.
             checkpoint: Path of a file, of an index, or of a directory that holds one checkpoint.
-            low_cpu_mem_mode: Map files of PyTorch's format rather than read them whole.
+            low_cpu_mem_mode: Map files of PyTorch's format rather than read them entirely.
             num_threads: Number of tensors that are read at once.
 
         Raises:
@@ -339,7 +339,7 @@ class CheckpointIO:
 
     @property
     def writers(self) -> CheckpointGroup:
-        """Which ranks share a checkpoint."""
+        """The ranks that save and load one checkpoint together."""
         return self._writers
 
     def _open(self, path: Path, kinds: Any, low_cpu_mem_mode: bool) -> Source:
@@ -350,11 +350,11 @@ GeneralCheckpointIO = CheckpointIO
 """`CheckpointIO` under the name that a process on its own knows it by."""
 
 
-def _refuse_parts(gather_dtensor: bool) -> None:
+def _require_full_tensors(gather_dtensor: bool) -> None:
     if not gather_dtensor:
         raise UnsupportedError(
-            "A checkpoint holds whole tensors, so that any other world can load it. Found gather_dtensor=False. Leave "
-            "it True: with use_safetensors=True no rank gathers anything, each writes its own part of the files."
+            "A checkpoint holds full tensors, so that a job of any world size can load it. Found gather_dtensor=False. "
+            "Leave it True: with use_safetensors=True no rank gathers anything, each rank writes its local shards."
         )
 
 
@@ -365,8 +365,8 @@ def _check_threads(num_threads: int) -> None:
 
 def _read_plain(source: Source) -> Any:
     if source.plain is not None:
-        return insert_tensors(source.plain, lambda name: source.item(name).whole())
-    return {name: item.value if item.shape is None else item.whole() for name, item in source.items.items()}
+        return insert_tensors(source.plain, lambda name: source.item(name).read_full())
+    return {name: item.value if item.shape is None else item.read_full() for name, item in source.items.items()}
 
 
 def _check_scheduler(lr_scheduler: LRScheduler, state: Mapping[str, Any], path: object) -> None:

@@ -94,7 +94,7 @@ def _finish() -> None:
     for background in list(_UNFINISHED):
         try:
             background.drain()
-        except Exception as error:  # noqa: BLE001 - reported, and the exit code tells
+        except Exception as error:  # noqa: BLE001 - reported, and the exit code is set
             failed = True
             print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - logging may be shut down
     if failed:

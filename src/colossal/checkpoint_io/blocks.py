@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 20  # read and hashed before it leaves the cache of the core
 
 @lru_cache(4096)
 def split_blocks(region: Region, itemsize: int) -> tuple[Region, ...]:
-    """Cut a region along its first dimension into blocks of at most `BLOCK_BYTES`, where that is possible."""
+    """Split a region along its first dimension into blocks of at most `BLOCK_BYTES`, where that is possible."""
     if not region.numel:
         return ()
     if not region.shape:
@@ -34,7 +34,7 @@ def split_blocks(region: Region, itemsize: int) -> tuple[Region, ...]:
 
 
 def contiguous_runs(region: Region, shape: tuple[int, ...], itemsize: int) -> Iterator[tuple[int, int]]:
-    """Yield offset and length in bytes of each contiguous piece of a region, in the order of the tensor's elements."""
+    """Yield offset and length in bytes of each contiguous run of a region, in the order of the tensor's elements."""
     inner = len(shape)
     while inner and region.shape[inner - 1] == shape[inner - 1]:
         inner -= 1
@@ -72,10 +72,10 @@ def write_block(descriptor: int, data_start: int, place: Place, region: Region, 
     """Write a block to its place in a file."""
     done = 0
     for offset, length in contiguous_runs(region, place.shape, place.dtype.itemsize):
-        piece, at = content[done : done + length], data_start + place.start + offset
-        while piece:
-            written = os.pwrite(descriptor, piece, at)
-            piece, at = piece[written:], at + written
+        chunk, at = content[done : done + length], data_start + place.start + offset
+        while chunk:
+            written = os.pwrite(descriptor, chunk, at)
+            chunk, at = chunk[written:], at + written
         done += length
 
 
@@ -86,7 +86,7 @@ class SafeFile:
 
     path: Path  # the file
     header: Header  # what it holds
-    data_start: int  # offset of the data behind the header
+    data_start: int  # offset of the data that follows the header
     descriptor: int  # the open file
 
     @classmethod
@@ -105,7 +105,7 @@ class SafeFile:
         os.close(self.descriptor)
 
     def read(self, name: str, region: Region, out: torch.Tensor) -> None:
-        """Read part of a tensor, and check every block that it touches."""
+        """Read a region of a tensor, and check every block that overlaps it."""
         place = self.header.places[name]
         blocks = place.blocks or dict.fromkeys(split_blocks(Region.full(place.shape), place.dtype.itemsize))
         for block, digest in blocks.items():
@@ -127,12 +127,12 @@ class SafeFile:
         done = 0
         for offset, length in contiguous_runs(block, place.shape, place.dtype.itemsize):
             at = self.data_start + place.start + offset
-            for piece in _pieces(into[done : done + length]):
-                if _read_fully(self.descriptor, piece, at) != len(piece):
+            for chunk in _read_chunks(into[done : done + length]):
+                if _read_fully(self.descriptor, chunk, at) != len(chunk):
                     raise damaged(self.path, "the file ends too soon", place.name)
                 if digest is not None:
-                    state.update(piece)
-                at += len(piece)
+                    state.update(chunk)
+                at += len(chunk)
             done += length
         if digest is not None and state.hexdigest() != digest:
             raise CheckpointError(
@@ -141,7 +141,7 @@ class SafeFile:
             )
 
 
-def _pieces(content: memoryview) -> Iterator[memoryview]:
+def _read_chunks(content: memoryview) -> Iterator[memoryview]:
     for start in range(0, len(content), _CHUNK_BYTES):
         yield content[start : start + _CHUNK_BYTES]
 

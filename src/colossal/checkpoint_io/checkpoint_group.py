@@ -1,4 +1,4 @@
-"""Which ranks share a checkpoint, and how they agree on what came of it."""
+"""The ranks that save and load one checkpoint together, and how they agree on the outcome."""
 
 import pickle
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class CheckpointGroup(ABC):
-    """What a `CheckpointIO` asks of the ranks that share a checkpoint.
+    """What a `CheckpointIO` requires of the ranks that save and load one checkpoint together.
 
     Example:
         >>> from colossal.checkpoint_io import SingleProcessIO, ProcessGroupIO, CheckpointGroup
@@ -27,7 +27,7 @@ class CheckpointGroup(ABC):
     @property
     @abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Global ranks of all that share the checkpoint, in their order."""
+        """Global ranks of the group, in order."""
 
     @property
     @abstractmethod
@@ -118,7 +118,7 @@ class SingleProcessIO(CheckpointGroup):
 
     @property
     def rank(self) -> int:
-        """Global rank of this process; 0 without a world."""
+        """Global rank of this process; 0 without a process group."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     def gather(self, job: Callable[[], T]) -> list[T]:
@@ -154,7 +154,7 @@ class SingleProcessIO(CheckpointGroup):
 
 @final
 class ProcessGroupIO(CheckpointGroup):
-    """All ranks of a group share one checkpoint: each writes a part of it, the first puts it in place, every one reads.
+    """Saves and loads one checkpoint with all ranks of a group: each writes its shards, the first publishes it.
 
     An error on one rank is an error on every rank, with the same text, and no rank returns before all are done. The
     files must be visible to all ranks. A rank that waits longer than the timeout of the group fails.
@@ -162,7 +162,7 @@ class ProcessGroupIO(CheckpointGroup):
     Communication: all_gather_object, the group, a few bytes, for each `gather`, `write` and `read`.
 
     Args:
-        process_group: The ranks that share the checkpoint; the default group if None.
+        process_group: The ranks that save and load together; the default group if None.
 
     Raises:
         ConfigError: The default group is asked for and there is none.
@@ -179,8 +179,8 @@ class ProcessGroupIO(CheckpointGroup):
     def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
         if process_group is None and not dist.is_initialized():
             raise ConfigError(
-                "Ranks that share a checkpoint need a process group. Found no default process group. Call "
-                "colossal.launch_from_torch() first, or use GeneralCheckpointIO() in a process on its own."
+                "Ranks that save and load a checkpoint together need a process group. Found no default process group. "
+                "Call colossal.launch_from_torch() first, or use GeneralCheckpointIO() in a process on its own."
             )
         self._group = process_group
 
@@ -245,14 +245,14 @@ class ProcessGroupIO(CheckpointGroup):
         return found or []
 
 
-# [Note: saves after the world] A program often ends by `torch.distributed.destroy_process_group()`, while its last
-# asynchronous save is still being written. That dissolves all groups: torch.distributed refuses to use them then.
-# The connections of a group last as long as somebody holds it, so the background speaks through the group itself.
+# [Note: saves after destroy_process_group] A program often ends by `torch.distributed.destroy_process_group()`, while
+# its last asynchronous save is still being written. After that torch.distributed refuses to use any group. But the
+# connections of a group last as long as a reference to it exists, so the background thread calls its methods directly.
 
 
 @final
 class _BackgroundGroup(CheckpointGroup):
-    """The same ranks for another thread, by a group of gloo of their own, which outlives the world."""
+    """The same ranks for another thread, over a separate gloo group that outlives the default process group."""
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> None:
         self._group, self._ranks, self._rank = group, tuple(ranks), rank

@@ -1,4 +1,4 @@
-"""A directory of whole training states, one for each step that was saved: what a run resumes from."""
+"""A directory of complete training states, one for each saved step, from which a run resumes."""
 
 import ctypes
 import os
@@ -124,7 +124,7 @@ class CheckpointManager:
             wanted = "" if step is None else f" with step {step} among them"
             raise CheckpointError(
                 f"Loading needs states that were saved{wanted}. Found {listing(there) or 'none'} in {self._root}. "
-                "Check the path, or begin from the start: latest_step tells whether there is anything to load."
+                "Check the path, or start from scratch: latest_step returns None if there is nothing to load."
             )
         chosen = there[-1] if step is None else step
         try:

@@ -1,4 +1,4 @@
-"""Where a checkpoint goes: one file, or shards with an index; the old one stays until the new one is whole."""
+"""Where a checkpoint goes: one file, or shards with an index; the old one stays until the new one is complete."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 # [Note: one rename]
 # A directory of shards becomes the new checkpoint by the rename of its index, and by nothing else. The shards that the
 # index names must therefore not overwrite those that the old index names: where a name is taken, the new shard gets the
-# name with a revision. Killed before the rename, a process leaves the old checkpoint and files that nobody names;
-# killed after it, the new one and files that nobody names any more. The next save clears both away.
+# name with a revision. A process that is killed before the rename leaves the old checkpoint and files that no index
+# names; one that is killed after it, the new checkpoint and files that no index names any more. The next save removes
+# either.
 
 
 class Destination(ABC):

@@ -1,4 +1,4 @@
-"""What is to be saved: named tensors and how they lie, cut into files and dealt out among the ranks."""
+"""What is saved: named tensors and their layouts, split into files and assigned to ranks."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ class Entry:
 
     names: tuple[str, ...]  # its names; the one that a format without aliases keeps comes first
     value: Any  # the tensor, which may be a DTensor, or the value; None for a tensor that other ranks hold
-    # which rank holds which part of the tensor; None for what is not a tensor
+    # which rank holds which shard of the tensor; None for what is not a tensor
     layout: Layout | FlatLayout | RegionLayout | None
     dtype: torch.dtype | None  # the dtype of the tensor; None for what is not a tensor
 
@@ -33,7 +33,7 @@ class Entry:
         layout = layout_of(value, ranks)
         if not set(layout.ranks) <= set(ranks):
             raise CheckpointError(
-                f"All ranks that hold a part of a tensor must save and load together. Found {names[0]!r} on ranks "
+                f"All ranks that hold a shard of a tensor must save and load together. Found {names[0]!r} on ranks "
                 f"{layout.ranks}, and only ranks {tuple(ranks)} here. Use the booster's own save and load, or "
                 "CheckpointIO(ProcessGroupIO())."
             )
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the whole tensor."""
+        """Shape of the full tensor."""
         return self.layout.shape if self.layout else ()
 
     @property
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the whole tensor."""
+        """Size of the full tensor."""
         return math.prod(self.shape) * self.itemsize
 
     @property
@@ -76,9 +76,9 @@ class BlockWrite:
 
     file: int  # number of the file
     name: str  # the name of the tensor
-    block: Region  # the part of the tensor
+    block: Region  # the region of the tensor
     rank: int  # the global rank that writes it
-    tensor: torch.Tensor | None  # the part itself, on its device; None on other ranks
+    tensor: torch.Tensor | None  # the values of the region, on their device; None on other ranks
 
 
 def plan_files(entries: Iterable[Entry], max_bytes: float) -> list[list[Entry]]:

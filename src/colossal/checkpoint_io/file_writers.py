@@ -64,11 +64,11 @@ class SafetensorsWriter(FileWriter):
         super().__init__(files, save_id)
         _check_dtypes(files)
         self._block_writes = assign_blocks(files, rank)
-        self._own = [share for share in self._block_writes if share.rank == rank]
-        self._contents = [share.tensor for share in self._own if share.tensor is not None]
+        self._own = [block_write for block_write in self._block_writes if block_write.rank == rank]
+        self._contents = [block_write.tensor for block_write in self._own if block_write.tensor is not None]
         blocks: dict[tuple[int, str], list[Region]] = {}
-        for share in self._block_writes:
-            blocks.setdefault((share.file, share.name), []).append(share.block)
+        for block_write in self._block_writes:
+            blocks.setdefault((block_write.file, block_write.name), []).append(block_write.block)
         last = len(files) - 1
         self._headers = [
             Header.from_tensors(
@@ -109,18 +109,18 @@ class SafetensorsWriter(FileWriter):
                 with arenas.on_host(self._contents[part]) as contents:
                     work = list(zip(self._own[part], contents, strict=True))
                     digests += map_in_threads(lambda each: self._write_block(descriptors, *each), work, _THREADS)
-            for number in sorted({share.file for share in self._own}):
+            for number in sorted({block_write.file for block_write in self._own}):
                 os.fsync(descriptors[number])
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         return digests
 
-    def _write_block(self, descriptors: Sequence[int], share: BlockWrite, tensor: torch.Tensor) -> Any:
-        place = self._headers[share.file].places[share.name]
+    def _write_block(self, descriptors: Sequence[int], block_write: BlockWrite, tensor: torch.Tensor) -> Any:
+        place = self._headers[block_write.file].places[block_write.name]
         content = bytes_of(tensor.contiguous())
-        write_block(descriptors[share.file], self._starts[share.file], place, share.block, content)
-        return share.file, share.name, share.block, digest_of(place, share.block, content)
+        write_block(descriptors[block_write.file], self._starts[block_write.file], place, block_write.block, content)
+        return block_write.file, block_write.name, block_write.block, digest_of(place, block_write.block, content)
 
     def _write_headers(self, paths: Sequence[Path], digests: Digests) -> None:
         for number, name, block, digest in digests:
@@ -133,16 +133,16 @@ class SafetensorsWriter(FileWriter):
 
 @final
 class TorchFileWriter(FileWriter):
-    """Files in PyTorch's own format, which the first rank writes from whole tensors."""
+    """Files in PyTorch's own format, which the first rank writes from full tensors."""
 
     def __init__(
         self,
         files: Sequence[Sequence[Entry]],
-        whole: Callable[[Entry, CheckpointGroup], Any],
+        gather_full: Callable[[Entry, CheckpointGroup], Any],
         finish: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
         super().__init__(files, "")
-        self._whole, self._finish = whole, finish
+        self._gather_full, self._finish = gather_full, finish
         self._copies: list[dict[str, Any]] | None = None
 
     @property
@@ -156,7 +156,7 @@ class TorchFileWriter(FileWriter):
         return [[name for entry in entries for name in entry.names] for entries in self.files]
 
     def copy(self, writers: CheckpointGroup, arenas: Arenas) -> Callable[[], None]:
-        """Make the tensors whole on the first rank, and copy them."""
+        """Gather full tensors on the first rank, and copy them."""
         contents = [self._gather(entries, writers) for entries in self.files]
         tensors = [t for content in contents for t in _distinct(content)]
         arena = arenas.take(tensors)
@@ -165,7 +165,7 @@ class TorchFileWriter(FileWriter):
         return lambda: arenas.give_back(arena)
 
     def write(self, writers: CheckpointGroup, arenas: Arenas, paths: Sequence[Path]) -> None:
-        """Write one file after the other, so that no more than one is held whole in memory."""
+        """Write one file after the other, so that at most one full file is in memory."""
         for number, path in enumerate(paths):
             content = self._copies[number] if self._copies else self._gather(self.files[number], writers)
             writers.write(lambda path=path, content=content: self._write_file(arenas, path, content))
@@ -185,7 +185,7 @@ class TorchFileWriter(FileWriter):
     def _gather(self, entries: Sequence[Entry], writers: CheckpointGroup) -> dict[str, Any]:
         content: dict[str, Any] = {}
         for entry in entries:
-            value = self._whole(entry, writers) if entry.layout else entry.value
+            value = self._gather_full(entry, writers) if entry.layout else entry.value
             content.update(dict.fromkeys(entry.names, value) if writers.is_first_rank else {})
         return content
 

@@ -1,4 +1,4 @@
-"""Bringing whole tensors to the rank that writes them."""
+"""Gathers full tensors on the rank that writes them."""
 
 import torch
 
@@ -20,14 +20,14 @@ def gather_full_tensor(entry: Entry, writers: CheckpointGroup) -> torch.Tensor |
     parts = writers.gather_values(own)
     if not writers.is_first_rank:
         return None
-    whole = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
-    for region, box in (pair for each in parts for pair in each):
-        whole[region.slices] = box
-    return whole
+    full = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+    for region, values in (pair for each in parts for pair in each):
+        full[region.slices] = values
+    return full
 
 
 def _regions_to_send(entry: Entry, layout: RegionLayout, writers: CheckpointGroup) -> list[tuple[Region, torch.Tensor]]:
-    """Return copies of the boxes that this rank, the first of those that have them, has to send."""
+    """Return copies of the regions that this rank sends, the first of the ranks that hold them."""
     if entry.value is None:
         return []
     own = dict(local_regions_of(entry.value, writers.rank))

@@ -45,7 +45,7 @@ EMPTY_DIGEST = "0" * 16
 @final
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies in a file, and how its bytes are checked."""
+    """Where a tensor is stored in a file, and how its bytes are checked."""
 
     name: str  # the name of the tensor
     dtype: torch.dtype
@@ -70,7 +70,7 @@ class Header:
     """What a safetensors file holds, and where."""
 
     places: dict[str, Place]  # the tensors by name, in the order of the file
-    plain: Any = None  # plain data besides the tensors, as JSON holds it; None for none
+    plain: Any = None  # plain data in addition to the tensors, as JSON holds it; None for none
     save_id: str = ""  # what all files of one save have in common; empty in a file that others wrote
 
     @classmethod
@@ -90,7 +90,7 @@ class Header:
 
     @property
     def data_bytes(self) -> int:
-        """Size of the data behind the header."""
+        """Size of the data that follows the header."""
         return sum(place.num_bytes for place in self.places.values())
 
     def encode(self) -> bytes:
@@ -131,7 +131,7 @@ def read_header(path: Path) -> tuple[Header, int]:
     except CheckpointError:
         raise
     except Exception as error:
-        raise damaged(path, f"a header that says no sense, {type(error).__name__}: {error}") from error
+        raise damaged(path, f"an invalid header, {type(error).__name__}: {error}") from error
     expected = 8 + length + header.data_bytes
     if size != expected:
         raise damaged(path, f"{size} bytes where the header promises {expected}")
@@ -164,7 +164,7 @@ def _parse(content: Mapping[str, Any]) -> Header:
 
 
 def _looks_like_ours(key: str, text: str) -> bool:
-    """Tell whether an entry of the metadata is one of ours, even if a letter of its key is wrong."""
+    """Whether an entry of the metadata is one of ours, even if its key is damaged."""
     return any(len(key) == len(name) and sum(map(str.__ne__, key, name)) <= len(name) // 2 for name in _OWN) or (
         '"save"' in text and '"version"' in text
     )
@@ -176,11 +176,11 @@ def _parse_places(content: Mapping[str, Any], digests: Mapping[str, Any] | None)
     for name, item in sorted(content.items(), key=lambda each: each[1]["data_offsets"]):
         shape = tuple(item["shape"])
         if not all(type(length) is int for length in shape):
-            raise ValueError(f"the shape of the tensor {name!r} is {item['shape']!r}, and no list of whole numbers")
+            raise ValueError(f"the shape of the tensor {name!r} is {item['shape']!r}, not a list of integers")
         blocks = _parse_blocks(digests[name], len(shape)) if digests is not None else {}
         place = Place(name, _DTYPES[item["dtype"]], shape, start, blocks)
         if item["data_offsets"] != [start, start + place.num_bytes] or any(length < 0 for length in shape):
-            raise ValueError(f"the tensor {name!r} does not lie where the one before it ends")
+            raise ValueError(f"the tensor {name!r} does not start where the previous one ends")
         if digests is not None and sum(region.numel for region in blocks) != Region.full(shape).numel:
             raise ValueError(f"the blocks of the tensor {name!r} do not cover it")
         places[name] = place

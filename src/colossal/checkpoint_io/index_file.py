@@ -83,7 +83,7 @@ class CheckpointIndexFile:
         self.root_path, self.metadata, self.weight_map = path.parent, metadata, content["weight_map"]
 
     def export(self, json_path: str | Path) -> None:
-        """Write the index to a file, whole or not at all.
+        """Write the index to a file, atomically.
 
         Args:
             json_path: The JSON file.
@@ -192,7 +192,7 @@ def _is_file_name(name: object) -> bool:
 
 
 def _are_places(places: object) -> bool:
-    """Tell whether a list names files in folders of the directory, and nothing outside of it."""
+    """Whether a list names only files in folders of the directory."""
     return isinstance(places, list) and all(
         isinstance(place, str) and place.count("/") == 1 and all(map(_is_file_name, place.split("/")))
         for place in places
@@ -202,5 +202,5 @@ def _are_places(places: object) -> bool:
 def _not_an_index(path: Path, found: str) -> CheckpointError:
     return CheckpointError(
         f"The index of a sharded checkpoint must be a JSON file with a weight_map. Found {path}: {found}. "
-        "Check the path, and that the file was copied whole."
+        "Check the path, and that the copy of the file is complete."
     )

@@ -1,4 +1,4 @@
-"""The configuration files that stand beside the weights of a transformers model."""
+"""The configuration files that are stored next to the weights of a transformers model."""
 
 import copy
 import tempfile
@@ -20,7 +20,7 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
     The names of the class and of the dtype are filled in on a copy, as ``from_pretrained`` expects them.
     """
     configs: list[Any] = []
-    whole, full_spec = model, full_spec_of(model)
+    local_model, full_spec = model, full_spec_of(model)
     model = base_model_of(model if full_spec is None else full_spec.roots[0])
     config: Any = copy.deepcopy(getattr(model, "config", None) if full_spec is None else full_spec.config)
     if hasattr(config, "save_pretrained"):
@@ -34,7 +34,7 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
             _save(each, directory)
         texts = {entry.name: entry.read_bytes() for entry in Path(directory).iterdir()}
     files: dict[str, Callable[[Path], object]] = {name: partial(_write, text) for name, text in texts.items()}
-    return files | adapter_config_file(whole)
+    return files | adapter_config_file(local_model)
 
 
 def adapter_config_file(model: nn.Module) -> dict[str, Callable[[Path], object]]:

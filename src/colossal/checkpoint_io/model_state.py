@@ -45,7 +45,7 @@ class ModelState:
         if empty:
             raise CheckpointError(
                 f"Saving and loading need a model that has its values. Found on the meta device: {listing(empty)}. "
-                "Create the model on a real device, or materialise it first."
+                "Create the model on a real device, or materialize it first."
             )
 
     def content(self, ranks: Sequence[int], for_safetensors: bool) -> Content:
@@ -54,12 +54,12 @@ class ModelState:
             self._check_only_tensors()
         ties = [part for names in self._ties for part in self._saved.split(names) if part]
         chosen = {names[0]: [self._leading(names)] if for_safetensors else names for names in ties}
-        pieces = {
+        parameters = {
             name: ParameterContent((Entry.of(names, self._state[name], self._holders or ranks),))
             for name, names in chosen.items()
             if name in self._state
         }
-        return Content(pieces, list(chosen))
+        return Content(parameters, list(chosen))
 
     def _check_only_tensors(self) -> None:
         foreign = {n: type(value).__name__ for n, value in self._state.items() if not isinstance(value, torch.Tensor)}
@@ -86,7 +86,7 @@ class ModelState:
         return self._saved.split(entries, lambda entry: entry.names[0])
 
     def in_order(self, content: Mapping[str, Any]) -> OrderedDict[str, Any]:
-        """Return the whole state with all names, as `torch.nn.Module.load_state_dict` takes it."""
+        """Return the full state with all names, as `torch.nn.Module.load_state_dict` takes it."""
         state = OrderedDict((name, content[name]) for name in self._names if name in content)
         metadata = self._saved.metadata(self._metadata)
         state._metadata = metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
@@ -129,8 +129,8 @@ class ModelState:
     def fill(self, items: Mapping[str, Item]) -> None:
         """Write the values of one file into the model, in the model's dtypes and on its devices.
 
-        Each rank reads its own part, straight into the memory of the parameter where dtype and device allow it. What is
-        not a parameter or a buffer itself goes through the `load_state_dict` of its module.
+        Each rank reads its local shards, directly into the memory of the parameter where dtype and device allow it.
+        What is not a parameter or a buffer itself goes through the `load_state_dict` of its module.
         """
         tensors = (each for root in self._roots for each in (*root.parameters(), *root.buffers()))
         own = {id(backing_shard(tensor)) for tensor in tensors}
@@ -141,7 +141,7 @@ class ModelState:
             if item.shape is not None and isinstance(value, torch.Tensor) and id(value) in own:
                 direct.append((value, item))
             elif name in self._state:
-                others[self._saved.in_state(name)] = item.value if item.shape is None else item.whole()
+                others[self._saved.in_state(name)] = item.value if item.shape is None else item.read_full()
         map_in_threads(self._fill_tensor, direct, _THREADS)
         others._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
         try:
@@ -159,7 +159,7 @@ class ModelState:
         with torch.no_grad():
             for region, part in local_regions_of(copy_placement(value.detach(), value), self._rank):
                 item.read(region, part)
-        # Bytes were read past torch's knowledge, and masters in full precision must hear of it.
+        # torch did not see this write, and the fp32 master weights must notice it.
         increment_version(local)
 
 

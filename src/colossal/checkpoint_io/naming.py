@@ -20,12 +20,12 @@ class FileNames:
 
     stem: str  # what the name starts with, after the prefix
     suffix: str  # what the name ends with
-    prefix: str | None = None  # the user's own, in front of every name with a dot; None for none
+    prefix: str | None = None  # prepended to every name, with a dot; None for none
 
     def __post_init__(self) -> None:
         if self.prefix is not None and Path(self.prefix).name != self.prefix:
             raise ConfigError(
-                f"A prefix goes in front of file names and must be one itself. Found prefix={self.prefix!r}. "
+                f"A prefix is prepended to file names and must be a file name itself. Found prefix={self.prefix!r}. "
                 "Put directories into the path of the checkpoint instead."
             )
 
@@ -51,16 +51,16 @@ class FileNames:
         return f"{self._start}-{number:05d}-of-{total:05d}{_revision(revision)}{self.suffix}"
 
     def owns(self, name: str) -> bool:
-        """Tell whether a file of this name belongs to such a checkpoint, of any number of shards and any revision."""
+        """Whether a file of this name belongs to such a checkpoint, of any number of shards and any revision."""
         pattern = re.escape(self._start) + r"(-\d{5}-of-\d{5}|_group)(\.\d+)?" + re.escape(self.suffix)
         return name == self.index or re.fullmatch(pattern, name) is not None
 
     def is_index(self, name: str) -> bool:
-        """Tell whether a file of this name is an index, under any prefix."""
+        """Whether a file of this name is an index, under any prefix."""
         return f".{name}".endswith(f".{self.stem}{self.suffix}.index.json")
 
     def is_single(self, name: str) -> bool:
-        """Tell whether a file of this name is a whole checkpoint, under any prefix."""
+        """Whether a file of this name is a single-file checkpoint, under any prefix."""
         return f".{name}".endswith(f".{self.stem}{self.suffix}")
 
 
@@ -77,7 +77,7 @@ ADAPTERS = {True: "adapter_model.safetensors", False: "adapter_model.bin"}
 """The names of the files with adapters, as peft has them; by whether they are safetensors, which it looks for first."""
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""The name of the file that tells peft where adapters belong."""
+"""The name of the configuration file of adapters, as peft has it."""
 
 
 def adapter_folder(prefix: str | None) -> str:

@@ -21,9 +21,9 @@ from colossal.tensor import copy_placement, local_regions_of, placement_of
 ParamId = int | str
 _PER_PARAMETER = ("step", "mu_product", "mu", "eta")
 _FACTORED_ENDINGS = ("_row", "_col")
-"""What optimizers of torch keep of a parameter as a whole, and how ours call what they do."""
+"""Optimizer states of torch that are not elementwise: scalars, and the factored moments of our optimizers."""
 _LIKE_THE_PARAMETER = ("exp_avg", "momentum_buffer")
-"""What optimizers keep of each element of a parameter."""
+"""Optimizer states with one value for each element of a parameter."""
 MASTER = "master_param"
 """The key under which a parameter's copy in full precision stands among its state."""
 
@@ -53,22 +53,24 @@ class OptimizerState:
         self._groups: list[list[ParamId]] = list(self._own)
         if self._outline is not None:
             known: list[list[ParamId]] = [list(group) for group in self._outline.groups]
-            self._groups[: len(known)] = known  # behind them are groups that were added since
+            self._groups[: len(known)] = known  # followed by groups that were added since
 
     @property
     def ids(self) -> list[ParamId]:
-        """Name or position of every parameter, in the order of the whole optimizer."""
+        """Name or position of every parameter, in the order of the full optimizer."""
         return [id_ for group in self._groups for id_ in group]
 
     def content(self, ranks: Sequence[int]) -> Content:
         """Take the state apart."""
         plain, tensors = extract_tensors(self.header())
-        pieces: dict[Any, ParameterContent] = {None: ParameterContent(_entries(tensors, ranks), plain)}
+        parameters: dict[Any, ParameterContent] = {None: ParameterContent(_entries(tensors, ranks), plain)}
         state, holders = self._state(), ranks if self._outline is None else self._outline.ranks
         for id_, parameter in self._params.items():
-            said, tensors = extract_tensors(state.get(id_), (str(id_),))
-            pieces[id_] = ParameterContent(_entries(tensors, holders), (list(placement_of(parameter).shape), said))
-        return Content(pieces, [None, *self.ids])
+            plain_state, tensors = extract_tensors(state.get(id_), (str(id_),))
+            parameters[id_] = ParameterContent(
+                _entries(tensors, holders), (list(placement_of(parameter).shape), plain_state)
+            )
+        return Content(parameters, [None, *self.ids])
 
     def header(self) -> dict[str, Any]:
         """Return what concerns all parameters: groups, and the loss scaler."""
@@ -101,9 +103,9 @@ class OptimizerState:
     def _as_shard(self, key: str, value: Any, id_: ParamId) -> Any:
         """Say of a value by element what part or range it is, if its parameter is one."""
         parameter = self._params[id_]
-        if getattr(value, "shape", None) == parameter.shape and not _is_whole(key):
+        if getattr(value, "shape", None) == parameter.shape and not _is_full(key):
             return copy_placement(value.detach(), parameter)
-        is_full = _is_whole(key) or getattr(self._optim, "updates_shards", False)  # ours has sums in full on all ranks
+        is_full = _is_full(key) or getattr(self._optim, "updates_shards", False)  # ours has full sums on all ranks
         if (
             placement_of(parameter).is_compute_sharded
             and not is_full
@@ -124,8 +126,8 @@ class OptimizerState:
         self._check_shapes(saved.get("param_shapes") or _shapes_of_state(saved, groups), ids, source)
         positions = {id_: position for position, id_ in enumerate(self._params)}
         restored = [
-            self._restored_group(number, self._matching_group(whole, groups, ids, source), positions)
-            for number, whole in enumerate(self._groups)
+            self._restored_group(number, self._matching_group(group_ids, groups, ids, source), positions)
+            for number, group_ids in enumerate(self._groups)
         ]
         state = {id_: saved.get("state", {})[ids[id_]] for id_ in self._params if ids[id_] in saved.get("state", {})}
         return lambda threads: self._restore(restored, state, dict(saved.get("scaler", {})), threads)
@@ -154,7 +156,7 @@ class OptimizerState:
             self._scaler.load_state_dict(scaler)
 
     def _read(self, reads: list[tuple[Item, torch.Tensor]], threads: int) -> None:
-        """Read this rank's part of each tensor: straight to where it belongs if dtype and device allow it."""
+        """Read the local shard of each tensor, directly into its memory if dtype and device allow it."""
 
         def read(each: tuple[Item, torch.Tensor]) -> None:
             item, target = each
@@ -200,7 +202,7 @@ class OptimizerState:
 
     def _restored_group(self, number: int, group: dict[str, Any], positions: Mapping[ParamId, int]) -> dict[str, Any]:
         """Return a saved group as torch takes it for the optimizer's group `number`."""
-        restored = {key: item.whole() if isinstance(item, Item) else item for key, item in group.items()}
+        restored = {key: item.read_full() if isinstance(item, Item) else item for key, item in group.items()}
         restored["params"] = [positions[id_] for id_ in self._own[number]]
         restored.pop("param_names", None)
         own = self._optim.param_groups[number]
@@ -213,7 +215,7 @@ def plain_of(content: Content) -> dict[str, Any]:
     plain = content.plain
     header = plain.pop(None)
     shapes = {id_: shape for id_, (shape, _) in plain.items()}
-    state = {id_: said for id_, (_, said) in plain.items() if said is not None}
+    state = {id_: plain_state for id_, (_, plain_state) in plain.items() if plain_state is not None}
     groups, scaler = header["param_groups"], header["scaler"]
     return {
         "param_groups": groups,
@@ -266,7 +268,7 @@ def _shapes_of_state(saved: Mapping[str, Any], groups: Sequence[Mapping[str, Any
     return shapes
 
 
-def _is_whole(key: str) -> bool:
+def _is_full(key: str) -> bool:
     return key in _PER_PARAMETER or key.endswith(_FACTORED_ENDINGS)
 
 
@@ -280,7 +282,7 @@ def _build(
 ) -> Any:
     """Make room for the tensors inside nested dicts and lists, as torch's own `load_state_dict` places them.
 
-    What has the shape of the parameter lies as the parameter does; steps stay on the CPU unless the kernel counts them.
+    Tensors of the parameter's shape get its layout; steps stay on the CPU unless the kernel counts them.
     """
     if isinstance(value, dict):
         return {k: _build(parameter, key, inner, group, reads, is_wide) for k, inner in value.items()}
@@ -297,7 +299,7 @@ def _build(
         device = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
     elif parameter.is_floating_point() and dtype.is_floating_point:
         dtype = torch.promote_types(parameter.dtype, torch.float32) if is_wide else parameter.dtype
-    if value.shape == placement_of(parameter).shape and not _is_whole(key):
+    if value.shape == placement_of(parameter).shape and not _is_full(key):
         target = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         reads.append((value, copy_placement(target.detach(), parameter)))
     else:

@@ -1,4 +1,4 @@
-"""Plain data as JSON, with its tensors taken out: what a checkpoint holds besides tensors, without pickle."""
+"""Plain data as JSON, with its tensors taken out: what a checkpoint holds in addition to tensors, without pickle."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence

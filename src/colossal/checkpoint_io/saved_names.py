@@ -9,8 +9,8 @@ from colossal.tensor import strip_compile_prefix
 
 T = TypeVar("T")
 
-# [Note: two models in one] A `peft.PeftModel` renames every parameter of the model that it stands around. A checkpoint
-# under those names is of use to nobody but the program that wrote it; next to a config.json it is even taken for the
+# [Note: two models in one] A `peft.PeftModel` renames every parameter of the model that it wraps. A checkpoint
+# under those names is only useful to the program that wrote it; next to a config.json it is even taken for the
 # base model, whose own names are all missing then. So the base model is saved under its own names, and adapters under
 # those of peft's files. A tensor that belongs to both, such as a bias that is trained, is saved under both names.
 

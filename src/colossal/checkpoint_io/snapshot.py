@@ -13,7 +13,7 @@ from colossal.kernel import huge_zeros, stream_copy
 
 _ALIGN = 64
 _HUGE_PAGE = 1 << 21
-_PIECE_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 22
 _MAX_THREADS = 4
 _STAGE_BYTES = 1 << 28
 
@@ -35,7 +35,7 @@ class Arena:
         """Copy tensors, one after the other, into the memory."""
         copies, at = [], 0
         for tensor in tensors:
-            copies.append(self._cut(at, tensor))
+            copies.append(self._allocate(at, tensor))
             at += _aligned(tensor.nbytes)
         on_host = [(t, c) for t, c in zip(tensors, copies, strict=True) if t.is_cpu]
         for tensor, copy in zip(tensors, copies, strict=True):
@@ -46,8 +46,8 @@ class Arena:
             torch.accelerator.synchronize()
         return copies
 
-    def _cut(self, at: int, like: torch.Tensor) -> torch.Tensor:
-        """Return memory for a copy, as a storage of its own: a file of PyTorch's holds the whole of each storage."""
+    def _allocate(self, at: int, like: torch.Tensor) -> torch.Tensor:
+        """Return memory for a copy, as a separate storage: a file in PyTorch's format holds each storage entirely."""
         if not like.nbytes:
             return torch.empty(like.shape, dtype=like.dtype, device="cpu")
         part = torch.frombuffer(self._buffer, dtype=torch.uint8, count=like.nbytes, offset=at)
@@ -75,7 +75,7 @@ class Arenas:
         return Arena(num_bytes, pin)
 
     def give_back(self, arena: Arena) -> None:
-        """Take an arena back, once nobody reads the copies in it any more."""
+        """Take an arena back, once its copies are not read any more."""
         with self._lock:
             self._free.append(arena)
 
@@ -93,7 +93,7 @@ class Arenas:
 
 
 def batches(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
-    """Cut a list where copies of what is on a device would take more host memory than a save may hold."""
+    """Split a list where copies of tensors on a device would take more host memory than a save may use."""
     begin = num_bytes = 0
     for at, tensor in enumerate(tensors):
         own = 0 if tensor.is_cpu else _aligned(tensor.nbytes)
@@ -104,13 +104,15 @@ def batches(tensors: Sequence[torch.Tensor]) -> Iterator[slice]:
     yield slice(begin, len(tensors))
 
 
-def copy_regions_to_host(boxes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def copy_regions_to_host(regions: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return contiguous copies in host memory, each of its own; the host waits once for all of them."""
     copies = [
-        torch.empty(box.shape, dtype=box.dtype, device="cpu", pin_memory=not box.is_cpu).copy_(box, non_blocking=True)
-        for box in boxes
+        torch.empty(region.shape, dtype=region.dtype, device="cpu", pin_memory=not region.is_cpu).copy_(
+            region, non_blocking=True
+        )
+        for region in regions
     ]
-    if not all(box.is_cpu for box in boxes):
+    if not all(region.is_cpu for region in regions):
         torch.accelerator.synchronize()
     return copies
 
@@ -120,20 +122,22 @@ def _aligned(num_bytes: int) -> int:
 
 
 def _copy_on_host(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy by several threads: one core alone does not use the whole bandwidth of the memory."""
-    pieces: list[tuple[int, int, int]] = []
+    """Copy with several threads: a single core does not use the full memory bandwidth."""
+    chunks: list[tuple[int, int, int]] = []
     for source, target in pairs:
         if not source.is_contiguous() or source.is_neg() or source.is_conj():
             target.copy_(source)
             continue
-        for at in range(0, source.nbytes, _PIECE_BYTES):
-            length = min(_PIECE_BYTES, source.nbytes - at)
-            pieces.append((target.data_ptr() + at, source.data_ptr() + at, length))
+        for at in range(0, source.nbytes, _CHUNK_BYTES):
+            length = min(_CHUNK_BYTES, source.nbytes - at)
+            chunks.append((target.data_ptr() + at, source.data_ptr() + at, length))
     threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    share = max(1, -(-len(pieces) // threads))
-    map_in_threads(_move, [pieces[at : at + share] for at in range(0, len(pieces), share)], threads)
+    chunks_per_thread = max(1, -(-len(chunks) // threads))
+    map_in_threads(
+        _move, [chunks[at : at + chunks_per_thread] for at in range(0, len(chunks), chunks_per_thread)], threads
+    )
 
 
-def _move(pieces: Sequence[tuple[int, int, int]]) -> None:
-    for target, source, length in pieces:
+def _move(chunks: Sequence[tuple[int, int, int]]) -> None:
+    for target, source, length in chunks:
         stream_copy(target, source, length)

@@ -16,7 +16,7 @@ from colossal.checkpoint_io.torch_file import read_torch
 from colossal.errors import CheckpointError
 from colossal.tensor import Region
 
-_HEAD_BYTES = 9  # enough to tell the formats apart
+_HEAD_BYTES = 9  # enough to distinguish the formats
 
 
 @final
@@ -29,8 +29,8 @@ class Item:
     read: Callable[[Region, torch.Tensor], object]  # fills a tensor with a region of the entry
     value: Any = None  # what is not a tensor
 
-    def whole(self) -> torch.Tensor:
-        """Return the whole tensor, on the CPU, in memory of its own."""
+    def read_full(self) -> torch.Tensor:
+        """Return the full tensor, on the CPU, in newly allocated memory."""
         assert self.shape is not None, "only tensors have a shape"
         tensor = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         self.read(Region.full(self.shape), tensor)
@@ -41,7 +41,7 @@ class Item:
 class Source:
     """The open files of one checkpoint. Use it as a context manager.
 
-    Opening checks everything but the bytes of the tensors of safetensors files: that the files are there and whole,
+    Opening checks everything but the bytes of the tensors of safetensors files: that the files exist and are complete,
     that they hold what the index promises, and that they come from one save.
     """
 
@@ -86,7 +86,7 @@ class Source:
         if name not in self.items:
             raise CheckpointError(
                 f"The files of a checkpoint hold all tensors of its state. Found none with {name!r} among "
-                f"{listing(map(str, self.files))}. Copy the whole directory again."
+                f"{listing(map(str, self.files))}. Copy the entire directory again."
             )
         return self.items[name]
 
@@ -100,7 +100,7 @@ class Source:
         if missing := promised - {str(name) for name in items}:
             raise CheckpointError(
                 f"A shard must hold what its index promises. Found {path} without {listing(sorted(missing))}. "
-                "The index and the shards come from different saves: copy the whole directory again."
+                "The index and the shards come from different saves: copy the entire directory again."
             )
         self.items.update(items)
         self.files[path] = list(items)
@@ -116,7 +116,7 @@ class Source:
         except OSError as error:
             raise CheckpointError(
                 f"Loading needs a file that can be opened. Found {path}: {error}. "
-                "Check that the whole checkpoint was copied, and its permissions."
+                "Check that the entire checkpoint was copied, and its permissions."
             ) from error
         if head[8:] == b"{":
             return self._open_safetensors(path)
@@ -126,7 +126,7 @@ class Source:
             return {name: in_memory(value) for name, value in content.items()}
         raise CheckpointError(
             f"Loading needs a file that PyTorch or safetensors wrote. Found {path}, which starts with {head!r}. "
-            "Check the path, and that the file was copied whole."
+            "Check the path, and that the copy of the file is complete."
         )
 
     def _open_safetensors(self, path: Path) -> dict[Any, Item]:
@@ -143,7 +143,7 @@ class Source:
         if expected and save_id != expected:
             raise CheckpointError(
                 f"The files of a checkpoint must come from one save. Found {path} of save {save_id or 'unknown'!r} "
-                f"beside an index of save {expected!r}. Copy the whole directory again."
+                f"with an index of save {expected!r}. Copy the entire directory again."
             )
 
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic file writes: a file is complete, or does not exist."""
 
 import errno
 import os

@@ -40,7 +40,7 @@ def write_torch(path: Path, content: dict[Any, Any]) -> None:
 
 @final
 class _Output:
-    """A file that remembers why it could not be written, which `torch.save` does not tell."""
+    """A file that remembers why it could not be written, which `torch.save` does not report."""
 
     def __init__(self, path: Path) -> None:
         self.error: OSError | None = None
@@ -86,7 +86,7 @@ def read_torch(path: Path, *, mmap: bool, verify: bool = True, list_name: str | 
     except Exception as error:
         raise CheckpointError(
             f"Loading needs a readable file of tensors. Found {path}, which cannot be read: {_first_line(error)}. "
-            "Check that it was copied whole, and that it was saved by PyTorch or safetensors."
+            "Check that the copy is complete, and that it was saved by PyTorch or safetensors."
         ) from error
     if isinstance(content, list) and list_name is not None:
         return {list_name: content}

@@ -12,13 +12,13 @@ _SCRATCH = 1 << 16
 _BLOCK = 16  # the elements that torch draws together for a normal distribution, on a CPU
 _aten = torch.ops.aten
 GENERATOR_LOCK = RLock()
-"""Held while a generator is set to another state for a moment: threads that stand for ranks share torch's."""
+"""Held while a generator is temporarily set to another state: threads that simulate ranks use the same generator."""
 _UNIFORM = {_aten.uniform_.default, _aten.rand.default, _aten.rand.generator, _aten.rand_like.default}
 _NORMAL = {_aten.normal_.default, _aten.randn.default, _aten.randn.generator, _aten.randn_like.default}
 
 
 def is_random(func: Any) -> bool:
-    """Tell whether an operation draws from a generator."""
+    """Whether an operation draws from a generator."""
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
@@ -32,7 +32,7 @@ class RandomDraw:
 
     @contextmanager
     def again(self) -> Generator[None]:
-        """Set the generator back inside; behind, it goes on where it was. Other threads wait to do the same."""
+        """Rewind the generator inside the context; afterwards its state is restored. Other threads wait."""
         with GENERATOR_LOCK:
             after = self._generator.get_state()
             self._generator.set_state(self.state)
@@ -72,10 +72,10 @@ def _tail(dtype: torch.dtype) -> str | None:
     generator = torch.Generator()
     start = generator.get_state()
     torch.empty(_BLOCK + 1, dtype=dtype, device="cpu").normal_(generator=generator)
-    behind = generator.get_state()
+    state_after = generator.get_state()
     for tail, drawn in (("again", 2 * _BLOCK + 1), ("filled up", 2 * _BLOCK)):
         generator.set_state(start)
         torch.empty(drawn, dtype=dtype, device="cpu").uniform_(generator=generator)
-        if torch.equal(behind, generator.get_state()):
+        if torch.equal(state_after, generator.get_state()):
             return tail
     return None

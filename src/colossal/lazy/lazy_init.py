@@ -21,16 +21,16 @@ from colossal.lazy.tensor import LazyTensor
 class LazyInitContext:
     """Modules that are built inside take no memory, until they are materialized.
 
-    Every operation on their parameters and buffers is written down with the state of the random generator that it
+    Every operation on their parameters and buffers is recorded with the state of the random generator that it
     draws from, and runs later, bit for bit as it would have run at once, in whatever order parameters are needed.
-    Behind the context the generators are where they would be without it.
+    After the context the generators have the state that they would have without it.
 
     Weights that `from_pretrained` of transformers loads inside stay in their safetensors files. Each is read when it is
     materialized, alone, and converted as it would have been at once.
 
     Args:
         tensor_cls: `LazyTensor`; there is no other.
-        default_device: Where tensors are going to be whose device nobody names.
+        default_device: The device of tensors that are created without one.
 
     Raises:
         UnsupportedError: `tensor_cls` is another class.

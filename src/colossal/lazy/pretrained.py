@@ -76,12 +76,12 @@ class FromPretrainedPatch:
 
 
 def pretrained_path(model: nn.Module) -> str | None:
-    """Tell where the weights of a model lie."""
+    """Return the path of the weights of a model."""
     return vars(model).get(_PATH)
 
 
 def remember_path(model: nn.Module, path: str) -> None:
-    """Note where the weights of a model lie."""
+    """Remember the path of the weights of a model."""
     vars(model)[_PATH] = path
 
 
@@ -95,7 +95,7 @@ def _check_request(files: Sequence[str], load_config: Any) -> None:
 
 def _obstacles(files: Sequence[str], load_config: Any) -> Iterator[tuple[str, str]]:
     if load_config.hf_quantizer is not None:
-        yield f"weights that {type(load_config.hf_quantizer).__name__} quantises", _ELSE
+        yield f"weights that {type(load_config.hf_quantizer).__name__} quantizes", _ELSE
     if any(str(device) != "cpu" for device in cast("Mapping[str, Any]", load_config.device_map or {}).values()):
         yield f"device_map={load_config.device_map}", "Leave it out, and let Booster.boost move the model."
     if load_config.device_mesh is not None:

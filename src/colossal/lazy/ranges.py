@@ -11,10 +11,10 @@ COPIES = {_aten._to_copy.default, _aten.clone.default}  # noqa: SLF001 (what `to
 
 
 def read_range(view: View, begin: int, end: int, index: int = LATEST) -> torch.Tensor:
-    """Make some of the elements of a window.
+    """Materialize a range of the elements of a view.
 
-    What lies in a file is read from there, as far as it is needed; a copy of it in another dtype is a copy of that
-    part. Of what comes about otherwise, the whole is made, and cut.
+    Of a tensor that is stored in a file, or a copy of it in another dtype, only the range is read. Any other tensor is
+    computed in full, and then sliced.
     """
     _, event = view.recipe.event_before(index)
     if isinstance(event, Operation) and generates_in_order(view, event):
@@ -28,12 +28,12 @@ def read_range(view: View, begin: int, end: int, index: int = LATEST) -> torch.T
     kept = view.recipe.has_kept
     part = view.on(view.recipe.storage_before(index)).reshape(-1)[begin:end].clone()
     if not kept:
-        view.recipe.forget()  # or the whole would stay until the tensor goes
+        view.recipe.forget()  # or the full values would stay in memory as long as the tensor
     return part
 
 
 def generates_in_order(view: View, event: Operation) -> bool:
-    """Tell whether an operation makes a storage, and its elements lie there as they do in a window."""
+    """Whether an operation makes a storage whose elements are in the same order as in the view."""
     made = next((each for each in event.made.values() if each.recipe is view.recipe), None)
     return made is not None and _is_plain(made) and _is_plain(view) and made.meta.dtype == view.meta.dtype
 

@@ -40,8 +40,8 @@ class View:
     meta: torch.Tensor  # a tensor on the meta device with the same sizes, strides, offset and dtype
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every byte of the storage is in the window once."""
+    def is_full(self) -> bool:
+        """Whether the view has every byte of the storage exactly once."""
         return self.meta.is_contiguous() and self.meta.nbytes == self.recipe.num_bytes
 
     def on(self, storage: torch.UntypedStorage) -> torch.Tensor:
@@ -91,22 +91,22 @@ class Operation:
     index: int = field(default_factory=lambda: next(_INDEX))  # its place in the order of all operations
 
     def reads(self) -> "set[Recipe]":
-        """Find the storages whose values it needs, whole or in part."""
+        """Find the storages whose values it needs, at least partly."""
         return {value.recipe for value in self._views() if not self.overwrites(value.recipe)}
 
     def overwrites(self, recipe: "Recipe") -> bool:
-        """Tell whether nothing is left of what was in a storage before."""
+        """Whether it overwrites all previous values of a storage."""
         views = self._views()
         return (
             self.func in _OVERWRITE
             and views[0] is self.args[0]
             and views[0].recipe is recipe
-            and views[0].is_whole
+            and views[0].is_full
             and all(value.recipe is not recipe for value in views[1:])
         )
 
     def writes(self) -> "list[Recipe]":
-        """Find the storages that have other values behind it."""
+        """Find the storages whose values it changes."""
         return list(dict.fromkeys([*(view.recipe for view in self.made.values()), *self.touched]))
 
     def run(self, world: "dict[Recipe, torch.UntypedStorage]", *, again: bool = True) -> None:
@@ -165,7 +165,7 @@ class Recipe:
         return owner
 
     def forget(self) -> None:
-        """Let go of what is kept: nobody may have it who expects to find it here again."""
+        """Release the kept values; no caller may rely on finding them here again."""
         with GENERATOR_LOCK:
             self._kept, self._kept_at, self._num_done = None, -1, 0
 
@@ -256,7 +256,7 @@ def _needed(wanted: Mapping[Recipe, int]) -> Iterator[Operation | Recipe]:
 
 
 def _fitting(result: torch.Tensor, view: View) -> torch.UntypedStorage:
-    """Put a result where its window is: kernels may lay it out otherwise than torch foretells."""
+    """Copy a result into the layout of its view: kernels may use other strides than the meta kernel predicts."""
     storage, meta = result.untyped_storage(), view.meta
     laid_out = (result.size(), result.stride(), result.storage_offset(), storage.nbytes())
     if laid_out == (meta.size(), meta.stride(), meta.storage_offset(), view.recipe.num_bytes):

@@ -42,7 +42,7 @@ def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if not (lazy or makes):
         return func(*args, **kwargs)
     with _disable_current_modes():  # those of contexts around this one
-        if func is _aten.set_.source_Tensor and _share_layout(*seen):
+        if func is _aten.set_.source_Tensor and _have_same_layout(*seen):
             set_view(args[0], view_of(args[1]))
             return args[0]
         if func in _ALIASING:
@@ -83,7 +83,7 @@ def _record_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 def _wrapped(
     operation: Operation, results: Sequence[Any], lazy: Sequence[tuple[LazyTensor, torch.Tensor]], device: torch.device
 ) -> list[Any]:
-    """Stand in for results; storages that nobody knows were made by the operation."""
+    """Wrap results as lazy tensors; unknown storages were made by the operation."""
     recipes = {_place(meta): view_of(leaf).recipe for leaf, meta in lazy}
     wrapped: list[Any] = []
     for number, result in enumerate(results):
@@ -98,7 +98,7 @@ def _wrapped(
 
 
 def _run_now(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation with values; what is compared as a whole is not kept: weights are, before they are tied."""
+    """Run an operation with values; those made only for `torch.equal` are released, as for weights before tying."""
     lazy = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, LazyTensor)]
     recipes = {view_of(leaf).recipe for leaf in lazy if func is _aten.equal.default}
     fresh = [recipe for recipe in recipes if not recipe.has_kept]
@@ -119,8 +119,8 @@ def _record_alias(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return lazy
 
 
-def _share_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Tell whether a tensor can take the place of another, as far as what is known of them goes."""
+def _have_same_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether a tensor can replace another: same sizes, strides and dtype, as far as they are known."""
     if not (isinstance(first, LazyTensor) and isinstance(second, LazyTensor)):
         return False
     layouts = [
@@ -131,12 +131,12 @@ def _share_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _shapes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], draw: RandomDraw | None) -> Any:
-    """Run an operation without values; where torch can not, with them, for what they look like alone."""
+    """Run an operation on meta tensors, or with values where torch cannot, only to get the shapes of results."""
     try:
         return func(*tree_map(_on_meta, tuple(args)), **tree_map(_on_meta, dict(kwargs)))
     except NotImplementedError as error:
         if any(argument.alias_info for argument in func._schema.arguments):  # noqa: SLF001
-            raise _refusal(func, "torch can not tell the shape of its result without running it") from error
+            raise _refusal(func, "torch cannot compute the shape of its result without running it") from error
     args, kwargs = tree_map(_with_values, (tuple(args), dict(kwargs)))
     with torch.no_grad(), draw.again() if draw is not None else nullcontext():
         return tree_map(_on_meta, func(*args, **kwargs))
@@ -167,13 +167,13 @@ def _with_values(leaf: Any) -> Any:
 
 
 def _place(meta: torch.Tensor) -> int:
-    """Tell storages apart: those on the meta device have no addresses."""
+    """Return an identity of a storage: those on the meta device have no addresses."""
     return meta.untyped_storage()._cdata  # noqa: SLF001 (it has no public name)  # pyright: ignore[reportPrivateUsage]
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Find the arguments that an operation writes to."""
-    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 (torch tells it nowhere else)
+    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 (torch has no public API for it)
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             yield from (each for each in tree_flatten(value)[0] if isinstance(each, torch.Tensor))

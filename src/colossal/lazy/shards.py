@@ -14,20 +14,20 @@ from colossal.tensor import Layout, Region
 _aten = torch.ops.aten
 
 Reader = Callable[[Region], torch.Tensor]
-"""Makes the values of a box of a tensor, in memory of their own."""
+"""Returns the values of a region of a tensor, in newly allocated memory."""
 
 
 def reader_of(view: View, index: int = LATEST) -> Reader | None:
-    """Find out how to read boxes of a tensor from files, without reading more.
+    """Return a function that reads only a region of a tensor from files, if there is a way.
 
-    A copy of what lies in a file, in another dtype, is a copy of boxes; so is what was joined of several tensors, such
-    as the experts of a layer.
+    There is one for tensors stored in a file, copies of them in another dtype, and concatenations of several tensors,
+    such as the experts of a layer.
     """
     _, event = view.recipe.event_before(index)
-    if not (isinstance(event, Operation) and generates_in_order(view, event) and view.is_whole):
+    if not (isinstance(event, Operation) and generates_in_order(view, event) and view.is_full):
         return None
     if isinstance(event.func, StoredTensor):
-        return event.func.read_box
+        return event.func.read_region
     if event.func in COPIES and event.args[0].meta.shape == view.meta.shape:
         inner = reader_of(event.args[0], event.index)
         return None if inner is None else _copying(event, inner)
@@ -42,39 +42,39 @@ def reader_of(view: View, index: int = LATEST) -> Reader | None:
 
 def read_shard(reader: Reader, view: View, layout: Layout, rank: int) -> torch.Tensor:
     """Read what a rank holds."""
-    boxes = layout.regions_of(rank)
-    if len(boxes) == 1:
-        return reader(boxes[0])
+    regions = layout.regions_of(rank)
+    if len(regions) == 1:
+        return reader(regions[0])
     place = layout.coordinate_of(rank)
     part = torch.empty(layout.local_shape(rank), dtype=view.meta.dtype, device=view.recipe.device)
-    for box, at in zip(boxes, product(*(_starts(layout, dim, place) for dim in range(part.dim()))), strict=True):
-        part[Region(at, box.shape).slices] = reader(box)
+    for region, at in zip(regions, product(*(_starts(layout, dim, place) for dim in range(part.dim()))), strict=True):
+        part[Region(at, region.shape).slices] = reader(region)
     return part
 
 
 def _starts(layout: Layout, dim: int, place: Sequence[int]) -> list[int]:
-    """Where the pieces of a dimension begin in what a rank holds."""
+    """Where the extents of a dimension start in the local tensor of a rank."""
     lengths = [length for _, length in layout.extents(dim, place)]
     return [sum(lengths[:number]) for number in range(len(lengths))]
 
 
 def _copying(copy: Operation, inner: Reader) -> Reader:
     options = {name: value for name, value in copy.kwargs.items() if name != "memory_format"}
-    return lambda box: copy.func(inner(box), *copy.args[1:], **options)
+    return lambda region: copy.func(inner(region), *copy.args[1:], **options)
 
 
 def _joining(view: View, parts: Sequence[View], readers: Sequence[Any], dim: int, stacks: bool) -> Reader:
-    """Read a box of what was joined, from those of the parts that it meets."""
+    """Read a region of a concatenation, from those of its inputs that overlap it."""
 
-    def read(box: Region) -> torch.Tensor:
-        made = torch.empty(box.shape, dtype=view.meta.dtype, device=view.recipe.device)
+    def read(region: Region) -> torch.Tensor:
+        made = torch.empty(region.shape, dtype=view.meta.dtype, device=view.recipe.device)
         at = 0
         for part, reader in zip(parts, readers, strict=True):
             length = 1 if stacks else part.meta.shape[dim]
-            begin, end = max(box.start[dim], at), min(box.start[dim] + box.shape[dim], at + length)
+            begin, end = max(region.start[dim], at), min(region.start[dim] + region.shape[dim], at + length)
             if begin < end:
-                place = made.narrow(dim, begin - box.start[dim], end - begin)
-                start, shape = list(box.start), list(box.shape)
+                place = made.narrow(dim, begin - region.start[dim], end - begin)
+                start, shape = list(region.start), list(region.shape)
                 start[dim], shape[dim] = begin - at, end - begin
                 if stacks:
                     del start[dim], shape[dim]

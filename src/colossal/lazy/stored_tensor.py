@@ -38,10 +38,10 @@ class StoredTensor:
         with self._opened() as file:
             return file.get_tensor(self.name).view(-1)[begin:end].clone()  # the file is mapped: no more is read
 
-    def read_box(self, box: Region) -> torch.Tensor:
-        """Read a box of it."""
+    def read_region(self, region: Region) -> torch.Tensor:
+        """Read a region of it."""
         with self._opened() as file:
-            return file.get_tensor(self.name)[box.slices].clone(memory_format=torch.contiguous_format)
+            return file.get_tensor(self.name)[region.slices].clone(memory_format=torch.contiguous_format)
 
     @contextmanager
     def _opened(self) -> Generator[Any]:
@@ -86,6 +86,6 @@ def _opened(path: Path, what: str) -> Generator[Any]:
             yield file
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"Weights are read from their file when they are needed. Found {what}, which can not be read: {error}. "
+            f"Weights are read from their file when they are needed. Found {what}, which cannot be read: {error}. "
             "Leave the file where it is until the model has its values; if it is damaged, copy it again."
         ) from error

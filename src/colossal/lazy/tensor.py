@@ -57,11 +57,11 @@ class LazyTensor(torch.Tensor):
     def flat_values(self, begin: int, end: int) -> torch.Tensor:
         """Make some of the values, as if the tensor had one dimension; it stays lazy.
 
-        Of what `from_pretrained` left in a file, only these are read. Others are made whole for a moment.
+        Of what `from_pretrained` left in a file, only these are read. Other tensors are temporarily computed in full.
 
         Args:
             begin: The first element.
-            end: The one behind the last.
+            end: One past the last element.
 
         Returns:
             A tensor with `end - begin` elements, of the same dtype and device, in memory of its own.
@@ -90,10 +90,10 @@ class LazyTensor(torch.Tensor):
     def shard_values(self, layout: "Layout", rank: int) -> torch.Tensor:
         """Make what a rank holds of the values; the tensor stays lazy.
 
-        Of what `from_pretrained` left in a file, only that is read. Others are made whole for a moment.
+        Of what `from_pretrained` left in a file, only that is read. Other tensors are temporarily computed in full.
 
         Args:
-            layout: How the tensor lies on the ranks.
+            layout: How the tensor is sharded over ranks.
             rank: A global rank.
 
         Returns:
@@ -122,7 +122,7 @@ class LazyTensor(torch.Tensor):
             kept = self._view.recipe.has_kept
             part = shard(self.values(), layout, rank)
             if not kept:
-                self._view.recipe.forget()  # or the whole would stay until the tensor goes
+                self._view.recipe.forget()  # or the full values would stay in memory as long as the tensor
             return part
 
     def materialize(self) -> torch.Tensor:
@@ -150,7 +150,7 @@ class LazyTensor(torch.Tensor):
             torch.utils.swap_tensors(self, real)
         except RuntimeError as error:
             raise UnsupportedError(
-                f"A tensor gets its values in place, which torch does where nobody holds a weak reference to it. Found "
+                f"A tensor is materialized in place, which torch supports only without weak references to it. Found "
                 f"{self!r}: {error}. Materialize the model before such references are made."
             ) from error
         return self
@@ -222,10 +222,10 @@ def make_lazy_tensor(view: View, device: torch.device) -> LazyTensor:
 
 
 def view_of(tensor: LazyTensor) -> View:
-    """Tell what a lazy tensor shows."""
-    return tensor._view  # noqa: SLF001 (beside its class)  # pyright: ignore[reportPrivateUsage]
+    """Return the view of a lazy tensor."""
+    return tensor._view  # noqa: SLF001 (next to its class)  # pyright: ignore[reportPrivateUsage]
 
 
 def set_view(tensor: LazyTensor, view: View) -> None:
-    """Let a lazy tensor set_view something."""
-    tensor._view, tensor._owner = view, view.recipe.owner()  # noqa: SLF001 (beside its class)  # pyright: ignore[reportPrivateUsage]
+    """Set the view of a lazy tensor."""
+    tensor._view, tensor._owner = view, view.recipe.owner()  # noqa: SLF001 (next to its class)  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""Models cut into stages that ranks of the pp axis have, and batches that pass through them in parts."""
+"""Models partitioned into stages over the pp axis, and batches that pass through them in micro-batches."""
 
 from colossal.pipeline.execution_sequence import ExecutionSequence, is_sequence
 from colossal.pipeline.executor import PipelineExecutor

@@ -10,7 +10,7 @@ from colossal.pipeline.partition import stage_of_layer
 from colossal.pipeline.shared_parameter import SharedParameter
 
 Step = str | Callable[[Any], Any] | tuple[Callable[[Any], Any], str]
-"""The name of a module, a function, or a function and whether it stays with the module in front of it or behind it."""
+"""The name of a module, a function, or a function and whether it stays with the previous or the next module."""
 
 _PLACES = ("front", "behind")
 
@@ -19,23 +19,23 @@ class _Unit(NamedTuple):
     """A module by its name, and the functions that run with it."""
 
     name: str
-    front: tuple[Callable[[Any], Any], ...]
-    behind: tuple[Callable[[Any], Any], ...]
+    before: tuple[Callable[[Any], Any], ...]
+    after: tuple[Callable[[Any], Any], ...]
 
 
 @final
 class ExecutionSequence(nn.Module):
-    """A model of one's own as a sequence, told by the names of its modules in the order in which they run.
+    """A custom model as a sequence, defined by the names of its modules in the order in which they run.
 
-    It computes what the steps say, in place of the forward method of the model, and a pipeline cuts it between any two
-    of its modules as it cuts a `torch.nn.Sequential`. Parameters keep the names that they have in the model. A module
-    may be named several times, and then all places have its parameters in common.
+    It runs the steps in place of the forward method of the model, and a pipeline can split it between any two of its
+    modules as it splits a `torch.nn.Sequential`. Parameters keep the names that they have in the model. A module may
+    be named several times; all its uses then have the same parameters.
 
     Args:
         model: The model; its modules are taken over, not copied.
         steps: What happens to the input, one after the other. A string names a module, with dots for one within
             another; a function is applied between modules. ``(function, "front")`` stays on the stage of the module
-            that follows, ``(function, "behind")`` on that of the module before, and so does a function alone.
+            that follows, ``(function, "behind")`` on that of the previous module, and so does a plain function.
 
     Raises:
         ConfigError: A step is none of these, or names what the model does not have.
@@ -71,7 +71,7 @@ class ExecutionSequence(nn.Module):
         return tuple(unit.name for unit in self._units)
 
     def __len__(self) -> int:
-        """Count the modules that run, which stages share out."""
+        """Count the modules that run, which are partitioned into stages."""
         return len(self._units)
 
     def forward(self, x: Any) -> Any:
@@ -84,7 +84,7 @@ class ExecutionSequence(nn.Module):
             What the last returns.
         """
         for unit in self._units:
-            for function in (*unit.front, self.get_submodule(unit.name), *unit.behind):
+            for function in (*unit.before, self.get_submodule(unit.name), *unit.after):
                 x = function(x)
         return x
 
@@ -98,7 +98,7 @@ class ExecutionSequence(nn.Module):
 
 
 def is_sequence(model: nn.Module) -> TypeGuard[nn.Sequential | ExecutionSequence]:
-    """Tell whether a model runs its modules one after the other, so that it can be cut between any two of them.
+    """Whether a model runs its modules one after the other, so that it can be split between any two of them.
 
     Args:
         model: Any model.
@@ -169,13 +169,13 @@ def _units_of(model: nn.Module, steps: Sequence[Step]) -> Iterator[_Unit]:
             continue
         function, place = step if isinstance(step, tuple) else (step, "behind" if unit else "front")
         if isinstance(function, nn.Module) or not callable(function) or place not in _PLACES:
-            raise _wrong(step, "a function is no module, and goes with 'front' or 'behind'")
+            raise _wrong(step, "a function must not be a module, and goes with 'front' or 'behind'")
         if place == "front":
             waiting.append(function)
         elif unit is None or waiting:
             raise _wrong(step, "there is no module before it that it could stay with")
         else:
-            unit = unit._replace(behind=(*unit.behind, function))
+            unit = unit._replace(after=(*unit.after, function))
     if unit is None or waiting:
         raise _wrong(steps[-1] if steps else steps, "no module follows")
     yield unit

@@ -110,7 +110,7 @@ class PipelineExecutor:
 
         Returns:
             ``{"loss": ..., "outputs": ...}``: the mean loss of all micro-batches, without a graph, and the outputs of
-            the whole batch; None for what was not asked for.
+            the full batch; None for what was not requested.
 
         Raises:
             ConfigError: The batch does not divide, or another rank has another batch.

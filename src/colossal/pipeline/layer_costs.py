@@ -1,4 +1,4 @@
-"""What the layers of a model weigh, by which `partition_balanced` shares them out."""
+"""The costs of the layers of a model, by which `partition_balanced` assigns them to stages."""
 
 import statistics
 import time
@@ -24,7 +24,7 @@ def count_layer_parameters(model: nn.Module, stages: Stages | None = None) -> li
     """Count the parameters of each layer.
 
     Args:
-        model: The whole model: a `torch.nn.Sequential`, an `ExecutionSequence`, or one that has a plan.
+        model: The full model: a `torch.nn.Sequential`, an `ExecutionSequence`, or one that has a plan.
         stages: What the plan says of a model that is no sequence.
 
     Returns:
@@ -46,11 +46,11 @@ def count_layer_parameters(model: nn.Module, stages: Stages | None = None) -> li
 def measure_layer_times(model: nn.Module, inputs: Any, stages: Stages | None = None, num_runs: int = 5) -> list[float]:
     """Measure how long each layer takes, forward and backward.
 
-    The model runs once, to find out what each layer gets; then each layer runs by itself. Where several processes have
-    formed a world, all of them get what the first has measured, so that all cut the model alike.
+    The model runs once, to record the inputs of each layer; then each layer runs by itself. With a default process
+    group, all ranks get the measurements of rank 0, so that all of them partition the model in the same way.
 
     Args:
-        model: The whole model, with values, on the device where it is measured: a `torch.nn.Sequential`, an
+        model: The full model, with values, on the device where it is measured: a `torch.nn.Sequential`, an
             `ExecutionSequence`, or one that has a plan. Gradients stay as they are.
         inputs: A micro-batch for it: a mapping is passed by names, anything else is the only argument.
         stages: What the plan says of a model that is no sequence.

@@ -1,4 +1,4 @@
-"""A batch in equal parts, and parts put together again."""
+"""Splits a batch into micro-batches, and merges their outputs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -91,13 +91,13 @@ def split(batch: Any, microbatching: Microbatching) -> list[Any]:
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Put outputs of micro-batches together.
+    """Merge the outputs of micro-batches.
 
     Args:
-        parts: All built alike. Tensors are joined along their first dimension; of numbers the mean is taken.
+        parts: All with the same structure. Tensors are concatenated along their first dimension; numbers are averaged.
 
     Returns:
-        What the whole batch gives.
+        The outputs of the full batch.
 
     Example:
         >>> import torch

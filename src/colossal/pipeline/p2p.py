@@ -59,8 +59,8 @@ def encode_metas(metas: Iterable[TensorMeta]) -> torch.Tensor:
         numbers[0] += 1
     if len(numbers) > _HEADER_LENGTH:
         raise ShapeError(
-            f"What a stage hands over is described by {_HEADER_LENGTH} numbers. Found {numbers[0]} tensors that need "
-            f"{len(numbers)}. Cut the model where fewer tensors pass."
+            f"What a stage sends is described by {_HEADER_LENGTH} numbers. Found {numbers[0]} tensors that need "
+            f"{len(numbers)}. Split the model where fewer tensors pass."
         )
     return torch.tensor(numbers + [0] * (_HEADER_LENGTH - len(numbers)))
 

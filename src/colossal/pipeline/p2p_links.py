@@ -19,10 +19,10 @@ from colossal.pipeline.shared_parameter import SharedParameter
 from colossal.pipeline.stage_placement import StagePlacement
 
 # [Note: links are opened in one order]
-# A backend of an accelerator opens a connection of two ranks when one of them first sends, and holds the host until the
-# other one receives. In the middle of a step that is a wait that no schedule knows of. So each link is used once before
-# the first step, both ways. All ranks go through the pairs in ascending order: of the pairs that are not open yet, the
-# lowest is the next one of both its ranks, so that no circle of waits can arise.
+# A backend of an accelerator opens a connection of two ranks when one of them first sends, and blocks the host until
+# the other one receives. In the middle of a step no schedule accounts for that wait. So each link is used once before
+# the first step, in both directions. All ranks go through the pairs in ascending order: of the pairs that are not open
+# yet, the lowest is the next one of both its ranks, so that no cycle of waits can arise.
 #
 # The messages of a step are not batched, and neither are these: NCCL carries a batch over the connection of the entire
 # group, so that a batch here would open another connection than the one that is used later.
@@ -104,7 +104,7 @@ def open_links(links: Sequence[P2PLink], own: int, accelerator: Accelerator, sec
 
 
 def _exchange_ranks(link: P2PLink, own: int) -> int:
-    """Tell the other rank who this is, first from the lower to the higher one, and read who it is."""
+    """Exchange ranks with the peer: the lower rank sends first."""
     hello = torch.tensor([own], device=link.device)
     answer = torch.full_like(hello, -1)
     works: list[dist.Work | None] = []

@@ -10,7 +10,7 @@ from colossal.errors import ConfigError
 def partition_uniform(num_layers: int, num_stages: int) -> list[range]:
     """Give every stage as many layers as any other, or one more.
 
-    The layers that are left over go to stages in the middle: the first and the last have embeddings and heads besides.
+    The layers that are left over go to stages in the middle: the first and the last also have embeddings and heads.
 
     Args:
         num_layers: Layers of the model.
@@ -34,14 +34,14 @@ def partition_uniform(num_layers: int, num_stages: int) -> list[range]:
 
 
 def partition_balanced(weights: Sequence[float], num_stages: int) -> list[range]:
-    """Share layers out so that the heaviest stage is as light as can be.
+    """Partition layers so that the heaviest stage is as light as possible.
 
     Args:
         weights: What each layer weighs, in any unit: parameters, bytes or measured seconds.
         num_stages: Stages of the pipeline.
 
     Returns:
-        The layers of each stage; neighbours stay together, and every stage has one at least.
+        The layers of each stage; contiguous ranges, and every stage has at least one.
 
     Raises:
         ConfigError: There are more stages than layers, or a weight is negative.

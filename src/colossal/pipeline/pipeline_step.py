@@ -115,11 +115,11 @@ class PipelineStep:
             self._send(P2PMessage(True, stage.index - 1, microbatch), grads)
 
     def _send_metas(self, stage: int, tensors: Tensors) -> Tensors:
-        """Let the next stage know what it gets, and see that all micro-batches are alike."""
+        """Send the shapes to the next stage, and check that all micro-batches have the same."""
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
             raise ShapeError(
-                f"A stage hands a tensor to the next one, or a tuple of them. Found that stage {stage} returned "
-                f"{[type(tensor).__name__ for tensor in tensors]}. Cut the model at another place."
+                f"A stage sends a tensor to the next one, or a tuple of them. Found that stage {stage} returned "
+                f"{[type(tensor).__name__ for tensor in tensors]}. Split the model between other layers."
             )
         found = tuple(map(TensorMeta.of, tensors))
         target = self._placement.rank_of(stage + 1)

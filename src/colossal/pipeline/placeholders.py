@@ -38,7 +38,7 @@ class StageBoundary:
 
     Attributes:
         values: By their names; empty at other times.
-        sequence_parallel_size: Of how many ranks that share sequences the hidden states here are one's.
+        sequence_parallel_size: Number of ranks over which the hidden states are sharded along the sequence.
 
     Example:
         >>> from colossal.pipeline import StageBoundary
@@ -60,7 +60,7 @@ class StageBoundary:
             name: Of the value that it looks like.
 
         Returns:
-            Hidden states as long as whole sequences, without a gradient.
+            Hidden states as long as full sequences, without a gradient.
         """
         value = self.values[name].detach()
         if self.sequence_parallel_size == 1:

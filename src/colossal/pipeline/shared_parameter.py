@@ -9,10 +9,10 @@ from colossal.pipeline.stage_placement import StagePlacement
 @final
 @dataclass(frozen=True)
 class SharedParameter:
-    """A parameter that several stages have, such as a table of embeddings that is the head too.
+    """A parameter that several stages have, such as an embedding tied to the head.
 
     Args:
-        names: Its names in the whole model, in the order of the stages.
+        names: Its names in the full model, in the order of the stages.
         stages: The stage that has the name.
 
     Example:

@@ -20,17 +20,17 @@ StageOutput = torch.Tensor | tuple[torch.Tensor, ...]
 
 @final
 class Stage(nn.Module):
-    """A model of which one stage is left.
+    """One stage of a model.
 
     Args:
-        module: The model, cut already.
+        module: The model, with the layers of other stages removed.
         index: Which stage it is.
         num_stages: How many there are.
         passage: Where hidden states enter and leave; None for a `torch.nn.Sequential`, which takes them as its input.
         shared: The parameters that several stages have.
 
     Attributes:
-        module: The model: parameters have the names that they have in the whole one.
+        module: The model: parameters have the names that they have in the full model.
 
     Example:
         >>> import torch
@@ -57,13 +57,13 @@ class Stage(nn.Module):
 
     @classmethod
     def of_model(cls, model: nn.Module, stages: Stages, layers: Sequence[range], index: int) -> "Stage":
-        """Cut a model whose family has a plan.
+        """Extract a stage of a model whose family has a plan.
 
         Args:
-            model: The whole model; it is cut in place.
+            model: The full model; layers of other stages are removed in place.
             stages: What the plan says.
             layers: The layers of each stage; if the model has several lists, of all of them one after the other.
-            index: The stage that stays.
+            index: The stage to keep.
 
         Returns:
             The stage.
@@ -78,12 +78,12 @@ class Stage(nn.Module):
 
     @classmethod
     def of_sequential(cls, model: nn.Sequential | ExecutionSequence, layers: Sequence[range], index: int) -> "Stage":
-        """Cut a sequence of modules.
+        """Extract a stage of a sequence of modules.
 
         Args:
-            model: The whole model; modules of other stages are replaced in place.
+            model: The full model; modules of other stages are replaced in place.
             layers: The modules of each stage.
-            index: The stage that stays.
+            index: The stage to keep.
 
         Returns:
             The stage.
@@ -93,19 +93,19 @@ class Stage(nn.Module):
 
     @property
     def is_first(self) -> bool:
-        """Whether it takes the inputs of the whole model."""
+        """Whether it takes the inputs of the full model."""
         return self.index == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it returns the outputs of the whole model."""
+        """Whether it returns the outputs of the full model."""
         return self.index == self.num_stages - 1
 
     def set_sequence_parallel_size(self, num_ranks: int) -> None:
-        """Take and give hidden states of some tokens only.
+        """Set the number of ranks over which hidden states are sharded along the sequence.
 
         Args:
-            num_ranks: How many ranks share a sequence, equally.
+            num_ranks: Number of ranks, each of which has the same number of tokens.
         """
         if self._passage is not None:
             self._passage.sequence_parallel_size = num_ranks
@@ -114,12 +114,12 @@ class Stage(nn.Module):
         """Run the stage.
 
         Args:
-            carry: What the stage before returned; None on the first.
-            inputs: The inputs of the whole model: a mapping is passed by names, a tuple as positional arguments, of
+            carry: What the previous stage returned; None on the first.
+            inputs: The inputs of the full model: a mapping is passed by names, a tuple as positional arguments, of
                 which the model gets as many as it takes. What the model does not take is for the criterion.
 
         Returns:
-            What the whole model returns, on the last stage; else what the next stage takes.
+            What the full model returns, on the last stage; else what the next stage takes.
 
         Raises:
             PlanError: The model came to its end on a stage that is not the last.

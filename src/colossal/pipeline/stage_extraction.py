@@ -33,10 +33,10 @@ class _List(NamedTuple):
 
 
 def count_layers(model: nn.Module, stages: Stages) -> int:
-    """Count the layers that the stages of a pipeline share out.
+    """Count the layers that are partitioned into the stages of a pipeline.
 
     Args:
-        model: The whole model.
+        model: The full model.
         stages: What the plan of its family says.
 
     Returns:
@@ -56,7 +56,7 @@ def count_layers(model: nn.Module, stages: Stages) -> int:
 
 
 def layers_of(model: nn.Module, stages: Stages) -> list[nn.Module]:
-    """Find the layers that the stages of a pipeline share out."""
+    """Find the layers that are partitioned into the stages of a pipeline."""
     base = base_model_of(model)
     lists: list[Any] = [base.get_submodule(each.table.layers) for each in _lists_of(base, stages)]
     return [layer for each in lists for layer in each]
@@ -110,7 +110,7 @@ def _lists_of(base: nn.Module, stages: Stages) -> list[_List]:
 
 
 def _values_at_boundary(border: int, lists: Sequence[_List]) -> tuple[str, ...]:
-    """What passes a border in front of a layer: the result of an earlier list, hidden states, and what goes along."""
+    """The values that pass a stage boundary before a layer: the result of an earlier list and hidden states."""
     for place, (table, span) in enumerate(lists):
         if border in span:
             result = (RESULT,) if place else ()
@@ -121,7 +121,7 @@ def _values_at_boundary(border: int, lists: Sequence[_List]) -> tuple[str, ...]:
 
 
 def _extract_layers(base: nn.Module, each: _List, kept: range, passage: StageBoundary) -> Iterator[str]:
-    """Put stand-ins into the place of layers of other stages, and tell what stays of a list and of what is around."""
+    """Replace layers of other stages by placeholders; yield the names of the modules that stay."""
     (table, span), held = each, base.get_submodule(each.table.layers)
     assert isinstance(held, nn.ModuleList)
     if kept.stop <= span.start:
@@ -195,7 +195,7 @@ def _find_tied(model: nn.Module, prefix: str, lists: Sequence[_List], layers: Se
 
 
 def _stage_of(name: str, lists: Sequence[_List], layers: Sequence[range]) -> int:
-    """Find the stage that has a parameter of the base model, or beside it."""
+    """Find the stage that has a parameter of the base model, or of its head."""
     for table, span in lists:
         if name.startswith(f"{table.layers}."):
             index = int(name.removeprefix(f"{table.layers}.").partition(".")[0])

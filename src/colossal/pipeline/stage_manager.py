@@ -11,7 +11,7 @@ from colossal.pipeline.stage_placement import StagePlacement
 @final
 @dataclass(frozen=True)
 class PipelineStageManager:
-    """Tells a rank where it is in a pipeline, as ``HybridParallelPlugin.stage_manager``.
+    """The position of a rank in a pipeline, as ``HybridParallelPlugin.stage_manager``.
 
     Args:
         mesh: The mesh.
@@ -46,7 +46,7 @@ class PipelineStageManager:
         return len(self.placement.stages_of(self.stage))
 
     def is_first_stage(self, ignore_chunk: bool = True) -> bool:  # noqa: ARG002 (a rank knows of all its chunks)
-        """Tell whether this rank has the first stage of the model, the one that takes the inputs.
+        """Whether this rank has the first stage of the model, the one that takes the inputs.
 
         Args:
             ignore_chunk: Accepted for programs that pass it: the answer is about all stages of the rank.
@@ -57,7 +57,7 @@ class PipelineStageManager:
         return self.placement.rank_of(0) == self.stage
 
     def is_last_stage(self, ignore_chunk: bool = True) -> bool:  # noqa: ARG002
-        """Tell whether this rank has the last stage of the model, the one that gives outputs.
+        """Whether this rank has the last stage of the model, the one that returns outputs.
 
         Args:
             ignore_chunk: Accepted for programs that pass it: the answer is about all stages of the rank.
@@ -68,7 +68,7 @@ class PipelineStageManager:
         return self.placement.rank_of(self.placement.num_stages - 1) == self.stage
 
     def get_rank(self) -> int:
-        """Find this process in the world.
+        """Return the global rank of this process.
 
         Returns:
             Its global rank.

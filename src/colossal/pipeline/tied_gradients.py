@@ -26,7 +26,7 @@ class _TiedParam(NamedTuple):
 class TiedGradientReducer:
     """Sums up gradients of parameters that this rank and others have.
 
-    What a backward pass makes for such a parameter is kept besides, so that it can be sent after the last micro-batch.
+    The gradient of such a parameter is accumulated separately, so that it can be sent after the last micro-batch.
     The parameter itself gets the sum over all ranks as one more backward pass, added up in the same order everywhere,
     so that all of them have the same bits.
     """
@@ -108,7 +108,7 @@ def broadcast_tied_parameters(stages: Iterable[Stage], placement: StagePlacement
 
 
 def shared_parameters_of(stages: Iterable[Stage]) -> list[SharedParameter]:
-    """Find what stages share, in an order that all ranks have in common."""
+    """Find the parameters that stages have in common, in an order that is the same on all ranks."""
     found = {(each.stages, each.names): each for stage in stages for each in stage.shared}
     return [found[key] for key in sorted(found)]
 

@@ -38,7 +38,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The share of the time in which ranks do not compute."""
+        """The fraction of the time in which ranks are idle."""
         return bubble_fraction(list(self.passes))
 
     def to_svg(self) -> str:
@@ -50,17 +50,17 @@ class Timeline:
         begin, scale = min(each.begin for each in self.passes), (_WIDTH - _LEFT - 8) / self.duration
         num_ranks = 1 + max(each.rank for each in self.passes)
         stages = {rank: [each.action.stage for each in self.passes if each.rank == rank] for rank in range(num_ranks)}
-        boxes = []
+        bars = []
         for each in self.passes:
             x, width = _LEFT + (each.begin - begin) * scale, max(each.duration * scale, 0.5)
             y, opacity = _TOP + each.rank * _ROW, 1.0 if each.action.stage == min(stages[each.rank]) else 0.6
-            boxes.append(
+            bars.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 6}" fill-opacity="{opacity}" '
                 f'fill="{_COLORS[each.action.kind]}" stroke="#fff" stroke-width="0.5">'
                 f"<title>{each.action!r}</title></rect>"
             )
             if width >= _NARROWEST:
-                boxes.append(
+                bars.append(
                     f'<text x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle">{each.action.microbatch}</text>'
                 )
         ranks = [f'<text x="4" y="{_TOP + rank * _ROW + 19}">rank {rank}</text>' for rank in range(num_ranks)]
@@ -74,7 +74,7 @@ class Timeline:
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
             f'height="{height}" font-family="sans-serif" font-size="11">'
-            f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>{"".join([*legend, *ranks, *boxes])}</svg>'
+            f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>{"".join([*legend, *ranks, *bars])}</svg>'
         )
 
     def to_chrome_trace(self) -> str:

@@ -1,4 +1,4 @@
-"""Models of Hugging Face, divided along the tp axis by a table for each family."""
+"""Tensor and sequence parallelism for models of Hugging Face, with a plan for each family."""
 
 from colossal.shardformer.activation_checkpointing import GradientCheckpointConfig, PipelineGradientCheckpointConfig
 from colossal.shardformer.causal_loss import ParallelCausalLoss

@@ -23,7 +23,7 @@ class GradientCheckpointConfig:
 
     Args:
         gradient_checkpointing_ratio: The part of the layers of a stage that is checkpointed, its first ones; between 0
-            and 1, and rounded down to whole layers.
+            and 1, and rounded down to full layers.
 
     Raises:
         ConfigError: The ratio is outside its range.
@@ -41,7 +41,7 @@ class GradientCheckpointConfig:
     def __post_init__(self) -> None:
         _check_ratio(self.gradient_checkpointing_ratio)
 
-    def num_layers(self, held: int, stage: int = 0, num_stages: int = 1) -> int:  # noqa: ARG002 (all stages alike)
+    def num_layers(self, held: int, stage: int = 0, num_stages: int = 1) -> int:  # noqa: ARG002 (the same for all stages)
         """Count the layers of a stage that are checkpointed.
 
         Args:
@@ -197,7 +197,7 @@ def _entered(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
 
 
 def _has_parameters(layer: nn.Module) -> bool:
-    """Tell whether a layer is here: those of other stages are stand-ins."""
+    """Whether a layer is on this rank: those of other stages are placeholders without parameters."""
     return next(layer.parameters(), None) is not None
 
 

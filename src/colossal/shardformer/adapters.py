@@ -1,7 +1,7 @@
-"""Layers that low-rank adapters stand beside, divided along the tp axis.
+"""Linear layers with low-rank adapters, sharded along the tp axis.
 
-The product with an adapter is that of two thin layers, of which one meets the whole side of a divided layer, and the
-other one its divided side. The former stays whole, and the latter is divided as the layer is.
+An adapter is a product of two thin layers, A and B. One of them has its outer dimension on the sharded side of the
+adapted layer, and is sharded like the layer; the other one stays replicated.
 """
 
 import sys
@@ -13,9 +13,9 @@ from torch import nn
 from colossal.errors import PlanError
 from colossal.shardformer.styles import STYLES, StyleContext
 
-# The styles of A, from the features of the input, and of B, to those of the output; None where it stays whole.
-# [Note: adapters of colwise_no_reduce] Where others sum up the gradient of the input of a layer, that of A, which is
-# computed from it, is not the sum yet either.
+# The styles of A, from the features of the input, and of B, to those of the output; None where it stays replicated.
+# [Note: adapters of colwise_no_reduce] Where the gradient of the input of a layer is all-reduced elsewhere, that of A,
+# which is computed from it, is a partial sum too.
 _THIN: Mapping[str, tuple[str | None, str | None]] = {
     **{
         style: (None, style)
@@ -35,7 +35,7 @@ _THIN: Mapping[str, tuple[str | None, str | None]] = {
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Tell whether a module is a layer of peft around one of the model, without importing peft."""
+    """Whether a module is a layer of peft around one of the model, without importing peft."""
     peft = sys.modules.get("peft.tuners.tuners_utils")
     return peft is not None and isinstance(module, peft.BaseTunerLayer)
 
@@ -49,7 +49,7 @@ def shard_adapted_layer(name: str, module: nn.Module, style: str, context: Style
         return STYLES[style](module, context)
     if style not in _THIN or not is_plain or getattr(layer, "lora_variant", None):
         raise PlanError(
-            "Low-rank adapters are divided beside linear layers of the styles "
+            "Low-rank adapters are sharded with linear layers of the styles "
             f"{', '.join(map(repr, (*_THIN, 'replicate')))}. Found {name}, a {type(module).__name__} "
             f"around {type(layer.base_layer).__name__} of the style {style!r}"
             f"{', with a variant of LoRA' if getattr(layer, 'lora_variant', None) else ''}. Leave it out of "

@@ -13,7 +13,7 @@ from colossal.errors import UnsupportedError
 
 _OPTION = "enable_jit_fused"
 
-# Several operations each; of the python variants of GELU, the function tells.
+# Several operations each; the python variants of GELU are recognized by their function.
 _IN_PARTS = (
     "AccurateGELUActivation",
     "BloomGelu",

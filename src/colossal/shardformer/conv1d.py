@@ -16,9 +16,9 @@ class Conv1DLayer(ParallelLayer, ABC):
     """`transformers.pytorch_utils.Conv1D`, of which each rank has a part.
 
     Args:
-        nf: Features of the whole output.
-        nx: Features of the whole input.
-        split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
+        nf: Features of the full output.
+        nx: Features of the full input.
+        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
         dtype: Of the parameters.
         device: Of the parameters.
         mesh: The mesh; the ambient one by default.
@@ -51,10 +51,10 @@ class Conv1DLayer(ParallelLayer, ABC):
         """Apply the layer.
 
         Args:
-            x: This rank's part of the input, its features last.
+            x: The local shard of the input, its features last.
 
         Returns:
-            Its part of the output.
+            The local shard of the output.
         """
         return self.product(x, self.weight.mT, self.bias)
 
@@ -75,9 +75,9 @@ class Conv1DCol(Conv1DLayer):
     """The column-parallel form: each rank makes some of the features.
 
     Args:
-        nf: Features of the whole output.
-        nx: Features of the whole input.
-        split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
+        nf: Features of the full output.
+        nx: Features of the full input.
+        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
         dtype: Of the parameters.
         device: Of the parameters.
         mesh: The mesh; the ambient one by default.
@@ -102,9 +102,9 @@ class Conv1DRow(Conv1DLayer):
     """The row-parallel form: each rank takes some of the features, and the results are summed up.
 
     Args:
-        nf: Features of the whole output.
-        nx: Features of the whole input.
-        split_sizes: The lengths of the pieces that are packed into the output; each of them is cut by itself.
+        nf: Features of the full output.
+        nx: Features of the full input.
+        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
         dtype: Of the parameters.
         device: Of the parameters.
         mesh: The mesh; the ambient one by default.

@@ -1,4 +1,4 @@
-"""Normalisation in one kernel."""
+"""Normalization in one kernel."""
 
 from collections.abc import Mapping
 from typing import Any, final

@@ -59,7 +59,7 @@ def divide_attribute(base: nn.Module, pattern: str, size: int) -> None:
 
 
 def adjust_key_value_groups(base: nn.Module, num_key_value_heads: int | None, size: int) -> None:
-    """Adjust how many heads of queries use one of keys, where ranks share those."""
+    """Adjust how many query heads use one key head, where several ranks compute the same key head."""
     if num_key_value_heads is None or num_key_value_heads >= size:
         return
     for module in base.modules():

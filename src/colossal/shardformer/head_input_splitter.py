@@ -1,4 +1,4 @@
-"""Arguments of attention that hold something for each head of the whole model."""
+"""Shards arguments of attention that have values for each head of the full model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
@@ -20,14 +20,14 @@ class HeadInputSplitter:
         self._arguments, self._mesh = arguments, mesh
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Cut the arguments of a call."""
+        """Shard the arguments of a call."""
         heads = module.num_heads * self._mesh.size("tp")
         given = {name: kwargs[name] for name in self._arguments if kwargs.get(name) is not None}
-        return args, {**kwargs, **{name: self._own(whole, heads) for name, whole in given.items()}}
+        return args, {**kwargs, **{name: self._local_heads(full, heads) for name, full in given.items()}}
 
-    def _own(self, whole: torch.Tensor, heads: int) -> torch.Tensor:
-        if whole.dim() > 1 and whole.shape[1] == heads:
-            return comm.scatter(whole, "tp", 1, self._mesh)
-        if whole.shape[0] % heads:
-            return whole
-        return comm.scatter(whole.unflatten(0, (-1, heads)), "tp", 1, self._mesh).flatten(0, 1)
+    def _local_heads(self, full: torch.Tensor, heads: int) -> torch.Tensor:
+        if full.dim() > 1 and full.shape[1] == heads:
+            return comm.scatter(full, "tp", 1, self._mesh)
+        if full.shape[0] % heads:
+            return full
+        return comm.scatter(full.unflatten(0, (-1, heads)), "tp", 1, self._mesh).flatten(0, 1)

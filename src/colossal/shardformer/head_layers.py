@@ -26,8 +26,8 @@ class ReplicatedKVLinear(nn.Module):
         mesh: The mesh.
 
     Attributes:
-        weight: The whole weight, the same on all ranks.
-        bias: The whole bias, or None.
+        weight: The full weight, the same on all ranks.
+        bias: The full bias, or None.
         product: How it multiplies.
 
     Communication: backward all_reduce, tp, the input's bytes and those of the parameters.
@@ -59,10 +59,10 @@ class ReplicatedKVLinear(nn.Module):
             materialize_parameter(parameter).register_hook(Channel("tp", mesh).all_reduce)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Make this rank's head.
+        """Compute the head of this rank.
 
         Args:
-            x: The whole input, its features last.
+            x: The full input, its features last.
 
         Returns:
             The features of the head.
@@ -72,7 +72,7 @@ class ReplicatedKVLinear(nn.Module):
 
 
 def materialize_parameter(parameter: nn.Parameter) -> torch.Tensor:
-    """Give values to a parameter that every rank has whole: what hangs on it would be lost when it gets them later."""
+    """Materialize a replicated parameter: hooks registered on it would be lost if that happened later."""
     return parameter.materialize() if isinstance(parameter, LazyTensor) else parameter
 
 
@@ -82,7 +82,7 @@ class HeadParallelEmbedding(ParallelLayer):
 
     Args:
         num_embeddings: Rows of the table.
-        embedding_dim: Columns of the whole table.
+        embedding_dim: Columns of the full table.
         dtype: Of the table.
         device: Of the table.
         mesh: The mesh; the ambient one by default.

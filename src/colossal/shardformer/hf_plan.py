@@ -16,20 +16,20 @@ _STYLES: Mapping[str, str] = {
     "replicated_with_grad_allreduce": "replicated_with_grad_allreduce",
     "moe_tp_experts": "moe_tp_experts",
 }
-_TABLE_OF_EMBEDDINGS = "embedding_rowwise"  # stays whole; transformers 5.17 has such a row in most plans
+_TABLE_OF_EMBEDDINGS = "embedding_rowwise"  # stays replicated; transformers 5.17 has such a row in most plans
 _PART_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 _QUERY = "q_proj"
 _KEY_VALUE = ("k_proj", "v_proj")
 
 
 def hf_plan(config: Any) -> ParallelPlan | None:
-    """Make a plan of what a configuration says about tensor parallelism.
+    """Make a plan from the tensor-parallel plan of a configuration.
 
     Args:
         config: Of a model of Hugging Face.
 
     Returns:
-        The plan, in which the table of embeddings and the head stay whole; None if the configuration says nothing.
+        The plan, in which the embedding and the head stay replicated; None if the configuration has none.
 
     Raises:
         PlanError: It names a style that is not known here.

@@ -12,9 +12,9 @@ from colossal.nn.layer.tp.linear_product import ColumnParallel
 
 
 class InputCache:
-    """What was made of the last input of the layers in one module, remembered while the module runs.
+    """Caches what was computed from the last input of the layers in one module, while the module runs.
 
-    Afterwards, also behind an error, nothing is.
+    The cache is cleared afterwards, also after an error.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class InputCache:
         self._last: tuple[torch.Tensor, torch.Tensor, bool] | None = None
 
     def find(self, x: torch.Tensor) -> torch.Tensor | None:
-        """Look for what was made of an input."""
+        """Return what was computed from an input, if it is cached."""
         has_grad = torch.is_grad_enabled()  # also between siblings, one of which may be checkpointed by itself
         if self._last is not None and self._last[0] is x and self._last[2] == has_grad:
             return self._last[1]
@@ -63,7 +63,7 @@ class MergedInputGradient(InputCache):
 
 
 def merge_input_gradients(model: nn.Module, mesh: ParallelMesh) -> None:
-    """Let column-parallel layers that lie in one module share their inputs, such as those of query, key and value.
+    """All-reduce the gradient of an input once for all column-parallel layers of a module, such as those of attention.
 
     Communication: none forward; backward all_reduce, tp, the bytes of each input that differs from the one before it.
     """

@@ -1,4 +1,4 @@
-"""Options of `ShardConfig` besides dividing: each does what it says, or is refused."""
+"""Options of `ShardConfig` other than sharding: each is applied, or rejected."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from colossal.shardformer.shard_config import ShardConfig
 class Option(NamedTuple):
     """One option."""
 
-    # takes a whole model, returns what honours the option, and raises `UnsupportedError` if nothing does
+    # takes a full model, returns what implements the option, and raises `UnsupportedError` if nothing does
     check: Callable[[nn.Module], str]
     apply: Callable[[nn.Module], None]  # takes a model, or a stage of it, and changes it
 

@@ -20,29 +20,29 @@ _REFUSED_BY_RING = ("softcap", "s_aux", "position_bias")
 _IMPLEMENTATIONS_OF_RING = ("sdpa", "eager", "flash_attention_2")
 
 
-def parallelize_attention(model: nn.Module, sharing: SequenceParallelConfig) -> None:
+def parallelize_attention(model: nn.Module, sp_config: SequenceParallelConfig) -> None:
     """Let attention see the tokens of all ranks."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     other: Any = model
     if not getattr(model, "_supports_attention_backend", False):
         raise PlanError(
-            f"The mode {sharing.mode!r} needs a model that takes its attention function from the registry of "
+            f"The mode {sp_config.mode!r} needs a model that takes its attention function from the registry of "
             f"transformers. Found {type(model).__name__}, which computes it by itself. Use the mode 'split_gather' "
             "with tp_size."
         )
     base = str(other.config._attn_implementation)  # noqa: SLF001 (has no public name)
-    if sharing.mode == "ring_attn" and base not in _IMPLEMENTATIONS_OF_RING:
+    if sp_config.mode == "ring_attn" and base not in _IMPLEMENTATIONS_OF_RING:
         raise UnsupportedError(
             f"The mode 'ring_attn' computes attention by itself, equal to {', '.join(_IMPLEMENTATIONS_OF_RING)}. Found "
             f"a model with attn_implementation={base!r}. Choose one of these, or the mode 'all_to_all'."
         )
     name = f"{base}_of_sequence_{next(_numbers)}"
-    if sharing.mode == "ring_attn":
-        AttentionInterface.register(name, RingAttentionFunction(sharing))
+    if sp_config.mode == "ring_attn":
+        AttentionInterface.register(name, RingAttentionFunction(sp_config))
         AttentionMaskInterface.register(name, mask_by_position)
     else:
-        AttentionInterface.register(name, Ulysses(base, sharing.cut.mesh))
+        AttentionInterface.register(name, Ulysses(base, sp_config.sharding.mesh))
         AttentionMaskInterface.register(name, AttentionMaskInterface()[base])
     other.set_attn_implementation(name)
 
@@ -78,19 +78,19 @@ class Ulysses:
         return comm.all_to_all(out, "sp", 1, 2, self._mesh), None
 
     def _to_heads(self, *parts: torch.Tensor) -> list[torch.Tensor]:
-        """Exchange all heads of some tokens for some heads of all, in one message."""
+        """Exchange all heads of some tokens for some heads of all tokens, in one all-to-all."""
         most, size = max(each.shape[-1] for each in parts), self._mesh.size("sp")
-        alike = [nn.functional.pad(each, (0, most - each.shape[-1])).unflatten(1, (size, -1)) for each in parts]
-        moved = comm.all_to_all(torch.cat(alike, 2).flatten(1, 2), "sp", 1, 2, self._mesh)
-        pieces = moved.split([each.shape[2] for each in alike], 1)
-        return [piece[..., : each.shape[-1]] for piece, each in zip(pieces, parts, strict=True)]
+        padded = [nn.functional.pad(each, (0, most - each.shape[-1])).unflatten(1, (size, -1)) for each in parts]
+        moved = comm.all_to_all(torch.cat(padded, 2).flatten(1, 2), "sp", 1, 2, self._mesh)
+        received_parts = moved.split([each.shape[2] for each in padded], 1)
+        return [received[..., : each.shape[-1]] for received, each in zip(received_parts, parts, strict=True)]
 
     def _function_of(self, module: nn.Module) -> Callable[..., Any]:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        home: Any = sys.modules[type(module).__module__]
-        functions = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-        return functions.get_interface(self._base, home.eager_attention_forward)
+        modeling_file: Any = sys.modules[type(module).__module__]
+        functions = getattr(modeling_file, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+        return functions.get_interface(self._base, modeling_file.eager_attention_forward)
 
 
 @final
@@ -114,7 +114,7 @@ class PositionMask:
     batch_size: int  # sequences in a batch
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Tell what queries see of keys."""
+        """Return which keys each query attends to."""
         batch = torch.arange(self.batch_size, device=keys.device)[:, None, None, None]
         head = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=keys.device)
         seen = self.function(batch, head, queries[None, None], keys[None, None])
@@ -154,8 +154,8 @@ def mask_by_position(
 class RingAttentionFunction:
     """`colossal.nn.attention.ring_attention` as transformers calls attention functions."""
 
-    def __init__(self, sharing: SequenceParallelConfig) -> None:
-        self._sharing = sharing
+    def __init__(self, sp_config: SequenceParallelConfig) -> None:
+        self._sp_config = sp_config
 
     def __call__(
         self,
@@ -172,16 +172,16 @@ class RingAttentionFunction:
         """Compute attention."""
         _refuse(dropout, kwargs)
         causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-        sharing = self._sharing
+        sp_config = self._sp_config
         out = ring_attention(
             query,
             key,
             value,
-            sharing.cut,
+            sp_config.sharding,
             is_causal=causal,
             mask=attention_mask,
             scale=scaling,
-            inner_ring_size=sharing.inner_ring_size,
+            inner_ring_size=sp_config.inner_ring_size,
         )
         return out.transpose(1, 2).contiguous(), None
 

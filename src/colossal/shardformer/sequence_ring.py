@@ -35,8 +35,8 @@ class RingInput(InputCache):
         if found is not None:
             return functional.linear(found, weight, bias)
         result: Any = _GatherLinear.apply(x, weight, Channel("tp", self._mesh))
-        out, whole = result
-        self.keep(x, whole)
+        out, full_x = result
+        self.keep(x, full_x)
         return out if bias is None else out + bias
 
 
@@ -56,26 +56,26 @@ class _GatherLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, channel: Channel) -> tuple[torch.Tensor, torch.Tensor]:
         length = x.shape[_TOKENS]
-        whole = x.new_empty(*x.shape[:_TOKENS], length * channel.size, x.shape[-1])
-        out = x.new_empty(*whole.shape[:-1], weight.shape[0])
+        full_x = x.new_empty(*x.shape[:_TOKENS], length * channel.size, x.shape[-1])
+        out = x.new_empty(*full_x.shape[:-1], weight.shape[0])
 
         def visit(source: int, tokens: torch.Tensor) -> None:
-            whole.narrow(_TOKENS, source * length, length).copy_(tokens)
+            full_x.narrow(_TOKENS, source * length, length).copy_(tokens)
             out.narrow(_TOKENS, source * length, length).copy_(functional.linear(tokens, weight))
 
         ring_all_gather(x, channel, visit)
         ctx.channel = channel
-        ctx.save_for_backward(whole, weight)
-        return out, whole
+        ctx.save_for_backward(full_x, weight)
+        return out, full_x
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad, of_whole = grads
-        whole, weight = ctx.saved_tensors
+        grad, full_x_grad = grads
+        full_x, weight = ctx.saved_tensors
         channel: Channel = ctx.channel
-        parts, others = (each.chunk(channel.size, _TOKENS) for each in (grad, of_whole))
+        parts, others = (each.chunk(channel.size, _TOKENS) for each in (grad, full_x_grad))
         grad_x = ring_reduce_scatter(lambda rank: parts[rank] @ weight + others[rank], channel)
-        return grad_x, grad.flatten(0, -2).mT @ whole.flatten(0, -2), None
+        return grad_x, grad.flatten(0, -2).mT @ full_x.flatten(0, -2), None
 
 
 @final
@@ -94,11 +94,11 @@ class _LinearScatter(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         channel: Channel = ctx.channel
         length = grads[0].shape[_TOKENS]
-        grad_x, whole = torch.empty_like(x), grads[0].new_empty(*x.shape[:-1], weight.shape[0])
+        grad_x, full_x = torch.empty_like(x), grads[0].new_empty(*x.shape[:-1], weight.shape[0])
 
         def visit(source: int, grad: torch.Tensor) -> None:
-            whole.narrow(_TOKENS, source * length, length).copy_(grad)
+            full_x.narrow(_TOKENS, source * length, length).copy_(grad)
             grad_x.narrow(_TOKENS, source * length, length).copy_(grad @ weight)
 
         ring_all_gather(grads[0], channel, visit)
-        return grad_x, whole.flatten(0, -2).mT @ x.flatten(0, -2), None
+        return grad_x, full_x.flatten(0, -2).mT @ x.flatten(0, -2), None

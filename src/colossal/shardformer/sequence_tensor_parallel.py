@@ -1,7 +1,7 @@
-"""Tensor parallelism in which each rank has some tokens wherever it need not have all of them.
+"""Tensor parallelism in which activations outside of attention and linear layers are sharded along the sequence.
 
-A column-parallel layer gathers tokens, and a row-parallel one scatters its sums: together they send as much as the one
-all-reduce that they take the place of, and what lies between, such as norms and residuals, is divided by tp.
+A column-parallel layer all-gathers tokens, and a row-parallel one reduce-scatters its output: together they send as
+much as the all-reduce that they replace, and the activations in between, of norms and residuals, are sharded over tp.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 https://arxiv.org/abs/2205.05198.
@@ -31,13 +31,13 @@ _TOKENS = -2
 
 
 def shard_activations(
-    base: nn.Module, layers: Sequence[nn.Module], plan: ParallelPlan, sharing: SequenceParallelConfig
+    base: nn.Module, layers: Sequence[nn.Module], plan: ParallelPlan, sp_config: SequenceParallelConfig
 ) -> None:
     """Let the linear layers of a model gather and scatter tokens."""
-    mesh = sharing.cut.mesh
+    mesh = sp_config.sharding.mesh
     if not plan.attention:
         raise PlanError(
-            f"The mode {sharing.mode!r} gathers tokens in front of attention. Found {type(base).__name__}, whose plan "
+            f"The mode {sp_config.mode!r} gathers tokens before attention. Found {type(base).__name__}, whose plan "
             "does not name it. Use the mode 'all_to_all' or 'ring_attn' with sp_size, or pass a ParallelPlan with "
             "attention."
         )
@@ -45,7 +45,7 @@ def shard_activations(
     inside = {each for module in attention for each in module.modules()}
     for module in attention:
         _gather_around(module, mesh)
-    is_ring = sharing.mode == "ring"
+    is_ring = sp_config.mode == "ring"
     for layer in layers:
         for parent in layer.modules():
             _divide_products(parent, inside, mesh, is_ring)
@@ -71,7 +71,7 @@ def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMe
             product.set_matmul(partial(multiply_on_ring if is_ring else _multiply_and_scatter, mesh))
     tokens = getattr(parent, "tokens", None)
     if isinstance(tokens, ExpertTokens):  # experts, whose weights are parameters of their own
-        tokens.share()
+        tokens.gather_and_scatter()
 
 
 def _multiply_and_scatter(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -79,19 +79,19 @@ def _multiply_and_scatter(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Ten
 
 
 def _gather_around(attention: nn.Module, mesh: ParallelMesh) -> None:
-    """Give attention all tokens.
+    """Gather all tokens before attention.
 
-    Where it puts them through column-parallel layers only, each rank has a summand of their gradient; where layers that
-    every rank has come first, these sum it up as they do without sequence parallelism, and it is whole.
+    If only column-parallel layers read them, each rank has a partial sum of their gradient. If replicated layers read
+    them first, these all-reduce it as they do without sequence parallelism, and each rank has the full gradient.
     """
-    is_summand = not any(isinstance(module, (nn.Linear, nn.Embedding)) for module in attention.modules())
-    if is_summand:
+    is_partial = not any(isinstance(module, (nn.Linear, nn.Embedding)) for module in attention.modules())
+    if is_partial:
         for module in attention.modules():
             product = getattr(module, "product", None)
             if isinstance(product, ColumnParallel):
                 product.set_input_transform(_identity)
     attention.register_forward_pre_hook(
-        _GatherStates(lambda x: comm.gather(x, "tp", 1, mesh, partial_grad=is_summand)), with_kwargs=True
+        _GatherStates(lambda x: comm.gather(x, "tp", 1, mesh, partial_grad=is_partial)), with_kwargs=True
     )
 
 

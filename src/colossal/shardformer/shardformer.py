@@ -1,4 +1,4 @@
-"""Divide a model as its plan says."""
+"""Shard a model as its plan says."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -31,13 +31,13 @@ from colossal.tensor import ParallelPlan, base_model_of, find_modules, unwrap_ad
 
 _LARGE = 1 << 20
 _KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", "moe_tp_experts")
-_COMPUTE_ALIKE = ("FalconLinear",)
+_COMPUTE_THE_SAME = ("FalconLinear",)
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 
 
 @final
 class ShardFormer:
-    """Divides models along the tp axis, and sequences along it or sp, by tables, and does what else its options say.
+    """Shards models over the tp axis, and sequences over tp or sp, by plans, and applies the other options.
 
     Forward methods stay as they are; some modules are replaced, and some get hooks.
 
@@ -73,21 +73,21 @@ class ShardFormer:
         Raises:
             PlanError: The plan does not fit the model, or numbers of the model do not divide by the ranks.
             MeshError: The tp axis is arranged as a grid.
-            ConfigError: There is no such mode of sharing sequences, its axis has one rank and the other several, or
+            ConfigError: There is no such mode of sp_config sequences, its axis has one rank and the other several, or
                 the numbers of layers that are checkpointed do not fit the model.
-            UnsupportedError: The model cannot honour an option, or the mode needs another attention implementation.
+            UnsupportedError: The model does not support an option, or the mode needs another attention implementation.
 
         Communication: none; its layers communicate when they run.
         """
         config, mesh = self.shard_config, self.shard_config.mesh or current_mesh()
-        is_compute_sharded, sharing = (
+        is_compute_sharded, sp_config = (
             config.enable_tensor_parallelism and mesh.size("tp") > 1,
             config.sequence_parallel_config(mesh),
         )
-        needs_plan = is_compute_sharded or sharing is not None
+        needs_plan = is_compute_sharded or sp_config is not None
         if needs_plan and mesh.tp_mode != "1d":
             raise MeshError(
-                f"Plans divide models along one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
+                f"Plans shard models over one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
                 "it with tp_mode='1d'."
             )
         chosen = choose_options(model, config)
@@ -97,7 +97,7 @@ class ShardFormer:
             checkpoint_layers(model, policy, config.gradient_checkpoint_config)
         apply_options(model, chosen)
         if needs_plan and policy is not None:
-            _parallelize(unwrap_adapters(model), policy, mesh, config, sharing)
+            _parallelize(unwrap_adapters(model), policy, mesh, config, sp_config)
         return model, []
 
 
@@ -106,45 +106,48 @@ def _parallelize(
     plan: ParallelPlan,
     mesh: ParallelMesh,
     config: ShardConfig,
-    sharing: SequenceParallelConfig | None,
+    sp_config: SequenceParallelConfig | None,
 ) -> None:
     """Divide a model and its sequences, and let its loss know."""
     keep_sharded, is_vocab_parallel = config.parallel_output and _has_causal_loss(model), False
     if config.enable_tensor_parallelism and mesh.size("tp") > 1:
-        _check_uneven(model, plan, mesh, sharing)
+        _check_uneven(model, plan, mesh, sp_config)
         is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
-    if sharing is not None:
-        _refuse_adapters(model, sharing)
-        shard_sequence(model, plan, sharing, keep_sharded)
-    cut = None if sharing is None or sharing.is_over_tp else sharing.cut
-    if keep_sharded and (is_vocab_parallel or cut is not None):
+    if sp_config is not None:
+        _refuse_adapters(model, sp_config)
+        shard_sequence(model, plan, sp_config, keep_sharded)
+    sharding = None if sp_config is None or sp_config.is_over_tp else sp_config.sharding
+    if keep_sharded and (is_vocab_parallel or sharding is not None):
         causal: Any = model
-        causal.loss_function = ParallelCausalLoss(mesh, cut, is_vocab_parallel)
+        causal.loss_function = ParallelCausalLoss(mesh, sharding, is_vocab_parallel)
 
 
-def _refuse_adapters(model: nn.Module, sharing: SequenceParallelConfig) -> None:
+def _refuse_adapters(model: nn.Module, sp_config: SequenceParallelConfig) -> None:
     found = next((name for name, module in model.named_modules() if is_adapted(module)), None)
-    if sharing.is_over_tp and found is not None:
+    if sp_config.is_over_tp and found is not None:
         raise PlanError(
-            f"In the mode {sharing.mode!r} the layers of a model take the tokens of other ranks, which adapters beside "
-            f"them do not yet. Found adapters beside {found}. The nearest that works is the mode 'all_to_all', with "
-            "sp_size."
+            f"In the mode {sp_config.mode!r} layers gather the tokens of other ranks, which low-rank adapters do not "
+            f"support yet. Found adapters of {found}. Use the mode 'all_to_all' with sp_size instead."
         )
 
 
 def _check_uneven(
-    model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, sharing: SequenceParallelConfig | None
+    model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, sp_config: SequenceParallelConfig | None
 ) -> None:
     config = getattr(model, "config", None)
-    if sharing is not None and sharing.is_over_tp and skip_uneven_attention(plan, config, mesh.size("tp")) is not plan:
+    if (
+        sp_config is not None
+        and sp_config.is_over_tp
+        and skip_uneven_attention(plan, config, mesh.size("tp")) is not plan
+    ):
         raise PlanError(
-            f"The mode {sharing.mode!r} needs attention that is divided. Found {type(model).__name__}, whose heads do "
-            f"not divide by tp={mesh.size('tp')}, so that its attention stays whole. Leave sequence parallelism out."
+            f"The mode {sp_config.mode!r} needs sharded attention. Found {type(model).__name__}, whose heads do not "
+            f"divide by tp={mesh.size('tp')}, so that its attention stays replicated. Disable sequence parallelism."
         )
 
 
 def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_sharded: bool) -> bool:
-    """Divide a model along tp, and tell whether its logits stay divided by words."""
+    """Shard a model over tp; return whether its logits stay sharded over the vocabulary."""
     base, size = base_model_of(model), mesh.size("tp")
     for pattern in plan.nested:
         for _, module in find_modules(base, pattern):
@@ -180,7 +183,7 @@ def _apply_style(_name: str, module: nn.Module, style: str, context: StyleContex
 
 
 def _has_causal_loss(model: nn.Module) -> bool:
-    """Tell whether a model leaves its loss to its `loss_function`; the classes that do are known by their names."""
+    """Whether a model computes its loss by its `loss_function`; such classes are recognized by their names."""
     is_causal = any(kind.__name__.endswith(_CAUSAL) for kind in type(model).__mro__)
     return is_causal and hasattr(type(model), "loss_function")
 
@@ -194,28 +197,28 @@ def _styled_modules(
         for name, module in find_modules(model, f"?{pattern}")
     )
     for found in chain(((base, *row) for row in plan.rows(base)), of_heads):
-        if next(found[2].parameters(), None) is not None:  # of other stages of a pipeline only stand-ins are here
+        if next(found[2].parameters(), None) is not None:  # of other stages of a pipeline only placeholders are here
             yield found
 
 
 def _check_kind(name: str, module: nn.Module, style: str) -> None:
-    """Refuse a layer that computes something of its own, which what takes its place would not."""
-    if style in _KEEP_MODULE or type(module).__name__ in _COMPUTE_ALIKE:
+    """Reject a layer whose forward method differs from that of the layer that would replace it."""
+    if style in _KEEP_MODULE or type(module).__name__ in _COMPUTE_THE_SAME:
         return
     kinds = [kind for kind in type(module).__mro__ if kind in (nn.Linear, nn.Embedding) or kind.__name__ == "Conv1D"]
     if not kinds or type(module).forward is not kinds[0].forward:
         raise PlanError(
             f"The style {style!r} is for modules that compute what Linear, Embedding or Conv1D do. Found {name}, a "
-            f"{type(module).__name__}. Leave its row out, so that it stays whole."
+            f"{type(module).__name__}. Remove it from the plan, so that it stays replicated."
         )
 
 
-def _log_summary(model: nn.Module, num_divided: int, size: int) -> None:
-    """Say which large layers every rank has whole."""
-    whole = [
+def _log_summary(model: nn.Module, num_sharded: int, size: int) -> None:
+    """Log which large layers stay replicated."""
+    replicated = [
         f"{name} ({' x '.join(map(str, module.weight.shape))})"
         for name, module in model.named_modules()
         if isinstance(module, (nn.Linear, nn.Embedding)) and module.weight.numel() >= _LARGE
     ]
-    left = f"; large layers that stay whole: {', '.join(whole)}" if whole else ""
-    get_dist_logger().info(f"{type(model).__name__}: tp={size} divides {num_divided} layers{left}", ranks=[0])
+    left = f"; large layers that stay replicated: {', '.join(replicated)}" if replicated else ""
+    get_dist_logger().info(f"{type(model).__name__}: tp={size} shards {num_sharded} layers{left}", ranks=[0])

@@ -1,4 +1,4 @@
-"""How one module is divided along the tp axis.
+"""How one module is sharded over the tp axis.
 
 ==============================  ====================================================================================
 style                           what becomes of the module
@@ -46,12 +46,12 @@ from colossal.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKV
 @final
 @dataclass(frozen=True)
 class StyleContext:
-    """What a style needs to know besides the module.
+    """What a style needs to know in addition to the module.
 
     Args:
-        mesh: The mesh, whose tp axis divides.
-        num_key_value_heads: How many heads keys and values have in the whole model; None for as many as queries.
-        gather_logits: Whether logits are put together.
+        mesh: The mesh, over whose tp axis modules are sharded.
+        num_key_value_heads: How many heads keys and values have in the full model; None for as many as queries.
+        gather_logits: Whether logits are gathered.
 
     Example:
         >>> from torch import nn
@@ -71,13 +71,13 @@ class StyleContext:
 Style = Callable[[nn.Module, StyleContext], nn.Module]
 
 
-def _column(module: nn.Module, context: StyleContext, num_pieces: int = 1, **options: Any) -> nn.Module:
+def _column(module: nn.Module, context: StyleContext, num_projections: int = 1, **options: Any) -> nn.Module:
     if isinstance(module, nn.Linear):
         return Linear1D_Col.from_native(
-            module, context.mesh, split_sizes=_packed_sizes(module.out_features, num_pieces), **options
+            module, context.mesh, split_sizes=_packed_sizes(module.out_features, num_projections), **options
         )
     conv: Any = module
-    return Conv1DCol.from_native(conv, context.mesh, split_sizes=_packed_sizes(conv.nf, num_pieces))
+    return Conv1DCol.from_native(conv, context.mesh, split_sizes=_packed_sizes(conv.nf, num_projections))
 
 
 def _column_without_reduce(module: nn.Module, context: StyleContext) -> nn.Module:
@@ -91,7 +91,7 @@ def _identity(x: torch.Tensor) -> torch.Tensor:
 
 
 def _multi_query(module: nn.Module, context: StyleContext) -> nn.Module:
-    """Cut queries, and key and value, each by itself, and put the latter together, as all heads use them."""
+    """Shard queries, and key and value, each by itself, and gather the latter, as all heads use them."""
     assert isinstance(module, nn.Linear)
     mesh, queries, total = context.mesh, module.in_features, module.out_features
     layer = Linear1D_Col.from_native(module, mesh, split_sizes=[queries, total - queries])
@@ -159,13 +159,13 @@ def _replicated_with_grad_allreduce(module: nn.Module, context: StyleContext) ->
 
 @final
 class ExpertTokens:
-    """What enters and leaves divided experts: all tokens, or under sequence parallelism those of each rank."""
+    """Hooks for inputs and outputs of sharded experts: all tokens, or the local ones with sequence parallelism."""
 
     def __init__(self, mesh: ParallelMesh) -> None:
         self._mesh, self._are_sharded = mesh, False
 
-    def share(self) -> None:
-        """Gather tokens, of which each rank has some, before the experts, and divide them again behind."""
+    def gather_and_scatter(self) -> None:
+        """Gather tokens, which are sharded over ranks, before the experts, and scatter them again after."""
         self._are_sharded = True
 
     def enter(self, _experts: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -194,8 +194,8 @@ def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
         "gate_up_proj": make_layout(mesh, tuple(up.shape), {1: ("tp",)}, {1: (inner, inner)}),
         "down_proj": make_layout(mesh, tuple(down.shape), {2: ("tp",)}),
     }
-    for name, whole in (("gate_up_proj", up), ("down_proj", down)):
-        setattr(experts, name, make_param_shard(whole, layouts[name], mesh))
+    for name, parameter in (("gate_up_proj", up), ("down_proj", down)):
+        setattr(experts, name, make_param_shard(parameter, layouts[name], mesh))
     other: Any = experts
     other.layouts, other.tokens = layouts, ExpertTokens(mesh)
     experts.register_forward_pre_hook(other.tokens.enter)
@@ -205,8 +205,8 @@ def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
 
 STYLES: Mapping[str, Style] = {
     "colwise": _column,
-    "packed_colwise(2)": partial(_column, num_pieces=2),
-    "packed_colwise(3)": partial(_column, num_pieces=3),
+    "packed_colwise(2)": partial(_column, num_projections=2),
+    "packed_colwise(3)": partial(_column, num_projections=3),
     "colwise_gather_output": partial(_column, gather_output=True),
     "colwise_no_reduce": _column_without_reduce,
     "colwise_multi_query": _multi_query,

@@ -1,4 +1,4 @@
-"""Which families honour which option, computed from the tables."""
+"""Which families support which option, computed from the plans."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -16,15 +16,15 @@ _ONE_LAYER = dict.fromkeys(("num_hidden_layers", "num_layers", "encoder_layers",
 
 
 def supported_options(model: nn.Module) -> dict[str, str]:
-    """Tell which options a model honours, and by what.
+    """Return which options a model supports, and what implements them.
 
     Args:
-        model: The model, before it is divided; it stays as it is.
+        model: The model, before it is sharded; it is not changed.
 
     Returns:
-        For the name of each option, and for each kind of parallelism, ``"yes"`` or what honours it, such as ``"sdpa"``
-        or ``"torch's"`` for a kernel that torch has anyway; or else ``"refused"``. Sequences are shared on the tp axis
-        in the modes split_gather and ring, and on the sp axis in the modes all_to_all and ring_attn.
+        For the name of each option, and for each kind of parallelism, ``"yes"`` or what implements it, such as
+        ``"sdpa"`` or ``"torch's"`` for a kernel that torch has anyway; or else ``"refused"``. Sequences are sharded
+        over the tp axis in the modes split_gather and ring, and over the sp axis in the modes all_to_all and ring_attn.
 
     Example:
         >>> from transformers import GPT2Config, GPT2Model
@@ -36,13 +36,13 @@ def supported_options(model: nn.Module) -> dict[str, str]:
 
 
 def option_matrix(families: Iterable[str] = FAMILIES) -> dict[str, dict[str, str]]:
-    """Tell which options the families honour, as their models are built by default.
+    """Return which options the families support, as their models are built by default.
 
     Args:
         families: Their names.
 
     Returns:
-        For each family what `supported_options` tells of a model of it, which is built without data.
+        For each family the `supported_options` of a model of it, which is built without data.
 
     Example:
         >>> from colossal.shardformer import option_matrix
@@ -71,21 +71,21 @@ def _divides(model: nn.Module) -> str:
     return "yes" if list(plan.rows(base)) else _REFUSED
 
 
-def _cuts(model: nn.Module) -> str:
+def _supports_pipeline(model: nn.Module) -> str:
     stages = plan_of(model).stages
     return "yes" if stages is not None and stages.lists_in(base_model_of(model)) else _REFUSED
 
 
-def _shares_over_tp(model: nn.Module) -> str:
+def _shards_sequences_over_tp(model: nn.Module) -> str:
     return "yes" if _reads_tokens(model) and plan_of(model).attention else _REFUSED
 
 
-def _shares_over_sp(model: nn.Module) -> str:
+def _shards_sequences_over_sp(model: nn.Module) -> str:
     return "yes" if _reads_tokens(model) and getattr(model, "_supports_attention_backend", False) else _REFUSED
 
 
 def _reads_tokens(model: nn.Module) -> bool:
-    """Tell whether sequences are as long as the user makes them, and the plan says what the layers are."""
+    """Whether the length of sequences is up to the user, and the plan names the layers."""
     stages = plan_of(model).stages
     return stages is not None and stages.previous is None and getattr(model, "main_input_name", None) == "input_ids"
 
@@ -96,9 +96,9 @@ def _checkpoints(model: nn.Module) -> str:
 
 _COLUMNS: Mapping[str, Callable[[nn.Module], str]] = {
     "tensor_parallelism": _divides,
-    "pipeline_parallelism": _cuts,
-    "sequence_parallelism_on_tp": _shares_over_tp,
-    "sequence_parallelism_on_sp": _shares_over_sp,
+    "pipeline_parallelism": _supports_pipeline,
+    "sequence_parallelism_on_tp": _shards_sequences_over_tp,
+    "sequence_parallelism_on_sp": _shards_sequences_over_sp,
     **{name: option.check for name, option in OPTIONS.items()},
     "gradient_checkpoint_config": _checkpoints,
 }

@@ -1,4 +1,4 @@
-"""Parameters that are one, under several names."""
+"""Tied parameters: one object under several names."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,18 +13,18 @@ def find_tied_parameters(model: nn.Module) -> list[list[str]]:
     return [names for names in parameter_names(model).values() if len(names) > 1]
 
 
-def retie_parameters(model: nn.Module, ties: Sequence[Sequence[str]], divided: Collection[nn.Module]) -> None:
-    """Let parameters be one again, now that some of them are divided."""
+def retie_parameters(model: nn.Module, ties: Sequence[Sequence[str]], sharded: Collection[nn.Module]) -> None:
+    """Tie parameters again, after some of them were sharded."""
     for names in ties:
         places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
-        chosen = next((getattr(module, last) for module, last in places if module in divided), None)
+        chosen = next((getattr(module, last) for module, last in places if module in sharded), None)
         if chosen is None:
             continue
         for name, (module, last) in zip(names, places, strict=True):
             found = getattr(module, last)
-            if found.shape != chosen.shape and (module in divided or not any(module.children())):
+            if found.shape != chosen.shape and (module in sharded or not any(module.children())):
                 raise PlanError(
-                    f"Parameters that are one are divided alike. Found {tuple(chosen.shape)} and, of {name}, "
-                    f"{tuple(found.shape)} on this rank. Give all of {', '.join(names)} a style that divides rows."
+                    f"Tied parameters are sharded in the same way. Found {tuple(chosen.shape)} and, of {name}, "
+                    f"{tuple(found.shape)} on this rank. Give all of {', '.join(names)} a style that shards rows."
                 )
             setattr(module, last, chosen)

@@ -36,7 +36,7 @@ class Action(NamedTuple):
             num_stages: Stages of the pipeline.
 
         Returns:
-            The pass of the neighbouring stage or of the same one; None for the first of all.
+            The pass of an adjacent stage or of the same one; None for the first pass.
 
         Example:
             >>> from colossal.pipeline import Action

@@ -11,7 +11,7 @@ Urgency = Callable[[Action], tuple[int, ...]]
 
 
 def zero_bubble_v(placement: StagePlacement, num_microbatches: int, costs: Costs | None = None) -> PipelineOrder:
-    """Fill the bubble by the gradients of weights, which nobody waits for.
+    """Fill the bubble with weight gradients, for which no other rank waits.
 
     Backward passes are in two parts. Each rank goes backward to inputs as soon as it can, else forward, else it makes
     up for gradients of weights; it has at most as many micro-batches under way as there are ranks, as with 1F1B (Qi

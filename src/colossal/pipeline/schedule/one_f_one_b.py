@@ -10,7 +10,7 @@ from colossal.pipeline.stage_placement import StagePlacement
 def one_forward_one_backward(placement: StagePlacement, num_microbatches: int) -> PipelineOrder:
     """Go backward with each micro-batch as soon as that is possible.
 
-    A rank has at most as many micro-batches under way as there are ranks behind it, and itself (Narayanan et al.,
+    A rank has at most as many micro-batches in flight as there are ranks from itself to the last (Narayanan et al.,
     "PipeDream", https://arxiv.org/abs/1806.03377; the flushed form of https://arxiv.org/abs/2104.04473).
 
     Args:

@@ -17,7 +17,7 @@ _AHEAD = 2
 
 
 class P2PMessage(NamedTuple):
-    """Hidden states, or their gradients, of one micro-batch between two neighbouring stages.
+    """Hidden states, or their gradients, of one micro-batch between two adjacent stages.
 
     Attributes:
         is_grad: Whether it goes back.
@@ -43,7 +43,7 @@ class PeerMessage(NamedTuple):
 
 
 def message_received_by(action: Action, placement: StagePlacement) -> PeerMessage | None:
-    """Tell what a pass needs of another rank."""
+    """Return the message that a pass receives from another rank, if any."""
     kind, stage, microbatch = action
     if kind == "F" and stage > 0:
         return _between(stage, stage - 1, P2PMessage(False, stage - 1, microbatch), placement)
@@ -53,7 +53,7 @@ def message_received_by(action: Action, placement: StagePlacement) -> PeerMessag
 
 
 def message_sent_by(action: Action, placement: StagePlacement) -> PeerMessage | None:
-    """Tell what a pass makes for another rank."""
+    """Return the message that a pass sends to another rank, if any."""
     kind, stage, microbatch = action
     if kind == "F" and stage < placement.num_stages - 1:
         return _between(stage, stage + 1, P2PMessage(False, stage, microbatch), placement)
@@ -105,7 +105,7 @@ class RecvOrder:
         while message not in self._posted:
             if not self._order:
                 raise ConfigError(
-                    f"A rank waits for messages that another one sends. Found that nobody sends {message}. Correct "
+                    f"A rank waits for messages that another one sends. Found that no rank sends {message}. Correct "
                     "the order of the schedule."
                 )
             yield self._next()

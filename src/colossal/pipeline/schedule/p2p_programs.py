@@ -23,7 +23,7 @@ class Header(NamedTuple):
 
 
 Payload = P2PMessage | Header | SharedParameter
-"""What is sent: a message, its shapes ahead of the first one, or the gradient of a parameter that ranks share."""
+"""What is sent: a message, its shapes ahead of the first one, or the gradient of a tied parameter."""
 
 
 class Operation(NamedTuple):

@@ -77,7 +77,7 @@ def simulate(orders: PipelineOrder, placement: StagePlacement, costs: Costs | No
 
 
 def bubble_fraction(passes: list[Pass]) -> float:
-    """Tell which share of the time ranks wait.
+    """Compute the fraction of the time in which ranks are idle.
 
     Args:
         passes: The passes of all ranks.
@@ -92,8 +92,8 @@ def bubble_fraction(passes: list[Pass]) -> float:
         0.125
     """
     num_ranks = 1 + max(each.rank for each in passes)
-    whole = max(each.end for each in passes) - min(each.begin for each in passes)
-    return 1 - sum(each.duration for each in passes) / (whole * num_ranks)
+    total = max(each.end for each in passes) - min(each.begin for each in passes)
+    return 1 - sum(each.duration for each in passes) / (total * num_ranks)
 
 
 def _is_ready(action: Action, done: dict[Action, Pass], placement: StagePlacement) -> bool:

@@ -61,7 +61,7 @@ def check_programs(programs: P2PPrograms) -> None:
             _match(programs, source, target)
     if stuck := _Run(programs).stuck():
         raise ConfigError(
-            "Ranks of a pipeline never wait for each other in a circle, and a send waits until its receive is posted. "
+            "Ranks of a pipeline never deadlock in a cycle of waits, and a send waits until its receive is posted. "
             f"Found that {'; '.join(stuck)}. {_ADVICE}"
         )
 
@@ -149,22 +149,22 @@ class _Run:
             moved = any(self._advance(rank) for rank in range(len(programs)))
 
     def stuck(self) -> list[str]:
-        """Say who waits for what: a circle, or the ranks up to one that has ended; nothing if all have ended."""
+        """Describe the waits: a cycle, or the ranks up to one that has ended; nothing if all have ended."""
         waiting = {
             rank: program[at]
             for rank, (program, at) in enumerate(zip(self._programs, self._at, strict=True))
             if at < len(program)
         }
-        way: list[int] = []
+        path: list[int] = []
         rank = min(waiting, default=-1)
-        while rank in waiting and rank not in way:
-            way.append(rank)
+        while rank in waiting and rank not in path:
+            path.append(rank)
             rank = waiting[rank].peer
-        circle = way[way.index(rank) :] if rank in way else way
-        return [f"rank {each} {waiting[each]}" for each in circle]
+        cycle = path[path.index(rank) :] if rank in path else path
+        return [f"rank {each} {waiting[each]}" for each in cycle]
 
     def _advance(self, rank: int) -> bool:
-        """Do what a rank can do, and tell whether that was anything."""
+        """Run the operations of a rank that do not block; return whether there were any."""
         program, begin = self._programs[rank], self._at[rank]
         while self._at[rank] < len(program):
             operation = program[self._at[rank]]

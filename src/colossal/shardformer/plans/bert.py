@@ -20,6 +20,6 @@ BERT = ParallelPlan(
 )
 
 
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
     """Return the plan of a configuration."""
     return BERT

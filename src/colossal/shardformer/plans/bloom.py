@@ -1,4 +1,4 @@
-"""BLOOM, whose query, key and value lie behind each other for each head, and whose positions are a bias of heads."""
+"""BLOOM, whose query, key and value are interleaved by head, and whose positions are a bias for each head (ALiBi)."""
 
 from typing import Any
 
@@ -23,6 +23,6 @@ BLOOM = ParallelPlan(
 )
 
 
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
     """Return the plan of a configuration."""
     return BLOOM

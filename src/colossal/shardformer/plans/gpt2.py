@@ -26,6 +26,6 @@ GPT2 = ParallelPlan(
 )  # fmt: skip
 
 
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
     """Return the plan of a configuration."""
     return GPT2

@@ -17,6 +17,6 @@ MIXTRAL = ParallelPlan(
 )
 
 
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
     """Return the plan of a configuration."""
     return MIXTRAL

@@ -1,4 +1,4 @@
-"""SAM, whose images have relative positions that all heads share, and whose masks have three kinds of attention."""
+"""SAM, whose images have the same relative positions for all heads, and whose masks have three kinds of attention."""
 
 from typing import Any
 
@@ -31,5 +31,5 @@ SAM = ParallelPlan(
 
 def plan(config: Any) -> ParallelPlan:
     """Return the plan of a configuration."""
-    is_whole = config.model_type == "sam"
-    return SAM if is_whole else submodel_plan(SAM, "vision_encoder.", is_inside=False)
+    is_full_model = config.model_type == "sam"
+    return SAM if is_full_model else submodel_plan(SAM, "vision_encoder.", is_inside=False)

@@ -18,6 +18,6 @@ VIT = ParallelPlan(
 )
 
 
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (all alike)
+def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
     """Return the plan of a configuration."""
     return VIT

@@ -235,7 +235,7 @@ class HybridParallelPlugin(DataParallelPlugin):
     def sp_group(self) -> ProcessGroup:
         """The process group over which sequences are sharded; in split_gather and ring it is that of tp."""
         sharing = self.shard_config.sequence_parallel_config(self.mesh)
-        return self.mesh.group("sp" if sharing is None else sharing.cut.axis)
+        return self.mesh.group("sp" if sharing is None else sharing.sharding.axis)
 
     @property
     def dp_group(self) -> ProcessGroup:

@@ -83,7 +83,7 @@ def shard_stages(
     for stage in stages:
         _optimize(stage, plan, chosen, config)
         if plan is not None:
-            stage.set_sequence_parallel_size(1 if sharing is None else sharing.cut.size)
+            stage.set_sequence_parallel_size(1 if sharing is None else sharing.sharding.size)
     _retie_shared_params(stages)
 
 
