@@ -158,11 +158,7 @@ def _run(options: Options) -> int:
         launcher = Launcher(nodes, Printer([host.name for host in hosts]))
         details = _details(job, streams)
         code = launcher.run(lambda node: node.order(commands[node.number], details))
-    if (
-        not is_local
-        or launcher.interrupted
-        or any(end.left or end.ending is Ending.LOST for end in launcher.ends)
-    ):
+    if not is_local or launcher.interrupted or any(end.left or end.ending is Ending.LOST for end in launcher.ends):
         _print_error(report(launcher.ends, launcher.interrupted))
     elif code and _has_accelerator():
         _print_error(HINT)
