@@ -171,7 +171,5 @@ def test_program_says_where_and_what_to_write(root: Path) -> None:
     command = [sys.executable, root / "tests/design/terms.py"]
     for words, status in (["src/lib/b"], 1), (["src/lib/a"], 0):
         done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
-        expected = (
-            "src/lib/b.py:1: 'inbox': write point-to-point, send, recv\n1 findings\n" if status else "0 findings\n"
-        )
+        found = "src/lib/b.py:1: 'inbox': write point-to-point, send, recv\n" if status else ""
         assert (done.returncode, done.stdout) == (status, f"{found}{status} findings\n")
