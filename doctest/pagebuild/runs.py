@@ -16,7 +16,7 @@ from pagetest.results.records import FOLDER_NAME, Records
 from pagetest.results.run_finder import RecordedRun, RunFinder
 
 DEVICES = ("cpu", "cuda")
-"""What readers are told about, in this order."""
+"""The devices whose runs the website shows, in this order."""
 
 PRETEND = "pretend"
 """What the badge of a page also shows: a simulated device that rejects what a GPU rejects."""

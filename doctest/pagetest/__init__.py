@@ -1,1 +1,1 @@
-"""Turns Markdown tutorials into scripts, runs each one under its own command, and judges what happened."""
+"""Turns Markdown tutorials into scripts, runs each one under its own command, and decides whether it passed."""

@@ -149,7 +149,7 @@ def _readme_count(suite: Suite, published: Records) -> ReadmeCount:
 
 
 def _stale_record_lines(suite: Suite, names: Sequence[str], published: Records, root: Path) -> Iterator[str]:
-    """Names the committed records that hold no more, which is no fault: the website shows them grey."""
+    """Names the committed records that no longer hold, which is no fault: the website shows them gray."""
     graph, tree = ImportGraph(suite.code), suite.tree
     inputs = {device: common_inputs(root, device) for device in DEVICES}
     records = [one for one in published.read() if one["page"] in names and one["lang"] in tree.languages(one["page"])]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def display_path(path: Path) -> str:
-    """The path as a reader would type it: relative where it lies below the working directory."""
+    """The path as a reader would type it: relative if it is below the working directory."""
     return os.path.relpath(path) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -43,7 +43,9 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="run the pages again when they or their imports are saved")
     parser.add_argument("--list", action="store_true", help="show the pages, run nothing")
     parser.add_argument("--check", action="store_true", help="check all rules that need no run")
-    parser.add_argument("--translations", action="store_true", help="list the sections that lag behind the original")
+    parser.add_argument(
+        "--translations", action="store_true", help="list the sections that are older than the original"
+    )
     parser.add_argument("--ack", action="store_true", help="note that the translations say what the originals say now")
     parser.add_argument("--record", action="store_true", help="keep the records in docs/verified; of every page")
     parser.add_argument("--update-outputs", action="store_true", help="rewrite the stale output blocks of what is run")

@@ -30,8 +30,8 @@ _CONTEXT = multiprocessing.get_context("fork")
 
 # [Note: who runs a page]
 # A session takes every process below its own for one of its page's, orphans included, so two sessions at a time need
-# two processes. These are forks of the harness. One that is told to end kills its page's processes first, and further
-# signals do not disturb it; when the harness itself is killed, the kernel tells its forks to end. Should one of them
+# two processes. These are forks of the harness. One that is asked to end kills its page's processes first, and further
+# signals do not disturb it; when the harness itself is killed, the kernel signals its forks to end. Should one of them
 # be killed, its page has failed, what it leaves comes to the harness, which kills it, and another one takes its place.
 # Each is a process group of its own: Ctrl-C reaches the harness alone, which ends the others, and no page can reach
 # the harness by a signal to the group of what runs it.
@@ -136,7 +136,7 @@ class WorkerPool:
         return _Worker(process, ours)
 
     def _worker_main(self, link: Connection, foreign: Sequence[Connection], parent: int) -> None:
-        """What a process of the pool does until it is told to end."""
+        """What a process of the pool does until it is asked to end."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt_once)
         os.setpgid(0, 0)

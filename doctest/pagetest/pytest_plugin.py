@@ -39,13 +39,13 @@ class PageRun:
     recorder: Recorder
 
     def run(self, name: str, language: str) -> Result:
-        """Runs a page, or shares the run of its original if the code is the same, and enters the result."""
-        result = self._run_or_share(name, language)
+        """Runs a page, or reuses the run of its original if the code is the same, and records the result."""
+        result = self._run_or_reuse(name, language)
         self.recorder.add(result)
         return result
 
-    def shares_original_run(self, name: str, language: str) -> bool:
-        """Whether the page is proved by the run of its original."""
+    def reuses_original_run(self, name: str, language: str) -> bool:
+        """Whether the run of its original counts for the page."""
         first = self.suite.tree.languages(name)[:1]
         if not first or first[0] == language or not self.suite.tree.path(name, language).is_file():
             return False
@@ -55,18 +55,18 @@ class PageRun:
         """The seconds that a page should take; a page that never ran may take any time."""
         return (
             0.0
-            if self.shares_original_run(name, language)
+            if self.reuses_original_run(name, language)
             else self.last_seconds.get(f"{language}/{name}", LIMIT_SECONDS)
         )
 
-    def _run_or_share(self, name: str, language: str) -> Result:
+    def _run_or_reuse(self, name: str, language: str) -> Result:
         tree = self.suite.tree
         if language not in tree.languages(name):
             return self.suite.missing_page_result(name, language)
         page, first = tree.page(name, language), tree.languages(name)[0]
         if first == language:
             return self._run_original_once(name, language)
-        credit = self._run_original_once(name, first) if self.shares_original_run(name, language) else None
+        credit = self._run_original_once(name, first) if self.reuses_original_run(name, language) else None
         return self.suite.run_page(page, self.runner, tree.page(name, first), credit)
 
     def _run_original_once(self, name: str, language: str) -> Result:
@@ -148,7 +148,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the page run; the workers of xdist get the place where they share results from their controller."""
+    """Makes the page run; the workers of xdist get the folder for their common results from the controller."""
     given = getattr(config, "workerinput", {})
     device = Device(str(config.getoption("pages_device", "")))
     if device.fault and not given:
@@ -170,7 +170,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tells a worker of xdist what all workers must agree on."""
+    """Passes a worker of xdist what all workers must agree on."""
     page_run = node.config.stash[PAGE_RUN]
     node.workerinput.update(pages_shared=str(page_run.shared_folder), pages_seconds=dict(page_run.last_seconds))
 
@@ -192,7 +192,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PageFile |
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the long pages first, and those last that share the run of their original."""
+    """Puts the long pages first, and those last that reuse the run of their original."""
     costs: dict[pytest.Item, float] = {
         item: item.page_run.expected_seconds(item.page, item.language) for item in items if isinstance(item, PageItem)
     }
@@ -210,7 +210,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
-    """Counts the pages that share a run apart, and shows the facts of the others."""
+    """Counts the pages that reuse a run separately, and shows the facts of the others."""
     status, facts = dict(getattr(report, "user_properties", ())).get("page", ("", ""))
     if not status or report.when != "call" or not report.passed:
         return None

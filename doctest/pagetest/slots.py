@@ -25,7 +25,7 @@ MIN_SLOTS = 4
 
 @dataclass(frozen=True)
 class Slots:
-    """A pool of slots that processes share; see [Note: slots]."""
+    """A pool of slots for several processes; see [Note: slots]."""
 
     folder: Path
     num_slots: int
@@ -52,7 +52,7 @@ class Slots:
 
 def slots_needed(page: Page) -> int:
     """The ranks for which a page takes slots; more than there are where it asks to run alone."""
-    if page.alone:
+    if page.exclusive:
         return sys.maxsize
     with suppress(ValueError):  # a command that cannot be split: the page is refused before it runs
         return read_launch(shlex.split(page.command)).ranks or 1

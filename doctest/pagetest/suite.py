@@ -61,7 +61,7 @@ class Suite:
         return [Translation(self.tree, name, language) for name in names for language in languages]
 
     def run(self, names: Sequence[str], runner: Runner) -> Iterator[Result]:
-        """Runs the pages; a translation with the same code shares the run of its original."""
+        """Runs the pages; a translation with the same code reuses the run of its original."""
         for name in names:
             pages = self._pages(name)
             yield from (
@@ -79,7 +79,7 @@ class Suite:
         self, page: Page, runner: Runner, original: Page | None = None, credit: Result | None = None
     ) -> Result:
         """Runs one page."""
-        # A translation shares `credit`, the result of its original, if the code is the same.
+        # A translation reuses `credit`, the result of its original, if the code is the same.
         mark = fingerprint(page, ImportGraph(self.code))
         return replace(self._check_and_run(page, runner, original, credit), fingerprint=mark)
 
@@ -114,7 +114,7 @@ class Suite:
                 yield from (*parity.findings, *parity.outputs)
 
     def _check_files(self) -> Iterator[Finding]:
-        """What is wrong with the files beside the pages."""
+        """What is wrong with the files next to the pages."""
         yield from check_navigation(self.tree)
         yield from self._glossary.faults()
         for language in LANGUAGES[1:]:

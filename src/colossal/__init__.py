@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 """The version of the library."""
 
-_HOMES = {
+_MODULES = {
     "Booster": "colossal.booster",
     "ParallelMesh": "colossal.cluster",
     "get_default_parser": "colossal.cluster",
@@ -44,14 +44,16 @@ __all__ = [
     "launch_from_torch",
 ]
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch, before its first tensor: large ones lie in huge pages then
+os.environ.setdefault(
+    "THP_MEM_ALLOC_ENABLE", "1"
+)  # set before torch allocates a tensor: it then backs large ones by huge pages
 register()
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'colossal' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -68,7 +68,7 @@ class OwnCode(NamedTuple):
 
 
 def own_code(suffix: str) -> OwnCode:
-    """Tell what was built with the package, and what is left to first use."""
+    """Return what was built with the package, and what is built on first use."""
     names: dict[bool, list[str]] = {True: [], False: []}
     for source in sorted(_sources().glob(f"*/*{suffix}")):
         names[(_prebuilt_folder() / _prebuilt_name(source)).exists()].append(source.stem)
@@ -81,7 +81,7 @@ def library(source: str) -> ctypes.CDLL:
 
     A library that came with the package is taken where it fits, see `prebuild`. What was built is kept in the user's
     cache folder, under a name that is made from the source, the compiler and the flags. It is only loaded from a folder
-    that nobody else can write to.
+    that no other user can write to.
     """
     found = _attempt(source)
     if isinstance(found, UnsupportedError):
@@ -100,8 +100,8 @@ def _attempt(source: str) -> ctypes.CDLL | UnsupportedError:
         return ctypes.CDLL(str(_built(file)))
     except OSError as error:
         return UnsupportedError(
-            f"Code of its own needs to be built and loaded. Found for {source}: {error}. {_WITHOUT}; `colossal check` "
-            "tells what is missing."
+            f"The native code must be built and loaded. Found for {source}: {error}. {_WITHOUT}; `colossal check` "
+            "shows what is missing."
         )
     except UnsupportedError as error:
         return error
@@ -122,7 +122,7 @@ def prebuild(folder: Path) -> list[Path]:
 
 
 def _sources() -> Path:
-    """Return the folder of the sources: inside of an installed package, beside it in a checkout."""
+    """Return the folder of the sources: inside an installed package, next to it in a checkout."""
     inside = _PACKAGE / "csrc"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "csrc"
 
@@ -150,7 +150,7 @@ def _file_of(source: str) -> Path:
 def _key(source: Path, *parts: str) -> str:
     """Make a name of what a library is made from.
 
-    Headers lie beside a source, in a folder of its name, or above, where sources of several folders share them.
+    Headers are next to a source, in a folder of its name, or one level up, where several folders include them.
     """
     key = hashlib.sha256()
     for folder in (source.parents[1], source.parent, source.with_suffix("")):
@@ -224,7 +224,7 @@ def _cache() -> Path:
         if is_own and os.access(place, os.W_OK):
             return place
     raise UnsupportedError(
-        "What is built needs a folder that you own and nobody else can write to. Found none: "
+        "What is built needs a folder that you own and that no other user can write to. Found none: "
         f"{', '.join(map(str, places))}. {_WITHOUT}; let XDG_CACHE_HOME name one."
     )
 
@@ -253,7 +253,7 @@ def _build(command: list[str], source: Path, target: Path) -> None:
 
 
 def _run(command: list[str], source: Path) -> tuple[int, str]:
-    """Run a compiler, say so once it takes longer than a moment, and leave none of its processes behind."""
+    """Run a compiler, log it if it takes longer than a moment, and end all of its processes."""
     compiling = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
     try:
         try:

@@ -74,7 +74,7 @@ class Accelerator:
         return 1 if self.is_cpu else torch.accelerator.device_count()
 
     def get_current_device(self) -> torch.device:
-        """Tell where new tensors of this process belong.
+        """Return the device for new tensors of this process.
 
         Returns:
             The device that `set_device` bound this process to; the first one if it was not called.
@@ -102,10 +102,10 @@ class Accelerator:
         torch.accelerator.set_device_index(0 if count == 1 else index)
 
     def identity(self) -> str | None:
-        """Tell the current device from all others of this host.
+        """Identify the current device among those of this host.
 
         Returns:
-            What only this device has, as its driver tells it; None on a CPU, and where a driver does not tell.
+            The unique identifier that its driver reports; None on a CPU, and where a driver reports none.
         """
         ask = None if self.is_cpu else getattr(torch.get_device_module(self.name), "get_device_properties", None)
         uuid = None if ask is None else getattr(ask(torch.accelerator.current_device_index()), "uuid", None)
@@ -214,7 +214,7 @@ def get_accelerator(name: str | None = None) -> Accelerator:
 
 
 def get_current_device() -> torch.device:
-    """Tell where new tensors of this process belong.
+    """Return the device for new tensors of this process.
 
     Returns:
         The current device of `get_accelerator`.

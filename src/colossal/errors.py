@@ -5,13 +5,13 @@
     ColossalError
     ├── ConfigError       (ValueError)           an argument, or two that contradict each other
     ├── LaunchError       (RuntimeError)         the world of processes could not be formed
-    ├── MeshError         (ValueError)           sizes and axes that do not fit the world
+    ├── MeshError         (ValueError)           sizes and axes that do not fit the world size
     ├── PlanError         (ValueError)           a parallel plan that does not fit its model
     ├── ShapeError        (ValueError)           a tensor of the wrong shape, dtype or device
     ├── CommunicationError (RuntimeError)        a peer that is lost, late, or does something else
     ├── NonFiniteError    (FloatingPointError)   a loss or a gradient that is infinite or NaN
     ├── CheckpointError   (RuntimeError)         a file that is missing, damaged or of another model
-    └── UnsupportedError  (NotImplementedError)  a valid request that this plugin, model or device cannot honour
+    └── UnsupportedError  (NotImplementedError)  a valid request that this plugin, model or device does not support
 
 Every message says three things: what was required, what was found, and what to do.
 Each class is also the built-in exception that a PyTorch user would have expected.
@@ -31,7 +31,7 @@ class LaunchError(ColossalError, RuntimeError):
 
 
 class MeshError(ColossalError, ValueError):
-    """The sizes of the mesh axes do not fit the world, or an axis does not exist."""
+    """The sizes of the mesh axes do not fit the world size, or an axis does not exist."""
 
 
 class PlanError(ColossalError, ValueError):
@@ -55,4 +55,4 @@ class CheckpointError(ColossalError, RuntimeError):
 
 
 class UnsupportedError(ColossalError, NotImplementedError):
-    """A valid request that the plugin, model or device in use cannot honour."""
+    """A valid request that the plugin, model or device in use does not support."""

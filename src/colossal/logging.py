@@ -31,7 +31,7 @@ class _StandardError(logging.StreamHandler[Any]):
 class DistributedLogger:
     """Logs with the rank in front, on all ranks or on chosen ones.
 
-    Loggers of one name share their level and files, as in the standard library. Use `get_dist_logger`.
+    Loggers of one name have the same level and files, as in the standard library. Use `get_dist_logger`.
 
     Args:
         name: Name of the underlying `logging.Logger`.
@@ -156,7 +156,7 @@ def get_dist_logger(name: str = "colossal") -> DistributedLogger:
     """Find the logger of a name.
 
     Args:
-        name: Loggers of one name share level and files.
+        name: Loggers of one name have the same level and files.
 
     Returns:
         The logger; made if there is none yet.

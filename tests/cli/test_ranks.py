@@ -40,8 +40,8 @@ def test_every_rank_reports_and_ends(module) -> None:
     )
     first, second = run_ranks(name, 2, ["a", "b"], timeout_seconds=120, environment={"EXTRA": "x"})
     assert (first.rank, first.code, first.printed) == (0, 0, "done 0")
-    assert first.said == [{"rank": 0, "words": ["a", "b"], "extra": "x"}, {"second": True}]
-    assert second.said[0]["rank"] == 1
+    assert first.reports == [{"rank": 0, "words": ["a", "b"], "extra": "x"}, {"second": True}]
+    assert second.reports[0]["rank"] == 1
 
 
 def test_the_ranks_form_a_world(module) -> None:
@@ -50,7 +50,7 @@ def test_the_ranks_form_a_world(module) -> None:
         "say(world=mesh.world_size, rank=mesh.global_rank, local=mesh.local_rank)"
     )
     outcomes = run_ranks(name, 2, timeout_seconds=120)
-    assert [one.said for one in outcomes] == [[{"world": 2, "rank": rank, "local": rank}] for rank in range(2)]
+    assert [one.reports for one in outcomes] == [[{"world": 2, "rank": rank, "local": rank}] for rank in range(2)]
 
 
 def test_a_rank_that_hangs_is_ended_and_says_where_it_was(module) -> None:
@@ -59,7 +59,7 @@ def test_a_rank_that_hangs_is_ended_and_says_where_it_was(module) -> None:
     assert first.code == 0
     assert second.code is None
     assert "in stuck" in second.printed
-    assert not alive(second.said[0]["pid"])
+    assert not alive(second.reports[0]["pid"])
 
 
 def test_after_a_failure_the_others_are_ended_soon(module) -> None:
@@ -75,9 +75,9 @@ def test_what_a_rank_has_started_ends_with_it(module) -> None:
     (only,) = run_ranks(name, 1, timeout_seconds=120)
     assert only.code == 0
     deadline = time.monotonic() + 10
-    while alive(only.said[0]["pid"]) and time.monotonic() < deadline:
+    while alive(only.reports[0]["pid"]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not alive(only.said[0]["pid"])
+    assert not alive(only.reports[0]["pid"])
 
 
 def test_a_rank_that_is_killed_has_a_negative_code(module) -> None:

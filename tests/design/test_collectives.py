@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pagebuild.api.collective import HOME, is_communication
+from pagebuild.api.collective import PACKAGE, is_communication
 
 ALLOWED = {"comm", "pipeline", "checkpoint_io", "cluster", "testing"}
 
@@ -35,7 +35,7 @@ class Finder(ast.NodeVisitor):
         for alias in node.names if not node.level else ():
             name = f"{node.module}.{alias.name}"
             self.report(node, name)
-            if alias.name == "*" and f"{node.module}.".startswith(f"{HOME}."):
+            if alias.name == "*" and f"{node.module}.".startswith(f"{PACKAGE}."):
                 self.found.append((node.lineno, name))
             self.names[alias.asname or alias.name] = name
 

@@ -81,7 +81,7 @@ BAD = {
     "an empty word": ('{"a": {"zh": ["甲"], "not": [""]}}', 1, "this is not of the form"),
     "a word twice": ('{"a": {"zh": ["甲", "甲"]}}', 1, "this is not of the form"),
     "a term twice": ('{"a": {"zh": ["甲"]}, "a": {"zh": ["乙"]}}', 1, "this is not of the form"),
-    "another order": ('{\n"b": {"zh": ["甲"]},\n"A": {"zh": ["乙"]}\n}', 3, "`A` stands behind `b`: sort the terms"),
+    "another order": ('{\n"b": {"zh": ["甲"]},\n"A": {"zh": ["乙"]}\n}', 3, "`A` comes after `b`: sort the terms"),
     "rejected and accepted": (
         '{\n"a": {"zh": ["甲"]},\n"b": {"zh": ["乙"], "not": ["甲"]}\n}',
         3,

@@ -178,7 +178,11 @@ IGNORED = "<!-- doc-test-ignore-start: slow -->\n```{}\nx\n```\n<!-- doc-test-ig
         (page("print(1)", "~ exact all\n1"), 5, "is no block"),
         (page("print(1)").replace(COMMAND, "```console output\n1\n```\n"), 5, "`console output` is no block"),
         (page("print(1)", "~\n...\n\n..."), 5, "`...` alone stands for any output"),
-        (page("print(1)").replace(COMMAND, "\n```text\n1\n```\n" + COMMAND), 6, "reads as its output, and nobody"),
+        (
+            page("print(1)").replace(COMMAND, "\n```text\n1\n```\n" + COMMAND),
+            6,
+            "reads as its output, but is not compared",
+        ),
     ],
 )
 def test_output_that_cannot_be_compared_is_refused(parse, text, line, message) -> None:

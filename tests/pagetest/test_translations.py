@@ -120,8 +120,8 @@ def test_a_new_page_is_stale_as_a_whole_until_it_is_acknowledged(lesson, capsys)
     assert lesson.main("--translations") == 1
     out = capsys.readouterr().out
     zh, en = lesson.source / "zh-Hans/part/lesson.md", lesson.source / "en/part/lesson.md"
-    assert f'{zh}:7: section "第一节" is behind {en}:8: translate what changed, then --ack\n' in out
-    assert out.count("is behind") == 5
+    assert f'{zh}:7: section "第一节" is older than {en}:8: translate what changed, then --ack\n' in out
+    assert out.count("is older than") == 5
     assert lesson.main("--ack", "lesson") == 0
     assert capsys.readouterr().out == "1 translation acknowledged, 0 refused\n"
     assert lesson.main("--translations", "lesson") == 0
@@ -151,11 +151,11 @@ def test_only_the_changed_section_is_stale_and_check_does_not_fail(lesson, capsy
     capsys.readouterr()
     assert lesson.main("--translations") == 1
     zh, en = lesson.source / "zh-Hans/part/lesson.md", lesson.source / "en/part/lesson.md"
-    stale = f'{zh}:11: section "部分" is behind {en}:20: translate what changed, then --ack\n'
+    stale = f'{zh}:11: section "部分" is older than {en}:20: translate what changed, then --ack\n'
     assert capsys.readouterr().out == f"{stale}1 page, 1 finding\n"
     assert stale_sections(Tree(lesson.source), "part/lesson") == [("Part", "部分", 11)]
     lesson.main("--check")
-    assert "is behind" not in capsys.readouterr().out
+    assert "is older than" not in capsys.readouterr().out
 
 
 def test_sections_may_move_come_and_go(lesson) -> None:

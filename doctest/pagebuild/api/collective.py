@@ -2,10 +2,10 @@
 
 import re
 
-HOME = "torch.distributed"
+PACKAGE = "torch.distributed"
 COMMUNICATION_MODULES = (
-    f"{HOME}._functional_collectives",
-    f"{HOME}.nn",
+    f"{PACKAGE}._functional_collectives",
+    f"{PACKAGE}.nn",
     "torch.ops._c10d_functional",
     "torch.ops.c10d",
 )
@@ -13,13 +13,13 @@ COMMUNICATING = re.compile(
     r"(all_reduce|all_gather|reduce_scatter|broadcast|all_to_all)\w*|\w*_object(_list)?\w*"
     r"|send|recv|isend|irecv|batch_isend_irecv|P2POp|gather|scatter|reduce|barrier|monitored_barrier"
 )
-GROUP_CREATION = (f"{HOME}.init_process_group", "torch.nn.parallel.DistributedDataParallel")
+GROUP_CREATION = (f"{PACKAGE}.init_process_group", "torch.nn.parallel.DistributedDataParallel")
 """Calls that create process groups, or communicate from then on."""
 
 
 def is_communication(name: str) -> bool:
-    """Tells whether a full dotted name is one that sends or receives."""
-    if any(name == module or name.startswith(f"{module}.") for module in COMMUNICATION_MODULES):
+    """Whether a full dotted name is one that sends or receives."""
+    if any(name == prefix or name.startswith(f"{prefix}.") for prefix in COMMUNICATION_MODULES):
         return True
-    home, _, last = name.rpartition(".")
-    return (home == HOME or home.startswith(f"{HOME}.")) and COMMUNICATING.fullmatch(last) is not None
+    module, _, last = name.rpartition(".")
+    return (module == PACKAGE or module.startswith(f"{PACKAGE}.")) and COMMUNICATING.fullmatch(last) is not None

@@ -43,8 +43,8 @@ def _targets(node: ast.AST, owner: str = "") -> Iterator[str]:
 
 
 def raised_exceptions(node: Function, module: Module, owner: str = "") -> Iterator[tuple[type[BaseException], int]]:
-    """The exceptions that stand behind `raise`, with their lines."""
-    # `raise self._refusal()` counts as what `_refusal` says that it returns. What cannot be told from the text,
+    """The exceptions that `raise` statements name, with their lines."""
+    # `raise self._refusal()` counts as what `_refusal` says that it returns. What the text does not show,
     # such as `raise error`, is left out; so are the functions inside this one.
     for statement in _own_statements(node):
         if isinstance(statement, ast.Raise) and statement.exc is not None:
@@ -64,9 +64,9 @@ def exception_named(name: str, module: str) -> type[BaseException] | None:
         found = _resolve_attribute(space, head, rest)
         if isinstance(found, type) and issubclass(found, BaseException):
             return found
-    home, _, last = name.rpartition(".")
+    parent, _, last = name.rpartition(".")
     try:
-        found = getattr(import_module(home), last, None) if home else None
+        found = getattr(import_module(parent), last, None) if parent else None
     except ImportError:
         return None
     return found if isinstance(found, type) and issubclass(found, BaseException) else None

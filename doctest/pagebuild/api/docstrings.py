@@ -33,8 +33,8 @@ _DIRECTIVES = {"module": "module", "data": "data", "property": "property", "attr
 _RESULTS = re.compile(r"(Returns?|Yields?):\s*")
 
 # [Note: results without a type]
-# napoleon takes the words before a colon in a Returns section for a type: "Always five values: model, ..." would lose
-# its first words. Types stand in annotations here, so an empty type is put before it, which napoleon drops.
+# napoleon takes the text before a colon in a Returns section for a type: "Always five values: model, ..." would lose
+# its beginning. Types stand in annotations here, so an empty type is put before it, which napoleon drops.
 
 
 def read_docstrings(targets: Iterable[Target], resolver: Resolver) -> tuple[Mapping[str, list[nodes.Node]], list[str]]:

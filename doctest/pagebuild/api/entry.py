@@ -95,7 +95,7 @@ def _members(target: Target, inventory: Inventory) -> list[str]:
 
 
 def _links(entry: Entry, place: DocstringContext, inventory: Inventory) -> Mapping[str, str]:
-    """The words in types that are documented objects."""
+    """The names in types that are documented objects."""
     parts = [*(entry["signature"] or ()), *entry["params"], *entry["attributes"], *entry["raises"]]
     texts = [entry["return_type"], *(part["type"] for part in parts)]
     words = sorted({word for text in texts if text for word in _WORD.findall(text)})

@@ -11,7 +11,7 @@ from pagebuild.api.target import Resolver, Target, UnknownNameError
 
 # [Note: main names]
 # `colossal.Booster`, `colossal.booster.Booster` and `colossal.booster.booster.Booster` are one class. It is described
-# under the name whose module lies nearest to its definition among the public ones: `colossal.booster.Booster`. Every
+# under the name whose module is nearest to its definition among the public ones: `colossal.booster.Booster`. Every
 # other name is an alias: it has an entry of its own, which says the same and points to the main one.
 
 
@@ -48,7 +48,7 @@ class Inventory:
 
     @cached_property
     def names(self) -> DocumentedNames:
-        """The names that words in docstrings may stand for."""
+        """The names that docstrings may refer to."""
         return DocumentedNames(self.main, self.aliases)
 
     @cached_property

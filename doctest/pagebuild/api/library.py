@@ -48,7 +48,7 @@ class Library:
         return path.resolve().relative_to(self.root.resolve()).as_posix()
 
     def owns(self, module: str) -> bool:
-        """Tells whether a module belongs to the package."""
+        """Whether a module belongs to the package."""
         return module == self.package or module.startswith(f"{self.package}.")
 
     def _module_name(self, path: Path) -> str:

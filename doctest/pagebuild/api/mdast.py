@@ -14,7 +14,7 @@ Mdast = dict[str, Any]
 _ALERTS = {"attention": "warning", "hint": "tip", "danger": "caution", "error": "caution"}
 _IGNORED = (nodes.comment, nodes.target, addnodes.index, nodes.substitution_definition, nodes.system_message)
 _UNSUPPORTED_ADVICE: dict[type[nodes.Node], str] = {
-    nodes.definition_list: "indent the lines of a paragraph alike, or write a list with `*`"
+    nodes.definition_list: "indent all lines of a paragraph by the same width, or write a list with `*`"
 }
 _TRANSPARENT = (nodes.inline, nodes.problematic, nodes.container, nodes.compound)
 

@@ -28,7 +28,7 @@ class DocumentedNames:
     aliases: Mapping[str, str]
 
     def find(self, text: str, place: DocstringContext) -> str | None:
-        """The main name of the object behind a word: a full name, a member of this class, or a unique short name."""
+        """The main name of an object, given a full name, a member of this class, or a unique short name."""
         match = _DOTTED.fullmatch(text.strip())
         if not match:
             return None

@@ -1,4 +1,4 @@
-"""The whole reference: every entry, and what is wrong with it."""
+"""The full reference: every entry, and what is wrong with it."""
 
 import json
 from collections.abc import Iterable, Mapping

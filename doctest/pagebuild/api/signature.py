@@ -54,18 +54,18 @@ class SourceFormatter:
         return f"{self.default(factory)}()" if factory else self.default(given.get("default"))
 
     def return_type(self, node: Function) -> str | None:
-        """What a call returns; the generator behind a `contextmanager` is not seen from outside."""
+        """What a call returns; the generator inside a `contextmanager` is not visible to callers."""
         if "contextmanager" in decorators(node) and isinstance(node.returns, ast.Subscript):
             return f"contextlib.AbstractContextManager[{self.type(node.returns.slice)}]"
         return self.type(node.returns)
 
     def _expand_alias(self, name: str) -> str:
-        home, spelling = self.resolver.sources.assigning_module(self.module.name, name)
-        if f"{home}.{spelling}" in self.resolver.public_definitions:
+        module, spelling = self.resolver.sources.assigning_module(self.module.name, name)
+        if f"{module}.{spelling}" in self.resolver.public_definitions:
             return name
-        found = self.resolver.sources.find(home, spelling)
+        found = self.resolver.sources.find(module, spelling)
         if isinstance(found, (ast.Assign, ast.AnnAssign)) and isinstance(found.value, _TYPES):
-            return SourceFormatter(self.resolver.sources.module(home), self.resolver).type(found.value) or name
+            return SourceFormatter(self.resolver.sources.module(module), self.resolver).type(found.value) or name
         return name
 
 
@@ -179,7 +179,7 @@ def _external_parameters(value: Any) -> Iterator[Parameter]:
 
 
 def format_parameters(parameters: Iterable[Parameter]) -> Iterator[str]:
-    """The parts of a parameter list in Python's own form, the marks `/` and `*` included."""
+    """The elements of a parameter list in Python's own form, the marks `/` and `*` included."""
     kind = ""
     for one in parameters:
         if kind == "positional_only" != one.kind:

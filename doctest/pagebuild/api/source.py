@@ -38,7 +38,7 @@ class Module:
 
     @cached_property
     def _lines(self) -> list[bytes]:
-        """The lines as bytes, in which the places of nodes are counted; `ast` would cut the text up for each node."""
+        """The lines as bytes, the unit of column offsets; `ast` would split the text again for each node."""
         return [line.encode() for line in self.text.split("\n")]
 
     def find(self, qualname: str) -> Definition | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from pagebuild.api.target import Resolver, UnknownNameError
 from pagetest.finding import Finding
 
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_COLORS = re.compile(r"\x1b\[[\d;]*m")
 _DOCSTRING = re.compile(
     r"(?:[^:]+:)?(?:\d+:)? ?docstring of (?P<name>[\w.]+):(?P<line>\d+)?:? ?(?P<message>.*)", re.DOTALL
 )
@@ -15,7 +15,7 @@ _PAGE = re.compile(r"(?P<path>[^:]+\.\w+):(?:(?P<line>\d+):)? ?(?P<message>.*)",
 
 def warning_finding(warning: str, resolver: Resolver) -> Finding:
     """Reads one line of Sphinx's warnings."""
-    text = _COLOURS.sub("", warning).strip()
+    text = _COLORS.sub("", warning).strip()
     if match := _DOCSTRING.fullmatch(text):
         try:
             target = resolver.resolve(match["name"])

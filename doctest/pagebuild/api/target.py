@@ -131,8 +131,8 @@ class Resolver:
             if not self.library.owns(value.__module__):
                 raise UnknownNameError(f"{name} is {value.__module__}.{value.__qualname__} of another library")
             return Target(name, _kind(value), value.__module__, value.__qualname__, value)
-        home, spelling = self.sources.assigning_module(module, part)
-        return Target(name, "data", home, spelling, value)
+        owner, spelling = self.sources.assigning_module(module, part)
+        return Target(name, "data", owner, spelling, value)
 
     def _resolve_member(self, name: str, owner: Any, part: str) -> Target:
         definer = next(iter(_defining_classes(owner, part)), None)

@@ -53,7 +53,7 @@ class NotebookBuilder:
         """Makes the notebooks of one page in all its languages; an older one is gone when the new one fails."""
         pages = [self.suite.tree.page(name, language) for language in self.suite.languages]
         findings = tuple(self._findings(name, pages))
-        executed: list[RecordedRun] = []  # a translation with the same code shares the run, and its execution
+        executed: list[RecordedRun] = []  # a translation with the same code uses the same run and execution
         for page in pages:
             self.notebook_file(page).unlink(missing_ok=True)
             made = BuiltNotebook(page, FAIL, findings=findings) if findings else self._build(page, executed)

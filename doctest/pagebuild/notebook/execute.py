@@ -1,4 +1,4 @@
-"""Executes a notebook in a process tree of its own, within a limit, and leaves no kernel behind."""
+"""Executes a notebook in a process tree of its own, within a limit, and ends its kernel."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def _empty_folder(place: Path) -> Iterator[None]:
 
 def _environment(root: Path, folder: Path) -> dict[str, str]:
     """That of a reader's Jupyter, without the user's settings."""
-    # Figures are shown inline; and ranks write whole lines, which an unbuffered output would mix.
+    # Figures are shown inline; and ranks write full lines, which an unbuffered output would mix.
     clean = clean_environment(os.environ, root)
     clean.pop("MPLBACKEND")
     clean.pop("PYTHONUNBUFFERED")
@@ -80,7 +80,7 @@ def _find_failure(outcome: CommandOutcome, notebook: NotebookNode, page: Page, f
         return CellFailure(line, f"the notebook could not be executed: {log[-1]}")
     if outcome.leftovers:
         left = "; ".join(f"process {one.pid} ({one.command})" for one in outcome.leftovers)
-        return CellFailure(page.command_line, f"the notebook left processes behind: {left}")
+        return CellFailure(page.command_line, f"the notebook left processes running: {left}")
     return find_warning(notebook, page)
 
 

@@ -55,7 +55,7 @@ def _line_of_warning(file: str, line: int, cell: NotebookNode, page: Page) -> in
 
 
 def _cell_failure(failed: NotebookNode, cells: Sequence[NotebookNode]) -> CellFailure:
-    """The innermost frame that lies in a cell of the page."""
+    """The innermost frame in a cell of the page."""
     error = next(output for output in failed.outputs if output.output_type == "error")
     message = f"{error.ename}: {error.evalue}".split("\n")[0]
     by_count = {str(cell.execution_count): cell for cell in cells if LINE in cell.metadata}

@@ -48,7 +48,7 @@ def _cell(cell: NotebookNode, page: Page) -> NotebookNode:
 
 
 def _setup_cells(page: Page) -> list[NotebookNode]:
-    """The cell that makes a world, or the means to start one."""
+    """The cell that initializes a process group, or that defines how to start one."""
     kind = notebook_kind(page)
     if kind == NO_CODE:
         return []

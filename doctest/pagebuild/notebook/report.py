@@ -24,7 +24,7 @@ def report_lines(made: BuiltNotebook, width: int) -> Iterator[str]:
 
 
 def summary(all_made: Sequence[BuiltNotebook]) -> str:
-    """How many notebooks show a recorded run, how many of them were executed besides, and how many are not offered."""
+    """How many notebooks show a recorded run, how many of them were also executed, and how many are not offered."""
     passed = [made for made in all_made if made.status == PASS]
     executed = sum(made.execution is not None for made in passed)
     failed = sum(made.status == FAIL for made in all_made)

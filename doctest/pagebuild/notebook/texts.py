@@ -1,4 +1,4 @@
-"""The words that notebooks add to a page, in both languages; they stand in `texts.json`."""
+"""The texts that notebooks add to a page, in both languages; they are in `texts.json`."""
 
 import json
 from functools import cache

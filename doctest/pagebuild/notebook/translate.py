@@ -26,7 +26,7 @@ _STARS = {"var_positional": "*", "var_keyword": "**"}
 LINE = "page_line"
 """The cell's metadata that says at which line of the page its code stands."""
 TEXT_ONLY = " .noeval"
-"""What tells jupytext to leave a fence in the text; it is taken away again afterwards."""
+"""Makes jupytext leave a fence in the text; it is removed afterwards."""
 _SEPARATOR = ["", ""]  # jupytext begins a new cell of text after two blank lines
 _MARKER = re.compile(r"\s*<!--.*-->\s*")
 _BEFORE = re.compile(r"[\s>]*")

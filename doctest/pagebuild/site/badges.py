@@ -18,7 +18,7 @@ _FACTS = ("date", "commit", "processor", "backend", "world", "seconds")
 
 # [Note: green]
 # A badge is green for one reason: a run holds, as `RunFinder` decides: it passed, and the page, the project's code that
-# it imports, the files that all pages depend on, and the versions of Python and torch are what they were. Grey is what
+# it imports, the files that all pages depend on, and the versions of Python and torch are what they were. Gray is what
 # passed before one of them changed; red is what failed in the newest run. Where nothing ran there is no badge.
 
 
@@ -42,7 +42,7 @@ class PageResults:
         return _make_badge(device, OUTDATED, last) if last else None
 
     def _last_record(self, page: Page, device: str) -> Mapping[str, Any] | None:
-        """How the last run ended; a translation with the same code shares that of its original."""
+        """How the last run ended; a translation with the same code has that of its original."""
         record = self.newest.get((page.name, page.language, device))
         if record and record["status"] == SAME:
             record = self.newest.get((page.name, LANGUAGES[0], device))

@@ -21,7 +21,7 @@ class Coverage:
     results: PageResults
     # The hash of a page's code as it is now, and for all project code that it reaches.
     fingerprint: Callable[[Page], str]
-    # The headings of a translation's sections that lag behind the original.
+    # The headings of a translation's sections that are older than the original.
     stale_headings: Callable[[Page], tuple[str, ...]]
 
 

@@ -76,7 +76,7 @@ class DocumentationFreezer:
         for page in edition.pages():
             yield from self._unverified(page)
             yield from (
-                Finding(page.path, 1, f'the section "{heading}" is behind its original: translate it, then --ack')
+                Finding(page.path, 1, f'the section "{heading}" is older than its original: translate it, then --ack')
                 for heading in self.coverage.stale_headings(page)
             )
 

@@ -69,7 +69,7 @@ class PageFacts:
     kind: str = "tutorial"
     badges: list[dict[str, Any]] = field(default_factory=list)
     downloads: Mapping[str, str] = field(default_factory=dict)
-    stale: tuple[str, ...] = ()  # the headings of the sections that lag behind their original
+    stale: tuple[str, ...] = ()  # the headings of the sections that are older than their original
     outputs: Mapping[Block, str] = field(default_factory=dict)
     recorded: Mapping[str, Any] | None = None  # the record that these are from
 

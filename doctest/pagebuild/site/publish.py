@@ -1,4 +1,4 @@
-"""Writes the generated files: all of them or none, changed ones only, and nothing stale stays behind."""
+"""Writes the generated files: all of them or none, changed ones only, and stale ones are removed."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The pages of the built website that a change touches: those that the browser opens besides one of each template."""
+"""The pages of the website that a change touches: the browser opens them in addition to one of each template."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
 
 SAMPLE = 24
-"""How many pages are opened where nothing tells which ones a change touches."""
+"""How many pages are opened where it is unknown which ones a change touches."""
 
 _WEBSITE = ("docs/website", "doctest/pagebuild/site", "doctest/pagebuild/runs.py")
 

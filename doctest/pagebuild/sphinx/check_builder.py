@@ -11,7 +11,7 @@ BUILDER = "dummy"
 
 
 def check_doctree(app: Sphinx, doctree: nodes.document, _name: str) -> None:
-    """Draws each formula and colours each block of code, for the warnings alone."""
+    """Draws each formula and highlights each block of code, only for the warnings."""
     if app.builder.name != BUILDER:
         return
     for formula in doctree.findall(lambda node: isinstance(node, (nodes.math, nodes.math_block))):

@@ -61,7 +61,7 @@ def signature_listener(inventory: Inventory) -> Callable[..., tuple[str, str | N
 
 
 def set_up_chinese_search(app: Sphinx, config: Config) -> None:
-    """Lets the dictionary that cuts Chinese into words load quietly, and adds the terms of the glossary to it."""
+    """Lets the dictionary that segments Chinese text load quietly, and adds the terms of the glossary to it."""
     if config.language.startswith("zh"):
         import jieba
 

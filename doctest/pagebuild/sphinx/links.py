@@ -1,4 +1,4 @@
-"""Links of the Sphinx site: words in docstrings that are documented objects, and names of other libraries."""
+"""Links of the Sphinx site: documented objects that docstrings name, and names of other libraries."""
 
 import ast
 import builtins
@@ -25,14 +25,14 @@ _LINKS = (addnodes.pending_xref, nodes.reference, nodes.title)
 
 
 class LinkResolver:
-    """Resolves words of docstrings, and references that Sphinx does not find, to links."""
+    """Resolves names in docstrings, and references that Sphinx does not find, to links."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._places: dict[str, DocstringContext] = {}
 
     def link_words(self, _app: Sphinx, doctree: nodes.document) -> None:
-        """Turns the words of docstrings into code, and into links where they name a documented object."""
+        """Marks names in docstrings as code, and links those of documented objects."""
         for word, target in list(_docstring_words(doctree, self._inventory)):
             text = word.astext()
             code = nodes.literal(text, text, classes=["docutils", "literal"])
@@ -69,7 +69,7 @@ class LinkResolver:
         return _described_target(descriptions[0], self._inventory) if descriptions else None
 
     def _docstring_context(self, target: Target) -> DocstringContext:
-        """The place of the words in an object's docstring, of which there may be many."""
+        """The context of an object's docstring; cached, as docstrings have many names."""
         if target.name not in self._places:
             parameters = signature_of(target, self._inventory.resolver).parameters or ()
             self._places[target.name] = DocstringContext(target, frozenset(parameter.name for parameter in parameters))
@@ -79,8 +79,10 @@ class LinkResolver:
         """Whether a name stands for something of another library, or for a variable of types."""
         value = find_in_module(target.module, name) if target else None
         value = import_object(name) if value is None else value
-        home = getattr(value, "__module__", None) or name
-        return value is not None and (isinstance(value, _VARIABLES) or not self._inventory.resolver.library.owns(home))
+        module = getattr(value, "__module__", None) or name
+        return value is not None and (
+            isinstance(value, _VARIABLES) or not self._inventory.resolver.library.owns(module)
+        )
 
 
 def find_in_module(module: str, name: str) -> Any:
@@ -95,7 +97,7 @@ def find_in_module(module: str, name: str) -> Any:
 
 @cache
 def _type_checking_imports(module: ModuleType) -> dict[str, str]:
-    """The full names behind the names that a module imports for its annotations only."""
+    """The full names of what a module imports only for its annotations."""
     names: dict[str, str] = {}
     for block in ast.parse(inspect.getsource(module)).body:
         if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
@@ -126,7 +128,7 @@ def _follow_attributes(value: Any, parts: list[str]) -> Any:
 
 
 def _docstring_words(doctree: nodes.document, inventory: Inventory) -> Iterator[tuple[nodes.Element, Target]]:
-    """The code-like words of docstrings, each with the object whose docstring it is."""
+    """The code-like names in docstrings, each with the object whose docstring it is."""
     module = inventory.main.get(_module_of(doctree))
     for word in doctree.findall(lambda node: isinstance(node, _WORDS)):
         around = list(_enclosing_description(word))

@@ -30,9 +30,9 @@ def describe_object(
     body = []
     if target.kind == "data":
         module, node = inventory.resolver.source(target), inventory.resolver.node(target)
-        home, _, name = target.name.rpartition(".")
+        owner, _, name = target.name.rpartition(".")
         head = f".. py:data:: {name}"
-        options.append(f"{_INDENT}:module: {home}")  # else it would be that of the page, and the name behind it
+        options.append(f"{_INDENT}:module: {owner}")  # otherwise the page's module and this name after it
         body = module.attribute_docstring(node).splitlines() if node else []
     for member in inventory.resolver.members(target):
         if member.name not in without:

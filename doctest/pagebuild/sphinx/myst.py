@@ -27,7 +27,7 @@ class MystPage:
     lines: tuple[int, ...]  # per line of the text, the author's line that it was made from, counted from 1
 
     def author_line(self, line: int) -> int:
-        """The author's line behind a line of the text."""
+        """The author's line for a line of the text."""
         return self.lines[min(max(line, 1), len(self.lines)) - 1]
 
 

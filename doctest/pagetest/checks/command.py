@@ -43,7 +43,7 @@ def _run_faults(page: Page) -> Iterator[str]:
     try:
         words = shlex.split(page.command)
     except ValueError as error:
-        yield f"the command cannot be split into words ({error}): close its quotes"
+        yield f"the command cannot be split into arguments ({error}): close its quotes"
         return
     if not words or words[0] not in _HEADS:
         head = words[0] if words else ""

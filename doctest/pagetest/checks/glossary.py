@@ -1,4 +1,4 @@
-"""The glossary: the accepted Chinese words for the terms of the field, and the renderings that are not."""
+"""The glossary: the accepted Chinese translations of the terms of the field, and the rejected ones."""
 
 import json
 import re
@@ -18,10 +18,10 @@ _ACCEPTED, _REJECTED = "zh", "not"
 _FORM = '{"term": {"zh": ["accepted", ...], "not": ["rejected", ...]}, ...}'
 _ASCII = re.compile(r"[ -~]")
 
-# [Note: whole words]
-# Chinese sets no blanks between words, so a rejected word may stand inside an accepted one. At each place the longest
-# word that the glossary knows is taken, and only if that one is rejected, something is wrong. A word of Latin letters
-# has ends, and is found as a whole word only.
+# [Note: word boundaries]
+# Chinese text has no spaces between terms, so a rejected word may be inside an accepted one. At each position the
+# longest word that the glossary knows is taken, and it is a fault only if that one is rejected. A word of Latin letters
+# has boundaries, and is only found between them.
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Glossary:
 
     @cached_property
     def terms(self) -> Mapping[str, Mapping[str, list[str]]]:
-        """For each English term the accepted and the rejected words; none if the file is not valid."""
+        """For each English term the accepted and the rejected translations; none if the file is not valid."""
         content = self._content
         return content if isinstance(content, dict) and all(map(_is_term, content.values())) else {}
 
@@ -46,7 +46,7 @@ class Glossary:
             yield Finding(self.path, self._line_of(term), message)
 
     def misused_words(self, page: Page) -> Iterator[Finding]:
-        """The rejected words in the prose of a page."""
+        """The rejected translations in the prose of a page."""
         if not self.terms:
             return
         for paragraph in page.prose:
@@ -80,7 +80,7 @@ class Glossary:
     def _term_faults(self) -> Iterator[tuple[str, str]]:
         for before, term in pairwise(self.terms):
             if before.lower() >= term.lower():
-                yield f"`{term}` stands behind `{before}`: sort the terms by the alphabet", term
+                yield f"`{term}` comes after `{before}`: sort the terms alphabetically", term
         accepted = {word: term for term, words in self.terms.items() for word in words[_ACCEPTED]}
         seen: dict[str, str] = {}
         for term, words in self.terms.items():

@@ -50,10 +50,10 @@ class HookChecker:
         return self._why_missing(scope, parts[length:], seen | {name}) if parts[length:] else ""
 
     def _why_missing(self, scope: _Scope, names: list[str], seen: frozenset[str]) -> str:
-        """Why the scope does not lead to the object behind the names."""
+        """Why the names do not lead to an object in the scope."""
         first, *rest = names
         known = dict(_bound_names(scope.body, scope.code))
-        lazy = _lazy_homes(scope)
+        lazy = _lazy_names(scope)
         found = known.get(first) or lazy.get(first)
         if isinstance(found, str):
             return self._fault(".".join([found, *rest]), seen)
@@ -78,13 +78,13 @@ class HookChecker:
         return (name.removeprefix(start) for name in self.graph.files if name.startswith(start))
 
 
-def _lazy_homes(scope: _Scope) -> dict[str, str]:
-    """The full names behind a module's table of homes: a home is a module, or `module:name`, and may be relative."""
-    homes = (scope.code.lazy_names or {}) if scope.name == scope.module else {}
+def _lazy_names(scope: _Scope) -> dict[str, str]:
+    """The full names of a module's lazy names; the table has a module or `module:name` for each, maybe relative."""
+    modules = (scope.code.lazy_names or {}) if scope.name == scope.module else {}
     found = {}
-    for name, home in homes.items():
-        plain = home.lstrip(".")
-        module = scope.code.absolute(plain.replace(":", "."), len(home) - len(plain))
+    for name, location in modules.items():
+        plain = location.lstrip(".")
+        module = scope.code.absolute(plain.replace(":", "."), len(location) - len(plain))
         found[name] = module if ":" in plain else f"{module}.{name}"
     return found
 

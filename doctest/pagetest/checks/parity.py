@@ -1,4 +1,4 @@
-"""Parity: a translation has the structure and the code of its original; only the words differ."""
+"""Parity: a translation has the structure and the code of its original; only the text differs."""
 
 import ast
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
     return (
         [(heading.level, heading.line) for heading in page.headings],
         [(note.text, note.line) for note in page.commands],
-        [("", note.line) for note in page.alone],
+        [("", note.line) for note in page.exclusive],
         [(note.text, note.line) for note in page.hooks],
         [(block.ignored, block.line) for block in page.python],
         [(_without_comments(block.source), block.line) for block in page.python if block.ignored],
@@ -91,11 +91,11 @@ def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
 
 def _finding(translation: Page, line: int, original: Page, original_line: int, what: str) -> Finding:
     where = f"{display_path(original.path)}:{original_line}"
-    return Finding(translation.path, line, f"the first {what} that differs from {where}: translate words only")
+    return Finding(translation.path, line, f"the first {what} that differs from {where}: translate only the text")
 
 
 def _without_comments(source: str) -> str:
-    """The code of an ignored block; its text without comment lines where it is not a whole program."""
+    """The code of an ignored block; its text without comment lines where it is not a complete program."""
     try:
         return ast.dump(_without_printed_text(ast.parse(source)))
     except (SyntaxError, ValueError):
@@ -116,7 +116,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _without_printed_text(tree: ast.Module) -> ast.Module:
-    """The tree without docstrings and without the words of what it prints."""
+    """The tree without docstrings and without the text of what it prints."""
     for node in ast.walk(_without_docstrings(tree)):
         if isinstance(node, ast.Call) and _prints(node.func):
             for part in ast.walk(node):

@@ -1,4 +1,4 @@
-"""Translations: which sections of a translated page section behind the original, and how that is acknowledged."""
+"""Translations: which sections of a translated page are older than the original, and how that is acknowledged."""
 
 import json
 import os
@@ -28,7 +28,7 @@ class TranslationHashesError(UsageError):
 class TranslationHashes:
     """A JSON file that maps `page#slug` of the original to the hash of the translated section, line by line."""
 
-    # The slugs tell a reader of a change what was acknowledged; only the hashes count, so that a section may
+    # The slugs show a reader of a change what was acknowledged; only the hashes count, so that a section may
     # move.
 
     path: Path  # the file, which need not exist
@@ -93,7 +93,7 @@ class StaleSection:
 
 
 def stale_sections(tree: Tree, name: str, language: str = LANGUAGES[1]) -> list[tuple[str, str, int]]:
-    """The sections of a translation that are behind the original, for display."""
+    """The sections of a translation that are older than the original, for display."""
     # Each is the original's heading, the translation's, and its line; none where a page is missing.
     translation = Translation(tree, name, language)
     stale = translation.stale_sections() if translation.exists else []
@@ -109,7 +109,7 @@ class Translation:
     language: str
 
     def faults(self) -> Iterator[Finding]:
-        """The sections that are behind, and what makes the two pages incomparable."""
+        """The sections that are older, and what makes the two pages incomparable."""
         fault = self._structure()
         if fault:
             yield fault
@@ -118,7 +118,7 @@ class Translation:
             for section in self.stale_sections():
                 where = f"{display_path(original)}:{section.original.line}"
                 message = (
-                    f'section "{section.translated.heading}" is behind {where}: translate what changed, then --ack'
+                    f'section "{section.translated.heading}" is older than {where}: translate what changed, then --ack'
                 )
                 yield Finding(path, section.translated.line, message)
 
@@ -151,7 +151,7 @@ class Translation:
         return sections(self._page(language))
 
     def _structure(self) -> Finding | None:
-        """The first heading that the two pages do not share."""
+        """The first heading in which the two pages differ."""
         path = self.tree.path(self.name, self.language)
         if not self.exists:
             missing = next(lang for lang in (LANGUAGES[0], self.language) if lang not in self.tree.languages(self.name))

@@ -12,7 +12,7 @@ _SINCE_BRANCH = "..."
 
 def changed_files(root: Path, revision: str = HEAD) -> frozenset[Path]:
     """The files that differ from a revision: committed since, changed, new or deleted."""
-    # With `...` behind it, a revision is the commit where this branch left it. Files outside the root do not
+    # With `...` after it, a revision is the commit where this branch left it. Files outside the root do not
     # count.
     name = revision.removesuffix(_SINCE_BRANCH)
     commit = _resolve_commit(root, name)

@@ -1,4 +1,4 @@
-"""The import graph: which of the project's files a piece of code can reach, found without importing any."""
+"""The import graph: which of the project's files a program can reach, found without importing any."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from pagetest.graph.references import EVERYTHING, References
 # [Note: what counts as reached]
 # A file is reached if the code may execute it: every import counts, at the top of a file or inside a function, and so
 # does the `__init__.py` of every package on the way. A package that loads its names when they are first used is not
-# charged with all of them: `colossal.launch` leads to the home of `launch` alone. Where the name cannot be known, all
+# charged with all of them: `colossal.launch` leads only to the module of `launch`. Where the name cannot be known, all
 # candidates count. The graph may therefore hold a file that a run does not touch, and never lacks one that it does,
 # unless a name of a module is put together at run time.
 
@@ -116,7 +116,7 @@ class ImportGraph:
         if first in code.lazy_names:
             yield ".".join([_full_name(code, first, code.lazy_names[first]), *rest])
             return
-        yield from (_full_name(code, name, home) for name, home in code.lazy_names.items())
+        yield from (_full_name(code, name, location) for name, location in code.lazy_names.items())
         if first != EVERYTHING:
             yield from self._project_names(code.strings)
 
@@ -139,10 +139,10 @@ class ImportGraph:
                     yield from self._find_definition(".".join([place, *base.split(".")[1:], *members]), seen)
 
 
-def _full_name(code: References, name: str, home: str) -> str:
-    """The full name behind an entry of a table: the home is a module, or `module:name`, and may be relative."""
-    plain = home.lstrip(".").replace(":", ".")
-    return f"{code.absolute(plain, len(home) - len(home.lstrip('.')))}.{name}"
+def _full_name(code: References, name: str, location: str) -> str:
+    """The full name of an entry of a table: the location is a module, or `module:name`, and may be relative."""
+    plain = location.lstrip(".").replace(":", ".")
+    return f"{code.absolute(plain, len(location) - len(location.lstrip('.')))}.{name}"
 
 
 def _bases(tree: ast.Module, name: str, members: list[str]) -> Iterator[str]:

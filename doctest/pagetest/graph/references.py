@@ -1,4 +1,4 @@
-"""The references of a piece of code: every dotted name that it imports or reaches through what it imports."""
+"""The references of a program: every dotted name that it imports or reaches through what it imports."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 @dataclass(frozen=True)
 class References:
-    """What a piece of code refers to; none of it is executed."""
+    """What a program refers to; none of it is executed."""
 
     tree: ast.Module
     package: str = ""  # the package against which relative imports are resolved; empty for a script
@@ -80,16 +80,16 @@ class References:
 
     @cached_property
     def lazy_names(self) -> Mapping[str, str] | None:
-        """Where a module-level `__getattr__` finds names: name to home; None without such a function."""
+        """Where a module-level `__getattr__` finds names: name to location; None without such a function."""
         if not self._lazy():
             return None
         tables = [node.value for node in self.tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
         rows = (zip(table.keys, table.values, strict=True) for table in tables if isinstance(table, ast.Dict))
         return {
-            _string_value(name): _string_value(home)
+            _string_value(name): _string_value(location)
             for table in rows
-            for name, home in table
-            if _string_value(name) and _string_value(home)
+            for name, location in table
+            if _string_value(name) and _string_value(location)
         }
 
     def absolute(self, name: str, level: int) -> str:
@@ -120,7 +120,7 @@ class References:
                 yield self.absolute(plain, len(name) - len(plain))
 
     def _used_names(self) -> Iterator[str]:
-        """Attributes of imported names, and imported names that are handed on as a whole."""
+        """Attributes of imported names, and imported names that are passed on themselves."""
         heads = {id(node.value) for node in self.nodes if isinstance(node, ast.Attribute)}
         for node in self.nodes:
             if isinstance(node, ast.Attribute):

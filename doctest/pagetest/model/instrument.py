@@ -19,11 +19,11 @@ _NO_EFFECT = (ast.Pass, ast.Global, ast.Nonlocal)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # [Note: marks]
-# What ran is learnt from marks, not from sys.settrace: a trace function slows every Python call of the process (a
+# What ran is known from marks, not from sys.settrace: a trace function slows every Python call of the process (a
 # quarter of a second for `import torch` alone), and loses a line when os._exit ends the process. The mark of a
 # statement is `global __mark_7__; __mark_7__ = True` before it, in memory only: it costs one dictionary store,
 # works in threads, forks and compiled functions, and leaves the file, its line numbers and its tracebacks alone. Every
-# statement has one, so two that share a line are told apart. In an expression the mark is a call, `__page__.ran(7) or
+# statement has one, so two on one line are distinguished. In an expression the mark is a call, `__page__.ran(7) or
 # value`: in lambdas, and in what a generator expression, or any comprehension of an assert, evaluates first.
 
 # [Note: hidden failures]

@@ -34,7 +34,7 @@ class Block:
 
     @property
     def info_words(self) -> list[str]:
-        """The words after the language."""
+        """The attributes after the language."""
         return self.info.lower().split()[1:]
 
     @property
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class LocatedText:
-    """A piece of text and its line: a command, a hook, a link."""
+    """A text and its line: a command, a hook, a link."""
 
     text: str
     line: int
@@ -53,7 +53,7 @@ class LocatedText:
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading of the page; translations must agree on the levels, not on the words."""
+    """A heading of the page; translations must agree on the levels, not on the text."""
 
     level: int
     line: int
@@ -85,8 +85,8 @@ class Tabs:
 class Page:
     """A tutorial in one language."""
 
-    # `prose` are the words of each paragraph, heading and table cell, line by line, with an OBJECT_REPLACEMENT for
-    # each code span; `alone` says why no other page may run at the same time.
+    # `prose` is the text of each paragraph, heading and table cell, line by line, with an OBJECT_REPLACEMENT for
+    # each code span; `exclusive` says why no other page may run at the same time.
 
     path: Path
     language: str
@@ -101,7 +101,7 @@ class Page:
     tabs: tuple[Tabs, ...]
     prose: tuple[tuple[LocatedText, ...], ...]
     findings: tuple[Finding, ...]
-    alone: tuple[LocatedText, ...] = ()
+    exclusive: tuple[LocatedText, ...] = ()
 
     @property
     def stem(self) -> str:
@@ -110,7 +110,7 @@ class Page:
 
     @property
     def tree(self) -> Path:
-        """The folder of the whole documentation, which holds a folder for each language."""
+        """The folder of all documentation, which holds a folder for each language."""
         return self.path.absolute().parents[self.name.count("/") + 1]
 
     @property

@@ -55,7 +55,7 @@ def parse_page(text: str, path: Path, language: str = "en", name: str = "page") 
         tuple(reader.tabs),
         tuple(reader.prose),
         tuple(reader.findings),
-        tuple(reader.alone),
+        tuple(reader.exclusive),
     )
 
 
@@ -74,7 +74,7 @@ class _Reader:
     tabs: list[Tabs] = field(default_factory=list)
     prose: list[tuple[LocatedText, ...]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    alone: list[LocatedText] = field(default_factory=list)
+    exclusive: list[LocatedText] = field(default_factory=list)
     open_region: LocatedText | None = None
     open_tabs: Tabs | None = None
     before: tuple[Token, ...] = ()
@@ -134,7 +134,7 @@ class _Reader:
         if kind == "command":
             self.commands.append(LocatedText(" ".join(text.split()), line))
         elif kind == "alone":
-            self.alone.append(LocatedText(" ".join(text.split()), line))
+            self.exclusive.append(LocatedText(" ".join(text.split()), line))
             if not text:
                 self._add_finding(line, "a page that runs alone says why: write `<!-- doc-test-alone: the reason -->`")
         elif kind == "ignore-start":
@@ -268,7 +268,7 @@ def _prose_lines(token: Token) -> Iterator[LocatedText]:
 
 
 def _heading_text(children: list[Token]) -> str:
-    """The words of a heading, code spans included."""
+    """The text of a heading, code spans included."""
     return "".join(child.content for child in children if child.type in {"text", "code_inline"}).strip()
 
 

@@ -1,4 +1,4 @@
-"""Sections: the prose of a page from one heading to the next, each with a hash of its words."""
+"""Sections: the prose of a page from one heading to the next, each with a hash of its text."""
 
 import hashlib
 import re

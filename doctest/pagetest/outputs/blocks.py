@@ -13,8 +13,8 @@ from pagetest.outputs.matching import WILDCARD, first_difference, normalize_line
 _EXACT = "exact"
 _MAX_SHOWN_CHARACTERS = 200
 _UNCHECKED_OUTPUT = (
-    "`text` straight below code that runs reads as its output, and nobody compares it: write `text output`, with `...` "
-    "for what differs from run to run"
+    "`text` straight below code that runs reads as its output, but is not compared with it: write `text output`, with "
+    "`...` for what differs from run to run"
 )
 
 
@@ -68,7 +68,7 @@ def _fault(block: Block, python: Block | None, before: Block | None) -> str:
             f"`{block.info}` is no block: output is shown in `text output`, or in `text output {_EXACT}`",
         ),
         (block.ignored, "output in an ignored region comes from code that is not run: write `text`, or run the code"),
-        (python is None, "there is no Python block before this output: move it behind the block that prints it"),
+        (python is None, "there is no Python block before this output: move it after the block that prints it"),
         (
             bool(python and python.ignored),
             "the Python block before this output is in an ignored region: write `text`, or run that code",
@@ -86,7 +86,7 @@ def _fault(block: Block, python: Block | None, before: Block | None) -> str:
 
 
 def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[int, str]:
-    """Cuts what rank 0 printed into what each Python block printed."""
+    """Splits what rank 0 printed by the Python block that printed it."""
     # A mark says from which size of the output on it belongs to the block of which line, 0 for none.
     parts: dict[int, bytes] = {}
     ends = ({"line": 0, "size": len(data)},)

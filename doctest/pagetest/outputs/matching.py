@@ -13,7 +13,7 @@ TOLERANCE = 1e-3
 # Lines are compared one by one. White space inside a line is normalized; that around it and blank lines are dropped.
 # `...` stands for any text inside its line, and alone on a line for any number of lines.
 # A number with a decimal point or an exponent may be off by one thousandth of the expected one: it is a result of
-# arithmetic. A whole number against a whole number must be equal: it counts, or names a rank, a port, a year. All else
+# arithmetic. Two integers must be equal: an integer counts, or names a rank, a port, a year. All else
 # is text and must be equal too: nan and inf, a version (2.13.0), an address (127.0.0.1), a number in a word (fp16).
 # Where a block is marked `exact`, numbers are text.
 

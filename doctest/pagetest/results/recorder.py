@@ -18,9 +18,9 @@ from pagetest.results.result import NONE, PASS, Result
 from pagetest.run.device import Device
 
 _PACKAGES = ("torch", "numpy", "transformers")
-_HOME = "/home/user"
+_USER_FOLDER = "/home/user"
 _GENERIC_NAMES = ("", "localhost", "root", "user", "host")
-"""Names that tell nothing about a machine, and that occur in many texts."""
+"""Names that identify no machine, and that occur in many texts."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def versions() -> dict[str, str]:
 
 
 def _figures(result: Result) -> tuple[Any, ...]:
-    """The figures of a run; a result that shares the run of another page shares them too."""
+    """The figures of a run; a result that reuses the run of another page has its figures."""
     return result.figures if result.status == PASS else ()
 
 
@@ -124,13 +124,13 @@ def remove_private_names(text: str, root: Path, folder: Path, page: str) -> str:
 
 
 def _replacements(root: Path, folder: Path) -> Mapping[str, str]:
-    """What stands for each path, the longest first: one may lie in another."""
+    """The replacement for each path, the longest first: one may be inside another."""
     places = {
-        folder: f"{_HOME}/tutorial",
-        Path(sys.prefix): f"{_HOME}/venv",
+        folder: f"{_USER_FOLDER}/tutorial",
+        Path(sys.prefix): f"{_USER_FOLDER}/venv",
         Path(sys.base_prefix): "/usr",
-        root: f"{_HOME}/colossal",
-        Path.home(): _HOME,
+        root: f"{_USER_FOLDER}/colossal",
+        Path.home(): _USER_FOLDER,
     }
     known = {str(path): text for path, text in places.items() if len(path.parts) > 1}
     return dict(sorted(known.items(), key=lambda item: -len(item[0])))

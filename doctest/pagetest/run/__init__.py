@@ -1,1 +1,1 @@
-"""Runs a page in processes of its own and judges what happened."""
+"""Runs a page in processes of its own and decides whether it passed."""

@@ -28,7 +28,7 @@ class Command(Protocol):
 _SUPERVISOR = Path(__file__).parent / "probe" / "page_supervisor.py"
 
 StartCommand = Callable[[Sequence[str], Path, Mapping[str, str], Path], Command]
-"""Starts words in a folder with an environment, below a supervisor, and appends what they print to a log."""
+"""Starts a command in a folder with an environment, below a supervisor, and appends what it prints to a log."""
 
 
 def start_command(words: Sequence[str], folder: Path, environment: Mapping[str, str], log: Path) -> Command:

@@ -11,7 +11,7 @@ from pagetest.run.command import CommandOutcome
 from pagetest.run.device import Device
 from pagetest.run.events import RunEvents, StackSample
 
-MIN_EXECUTED_SHARE = 0.9
+MIN_EXECUTED_FRACTION = 0.9
 
 _MAX_NAMED_LINES = 5
 
@@ -22,7 +22,7 @@ class Failure:
 
     line: int
     message: str  # what happened, and what to do where that is not plain
-    rank: int | None = None  # the rank that failed first; None where the page as a whole failed
+    rank: int | None = None  # the rank that failed first; None where no single rank did
     others: tuple[str, ...] = ()
 
 
@@ -51,7 +51,7 @@ def _run_failures(page: Page, marks: Sequence[Mark], outcome: CommandOutcome, ev
     for event in events.unfinished_events:
         yield Failure(page.command_line, "the process was gone before the page came to its end", event["rank"])
     lines, run = statement_lines(marks), executed_lines(marks, events.reached(0))
-    if len(run) < MIN_EXECUTED_SHARE * len(lines):
+    if len(run) < MIN_EXECUTED_FRACTION * len(lines):
         yield _too_few_lines(lines, run)
     for mark in unreached_marks(marks, events.reached()):
         yield Failure(
@@ -68,9 +68,10 @@ def _device_failures(page: Page, events: RunEvents, device: Device) -> Iterator[
 def _too_few_lines(lines: list[int], run: list[int]) -> Failure:
     missed = sorted(set(lines) - set(run))
     shown = ", ".join(map(str, missed[:_MAX_NAMED_LINES])) + (", ..." if len(missed) > _MAX_NAMED_LINES else "")
-    share = f"{len(lines) - len(missed)} of {len(lines)}"
+    executed = f"{len(lines) - len(missed)} of {len(lines)}"
     message = (
-        f"at least {MIN_EXECUTED_SHARE:.0%} of the lines must run on rank 0; {share} did, these never ran: {shown}: "
+        f"at least {MIN_EXECUTED_FRACTION:.0%} of the lines must run on rank 0; {executed} did, "
+        f"these never ran: {shown}: "
     )
     return Failure(missed[0], message + "call that code, or show it in an ignored region with its reason")
 
@@ -87,7 +88,7 @@ def _error_failure(page: Page, outcome: CommandOutcome, events: RunEvents) -> Fa
         return Failure(
             sample.line or page.command_line, f"the process died of a fatal signal; the command {end}", sample.rank
         )
-    return Failure(page.command_line, f"the command {end}; the log tells more")
+    return Failure(page.command_line, f"the command {end}; see the log")
 
 
 def _hang_failure(page: Page, outcome: CommandOutcome, events: RunEvents) -> Failure:

@@ -129,7 +129,7 @@ class Runner:
 
 
 def _figures(page: Page, folder: Path, drawn: Mapping[str, int]) -> Iterator[Figure]:
-    """What lies in the page's folder; what no block is known to have drawn came last."""
+    """The figures in the page's folder; those that no block is known to have drawn come last."""
     for file in sorted(folder.iterdir()):
         if file.suffix in FIGURES and file.is_file():
             yield Figure(file.name, drawn.get(file.name, 0) or page.runnable[-1].line, file.read_bytes())

@@ -44,7 +44,7 @@ class Session:
     _other_children: set[psutil.Process] = field(default_factory=set)
 
     def run(self) -> CommandOutcome:
-        """Runs the command to its end, and leaves no process behind, whatever happens."""
+        """Runs the command to its end, and ends all of its processes, whatever happens."""
         adopt_orphans()
         self._other_children = set(psutil.Process().children(recursive=True))
         start = time.monotonic()

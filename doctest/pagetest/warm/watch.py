@@ -102,7 +102,7 @@ class PageWatcher:
         return any(graph.reached(references_of(make_script(page))) & changed for page in self._pages(name))
 
     def _stamps(self) -> dict[Path, FileStamp]:
-        """What tells one state of each watched file from the next."""
+        """What distinguishes one state of each watched file from the next."""
         texts = [self.suite.tree.path(name, language) for name in self.names for language in LANGUAGES]
         return {path: stamp for path in [*texts, *self._source.rglob("*.py")] if (stamp := _stamp(path))}
 

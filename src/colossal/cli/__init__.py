@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command ``colossal``; what its entry point calls.
 
     Args:
-        arguments: The words behind the command's name; those of this process by default.
+        arguments: The arguments after the command's name; those of this process by default.
 
     Raises:
         SystemExit: Always, at the end: 0 for success, 1 for a failure, 2 for a command line that cannot be read.

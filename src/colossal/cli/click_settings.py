@@ -1,4 +1,4 @@
-"""How words of a command line may be spelled."""
+"""How options of a command line may be spelled."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ class Subcommand:
 
 COMMANDS: Mapping[str, Subcommand] = {
     "benchmark": Subcommand("colossal.cli.benchmark", "Measure linear layers in parallel, or the links between ranks."),
-    "check": Subcommand("colossal.cli.check", "Tell whether this machine can train, and what is missing."),
+    "check": Subcommand("colossal.cli.check", "Check whether this machine can train, and show what is missing."),
     "run": Subcommand("colossal.cli.run", "Start a training program on one node or many."),
 }
 

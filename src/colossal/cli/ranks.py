@@ -1,8 +1,8 @@
-"""Processes that a command starts for itself: ranks of one world on this machine, with a deadline.
+"""Processes that a command starts for itself: the ranks of one job on this machine, with a deadline.
 
-A rank is a module run with ``python -m``, under the variables that torchrun would set. What it has to say it writes,
-one JSON object a line, to the file that `REPORT_VARIABLE` names; whatever it or its libraries print is kept for the
-case that it fails.
+A rank is a module run with ``python -m``, under the variables that torchrun would set. It writes its reports, one
+JSON object a line, to the file that `REPORT_VARIABLE` names; whatever it or its libraries print is kept for the case
+that it fails.
 """
 
 import faulthandler
@@ -34,9 +34,9 @@ class Outcome:
     """What became of one rank."""
 
     rank: int  # its number
-    said: list[dict[str, Any]]  # the objects that it reported, in order
+    reports: list[dict[str, Any]]  # the objects that it reported, in order
     code: int | None  # its exit status; None if it had to be ended
-    printed: str  # the last lines that it printed, with the place where it stood if it had to be ended
+    printed: str  # the last lines that it printed, with its stack if it had to be ended
 
 
 def run_ranks(
@@ -47,7 +47,7 @@ def run_ranks(
     timeout_seconds: float,
     environment: Mapping[str, str] | None = None,
 ) -> list[Outcome]:
-    """Run a module on every rank of a world, and end what has not ended in time."""
+    """Run a module on every rank of a job, and end the ranks that are late."""
     from torch import distributed as dist
 
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
@@ -101,11 +101,11 @@ class _Rank:
             self.process.stdin.close()
 
     def outcome(self, *, late: bool) -> Outcome:
-        said = self.report.read_text(encoding="utf-8") if self.report.exists() else ""
+        reported = self.report.read_text(encoding="utf-8") if self.report.exists() else ""
         printed = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-        whole_lines = said[: said.rfind("\n") + 1].splitlines()
+        complete_lines = reported[: reported.rfind("\n") + 1].splitlines()
         code = None if late else self.process.returncode
-        return Outcome(self.rank, [json.loads(line) for line in whole_lines], code, "\n".join(printed))
+        return Outcome(self.rank, [json.loads(line) for line in complete_lines], code, "\n".join(printed))
 
 
 def _wait(ranks: Sequence[_Rank], timeout_seconds: float) -> list[_Rank]:

@@ -1,4 +1,4 @@
-"""The version of the library, as the command line tells it."""
+"""The version of the library, as the command line prints it."""
 
 import sys
 

@@ -10,7 +10,7 @@ from torch import distributed as dist
 @final
 @dataclass(frozen=True)
 class Tolerance:
-    """How far two results of the same mathematics may lie apart.
+    """How far two results of the same mathematics may differ.
 
     Args:
         rtol: Relative to the expected value.
@@ -69,7 +69,7 @@ def assert_same_on_all_ranks(tensor: torch.Tensor, group: dist.ProcessGroup | No
 
     Args:
         tensor: Any shape, the same on all ranks.
-        group: The ranks; the whole world by default.
+        group: The ranks; all of them by default.
 
     Raises:
         AssertionError: A rank holds other values.

@@ -1,4 +1,4 @@
-"""What a function can leave behind in its process, and the next one would find there."""
+"""State that a function can leave in its process, where the next one would find it."""
 
 import gc
 import logging
@@ -20,7 +20,7 @@ from torch import distributed as dist
 from colossal.cluster.mesh import set_ambient_mesh
 
 _SETTLE_SECONDS = 0.5
-"""Some libraries tell their threads to end and do not wait for them."""
+"""Some libraries ask their threads to end and do not wait for them."""
 
 _TASKS = Path("/proc/self/task")  # empty where there is no procfs
 _NEW_LOGGER = (logging.NOTSET, (), False, True)
@@ -73,7 +73,7 @@ class ProcessState:
             dist.destroy_process_group()
         set_ambient_mesh(None)
         torch.set_default_device(None)
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # noqa: SLF001 (torch tells it nowhere else)
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():  # noqa: SLF001 (torch has no public way)
             return ["a mode of torch"]
         torch.set_printoptions(profile="default")
         torch.clear_autocast_cache()

@@ -41,15 +41,15 @@ PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossa
 GRACE_SECONDS = 5.0
 
 # [Note: reused processes]
-# Inside `reuse_processes`, a process serves one call after the other, each in a world of its own over a new store: rank
-# 0 of any world is the first process, so that there are no more processes than ranks in the largest world. After each
+# Inside `reuse_processes`, a process serves one call after the other, each in a new process group over a new store:
+# rank 0 is always the first process, so that there are no more processes than the largest call has ranks. After each
 # call a process restores what it was like before the first (`process_state.py`), drops the module that the function
 # came from, and reports what it could not restore. Processes that report anything are replaced; after a failure, a
-# timeout or a death, all processes of that world are.
+# timeout or a death, all processes of that call are.
 
 
 class WorldError(AssertionError):
-    """A rank of a test world raised, died or did not come to an end."""
+    """A rank of a test raised, died or did not end in time."""
 
 
 @final
@@ -128,7 +128,7 @@ _pools: list[_Pool] = []
 
 @contextmanager
 def reuse_processes() -> Iterator[None]:
-    """Let `run_processes` keep its processes from one call to the next, each time in a new world.
+    """Let `run_processes` keep its processes from one call to the next, each time with a new process group.
 
     Between calls each process leaves its process groups, and restores the environment, the working folder, the default
     dtype, generators of random numbers and other settings. It is replaced if the call failed, or if something remains
@@ -188,7 +188,7 @@ class _Rank:
         else:
             self.error = content
 
-    def tell_where(self) -> None:
+    def request_stack(self) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.process.process.pid or 0, signal.SIGUSR1)
         time.sleep(0.2)
@@ -206,13 +206,13 @@ def run_processes(
     fresh: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
-    """Run a function on every rank of a world of processes on this host's CPU, joined as by `launch`, one thread each.
+    """Run a function on every rank of a job of processes on this host's CPU, joined as by `launch`, one thread each.
 
     Args:
         function: A function at the top level of a file, called on every rank.
         size: Number of ranks.
         *args: Passed to the function; pickled.
-        form: Form the world first; otherwise the function does it.
+        form: Initialize the process group first; otherwise the function does it.
         environment: Variables to set in the processes; ``{rank}`` in a value stands for the rank.
         timeout_seconds: How long the ranks may take, and how long a collective waits for a peer.
         fresh: Start new processes inside of `reuse_processes` too. Outside, and wherever `form` is False or an
@@ -285,7 +285,7 @@ def _collect(ranks: list[_Rank], timeout_seconds: float) -> list[_Rank]:
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
     for rank in ranks:
         if not rank.done:
-            rank.tell_where()
+            rank.request_stack()
             failed.append(rank)
     return failed
 

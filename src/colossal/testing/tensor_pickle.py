@@ -16,10 +16,10 @@ class _Pickler(pickle.Pickler):
         self._written: dict[int, tuple[bytearray, torch.Tensor]] = {}  # the tensors, so that no address is used again
 
     def reducer_override(self, obj: Any) -> Any:
-        """Take what is plain, on the CPU, and all of its storage; tensors that share a storage share it again."""
+        """Take what is plain, on the CPU, and all of its storage; tensors that share storage still do so afterwards."""
         if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided:
-            whole = obj.is_contiguous() and obj.untyped_storage().nbytes() == obj.nbytes > 0
-            if whole and not (obj.requires_grad or obj.is_conj() or obj.is_neg()):
+            owns_storage = obj.is_contiguous() and obj.untyped_storage().nbytes() == obj.nbytes > 0
+            if owns_storage and not (obj.requires_grad or obj.is_conj() or obj.is_neg()):
                 if obj.data_ptr() not in self._written:
                     self._written[obj.data_ptr()] = bytearray(obj.reshape(-1).view(torch.uint8).numpy()), obj
                 return _tensor, (self._written[obj.data_ptr()][0], obj.dtype, obj.shape)

@@ -1,6 +1,6 @@
-"""Worlds inside this process: one that only pretends, and one whose ranks are threads.
+"""Ranks inside this process: a fake process group, and ranks that are threads.
 
-A third kind, of real processes, is `colossal.testing.run_processes`.
+Ranks that are processes are those of `colossal.testing.run_processes`.
 """
 
 import threading
@@ -28,7 +28,7 @@ from colossal.testing.processes import WorldError
 
 @contextmanager
 def fake_world(size: int, rank: int = 0) -> Iterator[None]:
-    """Be one rank of a world whose other ranks do not exist: collectives return at once, with arbitrary values.
+    """Be one rank of a fake process group: collectives return at once, with arbitrary values.
 
     For meshes, plans, errors and counts of communication, at any size.
 
@@ -55,7 +55,7 @@ def fake_world(size: int, rank: int = 0) -> Iterator[None]:
 
 
 def _prepare_threads() -> None:
-    """Let torch keep a world for each thread."""
+    """Let torch keep the process groups of each thread apart."""
     _serve_accelerator("threaded")
     world = _install_threaded_pg()
     if not hasattr(world, "comms"):  # torch 2.11 asks for them when a group is destroyed, and has none here
@@ -72,10 +72,10 @@ def _serve_accelerator(backend: str) -> None:
 
 
 def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: Any) -> list[Any]:
-    """Run a function on every rank of a world whose ranks are threads of this process.
+    """Run a function on ranks that are threads of this process.
 
     Starts in a few hundredths of a second. Point-to-point operations are missing; generators of random numbers are
-    shared by all ranks, so draw from a `torch.Generator` of the rank's own.
+    shared by all ranks, so draw from a `torch.Generator` of each rank.
 
     Args:
         function: Called on every rank.

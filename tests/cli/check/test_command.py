@@ -322,7 +322,7 @@ def test_without_a_compiler_one_row_says_that_adam_falls_back(tmp_path) -> None:
     rows = [row for (_, name), row in rows_of(done).items() if "Adam" in name and row["status"] == "note"]
     (row,) = rows
     assert (row["name"], row["value"]) == ("one-pass Adam", False)
-    assert row["found"] == "falls back: torch's fused update, with passes before and behind"
+    assert row["found"] == "falls back: torch's fused update, with passes before and after it"
     assert "no-such-compiler" in str(row["advice"])
 
 

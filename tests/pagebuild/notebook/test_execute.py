@@ -300,7 +300,7 @@ def test_a_process_that_stays_behind_is_a_failure(pages) -> None:
     code = f"import subprocess\nchild = subprocess.Popen(['sleep', {time}], start_new_session=True)\n"
     pages.write("lesson", page(code))
     english, _ = pages.make("lesson", execute=True)
-    assert "the notebook left processes behind" in english.failure.message
+    assert "the notebook left processes running" in english.failure.message
     assert "sleep 60" in english.failure.message
 
 

@@ -141,7 +141,7 @@ def test_a_release_keeps_no_run_that_did_not_hold(proved) -> None:
 
 
 def test_a_stale_translation_forbids_it(proved) -> None:
-    assert 'zh-Hans/talk.md:1: the section "更多" is behind its original' in refused(proved, "0.1.0", "更多")
+    assert 'zh-Hans/talk.md:1: the section "更多" is older than its original' in refused(proved, "0.1.0", "更多")
 
 
 def test_a_finding_of_the_static_rules_forbids_it(proved) -> None:

@@ -1,5 +1,5 @@
 # Run this cell first. `%%page 41` notes a cell down as the part of the program that stands at line 41 of the page;
-# `run` puts the parts together, writes the program beside this notebook, runs it, and shows what it prints and draws.
+# `run` puts the parts together, writes the program next to this notebook, runs it, and shows what it prints and draws.
 import os
 import shlex
 import subprocess
@@ -28,7 +28,9 @@ def run(command):
     before = {path: path.stat().st_mtime_ns for path in Path().glob("*.*")}
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
-    with tempfile.TemporaryDirectory() as logs:  # a file per rank: ranks that share one cut each other's lines apart
+    with (
+        tempfile.TemporaryDirectory() as logs
+    ):  # a file per rank: in one file, ranks would interrupt each other's lines
         place = words.index(file)
         words[place:place] = ["--redirects", "3", "--log-dir", logs]
         done = subprocess.run(words, env=environment, capture_output=True, encoding="utf-8", check=False)

@@ -44,7 +44,9 @@ def _pipeline(bench: TrialProgram) -> None:
     from colossal.errors import UnsupportedError
 
     if "pp" not in bench.booster.plugin.supported_axes:
-        raise UnsupportedError("The layers of a model are divided over the pp axis. Found a plugin that does not.")
+        raise UnsupportedError(
+            "The layers of a model are partitioned over the pp axis. Found a plugin without that axis."
+        )
     make: Any = bench.make_plugin
     if make is not None and "num_microbatches" in inspect.signature(type(bench.booster.plugin)).parameters:
         bench = TrialProgram(partial(make, num_microbatches=2), bench.folder)

@@ -81,7 +81,7 @@ def try_tensor_parallel(model: Any) -> str:
 
 
 def try_pipeline_parallel(model: Any) -> str:
-    """Whether a model that is split into two stages computes what the whole model does."""
+    """Whether a model that is split into two stages computes what the full model does."""
     from colossal.shardformer import plan_of
 
     if plan_of(model).stages is None:

@@ -11,7 +11,7 @@ from pagebuild.site.edition import BrokenInputError
 from pagebuild.site.landing.texts import labels_of
 from pagetest.finding import Finding
 
-HOME = "colossal.booster.plugin"
+PACKAGE = "colossal.booster.plugin"
 WORKS, PLANNED = "works", "planned"
 DEVICES = ("cpu", "cuda")
 """What a plugin is shown with that takes any device."""
@@ -31,7 +31,7 @@ class PluginChoice:
     name: str  # the class; empty for a Booster without a plugin
     page: str  # the page that teaches it; empty as long as it is not built
     workers: tuple[str, ...]  # answers to: one process, or many?
-    # Answers to: what fits on one device? All of the training, the model but not its `states` besides, or none.
+    # Answers to: what fits on one device? All of the training, only the model without its `states`, or none.
     fits: tuple[str, ...]
     goal: tuple[str, ...]  # answers to: what matters most?
     arguments: str = ""
@@ -41,7 +41,7 @@ class PluginChoice:
     @property
     def plugin(self) -> type | None:
         """The class; None where it is not built, or where there is none."""
-        return getattr(importlib.import_module(HOME), self.name, None) if self.name else None
+        return getattr(importlib.import_module(PACKAGE), self.name, None) if self.name else None
 
     def make_plugin(self, **others: Any) -> Any:
         """Makes one for one process; None where there is none."""
@@ -62,7 +62,7 @@ class PluginChoice:
             "name": self.name or "Booster",
             "code": f"Booster(plugin={self.name}({self.arguments}))" if self.name else "Booster()",
             "state": self.state,
-            "object": f"{HOME}.{self.name}" if self.plugin else None,
+            "object": f"{PACKAGE}.{self.name}" if self.plugin else None,
             "page": self.page if self.state == WORKS else None,
             "devices": [] if self.state == PLANNED else list(getattr(found, "supported_devices", ()) or DEVICES),
             "precisions": list(getattr(found, "supported_precisions", ())),
@@ -112,9 +112,9 @@ def check_choices(offered: tuple[str, ...], choices: tuple[PluginChoice, ...] = 
 
 def offered_plugins() -> tuple[str, ...]:
     """The concrete plugins that the library offers."""
-    home = importlib.import_module(HOME)
-    names = (name for name in home.__all__ if isinstance(getattr(home, name), type))
-    return tuple(name for name in names if issubclass(getattr(home, name), home.Plugin) and name != "Plugin")
+    package = importlib.import_module(PACKAGE)
+    names = (name for name in package.__all__ if isinstance(getattr(package, name), type))
+    return tuple(name for name in names if issubclass(getattr(package, name), package.Plugin) and name != "Plugin")
 
 
 def _uncovered_answers(choices: tuple[PluginChoice, ...]) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The words of the landing page's data, in both languages; they stand in `texts.json`."""
+"""The texts of the landing page's data, in both languages; they are in `texts.json`."""
 
 import json
 from functools import cache
@@ -8,7 +8,7 @@ FILE = Path(__file__).with_name("texts.json")
 
 
 def labels_of(group: str, key: str) -> dict[str, str]:
-    """The words for a thing, by language."""
+    """The labels of an entry, by language."""
     return _texts()[group][key]
 
 

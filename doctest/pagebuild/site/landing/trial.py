@@ -46,7 +46,7 @@ class TrialProgram:
         self.booster.backward(self.model(torch.ones(2, 16)).float().sum(), self.optimizer)
 
     def step(self) -> None:
-        """A whole step."""
+        """A full step."""
         self.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -46,7 +46,7 @@ class BuildErrorLocator:
     def _unused_directives(self, text: str) -> Iterator[Finding]:
         for file, list_ in _DIRECTIVES.findall(text):
             for name, line in _DIRECTIVE.findall(list_):
-                message = f"`{name}` is no Markdown and shows as text: write an alert, `> [!NOTE]`, or other words"
+                message = f"`{name}` is no Markdown and shows as text: write an alert, `> [!NOTE]`, or plain text"
                 yield self._finding(self.website / file, int(line), message)
 
     def _broken_links(self, text: str) -> Iterator[Finding]:
@@ -67,7 +67,7 @@ class BuildErrorLocator:
 
     @staticmethod
     def _author_file(file: Path) -> str | None:
-        """The author's file of a generated page; None for what is generated as a whole."""
+        """The author's file of a generated page; None for a page that has no author's file."""
         if not file.is_file():
             return None
         page = json.loads(file.read_text(encoding="utf-8").split("\n")[1])["page"]

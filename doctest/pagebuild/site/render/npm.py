@@ -38,7 +38,7 @@ class Npm:
         return stamp.is_file() and stamp.read_text() == self._lock_hash
 
     def command(self, program: str, *words: str) -> list[str]:
-        """The words of a call of `npm` or `node`."""
+        """The command line of a call of `npm` or `node`."""
         found = shutil.which(program, path=self.environment.get("PATH"))
         if found is None:
             raise MissingToolError(

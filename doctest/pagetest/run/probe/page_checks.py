@@ -48,8 +48,8 @@ class Checks:
     def remember(self, module: ModuleType) -> None:
         """Remembers the checks of a module."""
         for place, names in CHECKS.items():
-            home, _, owner_name = place.partition(":")
-            if home == module.__name__:
+            module_name, _, owner_name = place.partition(":")
+            if module_name == module.__name__:
                 owner = getattr(module, owner_name) if owner_name else module
                 found = [
                     name for name in filter(re.compile(names).fullmatch, dir(owner)) if callable(getattr(owner, name))
@@ -99,12 +99,12 @@ class ImportHook:
         if spec and spec.loader and not isinstance(spec.loader, type):  # a class loads what is built in
             execute = spec.loader.exec_module
 
-            def execute_and_tell(module: ModuleType) -> None:
+            def execute_and_notify(module: ModuleType) -> None:
                 execute(module)
                 for watcher in watchers:
                     watcher(module)
 
-            spec.loader.exec_module = execute_and_tell
+            spec.loader.exec_module = execute_and_notify
         return spec
 
 

@@ -176,7 +176,7 @@ def _rank_environment(rank: int, size: int, port: str) -> dict[str, str]:
 
 
 class _StopError(Exception):
-    """This process was told to end."""
+    """This process was asked to end."""
 
 
 def _raise_stop(_number: int, _frame: FrameType | None) -> None:

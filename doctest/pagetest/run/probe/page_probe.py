@@ -146,8 +146,8 @@ class Probe:
     def _write_module_list(self) -> None:
         """Writes which modules of other packages are loaded, for a fork server to load them in advance."""
         if file := os.environ.get("COLOSSAL_PAGE_MODULES", ""):
-            homes = (sys.prefix, sys.base_prefix)
-            loaded = [name for name, module in list(sys.modules.items()) if _file_of(module).startswith(homes)]
+            prefixes = (sys.prefix, sys.base_prefix)
+            loaded = [name for name, module in list(sys.modules.items()) if _file_of(module).startswith(prefixes)]
             Path(file).write_text("\n".join(loaded), encoding="utf-8")
 
     def start_block(self, line: int) -> None:
@@ -261,8 +261,8 @@ class Probe:
         """Records that the page changes a file of the checkout, its own folder and what Python caches excepted."""
         if self.protected and isinstance(name, str | bytes | os.PathLike):
             path = os.path.abspath(os.fsdecode(name))  # noqa: PTH100
-            home = os.path.dirname(self.script)  # noqa: PTH120
-            if path.startswith(self.protected) and not path.startswith(home) and "__pycache__" not in path:
+            folder = os.path.dirname(self.script)  # noqa: PTH120
+            if path.startswith(self.protected) and not path.startswith(folder) and "__pycache__" not in path:
                 self.record(
                     "failed", line=self.current_line(), message=f"writes {path}: a page writes into its own folder"
                 )
@@ -345,8 +345,8 @@ def _observed(function: Callable[..., Any], what: str, observer: Callable[..., A
 
 # [Note: taking over main]
 # `python page.py` asks sys.path_hooks whether the script's path is something to import from, as it does for a zip
-# file. This loader says yes for the page alone, so the interpreter hands it `__main__`. That is the only way to wrap
-# the page's whole execution without changing the script or the command.
+# file. This loader accepts the page only, so the interpreter hands it `__main__`. That is the only way to wrap
+# all execution of the page without changing the script or the command.
 
 
 class PageLoader:

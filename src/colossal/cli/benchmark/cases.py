@@ -25,9 +25,9 @@ class Case:
     """One row of the table."""
 
     name: str  # what is computed
-    parallelism: str  # how it is divided: ``"none"``, ``"data"`` or ``"tensor"`` and the mode
+    parallelism: str  # how it is parallelized: ``"none"``, ``"data"`` or ``"tensor"`` and the mode
     size: int  # number of ranks
-    # samples that a rank has its share in: those of a data-parallel rank, or of all tensor-parallel ones
+    # samples that a rank works on: its own ones with data parallelism, all with tensor parallelism
     batch_per_rank: int
     flops: float  # floating-point operations of a step, on all ranks together
     prepare: Prepare  # builds what is measured on this rank
@@ -50,11 +50,12 @@ def _single_steps(settings: Settings) -> Iterator[Case]:
 
 
 def _data_parallel_steps(settings: Settings) -> Iterator[Case]:
-    """The same batch divided among the ranks, then as large a batch on each rank."""
+    """The same global batch at each number of ranks, then the same batch on each rank."""
     for size in _sizes(settings):
-        shares = [settings.batch_size // size] if settings.batch_size % size == 0 else []
-        for share in [*shares, settings.batch_size]:
-            yield Case("training step", "data", size, share, _step_flops(settings, size * share), _prepare_step)
+        split = [settings.batch_size // size] if settings.batch_size % size == 0 else []
+        for batch_per_rank in [*split, settings.batch_size]:
+            flops = _step_flops(settings, size * batch_per_rank)
+            yield Case("training step", "data", size, batch_per_rank, flops, _prepare_step)
 
 
 def _tensor_parallel_steps(settings: Settings) -> Iterator[Case]:
@@ -146,12 +147,12 @@ def _prepare_tensor_step(settings: Settings, batch_size: int, axes: dict[str, An
 
     with ParallelMesh(**axes) as mesh:
         net = _mlp(settings, Linear)
-        wholes = [_random(settings, batch_size, settings.seq_len, settings.hidden_dim) for _ in range(2)]
-        inputs, targets = (split_input(whole, mesh) for whole in wholes)
+        full = [_random(settings, batch_size, settings.seq_len, settings.hidden_dim) for _ in range(2)]
+        inputs, targets = (split_input(tensor, mesh) for tensor in full)
     sgd = torch.optim.SGD(net.parameters(), lr=1e-6)
 
     def step() -> None:
-        ((net(inputs) - targets).square().sum() / wholes[0].numel()).backward()
+        ((net(inputs) - targets).square().sum() / full[0].numel()).backward()
         sgd.step()
         sgd.zero_grad()
 

@@ -33,15 +33,15 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.option("--collectives", is_flag=True, help="Measure the links between ranks instead, and write a file.")
 @click.option("--pp", type=_COUNT, help="Ranks on the axis of pipeline stages.")
 @click.option("--dp", type=_COUNT, help="Ranks on the data-parallel axis.")
-@click.option("--sp", type=_COUNT, help="Ranks that share a sequence.")
-@click.option("--tp", type=_COUNT, help="Ranks that share a tensor.")
+@click.option("--sp", type=_COUNT, help="Ranks that a sequence is split over.")
+@click.option("--tp", type=_COUNT, help="Ranks that a tensor is sharded over.")
 @click.option("--op", "ops", type=click.Choice(OPS), multiple=True, help="An operation to measure, several times; all.")
 @click.option("--min_bytes", type=_COUNT, default=1024, show_default=True, help="Smallest tensor.")
 @click.option("--max_bytes", type=_COUNT, default=4 * 2**20, show_default=True, help="Largest tensor.")
 @click.option("--seconds", type=_POSITIVE, default=0.25, show_default=True, help="Time for an operation and a size.")
 @click.option("-o", "--output", default="link_cost.json", show_default=True, help="The file of the links.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds that a world may take.")
+@click.option("--timeout", type=_POSITIVE, default=600.0, show_default=True, help="Seconds that a job may take.")
 @click.pass_context
 def command(context: click.Context, /, collectives: bool, **chosen: Any) -> None:
     """Measure linear layers in parallel.

@@ -1,4 +1,4 @@
-"""How long the cases of a benchmark take, on the ranks of a world that exists."""
+"""How long the cases of a benchmark take, on ranks that are running."""
 
 import statistics
 import time
@@ -87,8 +87,8 @@ def _seconds(step: Step) -> float:
 
 def speedup_of(result: Result, results: list[Result]) -> float | None:
     """How many times as many samples a second as one rank computes; None where no such case was measured."""
-    alone = [one for one in results if one.case == result.case and one.parallelism == "none"]
-    return result.samples_per_second / alone[0].samples_per_second if alone else None
+    single = [one for one in results if one.case == result.case and one.parallelism == "none"]
+    return result.samples_per_second / single[0].samples_per_second if single else None
 
 
 def is_fastest(result: Result, results: list[Result]) -> bool:

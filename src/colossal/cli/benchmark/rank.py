@@ -9,7 +9,7 @@ from colossal.cli.ranks import follow_parent, say
 
 
 def main() -> None:
-    """Join the world, measure, and let rank 0 report."""
+    """Join the process group, measure, and let rank 0 report."""
     from colossal.cluster import launch_from_torch
 
     follow_parent()

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: in the world that torchrun has started, or in worlds of its own."""
+"""Runs a benchmark on the ranks that torchrun has started, or on ranks that it starts itself."""
 
 import os
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class BenchmarkError(click.ClickException):
 
 
 def outer_world_size() -> int | None:
-    """Return the size of the world in which a launcher has started this command; None if it was started alone."""
+    """Return the world size if a launcher has started this command, else None."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     return int(os.environ["WORLD_SIZE"])
@@ -35,7 +35,7 @@ def run_cases(settings: Settings, sizes: Sequence[int], timeout_seconds: float) 
     found: list[Result] = []
     for size in sizes:
         outcomes = _start("cases", settings.as_word(), size, settings.device, timeout_seconds)
-        found += [Result(**one) for one in outcomes[0].said[-1]["results"]]
+        found += [Result(**one) for one in outcomes[0].reports[-1]["results"]]
     return found
 
 
@@ -53,7 +53,7 @@ def run_links(settings: LinkSettings, timeout_seconds: float) -> bool:
 
 
 def _join(device: str) -> int:
-    """Join the launcher's world; return its size."""
+    """Join the launcher's process group; return the world size."""
     from colossal.cluster import launch_from_torch
 
     os.environ["COLOSSAL_DEVICE"] = device
@@ -61,7 +61,7 @@ def _join(device: str) -> int:
 
 
 def _start(kind: str, word: str, size: int, device: str, timeout_seconds: float) -> list[Outcome]:
-    """Let the ranks of a new world measure, each with its share of the cores."""
+    """Start ranks that measure, each with an equal number of cores."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // size))
     environment = {"COLOSSAL_DEVICE": device, "OMP_NUM_THREADS": threads}
     outcomes = run_ranks(RANK, size, [kind, word], timeout_seconds=timeout_seconds, environment=environment)

@@ -49,5 +49,5 @@ class LinkSettings(_Plain):
     output: str  # the file to write
 
     def arguments(self) -> dict[str, Any]:
-        """Return what `measure_link_cost` takes beside the mesh."""
+        """Return the arguments of `measure_link_cost` other than the mesh."""
         return {"ops": self.ops, "sizes": self.sizes, "seconds": self.seconds}

@@ -1,4 +1,4 @@
-"""``colossal check``: tell whether this machine can train, and what is missing."""
+"""``colossal check``: check whether this machine can train, and show what is missing."""
 
 from colossal.cli.check.command import command
 

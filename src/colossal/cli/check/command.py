@@ -28,7 +28,7 @@ _AFTER_VERSIONS = (compatibility.SECTION, devices.SECTION, communication.SECTION
     help="How long the self test may take, in seconds.",
 )
 def command(installation: bool, as_json: bool, timeout_seconds: float) -> None:  # noqa: ARG001 (documented, implied)
-    """Tell whether this machine can train.
+    """Check whether this machine can train.
 
     Looks at versions, at whether torch, CUDA and own code fit together, at devices, communication, kernels and limits,
     and lets two processes train a step and compare it with a single process. Ends with 0 if the machine is usable, with

@@ -32,7 +32,7 @@ def _device() -> str:
 
     try:
         return get_accelerator().name
-    except ConfigError:  # told by the section of the devices
+    except ConfigError:  # reported by the section of the devices
         return "cpu"
 
 

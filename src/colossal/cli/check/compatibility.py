@@ -14,7 +14,7 @@ _LANGUAGES = {".cpp": "C++", ".cu": "CUDA"}
 
 
 def look() -> Iterator[Row]:
-    """Compare versions of torch, and of CUDA in torch and the system; tell when the library's own code is built."""
+    """Compare versions of torch, and of CUDA in torch and the system; show when the native code is built."""
     import torch
 
     yield _library(torch.__version__)
@@ -39,15 +39,15 @@ def _version_of(compiler: str) -> str | None:
     """The version of the CUDA toolkit that a compiler belongs to, such as 12.8."""
     command = [compiler, "--version"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout  # noqa: S603
+        output = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout  # noqa: S603
     except (OSError, subprocess.SubprocessError):
         return None
-    release = re.search(r"release (\d+\.\d+)", said)
+    release = re.search(r"release (\d+\.\d+)", output)
     return release.group(1) if release else None
 
 
 def _match(needed: str | None, found: str | None) -> Row:
-    """The toolkit compiles what runs beside torch's own libraries: their major versions are the same."""
+    """The toolkit compiles code that runs with torch's own libraries: their major versions must be equal."""
     name = "CUDA of torch and system"
     if needed is None:
         return Row(TITLE, name, "ok", f"no need to match: torch is a build for {kind_of_build()}")
@@ -60,7 +60,7 @@ def _match(needed: str | None, found: str | None) -> Row:
 
 
 def _code(suffix: str, code: native.OwnCode, *, needed: bool) -> Row:
-    """Tell when the code in one language is built: at install (AOT) or at first use (JIT)."""
+    """Show when the code in one language is built: at install (AOT) or at first use (JIT)."""
     language = _LANGUAGES[suffix]
     name = f"extensions in {language}"
     if code.at_install and not code.at_first_use:

@@ -120,7 +120,7 @@ def _xxhash() -> str:
 
 KERNELS = (
     Kernel("fused Adam", "one kernel for each operation of the update", lambda: _adam("fused")),
-    Kernel("one-pass Adam", "torch's fused update, with passes before and behind", _one_pass_adam),
+    Kernel("one-pass Adam", "torch's fused update, with passes before and after it", _one_pass_adam),
     Kernel("foreach Adam", "a loop over the parameters", lambda: _adam("foreach")),
     Kernel("float8 matrix product", "the product in a wider type, rounded through float8", _float8),
     Kernel("streaming copy", "an ordinary copy, for which asynchronous saves block longer", _stream_copy),

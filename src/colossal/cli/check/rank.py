@@ -9,7 +9,7 @@ from pathlib import Path
 from colossal.cli.ranks import follow_parent, say
 
 RTOL, ATOL = 1e-5, 1e-6
-"""Two halves of a batch are added in another order than the whole batch: the last bits of float32 differ."""
+"""Half batches are summed in another order than the full batch: the last bits of float32 differ."""
 
 _SEED = 3
 
@@ -33,7 +33,7 @@ def _collective(_folder: Path) -> None:
 
 
 def _step(_folder: Path) -> None:
-    """Train a step on this rank's part of a batch, and on the whole batch in plain torch; compare the parameters."""
+    """Train a step on this rank's samples of a batch, and on the full batch in plain torch; compare the parameters."""
     import torch
 
     from colossal.booster import Booster
@@ -42,13 +42,13 @@ def _step(_folder: Path) -> None:
 
     mesh = current_mesh()
     device = mesh.accelerator.get_current_device()
-    alone, boosted = _model(), _model()
+    single, boosted = _model(), _model()
     torch.manual_seed(_SEED)
     inputs, targets = (torch.randn(4 * mesh.world_size, width, device="cpu").to(device) for width in (8, 2))
     own = slice(4 * mesh.global_rank, 4 * mesh.global_rank + 4)
 
-    plain = torch.optim.Adam(alone.to(device).parameters(), lr=0.1)
-    torch.nn.functional.mse_loss(alone(inputs), targets).backward()
+    plain = torch.optim.Adam(single.to(device).parameters(), lr=0.1)
+    torch.nn.functional.mse_loss(single(inputs), targets).backward()
     plain.step()
 
     booster = Booster(plugin=TorchDDPPlugin())
@@ -58,7 +58,7 @@ def _step(_folder: Path) -> None:
     assert optimizer
     booster.backward(criterion(model(inputs[own]), targets[own]), optimizer)
     optimizer.step()
-    for (name, expected), found in zip(alone.named_parameters(), boosted.parameters(), strict=True):
+    for (name, expected), found in zip(single.named_parameters(), boosted.parameters(), strict=True):
         _require(torch.allclose(found, expected, RTOL, ATOL), f"the parameter {name} differs from a single process")
 
 
@@ -110,7 +110,7 @@ def main() -> int:
         started = time.perf_counter()
         try:
             step(folder)
-        except Exception as error:  # noqa: BLE001 (the check tells whatever it was)
+        except Exception as error:  # noqa: BLE001 (the check reports whatever it was)
             traceback.print_exc()
             say(step=name, state="failed", error=f"{type(error).__name__}: {error}", at=time.time())
             return 1

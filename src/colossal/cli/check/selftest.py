@@ -1,4 +1,4 @@
-"""Two processes train for a step, in earnest: what the other sections can only make likely."""
+"""Two processes train a step: the other sections can only make it likely that this works."""
 
 import signal
 import tempfile
@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, final
 from colossal.cli.check.rank import STEPS
 from colossal.cli.check.report import Row
 from colossal.cli.ranks import Outcome, run_ranks
-from colossal.cli.watchdog import is_lost_peer, watchdog_words
+from colossal.cli.watchdog import is_lost_peer, watchdog_message
 
 RANK = "colossal.cli.check.rank"
 _End = dict[str, Any]
@@ -39,7 +39,7 @@ class SelfTest:
         return f"self test, {self.size} rank{'s' if self.size > 1 else ''}, {self.device}"
 
     def rows(self) -> Iterator[Row]:
-        """Run it, and tell how each step went."""
+        """Run it, and report how each step went."""
         with tempfile.TemporaryDirectory(prefix="colossal-check-") as folder:
             environment = {"COLOSSAL_DEVICE": self.device, "COLOSSAL_TIMEOUT_SECONDS": str(self.timeout_seconds)}
             outcomes = run_ranks(
@@ -94,8 +94,8 @@ def _failed(end: _End | None) -> TypeGuard[_End]:
 
 
 def _end(name: str, outcome: Outcome) -> _End | None:
-    """What a rank said at the end of a step; None if it never came there."""
-    ends = [said for said in outcome.said if said["step"] == name and said["state"] != "begun"]
+    """What a rank reported at the end of a step; None if it never came there."""
+    ends = [report for report in outcome.reports if report["step"] == name and report["state"] != "begun"]
     return ends[0] if ends else None
 
 
@@ -106,8 +106,8 @@ def _how(outcome: Outcome, timeout_seconds: float) -> str:
         frames = [line.strip() for line in outcome.printed.splitlines() if line.strip().startswith("File ")]
         return f"did not come to an end in {timeout_seconds:g} s; it was at {frames[0] if frames else last}"
     if outcome.code < 0:
-        words = [said[1] for said in map(watchdog_words, outcome.printed.splitlines()) if said]
-        if outcome.code == -signal.SIGABRT and is_lost_peer(words):
-            return f"lost a peer, or waited for one too long, and its watchdog ended it: {words[0]}"
+        messages = [message[1] for message in map(watchdog_message, outcome.printed.splitlines()) if message]
+        if outcome.code == -signal.SIGABRT and is_lost_peer(messages):
+            return f"lost a peer, or waited for one too long, and its watchdog ended it: {messages[0]}"
         return f"was killed by signal {-outcome.code}"
     return f"ended with code {outcome.code}: {last}"

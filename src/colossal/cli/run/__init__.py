@@ -1,8 +1,8 @@
 """``colossal run``: torchrun on one node and on many.
 
 A job is the same program on all its hosts. The launcher opens a link to each (a pipe here, SSH elsewhere) and starts a
-supervisor there, which starts torchrun. What the job prints comes back in frames; that the launcher is still there goes
-the other way. Whichever side dies or is cut off, the other one notices and ends its part.
+supervisor there, which starts torchrun. What the job prints comes back in frames; the launcher
+sends heartbeats. If one side dies or loses the connection, the other one notices and ends its processes.
 
 .. code-block:: text
 

@@ -72,7 +72,7 @@ def command(context: click.Context, **options: Any) -> None:
     """Start PROGRAM with its ARGUMENTS under torchrun, on this machine or on all the given hosts.
 
     A host that is this machine is used as it is; all others are reached over SSH, with the keys, names and settings
-    of your SSH configuration. Options of this command stand before the program, which gets all words behind it.
+    of your SSH configuration. Options of this command come before the program, which gets all arguments after it.
     """
     try:
         context.exit(_run(Options(**options)))
@@ -138,8 +138,8 @@ def _run(options: Options) -> int:
     hosts = options.hosts()
     job = options.job(len(hosts))
     hosts, meeting = choose_rendezvous(hosts, options.master_addr, options.master_port)
-    alone = len(hosts) == 1 and hosts[0].is_local
-    with _own_streams() if alone else _no_streams() as streams:
+    is_local = len(hosts) == 1 and hosts[0].is_local
+    with _own_streams() if is_local else _no_streams() as streams:
         links = [_link(host, options, streams) for host in hosts]
         if meeting is None:
             meeting = Rendezvous(links[0].name, options.master_port or DEFAULT_PORT)
@@ -158,15 +158,15 @@ def _run(options: Options) -> int:
         launcher = Launcher(nodes, Printer([host.name for host in hosts]))
         details = _details(job, streams)
         code = launcher.run(lambda node: node.order(commands[node.number], details))
-    if not alone or launcher.interrupted or any(end.left or end.ending is Ending.LOST for end in launcher.ends):
-        _tell(report(launcher.ends, launcher.interrupted))
+    if not is_local or launcher.interrupted or any(end.left or end.ending is Ending.LOST for end in launcher.ends):
+        _print_error(report(launcher.ends, launcher.interrupted))
     elif code and _has_accelerator():
-        _tell(HINT)
+        _print_error(HINT)
     return code
 
 
 def _has_accelerator() -> bool:
-    """Tell whether ranks of this machine may be ended by a watchdog; asked only once a job has failed."""
+    """Whether a watchdog may end ranks of this machine; asked only once a job has failed."""
     from colossal.accelerator import get_accelerator
 
     try:
@@ -197,7 +197,7 @@ def _show(hosts: Sequence[Host], commands: Sequence[list[str]], job: Job) -> Non
         click.echo(f"{host.name}: {shlex.join(['cd', job.folder])} && {shlex.join(['env', *variables, *words])}")
 
 
-def _tell(text: str) -> None:
+def _print_error(text: str) -> None:
     if text:
         first, _, rest = text.partition("\n")
         click.secho(f"colossal run: {first}", fg="red", bold=True, err=True)

@@ -55,7 +55,7 @@ class LocalConnection:
 
     def open(self) -> None:
         """Start the supervisor's Python."""
-        self._process = subprocess.Popen(  # noqa: S603 (our own words)
+        self._process = subprocess.Popen(  # noqa: S603 (our own command)
             [sys.executable, "-I", "-c", BOOT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

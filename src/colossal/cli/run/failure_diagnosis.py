@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import final
 
-from colossal.cli.watchdog import ADVICE, is_lost_peer, watchdog_words
+from colossal.cli.watchdog import ADVICE, is_lost_peer, watchdog_message
 
 _RANK = re.compile(r"\[rank(\d+)\]: (.*)")
 _TORCHRUN_FAILED = re.compile(r"E\d{4} .*torch/distributed/elastic/.*failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
@@ -28,7 +28,7 @@ SHOWN_LINES = 20
 
 
 class Weight(IntEnum):
-    """How likely it is that the fault lies there; the least first."""
+    """How likely it is that a failure is only a consequence of another one; the least first."""
 
     CAUSE = 0
     UNKNOWN = 1
@@ -38,7 +38,7 @@ class Weight(IntEnum):
 @final
 @dataclass(frozen=True)
 class Cause:
-    """Why a node failed, as far as its output tells."""
+    """Why a node failed, as far as its output shows."""
 
     weight: Weight
     since: float
@@ -61,8 +61,8 @@ class FailureDiagnosis:
 
     def add(self, line: str) -> None:
         """Add a line."""
-        if said := watchdog_words(line):
-            self._add_of_watchdog(*said)
+        if message := watchdog_message(line):
+            self._add_of_watchdog(*message)
         elif match := _RANK.match(line):
             self._add_of_rank(int(match[1]), match[2])
         elif match := _TABLE_RANK.match(line):
@@ -86,9 +86,9 @@ class FailureDiagnosis:
         if len(lines) < _RANK_LINES:
             lines.append(line)
 
-    def _add_of_watchdog(self, rank: int | None, words: str) -> None:
+    def _add_of_watchdog(self, rank: int | None, message: str) -> None:
         if rank is not None:
-            self._watchdogs.setdefault(rank, []).append(words)
+            self._watchdogs.setdefault(rank, []).append(message)
             self._since.setdefault(rank, time.monotonic())
 
     def cause(self) -> Cause:
@@ -102,17 +102,17 @@ class FailureDiagnosis:
         return min([*raised, *killed], key=lambda cause: (cause.weight, cause.since), default=rest)
 
     def _why_killed(self, rank: int, name: str, since: float) -> Cause:
-        """Tell a rank that died from one that its watchdog ended because another one did not come."""
-        words = self._watchdogs.get(rank, [])[:SHOWN_LINES]
-        if name != _ABORTED or not words:
+        """Distinguish a rank that died from one whose watchdog ended it because a peer was lost."""
+        messages = self._watchdogs.get(rank, [])[:SHOWN_LINES]
+        if name != _ABORTED or not messages:
             return Cause(Weight.CAUSE, since, f"rank {rank} was killed by {name}", ())
-        if not is_lost_peer(words):
+        if not is_lost_peer(messages):
             title = f"rank {rank} was ended by its watchdog ({name}) after an error of its device"
-            return Cause(Weight.CAUSE, self._since[rank], title, tuple(words))
+            return Cause(Weight.CAUSE, self._since[rank], title, tuple(messages))
         title = (
             f"rank {rank} lost a peer, or waited for one longer than the timeout, and its watchdog ended it ({name})"
         )
-        return Cause(Weight.ECHO, self._since[rank], title, (*words, ADVICE))
+        return Cause(Weight.ECHO, self._since[rank], title, (*messages, ADVICE))
 
 
 def _weigh(lines: list[str]) -> Weight:

@@ -10,7 +10,7 @@ _NOISE_BYTES = 65536
 
 @final
 class Frames:
-    """Cuts a stream of bytes into frames.
+    """Splits a stream of bytes into frames.
 
     What comes before the first one is noise: a login shell's greeting, or a complaint that there is no Python.
     """
@@ -30,7 +30,7 @@ class Frames:
         return "" if self._begun else self._rest.decode(errors="replace").strip()
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Add bytes that came; yield letter and content of each frame that is whole."""
+        """Add received bytes; yield letter and content of each complete frame."""
         self._rest += data
         if not self._begun and not self._begin():
             return

@@ -92,7 +92,7 @@ def _read_line(words: Sequence[str], where: str) -> Host:
         match = re.fullmatch(r"slots=([1-9]\d*)", word)
         if match is None:
             raise ConfigError(
-                f"Behind a host may stand slots=N, the number of its processes, and a comment behind #. "
+                f"After a host, only slots=N, the number of its processes, and a comment after # are valid. "
                 f"Found {word!r} in {where}. Correct or remove it."
             )
         slots = int(match[1])
@@ -152,7 +152,7 @@ def _named(text: str, hosts: tuple[Host, ...], option: str) -> set[str]:
 
 
 def _is_own_address(name: str) -> bool:
-    """Tell whether a socket can be bound to what the name stands for, which only works for addresses of one's own."""
+    """Whether a socket can be bound to the address of the name, which only works on the host that has it."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -60,12 +60,12 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, rank: int, num_nodes: int, host: Host, meeting: Rendezvous, name: str) -> list[str]:
-        """Return the words that start torchrun on a node."""
+        """Return the command that starts torchrun on a node."""
         nproc = self.nproc_per_node or str(host.slots or 1)
-        words = [self.python, "-m", "torch.distributed.run", f"--nnodes={num_nodes}", f"--nproc_per_node={nproc}"]
-        words += self._meet(rank, num_nodes, meeting, name)
-        words += [f"--{key}" if value is None else f"--{key}={value}" for key, value in self.torchrun.items()]
-        return [*words, *(["-m"] if self.is_module else []), self.program, *self.arguments]
+        command = [self.python, "-m", "torch.distributed.run", f"--nnodes={num_nodes}", f"--nproc_per_node={nproc}"]
+        command += self._meet(rank, num_nodes, meeting, name)
+        command += [f"--{key}" if value is None else f"--{key}={value}" for key, value in self.torchrun.items()]
+        return [*command, *(["-m"] if self.is_module else []), self.program, *self.arguments]
 
     def _meet(self, rank: int, num_nodes: int, meeting: Rendezvous, name: str) -> list[str]:
         if any(key in self.torchrun for key in _RENDEZVOUS_OPTIONS):
@@ -123,7 +123,7 @@ def parse_environment(texts: Iterable[str], own: Mapping[str, str]) -> dict[str,
 
 
 def parse_nproc(text: str | None) -> str | None:
-    """Check the number of processes of a node, or torchrun's words for it."""
+    """Check the number of processes of a node, or torchrun's keyword for it."""
     if text is None or text in {"auto", "cpu", "gpu", "xpu"} or re.fullmatch(r"[1-9]\d*", text):
         return text
     raise ConfigError(
@@ -154,7 +154,7 @@ def choose_rendezvous(
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody uses now."""
+    """Return a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

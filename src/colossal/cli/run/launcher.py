@@ -135,7 +135,7 @@ class Launcher:
 
     @contextmanager
     def _beats(self) -> Iterator[None]:
-        """Tell the nodes again and again that we are here."""
+        """Send heartbeats to the nodes."""
         over = threading.Event()
 
         def beat() -> None:

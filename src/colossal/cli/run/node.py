@@ -1,4 +1,4 @@
-"""One node while the job runs: what it prints is shown, how it ends is told."""
+"""One node while the job runs: shows what it prints, and reports how it ends."""
 
 import inspect
 import json
@@ -38,9 +38,9 @@ class Node:
         order = {"command": command, "timeout": self._timeout or float("inf"), **details}
         self.link.send(b"%d\n" % len(source) + source + json.dumps(order).encode() + b"\n")
 
-    def listen(self, printer: Printer, tell: Callable[[NodeEnd | OSError], None]) -> None:
-        """Start the thread, which prints what comes and tells once how the node ended."""
-        self._thread = threading.Thread(target=self._run, args=(printer, tell), daemon=True)
+    def listen(self, printer: Printer, report: Callable[[NodeEnd | OSError], None]) -> None:
+        """Start the thread, which prints what it receives and reports once how the node ended."""
+        self._thread = threading.Thread(target=self._run, args=(printer, report), daemon=True)
         self._thread.start()
 
     def say(self, word: bytes) -> None:
@@ -50,16 +50,16 @@ class Node:
         with suppress(OSError):
             self.link.send(word)
 
-    def _run(self, printer: Printer, tell: Callable[[NodeEnd | OSError], None]) -> None:
+    def _run(self, printer: Printer, report: Callable[[NodeEnd | OSError], None]) -> None:
         end = None
         while end is None:
             try:
                 end = self._next(printer)
             except OSError as error:
-                tell(error)  # nobody reads our output: go on listening until the node has ended
+                report(error)  # our output is closed: go on listening until the node has ended
         if end.ending is not Ending.LOST:
             self._wait_for_guard()
-        tell(end)
+        report(end)
 
     def _wait_for_guard(self) -> None:
         """Wait until the link is down, which it is when the supervisor's guard, the last process there, has left."""
@@ -72,7 +72,7 @@ class Node:
         """Take in what comes next; return the end if it is that."""
         data = self._receive(printer)
         if data is None:
-            return self._lost(f"Nothing came from it for {self._timeout:g} s: it is cut off, or hangs.")
+            return self._lost(f"Nothing came from it for {self._timeout:g} s: its connection is lost, or it hangs.")
         if not data:
             return self._closed()
         end = None
@@ -114,11 +114,11 @@ class Node:
 
     def _closed(self) -> NodeEnd:
         """Explain a link that went down before the end."""
-        said = "\n".join(filter(None, [self._frames.noise, self.link.complaint()]))
+        answer = "\n".join(filter(None, [self._frames.noise, self.link.complaint()]))
         if self._frames.begun:
-            return self._lost(f"Its connection or its supervisor died. {said}".strip())
+            return self._lost(f"Its connection or its supervisor died. {answer}".strip())
         return self._lost(
-            f"Its Python must start there. Found: {said or 'no answer'}. "
+            f"Its Python must start there. Found: {answer or 'no answer'}. "
             "Install the same environment at the same place, or pass --python."
         )
 

@@ -17,7 +17,7 @@ _MAX_LINE_BYTES = 1 << 20
 
 @final
 class Lines:
-    """Cuts a stream of bytes into lines.
+    """Splits a stream of bytes into lines.
 
     A carriage return takes back what stands in its line, as on a terminal. A line that stays open is shown as it is
     after a second, so that a progress bar becomes one line a second.
@@ -27,17 +27,17 @@ class Lines:
         self._rest, self._since, self._shown = b"", 0.0, False
 
     def feed(self, data: bytes) -> list[str]:
-        """Add bytes that came; return the lines that are whole now."""
+        """Add received bytes; return the lines that are complete now."""
         if not self._rest:
             self._since = time.monotonic()
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if whole and self._shown and not whole[0].strip():
-            del whole[0]  # the newline of what has been shown
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if lines and self._shown and not lines[0].strip():
+            del lines[0]  # the newline of what has been shown
         if len(self._rest) > _MAX_LINE_BYTES:
-            whole, self._rest = [*whole, self._rest], b""
-        if whole:
+            lines, self._rest = [*lines, self._rest], b""
+        if lines:
             self._shown, self._since = False, time.monotonic()
-        return [_visible(line) for line in whole]
+        return [_visible(line) for line in lines]
 
     def stale(self, seconds: float = STALE_SECONDS) -> list[str]:
         """Return the open line, if it has been open for that long."""
@@ -53,7 +53,7 @@ def _visible(line: bytes) -> str:
 
 @final
 class Printer:
-    """Writes lines of several nodes without mixing them, in a colour a node where there is a terminal."""
+    """Writes lines of several nodes without mixing them, in one color per node on a terminal."""
 
     def __init__(self, names: Sequence[str]) -> None:
         width = max(map(len, names), default=0)
@@ -62,7 +62,7 @@ class Printer:
         self._broken = False
 
     def write(self, node: int, line: str, *, error: bool = False) -> None:
-        """Write a line of a node; OSError, once, if nobody reads any more."""
+        """Write a line of a node; raise OSError once if the stream is closed."""
         stream = sys.stderr if error else sys.stdout
         prefix = self._prefixes[node]
         if stream.isatty() and not os.environ.get("NO_COLOR"):

@@ -1,14 +1,14 @@
-"""What runs on a node: it starts the job there, reports what the job prints, and leaves nothing of it behind.
+"""What runs on a node: it starts the job there, reports what the job prints, and ends all of its processes.
 
 This file is sent to each node as text and runs under ``python -I -c``: it imports the standard library only, and knows
 nothing of this package. It reads, and then listens, at its standard input: first the order, one line of JSON; then one
 byte at a time, ``.`` for "still here", ``e`` for "end the job", ``k`` for "kill it". It writes frames to its standard
 output: a letter, a length, and so many bytes.
 
-[Note: nothing is left behind] Ranks live in sessions of their own, so that no signal to a process group reaches all of
+[Note: no process is left] Ranks live in sessions of their own, so that no signal to a process group reaches all of
 them. Therefore the supervisor makes itself the parent of every orphan below it (a subreaper): whatever the job starts
 stays below it in the tree of processes until it is dead. The supervisor ends that tree when the job ends, when it is
-told to, when its standard input closes (the launcher or its connection died), and when nothing has come for too long
+asked to, when its standard input closes (the launcher or its connection died), and when nothing has come for too long
 (the network died). Should the supervisor itself be killed, its guard, a process above it that does nothing else, kills
 what was below it; should the guard be killed, the supervisor ends the job.
 """
@@ -61,25 +61,25 @@ class Watch:
     def __init__(self, stream: IO[bytes], timeout: float) -> None:
         self._stream, self._timeout = stream, timeout
         self._last = time.monotonic()
-        self._said = b""
+        self._order = b""
         signal.signal(signal.SIGTERM, self._asked)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _asked(self, *_: Any) -> None:
-        self._said = self._said or END
+        self._order = self._order or END
 
     def _listen(self) -> None:
         while True:
             word = self._stream.read(1)
             self._last = time.monotonic()
             if word in (END, KILL, b""):
-                self._said = word or KILL
+                self._order = word or KILL
             if not word:
                 return
 
     def verdict(self) -> bytes:
         """Return END or KILL if the job is to end, else nothing."""
-        return self._said or (KILL if time.monotonic() - self._last > self._timeout else b"")
+        return self._order or (KILL if time.monotonic() - self._last > self._timeout else b"")
 
 
 def serve(source: IO[bytes], sink: IO[bytes], libc: Any) -> None:
@@ -178,7 +178,7 @@ def _attend(child: int, watch: Watch) -> int:
 
 
 def _end_rest(child: int, watch: Watch, status: int) -> int:
-    """Give what the job left behind a moment to end by itself."""
+    """Give the processes that the job left a moment to end by themselves."""
     deadline = time.monotonic() + _GRACE_SECONDS
     _signal(_descendants(), signal.SIGTERM)
     while _descendants() and time.monotonic() < deadline and watch.verdict() != KILL:
