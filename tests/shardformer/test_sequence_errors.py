@@ -29,7 +29,7 @@ def share(name: str, axes: Axes, mode: Any, attention: str = "sdpa", inner: int 
 
 CASES: dict[str, tuple[type[Exception], str, tuple[Any, ...]]] = {
     "no-such-mode": (ConfigError, "Found 'rings'", ("llama", {"sp": 2}, "rings")),
-    "ranks-on-sp": (ConfigError, "the ranks of the tp axis share", ("llama", {"sp": 2}, "split_gather")),
+    "ranks-on-sp": (ConfigError, "sequences are sharded over the tp axis", ("llama", {"sp": 2}, "split_gather")),
     "ranks-on-tp": (ConfigError, "the ranks of the sp axis share", ("llama", {"tp": 2}, "ring_attn")),
     "both-axes": (ConfigError, "nobody else does", ("llama", {"sp": 2, "tp": 2}, "ring")),
     "inner-ring": (ConfigError, "Only ring_attn has", ("llama", {"sp": 2}, "all_to_all", "sdpa", 2)),

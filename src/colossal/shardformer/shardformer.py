@@ -71,7 +71,7 @@ class ShardFormer:
             The model, and what stages of a pipeline have in common: nothing, as there is one stage.
 
         Raises:
-            PlanError: The plan does not fit the model, or numbers of the model are not divisible by the number of ranks.
+            PlanError: The plan does not fit the model, or numbers of the model are not divisible by the tp size.
             MeshError: The tp axis is arranged as a grid.
             ConfigError: There is no such mode of sp_config sequences, its axis has one rank and the other several, or
                 the numbers of layers that are checkpointed do not fit the model.
