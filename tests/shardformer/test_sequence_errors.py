@@ -29,9 +29,9 @@ def share(name: str, axes: Axes, mode: Any, attention: str = "sdpa", inner: int 
 
 CASES: dict[str, tuple[type[Exception], str, tuple[Any, ...]]] = {
     "no-such-mode": (ConfigError, "Found 'rings'", ("llama", {"sp": 2}, "rings")),
-    "ranks-on-sp": (ConfigError, "the ranks of the tp axis share", ("llama", {"sp": 2}, "split_gather")),
-    "ranks-on-tp": (ConfigError, "the ranks of the sp axis share", ("llama", {"tp": 2}, "ring_attn")),
-    "both-axes": (ConfigError, "nobody else does", ("llama", {"sp": 2, "tp": 2}, "ring")),
+    "ranks-on-sp": (ConfigError, "sequences are sharded over the tp axis", ("llama", {"sp": 2}, "split_gather")),
+    "ranks-on-tp": (ConfigError, "sequences are sharded over the sp axis", ("llama", {"tp": 2}, "ring_attn")),
+    "both-axes": (ConfigError, "sharded over the tp axis only", ("llama", {"sp": 2, "tp": 2}, "ring")),
     "inner-ring": (ConfigError, "Only ring_attn has", ("llama", {"sp": 2}, "all_to_all", "sdpa", 2)),
     "heads": (PlanError, "num_attention_heads=4, of which tp=2", ("llama", {"sp": 4, "tp": 2}, "all_to_all")),
     "own-attention": (PlanError, "computes it by itself", ("bloom", {"sp": 2}, "all_to_all")),

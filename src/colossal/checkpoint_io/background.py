@@ -14,7 +14,7 @@ _MAX_LARGE = 2  # as a model and its optimizer: a third save waits, so that copi
 
 @final
 class Background:
-    """A thread that works off saves, one after the other.
+    """A thread that runs saves, one after the other.
 
     An error is raised by the next call of `check` or `drain`. If there is none, it is printed when the program ends,
     whose exit code is 1 then.

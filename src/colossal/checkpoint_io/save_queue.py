@@ -1,4 +1,4 @@
-"""When a save is carried out: at once, or in the background; and who hears of its errors."""
+"""Runs saves, immediately or in the background, and reports their errors."""
 
 import os
 from collections.abc import Callable

@@ -75,7 +75,7 @@ class LazyInitContext:
         """End it.
 
         Raises:
-            UnsupportedError: An operation was refused, and whoever called it went on without its result.
+            UnsupportedError: An operation was rejected, and its caller went on without its result.
         """
         stack, recording = self._open.pop()
         stack.close()
@@ -84,7 +84,7 @@ class LazyInitContext:
 
     @staticmethod
     def materialize(module: nn.Module, verbose: bool = False) -> nn.Module:
-        """Give a module values, all at once, in place.
+        """Materialize all tensors of a module, in place.
 
         Args:
             module: Built inside of a context, or in part.

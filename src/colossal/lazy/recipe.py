@@ -124,7 +124,7 @@ class Operation:
             world[view.recipe] = _fitting(results[number], view)
 
     def run_and_discard(self) -> None:
-        """Run it for what it draws alone: its generator moves on."""
+        """Run it only to advance its generator."""
         needed: set[Recipe] = set() if self.func in _OVERWRITE else self.reads()
         world = _replay(dict.fromkeys(needed, self.index))
         for recipe in set(self.touched) & needed:

@@ -64,7 +64,7 @@ class LazyTensor(torch.Tensor):
             end: One past the last element.
 
         Returns:
-            A tensor with `end - begin` elements, of the same dtype and device, in memory of its own.
+            A tensor with `end - begin` elements, of the same dtype and device, in newly allocated memory.
 
         Raises:
             ConfigError: There are no such elements.
@@ -160,7 +160,7 @@ class LazyTensor(torch.Tensor):
         return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device={self.device.type!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LazyTensor":
-        """Copy the tensor, in a storage of its own."""
+        """Copy the tensor, in a separate storage."""
         if id(self) not in memo:
             with torch.no_grad():
                 copy = self.detach().clone()
@@ -194,7 +194,7 @@ class LazyTensor(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Refuse what needs values, outside of the context."""
+        """Reject operations that need values, outside of the context."""
         from colossal.lazy.recorder import record
 
         if func in _HARMLESS:

@@ -41,7 +41,7 @@ class PipelineExecutor:
         placement: Which rank has which stage.
         mesh: The mesh.
         style: The schedule.
-        microbatching: Into how many parts a batch is divided.
+        microbatching: Into how many micro-batches a batch is split.
         enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
         forward_context: Opens the context of every forward pass, such as autocast.
 
@@ -113,7 +113,7 @@ class PipelineExecutor:
             the full batch; None for what was not requested.
 
         Raises:
-            ConfigError: The batch does not divide, or another rank has another batch.
+            ConfigError: The batch is not divisible into micro-batches, or another rank has another batch.
             ShapeError: Micro-batches leave a stage in different shapes.
             StopIteration: There is no batch left, on any rank.
 
@@ -177,7 +177,7 @@ class PipelineExecutor:
         return time.time()
 
     def _next_micro_batches(self, data_iter: Iterator[Any], trains: bool) -> tuple[list[Any], int]:
-        """Divide the next batch, and see that all ranks have it."""
+        """Split the next batch into micro-batches, and check that all ranks have the same batch."""
         batches, signature, problem = [], 0, None
         try:
             batches = split(self._to_device(next(data_iter)), self._microbatching)

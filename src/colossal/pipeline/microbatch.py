@@ -49,7 +49,7 @@ class Microbatching:
             Their number.
 
         Raises:
-            ConfigError: The batch does not divide.
+            ConfigError: The batch is not divisible.
         """
         parts = self.num_microbatches or self.microbatch_size or 1
         if batch_size % parts or not batch_size:
@@ -62,7 +62,7 @@ class Microbatching:
 
 
 def split(batch: Any, microbatching: Microbatching) -> list[Any]:
-    """Divide a batch.
+    """Split a batch into micro-batches.
 
     Args:
         batch: Tensors, samples first, in mappings, sequences and dataclasses; other values are for every part.
@@ -72,7 +72,7 @@ def split(batch: Any, microbatching: Microbatching) -> list[Any]:
         The micro-batches, built as the batch is.
 
     Raises:
-        ConfigError: There is no tensor, tensors have different numbers of samples, or these do not divide.
+        ConfigError: There is no tensor, tensors have different numbers of samples, or these are not divisible.
 
     Example:
         >>> import torch
@@ -123,7 +123,7 @@ def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> An
 
     Args:
         tree: Tensors in mappings, sequences and dataclasses.
-        change: What becomes of each.
+        change: The function applied to each.
 
     Returns:
         The same with other tensors.

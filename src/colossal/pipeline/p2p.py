@@ -52,7 +52,7 @@ def encode_metas(metas: Iterable[TensorMeta]) -> torch.Tensor:
     for shape, dtype, requires_grad in metas:
         if dtype not in _DTYPES:
             raise ShapeError(
-                f"Stages of a pipeline hand over tensors of {', '.join(map(str, _DTYPES))}. Found {dtype}. Convert it "
+                f"Stages of a pipeline send tensors of {', '.join(map(str, _DTYPES))}. Found {dtype}. Convert it "
                 "at the end of the stage."
             )
         numbers += [_DTYPES.index(dtype), requires_grad, len(shape), *shape]

@@ -21,7 +21,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @final
 class PipelineStep:
-    """What is under way between the forward and the backward passes of one batch."""
+    """The state between the forward and the backward passes of one batch."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ def copy_to_meta(module: nn.Module) -> nn.Module:
 
 
 class _Placeholder(nn.Module):
-    """Models look at their modules, such as at the dtype of a weight: what this took the place of is asked."""
+    """Forward attribute accesses, such as the dtype of a weight, to the replaced module."""
 
     def __init__(self, native: nn.Module) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class PreviousStageLayer(nn.Module):
         self._passage, self._gives = passage, tuple(gives)
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
-        """Hand over what came from the stage before."""
+        """Return the values from the previous stage."""
         values = self._passage.values
         if not self._gives:
             return values[HIDDEN]

@@ -86,7 +86,7 @@ def copy_structure(model: nn.Module) -> nn.Module:
         model: The model.
 
     Returns:
-        Modules of their own, that hold the same tensors.
+        Separate modules that hold the same tensors.
 
     Example:
         >>> from torch import nn

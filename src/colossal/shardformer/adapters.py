@@ -41,7 +41,7 @@ def is_adapted(module: nn.Module) -> bool:
 
 
 def shard_adapted_layer(name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:
-    """Divide a layer and its adapters, in place."""
+    """Shard a layer and its adapters, in place."""
     layer: Any = module
     thin = [getattr(layer, side, {}) for side in ("lora_A", "lora_B")]
     is_plain = all(type(each) is nn.Linear for side in thin for each in side.values()) and thin[0]

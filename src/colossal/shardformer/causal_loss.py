@@ -1,4 +1,4 @@
-"""The loss of language models whose logits are divided, by vocabulary or by tokens."""
+"""The loss of language models whose logits are sharded over the vocabulary or over tokens."""
 
 from typing import Any, final
 

@@ -30,7 +30,7 @@ _COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
 def check_compiled_activations(model: nn.Module) -> str:
-    """Find what becomes of the activations of a model."""
+    """Find the activations of a model to compile."""
     if any(map(_is_in_parts, model.modules())):
         _check_compiler()
         return "compiled"

@@ -99,7 +99,7 @@ _CALLS_TORCH = ("OlmoLayerNorm",)
 
 
 def check_fused_norms(model: nn.Module) -> str:
-    """Find what becomes of the norms of a model."""
+    """Find the norms of a model to replace."""
     if any(map(_fits, model.modules())):
         return "fused"
     if any(isinstance(each, _BY_TORCH) or type(each).__name__ in _CALLS_TORCH for each in model.modules()):

@@ -1,4 +1,4 @@
-"""Numbers of a model that tp divides."""
+"""Attributes of a model, such as the number of heads, that are divided by the tp size."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ _Value = TypeVar("_Value")
 
 
 def check_heads(plan: ParallelPlan, config: Any, size: int) -> int | None:
-    """Make sure that the heads of a model can be divided."""
+    """Check that the heads of a model can be sharded."""
     found = None
     for counts in plan.counts:
         heads, shared = attrgetter(counts.heads)(config), _number(counts.key_value_heads, config)

@@ -1,4 +1,4 @@
-"""Parts of attention that tensor parallelism does not divide evenly, or that belong to heads."""
+"""Attention layers with fewer key-value heads than ranks, and embeddings with a column for each head."""
 
 from typing import Any, final
 
@@ -22,7 +22,7 @@ class ReplicatedKVLinear(nn.Module):
 
     Args:
         native: The linear layer.
-        num_heads: How many heads it makes; the ranks divide by it.
+        num_heads: Number of heads; the tp size must be a multiple of it.
         mesh: The mesh.
 
     Attributes:

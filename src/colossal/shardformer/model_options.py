@@ -32,18 +32,18 @@ OPTIONS: Mapping[str, Option] = {
 def choose_options(model: nn.Module, config: ShardConfig) -> list[str]:
     """Find which options a model gets."""
     asked = [name for name in OPTIONS if getattr(config, name)]
-    honoured = {name: OPTIONS[name].check(model) for name in asked}
+    applied = {name: OPTIONS[name].check(model) for name in asked}
     if not config.enable_all_optimization:
         return asked
-    refused = []
+    rejected = []
     for name in [name for name in OPTIONS if name not in asked]:
         try:
-            honoured[name] = OPTIONS[name].check(model)
+            applied[name] = OPTIONS[name].check(model)
         except UnsupportedError as error:
-            refused.append(f"{name} is left out: {error}")
-    words = [*(f"{name}: {how}" for name, how in honoured.items()), *refused]
-    get_dist_logger().info(f"{type(model).__name__}: {'; '.join(words)}", ranks=[0])
-    return [name for name in OPTIONS if name in honoured]
+            rejected.append(f"{name} is left out: {error}")
+    messages = [*(f"{name}: {how}" for name, how in applied.items()), *rejected]
+    get_dist_logger().info(f"{type(model).__name__}: {'; '.join(messages)}", ranks=[0])
+    return [name for name in OPTIONS if name in applied]
 
 
 def apply_options(model: nn.Module, names: Collection[str]) -> None:

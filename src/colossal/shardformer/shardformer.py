@@ -61,7 +61,7 @@ class ShardFormer:
         self.shard_config = shard_config
 
     def optimize(self, model: nn.Module, policy: ParallelPlan | None = None) -> tuple[nn.Module, list[Any]]:
-        """Divide a model in place, and apply the options.
+        """Shard a model in place, and apply the options.
 
         Args:
             model: The same model on all ranks; of Hugging Face, or with a plan of its own.
@@ -71,7 +71,7 @@ class ShardFormer:
             The model, and what stages of a pipeline have in common: nothing, as there is one stage.
 
         Raises:
-            PlanError: The plan does not fit the model, or numbers of the model do not divide by the ranks.
+            PlanError: The plan does not fit the model, or numbers of the model are not divisible by the tp size.
             MeshError: The tp axis is arranged as a grid.
             ConfigError: There is no such mode of sp_config sequences, its axis has one rank and the other several, or
                 the numbers of layers that are checkpointed do not fit the model.
@@ -108,7 +108,7 @@ def _parallelize(
     config: ShardConfig,
     sp_config: SequenceParallelConfig | None,
 ) -> None:
-    """Divide a model and its sequences, and let its loss know."""
+    """Shard a model and its sequences, and replace its loss accordingly."""
     keep_sharded, is_vocab_parallel = config.parallel_output and _has_causal_loss(model), False
     if config.enable_tensor_parallelism and mesh.size("tp") > 1:
         _check_uneven(model, plan, mesh, sp_config)

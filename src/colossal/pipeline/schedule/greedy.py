@@ -14,7 +14,7 @@ def zero_bubble_v(placement: StagePlacement, num_microbatches: int, costs: Costs
     """Fill the bubble with weight gradients, for which no other rank waits.
 
     Backward passes are in two parts. Each rank goes backward to inputs as soon as it can, else forward, else it makes
-    up for gradients of weights; it has at most as many micro-batches under way as there are ranks, as with 1F1B (Qi
+    up for gradients of weights; it has at most as many micro-batches in flight as there are ranks, as with 1F1B (Qi
     et al., "Pipeline Parallelism with Controllable Memory", https://arxiv.org/abs/2405.15362).
 
     Args:
@@ -105,7 +105,7 @@ class _GreedySimulation:
         return self.ends[needed] + (self.costs.transfer if self.placement.rank_of(needed.stage) != rank else 0.0)
 
     def _has_room(self, action: Action, rank: int) -> bool:
-        """Whether a rank may begin with one more micro-batch: as many as there are ranks may be under way."""
+        """Whether a rank may begin with one more micro-batch: as many as there are ranks may be in flight."""
         first, size = self.placement.stages_of(rank)[0], self.placement.num_ranks
         if "W" not in self.kinds or action[:2] != ("F", first) or action.microbatch < size:
             return True

@@ -58,7 +58,7 @@ def interleaved(placement: StagePlacement, num_microbatches: int) -> PipelineOrd
         What each rank does.
 
     Raises:
-        ConfigError: The micro-batches do not divide by the ranks.
+        ConfigError: The number of micro-batches is not divisible by the number of ranks.
 
     Example:
         >>> from colossal.pipeline import StagePlacement, interleaved

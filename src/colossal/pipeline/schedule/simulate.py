@@ -37,7 +37,7 @@ class Pass:
 
 
 def simulate(orders: PipelineOrder, placement: StagePlacement, costs: Costs | None = None) -> list[Pass]:
-    """Find out when each pass of a schedule would be; `check_schedule` looks at its messages too.
+    """Compute when each pass of a schedule runs; `check_schedule` checks its messages too.
 
     Args:
         orders: What each rank does.

@@ -1,4 +1,4 @@
-"""Mixtral: the attention of Llama, and experts whose features are divided."""
+"""Mixtral: the attention of Llama, and experts whose features are sharded."""
 
 from typing import Any
 
