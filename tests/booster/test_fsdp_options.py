@@ -252,7 +252,11 @@ MODELS = {
         ConfigError,
         r"blocks\.1 with trainable parameters: inner\.0\.weight.*requires_grad_\(False\)",
     ),
-    "ignored, but not in it": (lambda: ignoring(lambda _: nn.Linear(1, 1)), ConfigError, "Found Linear, which does"),
+    "ignored, but not in it": (
+        lambda: ignoring(lambda _: nn.Linear(1, 1)),
+        ConfigError,
+        "Found Linear, which does not",
+    ),
     "no policy": (lambda: boost(Net(), auto_wrap_policy=3), ConfigError, "Found 3"),
     "a policy with options": (
         lambda: boost(Net(), auto_wrap_policy=wrap.CustomPolicy(lambda _: {"sharding_strategy": 1})),
