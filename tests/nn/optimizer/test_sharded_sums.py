@@ -54,12 +54,12 @@ def test_projections_of_shards_add_up(shape: tuple[int, int], points: list[int],
             square = side.T @ side if side is projection.left else side @ side.T
             torch.testing.assert_close(square, torch.eye(len(square), dtype=whole.dtype))
     flat, placed = whole.flatten(), dtensor_placements(shape, points)
-    low = sum(projection.down(placement, flat[part]) for placement, part in placed)
+    low = sum(projection.project(placement, flat[part]) for placement, part in placed)
     assert isinstance(low, torch.Tensor)
     left = torch.eye(shape[0], dtype=whole.dtype) if projection.left is None else projection.left
     right = torch.eye(shape[1], dtype=whole.dtype) if projection.right is None else projection.right
     torch.testing.assert_close(low, left.T @ whole @ right.T)
-    back = torch.cat([projection.up(placement, low, flat[part]) for placement, part in placed]).view(shape)
+    back = torch.cat([projection.project_back(placement, low, flat[part]) for placement, part in placed]).view(shape)
     torch.testing.assert_close(back, left @ low @ right)
     if rank >= min(shape):
         torch.testing.assert_close(back, whole)

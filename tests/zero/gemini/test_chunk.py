@@ -169,7 +169,7 @@ def test_what_was_broken_off_is_forgotten() -> None:
         chunk.num_pins = 2
         chunk.states[0] = TensorState.COMPUTE
         chunk.parameters[2].grad = torch.ones(5)
-        assert run(chunk.take(2)) == [chunk.numel * 4], "it says what it is going to take"
+        assert run(chunk.copy_grad(2)) == [chunk.numel * 4], "it says what it is going to take"
         chunk.discard()
         assert chunk.num_pins == 0
         assert chunk.states == [TensorState.HOLD] * 3

@@ -55,7 +55,7 @@ def witness(monkeypatch: pytest.MonkeyPatch) -> Witness:
     """For one rank: saved tensors are those of all ranks."""
     found = Witness()
     allocate, use, pack = DeviceMemory._allocate, ChunkManager._use, SavedTensors._pack
-    start, take = Chunk.start_reduction, Chunk.take
+    start, copy_grad = Chunk.start_reduction, Chunk.copy_grad
 
     def new_allocate(self: DeviceMemory, num_bytes: int) -> torch.UntypedStorage:
         storage = allocate(self, num_bytes)
@@ -77,8 +77,8 @@ def witness(monkeypatch: pytest.MonkeyPatch) -> Witness:
         yield from start(self)
         found.look(self._memory)
 
-    def new_take(self: Chunk, index: int) -> Iterator[int]:
-        yield from take(self, index)
+    def new_copy_grad(self: Chunk, index: int) -> Iterator[int]:
+        yield from copy_grad(self, index)
         found.look(self._memory)
 
     for kind, name, new in (
@@ -86,7 +86,7 @@ def witness(monkeypatch: pytest.MonkeyPatch) -> Witness:
         (ChunkManager, "_use", new_use),
         (SavedTensors, "_pack", new_pack),
         (Chunk, "start_reduction", new_start),
-        (Chunk, "take", new_take),
+        (Chunk, "copy_grad", new_copy_grad),
     ):
         monkeypatch.setattr(kind, name, new)
     return found

@@ -384,7 +384,6 @@ class Chunk(FlatParameters):
         self._traffic.count("reduce", self.numel * summed.dtype.itemsize)
         if self.placement.optimizer is not MemoryTier.DEVICE:
             self._traffic.count("download", summed.nbytes)
-        if self.placement.optimizer is not MemoryTier.DEVICE:
             if self._host_grad is None:
                 self._host_grad = self._memory.allocate_host(summed.numel(), self.master.dtype)
             self._add_on_host(summed, self._host_grad)
