@@ -132,7 +132,7 @@ class CheckpointIO:
             ConfigError: `num_threads` is less than 1.
 
         Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
         """
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
@@ -170,7 +170,7 @@ class CheckpointIO:
             UnsupportedError: Not `gather_dtensor`.
 
         Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
         """
         _require_full_tensors(gather_dtensor)
         path, names = Path(checkpoint), OPTIMIZER.with_prefix(prefix)
@@ -212,7 +212,7 @@ class CheckpointIO:
             ConfigError: `num_threads` is less than 1.
 
         Communication: for `ProcessGroupIO` four times all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
         """
         _check_threads(num_threads)
         self._save_queue.wait_until_saved()
@@ -232,7 +232,7 @@ class CheckpointIO:
             CheckpointError: The file cannot be written, or the state is not plain data.
 
         Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
         """
         self.save_plain(lambda: lr_scheduler.state_dict(), checkpoint)  # noqa: PLW0108 - looked up where ranks agree
 
@@ -247,7 +247,7 @@ class CheckpointIO:
             CheckpointError: The file is missing, damaged, or of another kind of scheduler.
 
         Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
         """
         state = self.load_plain(checkpoint)
         self._writers.read(partial(_check_scheduler, lr_scheduler, state, checkpoint))
@@ -265,7 +265,7 @@ class CheckpointIO:
             CheckpointError: The file cannot be written, or the state is not plain data.
 
         Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
 
         Example:
             >>> import tempfile
@@ -299,7 +299,7 @@ class CheckpointIO:
             CheckpointError: The file is missing or damaged.
 
         Communication: for `ProcessGroupIO` three times all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
         """
         self._save_queue.wait_until_saved()
         with self._open(Path(checkpoint), (), low_cpu_mem_mode=False) as source:
@@ -312,7 +312,7 @@ class CheckpointIO:
             CheckpointError: An asynchronous save failed since the last call.
 
         Communication: for `ProcessGroupIO` one all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
         """
         self._save_queue.wait_until_saved()
 
@@ -328,7 +328,7 @@ class CheckpointIO:
             CheckpointError: It failed, or an earlier asynchronous save did.
 
         Communication: for `ProcessGroupIO` twice all_gather_object, the group, a few bytes; for
-            `SingleProcessIO` none.
+        `SingleProcessIO` none.
 
         Example:
             >>> from colossal.checkpoint_io import CheckpointIO
