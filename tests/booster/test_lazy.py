@@ -133,7 +133,7 @@ def boost_one_lazily(sync_module_states: bool) -> None:
     with LazyInitContext() if dist.get_rank() else nullcontext():
         model = nn.Linear(3, 4)
     plugin = TorchFSDPPlugin(sync_module_states=sync_module_states)
-    with pytest.raises(ConfigError, match=f"which built {2 * dist.get_rank()} of 2 so"):
+    with pytest.raises(ConfigError, match=f"which built {2 * dist.get_rank()} of 2 lazily"):
         Booster(device="cpu", plugin=plugin).boost(model)
 
 

@@ -179,7 +179,7 @@ def real_model() -> None:
 
 def test_a_world_that_exists_is_refused() -> None:
     def program() -> None:
-        with pytest.raises(MeshError, match="talk through threaded.*fake_world"):
+        with pytest.raises(MeshError, match="communicates through threaded.*fake_world"):
             real_model()
 
     run_threads(program, 2)

@@ -159,7 +159,7 @@ def keeps() -> list[Any]:
     with ParallelMesh(pp=2) as mesh:
         run, _, optimizer = pipeline(mesh, "1f1b")
         done = run(iter([batch_of(3)]), criterion, optimizer, return_outputs=True)
-        under_way = [len(link._on_the_way) for link in run._links.values()]
+        under_way = [len(link._pending_sends) for link in run._links.values()]
     return [done["loss"], done["outputs"] is None, under_way]
 
 

@@ -33,10 +33,10 @@ WORLDS: dict[str, tuple[int, dict[str, Any], Any, tuple[str, ...]]] = {
 
 def whole_logits(model: Any, logits: torch.Tensor, mesh: ParallelMesh) -> torch.Tensor:
     """Put logits together that stay divided."""
-    if not hasattr(model.loss_function, "_cut"):
+    if not hasattr(model.loss_function, "_sharding"):
         return logits
-    if model.loss_function._cut is not None:
-        logits = model.loss_function._cut.join(logits)
+    if model.loss_function._sharding is not None:
+        logits = model.loss_function._sharding.gather(logits)
     return comm.gather(logits, "tp", -1, mesh, length=model.config.vocab_size)
 
 

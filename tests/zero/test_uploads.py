@@ -50,7 +50,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Bucket, "_make_master", lambda self: self.shard.clone())
     monkeypatch.setattr(Bucket, "targets", property(lambda _: {}))
-    for name in ("adam_step", "_exact_step"):
+    for name in ("adam_step", "_float64_step"):
         monkeypatch.setattr(adam, name, noted(getattr(adam, name), found))
     monkeypatch.setattr(Bucket, "start_upload", noted_start)
     return found

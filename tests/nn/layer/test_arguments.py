@@ -50,7 +50,7 @@ def test_the_dtype_stands_where_it_is_documented(layer) -> None:
         (lambda: nn.Embedding(8, 8, None, None, torch.nn.init.ones_), "device of Embedding .* weight_initializer="),
         (lambda: nn.Embedding(8, 8, None, None, True), "device of Embedding .* Found True .* Leave it out"),
         (lambda: nn.PatchEmbedding(8, 4, 1, 8, HALF), "flatten of PatchEmbedding .* Found torch.float16 .* dtype="),
-        (lambda: nn.VocabParallelCrossEntropyLoss(True), "ignore_index .* Found True .* reduction="),
+        (lambda: nn.VocabParallelCrossEntropyLoss(True), "ignore_index .* Found True, .* reduction="),
     ],
 )
 def test_what_belongs_to_another_argument_is_refused(layer, message) -> None:

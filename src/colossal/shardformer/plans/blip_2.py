@@ -32,28 +32,22 @@ QFORMER_STAGES = Stages(
     "qformer.encoder.layer", pre_layers=("qformer.layernorm", "query_tokens"), result="qformer", previous=VISION_STAGES
 )
 ENCODER_STAGES = Stages(
-    "language_model.encoder.block",
+    "language_model.encoder.block", layer_outputs=LAYER_OUTPUTS, result="language_model.encoder",
     pre_layers=("language_model.shared", "language_model.encoder.embed_tokens", "language_projection"),
-    layer_outputs=LAYER_OUTPUTS,
-    result="language_model.encoder",
     previous=QFORMER_STAGES,
-)
+)  # fmt: skip
+_OPT = "language_model.model.decoder."
 STAGES = {  # by the family of the language model
     "opt": Stages(
-        "language_model.model.decoder.layers",
-        pre_layers=(
-            *(f"language_model.model.decoder.{name}" for name in ("embed_tokens", "embed_positions", "project_in")),
-            "language_projection",
-        ),
+        f"{_OPT}layers",
+        pre_layers=(f"{_OPT}embed_tokens", f"{_OPT}embed_positions", f"{_OPT}project_in", "language_projection"),
         previous=QFORMER_STAGES,
     ),
     "t5": Stages(
-        "language_model.decoder.block",
-        pre_layers=("language_model.decoder.embed_tokens",),
-        layer_outputs=LAYER_OUTPUTS,
-        previous=ENCODER_STAGES,
+        "language_model.decoder.block", pre_layers=("language_model.decoder.embed_tokens",),
+        layer_outputs=LAYER_OUTPUTS, previous=ENCODER_STAGES,
     ),
-}
+}  # fmt: skip
 _PARTS = {"blip_2_vision_model": "vision_model.", "blip_2_qformer": "qformer."}
 
 
