@@ -35,9 +35,9 @@ from typing import Any
 
 import torch
 
+from colossal._src.offload import FileRequest, TensorFile
 from colossal.kernel import huge_zeros
 from colossal.nn.optimizer import HybridAdam
-from colossal.offload import FileRequest, TensorFile
 
 LR, WEIGHT_DECAY, BAR = 1e-4, 0.01, 1.15
 OFFLOADED, WALK, MEMORY, READ, WRITE = "offloaded", "walk", "memory", "read", "write"

@@ -73,7 +73,7 @@ class Store:
     """A `TensorFile`, as it is."""
 
     def __init__(self, directory: Path, memory: torch.Tensor) -> None:
-        from colossal.offload import TensorFile
+        from colossal._src.offload import TensorFile
 
         self.parts = memory.chunk(SLOTS)
         self.file = TensorFile(directory, [part.nbytes for part in self.parts])

@@ -53,7 +53,8 @@ def loss_of(logits: Any, ids: Any) -> Any:
 
 def own_stages(style: str, rank: int, layers: int, width: int) -> tuple[Any, list[Any]]:
     """The stages of this rank."""
-    from colossal.pipeline import Stage, StagePlacement, copy_structure, partition_uniform
+    from colossal._src.pipeline import Stage, copy_structure
+    from colossal.pipeline import StagePlacement, partition_uniform
     from colossal.shardformer import plan_of
 
     placement = StagePlacement(2, 1 if style == "1f1b" else 2, is_v=style == "zbv")

@@ -10,8 +10,8 @@ import torch
 from pairs import Step, arguments, race
 
 import colossal
+from colossal._src.amp import DynamicScaler, ScalerConfig
 from colossal.accelerator import get_accelerator
-from colossal.amp import DynamicScaler, ScalerConfig
 from colossal.interface import OptimizerWrapper
 
 TENSORS = 400

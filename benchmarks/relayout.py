@@ -11,7 +11,8 @@ import random
 import statistics
 import time
 
-from colossal.tensor import Layout, greedy_path, one_step_layouts, plan_relayout, relayout_path, relayout_step
+from colossal._src.tensor import relayout_path, relayout_step
+from colossal.tensor import Layout, greedy_path, one_step_layouts, plan_relayout
 
 CASES = (((2, 2), 2), ((2, 2), 3), ((2, 4), 3), ((2, 2, 2), 2), ((2, 2, 2), 3))
 REPEATS = 20

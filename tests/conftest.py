@@ -19,9 +19,9 @@ from hypothesis import settings
 from torch import distributed as dist
 from unchanged import Unchanged
 
-from colossal.cluster.mesh import _AMBIENT
+from colossal._src.cluster.mesh import _AMBIENT
+from colossal._src.testing.processes import PRELOADED, kept_pids
 from colossal.testing import reuse_processes
-from colossal.testing.processes import PRELOADED, kept_pids
 
 OPEN_FILES = Path("/proc/self/fd")
 SETTLE_SECONDS = 3.0

@@ -7,11 +7,11 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from colossal._registration import register
+from colossal._src._registration import register
 
 if TYPE_CHECKING:
-    from colossal.booster import Booster
-    from colossal.cluster import (
+    from colossal._src.booster import Booster
+    from colossal._src.cluster import (
         ParallelMesh,
         get_default_parser,
         launch,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from colossal.amp import FP8Linear, fp8_linear
-from colossal.amp.fp8_linear import quantize
+from colossal._src.amp import FP8Linear, fp8_linear
+from colossal._src.amp.fp8_linear import quantize
 from colossal.testing import run_processes
 
 # ------------------------------------------------------------------------------------------ the reference

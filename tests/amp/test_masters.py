@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from colossal.amp import MasterWeights, NoScaler
-from colossal.amp.half_precision import cast_floats, cast_model, castable_parameters
+from colossal._src.amp import MasterWeights, NoScaler
+from colossal._src.amp.half_precision import cast_floats, cast_model, castable_parameters
 from colossal.errors import UnsupportedError
 from colossal.interface import OptimizerWrapper
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from torch import nn
 
-from colossal.amp import DynamicScaler, ScalerConfig
+from colossal._src.amp import DynamicScaler, ScalerConfig
+from colossal._src.tensor import set_placement
 from colossal.amp.naive_amp import ConstantGradScaler, DynamicGradScaler
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
-from colossal.tensor import Layout, Placement, set_placement
+from colossal.tensor import Layout, Placement
 from colossal.testing import run_processes, run_threads
 
 OVERFLOWS = st.lists(st.booleans(), max_size=40)

@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from colossal.amp import DynamicScaler, NoScaler, ScalerConfig
+from colossal._src.amp import DynamicScaler, NoScaler, ScalerConfig
 from colossal.booster import Booster
 from colossal.booster.mixed_precision import FP16ApexMixedPrecision
 from colossal.booster.plugin import TorchDDPPlugin

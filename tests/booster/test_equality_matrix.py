@@ -22,6 +22,11 @@ from families import inputs_of
 from float64 import KeepFloat64
 
 from colossal import nn
+from colossal._src.booster.plugin.base import Plugin
+from colossal._src.booster.plugin.single_process import SingleProcessPlugin
+from colossal._src.cluster import AXES
+from colossal._src.nn.layer import ParallelLayer
+from colossal._src.tensor import backing_shard, copy_placement
 from colossal.booster import Booster
 from colossal.booster.mixed_precision import FP16NaiveMixedPrecision, FP16TorchMixedPrecision
 from colossal.booster.plugin import (
@@ -31,13 +36,10 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
-from colossal.booster.plugin.base import Plugin
-from colossal.booster.plugin.single_process import SingleProcessPlugin
-from colossal.cluster import AXES, ParallelMesh
+from colossal.cluster import ParallelMesh
 from colossal.errors import UnsupportedError
 from colossal.nn import optimizer as optimizers
-from colossal.nn.layer import ParallelLayer
-from colossal.tensor import backing_shard, copy_placement, full_tensor_of, shard
+from colossal.tensor import full_tensor_of, shard
 from colossal.testing import fake_world, run_processes, run_threads
 
 BATCH, WIDTH, CLASSES, STEPS = 8, 8, 6, 3

@@ -11,6 +11,7 @@ from families import build
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import (
     GeminiPlugin,
@@ -21,7 +22,6 @@ from colossal.booster.plugin import (
 )
 from colossal.errors import UnsupportedError
 from colossal.testing import run_processes
-from colossal.testing.processes import PRELOADED
 
 PRELOADED.append("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft

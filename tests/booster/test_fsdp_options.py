@@ -13,9 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import wrap
 from torch.distributed.tensor import DTensor
 
+from colossal._src.booster.plugin.fsdp.fsdp_options import parse_fsdp_options
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchFSDPPlugin
-from colossal.booster.plugin.fsdp.fsdp_options import parse_fsdp_options
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.testing import fake_world, run_processes

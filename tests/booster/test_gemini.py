@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.errors import ConfigError, MeshError, UnsupportedError
@@ -22,7 +23,6 @@ from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.nn.optimizer import DistributedLamb, HybridAdam
 from colossal.tensor import full_tensor_of
 from colossal.testing import fake_world, run_processes, run_threads
-from colossal.testing.processes import PRELOADED
 
 PRELOADED.extend(["peft", "transformers.models.gpt2.modeling_gpt2"])
 
@@ -124,7 +124,7 @@ def go_on(booster: Booster, boosted: tuple[Any, ...], first: int, last: int) -> 
 
 
 def state_of(model: Any) -> dict[str, torch.Tensor]:
-    from colossal.tensor import backing_shard
+    from colossal._src.tensor import backing_shard
 
     return {
         name: full_tensor_of(backing_shard(value)).detach().clone().double()

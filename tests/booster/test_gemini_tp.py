@@ -18,13 +18,14 @@ from float64 import KeepFloat64
 from torch import nn
 
 from colossal import nn as parallel
+from colossal._src.tensor import backing_shard, copy_placement
 from colossal.booster import Booster
 from colossal.booster.plugin import GeminiPlugin
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, MeshError, PlanError, UnsupportedError
 from colossal.lazy import LazyInitContext, lazy_tensors
 from colossal.shardformer import ShardConfig, ShardFormer
-from colossal.tensor import backing_shard, copy_placement, full_tensor_of
+from colossal.tensor import full_tensor_of
 from colossal.testing import fake_world, run_processes, run_threads
 from colossal.zero.gemini import GeminiDDP, GeminiOptimizer
 

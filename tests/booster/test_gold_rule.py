@@ -19,11 +19,12 @@ from torch import distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from colossal._src.tensor import backing_shard
 from colossal.booster import Booster
 from colossal.booster.mixed_precision import FP16TorchMixedPrecision
 from colossal.booster.plugin import GeminiPlugin, LowLevelZeroPlugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
-from colossal.tensor import backing_shard, full_tensor_of
+from colossal.tensor import full_tensor_of
 from colossal.testing import assert_same_on_all_ranks, run_processes
 
 GLOBAL_BATCH = 36

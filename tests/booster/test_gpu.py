@@ -7,7 +7,7 @@ from torch import distributed as dist
 from torch import nn
 
 import colossal
-from colossal.amp import FP8Linear, fp8_linear
+from colossal._src.amp import FP8Linear, fp8_linear
 from colossal.booster import Booster
 from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.testing import assert_close, run_processes

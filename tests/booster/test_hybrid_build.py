@@ -93,7 +93,7 @@ def test_the_build_hardly_calls_upward(options: dict[str, Any]) -> None:
 
 
 def test_a_call_upward_is_seen() -> None:
-    from colossal.pipeline import map_tensors
+    from colossal._src.pipeline import map_tensors
 
     assert upward_calls(map_tensors, torch.ones(1), lambda tensor: tensor) == []
     with fake_world(2):

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.checkpoint_io.file_writers import SafetensorsWriter
 from colossal.booster import Booster
 from colossal.booster.plugin import (
     GeminiPlugin,
@@ -22,7 +23,6 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
-from colossal.checkpoint_io.file_writers import SafetensorsWriter
 from colossal.errors import CheckpointError
 from colossal.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossal.testing import WorldError, run_processes

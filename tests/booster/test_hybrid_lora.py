@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.errors import PlanError, UnsupportedError
 from colossal.testing import fake_world, run_processes
-from colossal.testing.processes import PRELOADED
 
 PRELOADED.append("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft

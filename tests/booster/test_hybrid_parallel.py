@@ -13,9 +13,9 @@ from families import LENGTH, build, inputs_of
 from float64 import KeepFloat64
 from torch import nn
 
+from colossal._src.shardformer.sequence_parallel_config import MODES_OF_TP
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
-from colossal.shardformer.sequence_parallel_config import MODES_OF_TP
 from colossal.testing import run_processes
 
 STEPS, MAX_NORM, BATCH = 3, 0.05, 4

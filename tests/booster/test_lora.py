@@ -11,10 +11,10 @@ from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
 from colossal.testing import TOLERANCES, assert_same_on_all_ranks, run_processes
-from colossal.testing.processes import PRELOADED
 
 PRELOADED.extend(["peft", "transformers.models.gpt2.modeling_gpt2"])
 

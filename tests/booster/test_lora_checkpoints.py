@@ -10,6 +10,7 @@ import torch
 from families import build
 from torch import nn
 
+from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import (
     GeminiPlugin,
@@ -20,7 +21,6 @@ from colossal.booster.plugin import (
 )
 from colossal.checkpoint_io import CheckpointIO
 from colossal.testing import run_processes
-from colossal.testing.processes import PRELOADED
 
 PRELOADED.append("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from colossal._src.booster.lora import lora
+from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
-from colossal.booster.lora import lora
 from colossal.errors import CheckpointError
 from colossal.testing import WorldError, run_processes
-from colossal.testing.processes import PRELOADED
 
 PRELOADED.append("peft")
 

@@ -13,11 +13,11 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
 from colossal.booster.plugin import LowLevelZeroPlugin, Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.testing import assert_close, run_processes
-from colossal.testing.processes import PRELOADED
 
 PRELOADED.append("peft")
 

@@ -13,9 +13,11 @@ from float64 import KeepFloat64
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
+from colossal._src.booster.boost_types import Parts
+from colossal._src.booster.lora.frozen_params import drop_frozen_params
+from colossal._src.tensor import backing_shard
+from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster
-from colossal.booster.boost_types import Parts
-from colossal.booster.lora.frozen_params import drop_frozen_params
 from colossal.booster.plugin import (
     GeminiPlugin,
     HybridParallelPlugin,
@@ -24,9 +26,8 @@ from colossal.booster.plugin import (
     TorchFSDPPlugin,
 )
 from colossal.errors import ConfigError
-from colossal.tensor import backing_shard, full_tensor_of
+from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes
-from colossal.testing.processes import PRELOADED
 
 PRELOADED.append("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft

@@ -15,8 +15,8 @@ import transformers
 from accelerate.utils import BnbQuantizationConfig
 from torch import nn
 
+from colossal._src.booster.lora import BitsAndBytes, Lora
 from colossal.booster import Booster
-from colossal.booster.lora import BitsAndBytes, Lora
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import SingleProcessIO
 from colossal.errors import ConfigError, UnsupportedError

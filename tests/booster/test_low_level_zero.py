@@ -11,13 +11,13 @@ from sklearn.datasets import load_digits
 from torch import distributed as dist
 from torch import nn
 
+from colossal._src.testing.processes import WorldError
 from colossal.booster import Booster
 from colossal.booster.plugin import LowLevelZeroPlugin
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.nn.optimizer import DistributedLamb, HybridAdam
 from colossal.tensor import full_tensor_of
 from colossal.testing import TOLERANCES, fake_world, run_processes
-from colossal.testing.processes import WorldError
 from colossal.zero import zero_model_wrapper, zero_optim_wrapper
 
 GLOBAL_BATCH, STEPS = 48, 8

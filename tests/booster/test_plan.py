@@ -10,9 +10,9 @@ from families import build, inputs_of
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from colossal._src.booster.plugin.hybrid.dry_run import dry_run
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin, StepPlan, plan_step
-from colossal.booster.plugin.hybrid.dry_run import dry_run
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.testing import fake_world, run_processes, run_threads

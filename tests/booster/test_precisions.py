@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from colossal.amp import FP8Linear
+from colossal._src.amp import FP8Linear
 from colossal.booster import Booster
 from colossal.booster.mixed_precision import (
     FP8MixedPrecision,

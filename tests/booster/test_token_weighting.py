@@ -11,6 +11,8 @@ from equality import assert_equal
 from families import build, inputs_of
 from float64 import KeepFloat64
 
+from colossal._src.interface import TokenWeighting
+from colossal._src.tensor import copy_placement
 from colossal.booster import Booster
 from colossal.booster.plugin import (
     GeminiPlugin,
@@ -21,8 +23,7 @@ from colossal.booster.plugin import (
 )
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError
-from colossal.interface import TokenWeighting
-from colossal.tensor import copy_placement, full_tensor_of
+from colossal.tensor import full_tensor_of
 from colossal.testing import run_processes, run_threads
 
 FAMILY = "llama-tied"

@@ -20,9 +20,9 @@ import torch._dynamo  # which the first optimizer of each rank would import
 from torch import nn
 
 import colossal
+from colossal._src.checkpoint_io import file_writers
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
-from colossal.checkpoint_io import file_writers
 
 PLUGINS: dict[str, Any] = {"none": lambda: None, "ddp": TorchDDPPlugin, "fsdp": TorchFSDPPlugin}
 write, ended = file_writers.SafetensorsWriter._write_blocks, threading.Event()

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIO, CheckpointManager
+from colossal._src.checkpoint_io import CheckpointManager
+from colossal.checkpoint_io import CheckpointIO
 
 FILE_EVENTS = ("open", "os.", "shutil.", "pathlib.")
 KILLED = -signal.SIGKILL

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO, CheckpointManager, adapter_files
+from colossal._src.checkpoint_io import CheckpointManager, adapter_files
+from colossal._src.interface import AdapterNames, base_model_of
+from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO
 from colossal.errors import CheckpointError
-from colossal.interface import AdapterNames, base_model_of
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [

@@ -15,7 +15,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIO, ProcessGroupIO, file_writers
+from colossal._src.checkpoint_io import file_writers
+from colossal.checkpoint_io import CheckpointIO, ProcessGroupIO
 from colossal.errors import CheckpointError
 from colossal.testing import WorldError, run_processes
 

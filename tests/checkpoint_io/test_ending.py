@@ -10,7 +10,8 @@ import torch
 from ports import free_port
 from torch import nn
 
-from colossal.checkpoint_io import CheckpointIO, CheckpointManager
+from colossal._src.checkpoint_io import CheckpointManager
+from colossal.checkpoint_io import CheckpointIO
 
 PROGRAM = Path(__file__).with_name("ending.py")
 CASES = {"none,exit": 1, "ddp,dissolve": 2, "fsdp,last line": 2}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
-from colossal.amp import DynamicScaler, ScalerConfig
+from colossal._src.amp import DynamicScaler, ScalerConfig
 from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO
 from colossal.errors import CheckpointError
 from colossal.interface import OptimizerWrapper

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 
-from colossal.checkpoint_io import CheckpointIO, snapshot
-from colossal.checkpoint_io.snapshot import Arena, Arenas, batches, copy_regions_to_host
+from colossal._src.checkpoint_io import snapshot
+from colossal._src.checkpoint_io.snapshot import Arena, Arenas, batches, copy_regions_to_host
+from colossal.checkpoint_io import CheckpointIO
 
 
 def test_what_is_in_host_memory_is_lent_as_it_is() -> None:

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import colossal
+from colossal._src.cli.group import COMMANDS
+from colossal._src.cli.group import colossal as group
 from colossal.cli import main
-from colossal.cli.group import COMMANDS
-from colossal.cli.group import colossal as group
 
 SOURCE = Path(colossal.__file__).parents[1]
 
@@ -51,13 +51,13 @@ def test_the_version_is_the_librarys() -> None:
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(package, tmp_path) -> None:
     (tmp_path / f"{package}.py").write_text(f"raise ModuleNotFoundError('no', name={package!r})", encoding="utf-8")
     (tmp_path / "sitecustomize.py").write_text(
-        "import colossal.cli.group as group\n"
+        "import colossal._src.cli.group as group\n"
         "import types, sys\n"
         "class Module(types.ModuleType):\n"
         "    @property\n"
         "    def command(self):\n"
         "        import fabric\n"
-        "sys.modules['colossal.cli.run'] = Module('run')\n"
+        "sys.modules['colossal._src.cli.run'] = Module('run')\n"
         if package == "fabric"
         else "",
         encoding="utf-8",

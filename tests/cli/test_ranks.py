@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from colossal.cli.ranks import REPORT_VARIABLE, follow_parent, run_ranks
+from colossal._src.cli.ranks import REPORT_VARIABLE, follow_parent, run_ranks
 
 HEAD = """
 import os, sys, time
-from colossal.cli.ranks import follow_parent, say
+from colossal._src.cli.ranks import follow_parent, say
 follow_parent()
 rank = int(os.environ["RANK"])
 """
@@ -87,7 +87,7 @@ def test_a_rank_that_is_killed_has_a_negative_code(module) -> None:
 
 def test_a_rank_ends_when_its_parent_is_gone(module, tmp_path) -> None:
     module("import pathlib\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(600)")
-    parent = "from colossal.cli.ranks import run_ranks\nrun_ranks('a_rank', 1, timeout_seconds=1200)"
+    parent = "from colossal._src.cli.ranks import run_ranks\nrun_ranks('a_rank', 1, timeout_seconds=1200)"
     process = subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path)
     pid_file = tmp_path / "pid"
     deadline = time.monotonic() + 60

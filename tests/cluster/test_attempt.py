@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch import distributed as dist
 
-from colossal.cluster.process_spec import ProcessSpec
-from colossal.cluster.world_agreement import agree_on_world
+from colossal._src.cluster.process_spec import ProcessSpec
+from colossal._src.cluster.world_agreement import agree_on_world
 from colossal.errors import LaunchError
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 from torch import distributed as dist
 
+from colossal._src.cluster.rendezvous import WorldSpec, bind_device
 from colossal.accelerator import Accelerator
-from colossal.cluster.rendezvous import WorldSpec, bind_device
 from colossal.errors import ConfigError, LaunchError
 
 

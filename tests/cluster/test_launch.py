@@ -21,11 +21,12 @@ from ports import free_port
 from torch import distributed as dist
 
 import colossal
-from colossal.cluster import DistCoordinator, current_mesh, get_default_parser, rendezvous
-from colossal.cluster.mesh import set_ambient_mesh
-from colossal.cluster.process_spec import ProcessSpec
-from colossal.cluster.rendezvous import WorldSpec, connect_to_store, connecting, form_world
-from colossal.cluster.watchdog import watchdog_settings
+from colossal._src.cluster import rendezvous
+from colossal._src.cluster.mesh import set_ambient_mesh
+from colossal._src.cluster.process_spec import ProcessSpec
+from colossal._src.cluster.rendezvous import WorldSpec, connect_to_store, connecting, form_world
+from colossal._src.cluster.watchdog import watchdog_settings
+from colossal.cluster import DistCoordinator, current_mesh, get_default_parser
 from colossal.errors import ConfigError, LaunchError, MeshError
 from colossal.testing import fake_world, run_processes
 

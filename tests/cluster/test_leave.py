@@ -13,8 +13,8 @@ import torch
 from torch import distributed as dist
 
 import colossal
-from colossal.cluster import teardown as leaving
-from colossal.cluster.mesh import _AMBIENT
+from colossal._src.cluster import teardown as leaving
+from colossal._src.cluster.mesh import _AMBIENT
 from colossal.testing import fake_world, run_processes
 
 PROGRAM = """

@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 from torch import distributed as dist
 
-from colossal.cluster import LINK_OPS, LinkCost, ParallelMesh, measure_link_cost
+from colossal._src.cluster import LINK_OPS
+from colossal.cluster import LinkCost, ParallelMesh, measure_link_cost
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.testing import fake_world, run_processes
 

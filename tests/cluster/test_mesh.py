@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-from colossal.cluster import AXES, ParallelMesh, current_mesh
+from colossal._src.cluster import AXES
+from colossal.cluster import ParallelMesh, current_mesh
 from colossal.errors import MeshError
 from colossal.testing import fake_world, run_processes, run_threads
 

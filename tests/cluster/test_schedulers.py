@@ -15,10 +15,10 @@ from ports import free_port
 from torch import distributed as dist
 
 import colossal
+from colossal._src.cluster.schedulers import first_node, openmpi_host, openmpi_port, slurm_host, slurm_port
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin
 from colossal.cluster import current_mesh
-from colossal.cluster.schedulers import first_node, openmpi_host, openmpi_port, slurm_host, slurm_port
 from colossal.errors import LaunchError
 from colossal.testing import run_processes
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from colossal._src.comm import Partition
+from colossal._src.comm.fp8 import BLOCK, all_reduce_fp8, dequantize_fp8, fp8_nbytes, quantize_fp8
 from colossal.cluster import ParallelMesh
-from colossal.comm import CommCounter, Partition
-from colossal.comm.fp8 import BLOCK, all_reduce_fp8, dequantize_fp8, fp8_nbytes, quantize_fp8
+from colossal.comm import CommCounter
 from colossal.testing import run_processes, run_threads
 
 LARGEST, SMALLEST = 1 / 16, 2.2e-6  # errors: of the number itself, and of the largest in its block

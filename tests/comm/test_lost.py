@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from colossal._src.comm import PendingComm, gather_objects
+from colossal._src.comm.lost_peers import LostPeerGuard
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel, PendingComm, all_reduce_over, gather_objects
-from colossal.comm.lost_peers import LostPeerGuard
+from colossal.comm import Channel, all_reduce_over
 from colossal.errors import CommunicationError
 from colossal.testing import fake_world
 

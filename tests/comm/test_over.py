@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from colossal._src.comm.channel import _PACK_BYTES
 from colossal.cluster import ParallelMesh
 from colossal.comm import Channel, CommCounter, all_reduce_over
-from colossal.comm.channel import _PACK_BYTES
 from colossal.testing import fake_world, run_processes, run_threads
 
 

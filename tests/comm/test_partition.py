@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import distributed as dist
 
+from colossal._src.comm import Partition, PendingComm
 from colossal.cluster import ParallelMesh
-from colossal.comm import CommCounter, Partition, PendingComm
+from colossal.comm import CommCounter
 from colossal.testing import run_processes, run_threads
 
 SIZE = 4

@@ -2,8 +2,9 @@
 
 import torch
 
+from colossal._src.comm import Exchange, ring_all_gather, ring_reduce_scatter
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel, CommCounter, Exchange, ring_all_gather, ring_reduce_scatter
+from colossal.comm import Channel, CommCounter
 from colossal.testing import run_processes
 
 SIZE = 3

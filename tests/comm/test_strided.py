@@ -8,8 +8,9 @@ import torch
 from torch import distributed as dist
 
 from colossal import comm
+from colossal._src.comm import Partition
 from colossal.cluster import ParallelMesh
-from colossal.comm import Channel, Partition, all_reduce_over
+from colossal.comm import Channel, all_reduce_over
 from colossal.testing import run_processes
 
 Way = Callable[[torch.Tensor, ParallelMesh], Any]

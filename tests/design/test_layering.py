@@ -29,7 +29,7 @@ STRICT_FLOORS = range(5)  # of pyright; CONTRIBUTING.md says so
 BLIND_FLOORS = {6, 8}  # siblings on these floors do not know each other
 TESTING = "testing"  # may import anything; nothing in the library imports it
 FRONT_DOOR_OUTSIDE = ("torch", "numpy")  # importing these costs what `import colossal` must not cost
-FRONT_DOOR_AT_ONCE = {"colossal._registration.register"}  # imports nothing of the kind itself: test_import_cost.py
+FRONT_DOOR_AT_ONCE = {"colossal._src._registration.register"}  # imports nothing of the kind itself: test_import_cost.py
 
 
 # ------------------------------------------------------------------------------------------ the imports of a module
@@ -200,7 +200,7 @@ UPWARD = {
     "inside a function": ("comm/ops.py", "def f():\n    from colossal.zero import thing\n"),
     "for type checkers": ("comm/ops.py", "if TYPE_CHECKING:\n    from colossal.zero import thing\n"),
     "importlib": ("comm/ops.py", "import importlib\nimportlib.import_module('colossal.zero')\n"),
-    "import_module": ("comm/ops.py", "from importlib import import_module\nimport_module('colossal.zero.x')\n"),
+    "import_module": ("comm/ops.py", "from importlib import import_module\nimport_module('colossal._src.zero.x')\n"),
     "relative import_module": ("comm/ops.py", "import_module('..zero', 'colossal.comm')\n"),
     "relative import_module, own package": ("comm/ops.py", "import_module('..zero', __package__)\n"),
     "dunder import": ("comm/ops.py", "__import__('colossal.zero')\n"),

@@ -8,11 +8,11 @@ from nearest import NearestTests
 FILES = {
     "src/colossal/__init__.py": "",
     "src/colossal/errors.py": "",
-    "src/colossal/amp/__init__.py": "from colossal.amp.dynamic_scaler import Scaler\n",
-    "src/colossal/amp/dynamic_scaler.py": "from colossal.errors import E\nclass Scaler: ...\n",
-    "src/colossal/booster/__init__.py": "from colossal.booster.run import run\n",
-    "src/colossal/booster/run.py": "from colossal.amp import Scaler\ndef run(): ...\n",
-    "src/colossal/nn.py": "",
+    "src/colossal/_src/amp/__init__.py": "from colossal._src.amp.dynamic_scaler import Scaler\n",
+    "src/colossal/_src/amp/dynamic_scaler.py": "from colossal.errors import E\nclass Scaler: ...\n",
+    "src/colossal/_src/booster/__init__.py": "from colossal._src.booster.run import run\n",
+    "src/colossal/_src/booster/run.py": "from colossal.amp import Scaler\ndef run(): ...\n",
+    "src/colossal/_src/nn.py": "",
     "doctest/tool/__init__.py": "from tool.page import Page\n",
     "doctest/tool/page.py": "class Page: ...\n",
     "tests/helpers/models.py": "from colossal import nn\n",
@@ -39,9 +39,12 @@ def nearest(tmp_path) -> Callable[..., NearestTests]:
 @pytest.mark.parametrize(
     ("changed", "tests"),
     [
-        ("src/colossal/amp/dynamic_scaler.py", [*AMP, "tests/booster/test_direct.py", "tests/booster/test_run.py"]),
-        ("src/colossal/booster/run.py", ["tests/booster/test_direct.py", "tests/booster/test_run.py"]),
-        ("src/colossal/nn.py", ["tests/nn/test_nn.py", "tests/amp/test_other.py"]),
+        (
+            "src/colossal/_src/amp/dynamic_scaler.py",
+            [*AMP, "tests/booster/test_direct.py", "tests/booster/test_run.py"],
+        ),
+        ("src/colossal/_src/booster/run.py", ["tests/booster/test_direct.py", "tests/booster/test_run.py"]),
+        ("src/colossal/_src/nn.py", ["tests/nn/test_nn.py", "tests/amp/test_other.py"]),
         ("doctest/tool/page.py", ["tests/tool/test_page.py"]),
         ("tests/helpers/models.py", ["tests/nn/test_nn.py"]),
         ("tests/booster/test_run.py", ["tests/booster/test_run.py"]),
@@ -54,11 +57,11 @@ def test_tests_of_the_package_come_first_then_those_nearest_by_imports(nearest, 
 
 
 def test_what_does_not_fit_is_left_out(nearest) -> None:
-    assert nearest("src/colossal/amp/dynamic_scaler.py").within(25) == (
+    assert nearest("src/colossal/_src/amp/dynamic_scaler.py").within(25) == (
         [*AMP, "tests/booster/test_direct.py"],
         ["tests/booster/test_run.py"],
     )
-    assert nearest("src/colossal/amp/dynamic_scaler.py").within(12) == (
+    assert nearest("src/colossal/_src/amp/dynamic_scaler.py").within(12) == (
         AMP,
         [f"tests/booster/test_{name}.py" for name in ("direct", "run")],
     )
@@ -69,6 +72,6 @@ def test_a_changed_test_runs_however_long_it_takes(nearest) -> None:
 
 
 def test_a_deleted_file_is_a_change(nearest) -> None:
-    tests = nearest("src/colossal/amp/dynamic_scaler.py")
-    (tests.root / "src/colossal/amp/dynamic_scaler.py").unlink()
+    tests = nearest("src/colossal/_src/amp/dynamic_scaler.py")
+    (tests.root / "src/colossal/_src/amp/dynamic_scaler.py").unlink()
     assert tests.within(1000)[0][:2] == AMP

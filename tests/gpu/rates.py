@@ -69,7 +69,7 @@ def linear(kind: str, is_toy: bool) -> Iterator[dict[str, float]]:
         kind: ``"bf16"`` or ``"fp8"``.
         is_toy: A small one.
     """
-    from colossal.amp import FP8Linear, fp8_linear
+    from colossal._src.amp import FP8Linear, fp8_linear
 
     device, size = get_accelerator().get_current_device(), 64 if is_toy else 8192
     if kind == "fp8" and not fp8_linear.has_float8(device) and not is_toy:

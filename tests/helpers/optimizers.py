@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from colossal._src.tensor import set_placement
 from colossal.cluster import ParallelMesh
 from colossal.nn import optimizer as optimizers
-from colossal.tensor import FlatLayout, Placement, set_placement
+from colossal.tensor import FlatLayout, Placement
 
 SHAPES = ((), (7,), (5, 4), (3, 8), (4, 3, 2, 3), (1, 1))
 STEPS = 4

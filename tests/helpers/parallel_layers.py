@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from colossal._src.nn.layer import ParallelLayer
 from colossal.cluster import ParallelMesh
 from colossal.nn import gather_output, split_input
-from colossal.nn.layer import ParallelLayer
 from colossal.tensor import shard
 from colossal.testing import assert_close
 

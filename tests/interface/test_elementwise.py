@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from colossal._src.interface import check_optimizer
 from colossal.errors import UnsupportedError
-from colossal.interface import check_optimizer
 from colossal.nn import optimizer as own
 
 ELEMENTWISE = ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]

@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.utils import get_total_norm
 
+from colossal._src.interface import Peers
+from colossal._src.interface.gradients import clamp, scale, total_norm
+from colossal._src.tensor import set_placement
 from colossal.errors import UnsupportedError
-from colossal.interface import Peers
-from colossal.interface.gradients import clamp, scale, total_norm
-from colossal.tensor import Layout, set_placement
+from colossal.tensor import Layout
 from colossal.tensor import Placement as OurPlacement
 from colossal.testing import run_processes, run_threads
 

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from colossal.amp import ScalerConfig
+from colossal._src.amp import ScalerConfig
+from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
+from colossal._src.booster.plugin.gemini.gemini_options import GeminiOptions
+from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
+from colossal._src.booster.plugin.zero_options import ZeroOptions
+from colossal._src.interface.clipping import Clipping
+from colossal._src.interface.keywords import FIELDS, REFUSED, Keywords, check_known, keywords_of
+from colossal._src.zero import ZeroConfig
+from colossal._src.zero.gemini import GeminiConfig
 from colossal.booster.plugin import (
     GeminiPlugin,
     HybridParallelPlugin,
@@ -17,17 +25,10 @@ from colossal.booster.plugin import (
     TorchDDPPlugin,
     TorchFSDPPlugin,
 )
-from colossal.booster.plugin.ddp.torch_ddp import DDPConfig
-from colossal.booster.plugin.gemini.gemini_options import GeminiOptions
-from colossal.booster.plugin.hybrid.hybrid_options import HybridOptions
-from colossal.booster.plugin.zero_options import ZeroOptions
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.interface.clipping import Clipping
-from colossal.interface.keywords import FIELDS, REFUSED, Keywords, check_known, keywords_of
 from colossal.shardformer import ShardConfig
 from colossal.testing import fake_world
-from colossal.zero import ZeroConfig
-from colossal.zero.gemini import GeminiAdamOptimizer, GeminiConfig, GeminiDDP, GeminiOptimizer
+from colossal.zero.gemini import GeminiAdamOptimizer, GeminiDDP, GeminiOptimizer
 
 CONCERNS = (ScalerConfig, Clipping, ZeroConfig, ZeroOptions, DDPConfig, ShardConfig)
 CONCERNS += (GeminiConfig, GeminiOptions, HybridOptions)

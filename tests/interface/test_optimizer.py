@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from colossal.amp import Autocast, DynamicScaler, LossScaler, NoScaler, ScalerConfig
+from colossal._src.amp import Autocast, DynamicScaler, LossScaler, NoScaler, ScalerConfig
 from colossal.errors import ConfigError
 from colossal.interface import ModelWrapper, OptimizerWrapper
 from colossal.nn.optimizer import HybridAdam

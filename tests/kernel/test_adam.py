@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from colossal._src.kernel.adam import native, op, reference
+from colossal._src.kernel.adam.reference import run_fused, run_reference
+from colossal._src.kernel.adam.tensors import Columns
 from colossal.errors import ShapeError, UnsupportedError
 from colossal.kernel import AdamStep, AdamTensors, adam_step
-from colossal.kernel.adam import native, op, reference
-from colossal.kernel.adam.reference import run_fused, run_reference
-from colossal.kernel.adam.tensors import Columns
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1, 7, 1024, 1500, 70_001)

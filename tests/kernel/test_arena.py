@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import colossal
-from colossal.kernel import arena, huge_zeros
+from colossal._src.kernel import arena
+from colossal.kernel import huge_zeros
 
 MIB = 1 << 20
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colossal import _native as native
+from colossal._src.kernel import copy, stream_copy
 from colossal.errors import UnsupportedError
-from colossal.kernel import copy, stream_copy
 
 ROOM = 70_000
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from colossal import _native
+from colossal._src.kernel.adam import native, op
+from colossal._src.kernel.adam.reference import reference_adam_step, run_fused
+from colossal._src.kernel.adam.tensors import Columns
 from colossal.errors import UnsupportedError
 from colossal.kernel import AdamStep, AdamTensors, adam_step
-from colossal.kernel.adam import native, op
-from colossal.kernel.adam.reference import reference_adam_step, run_fused
-from colossal.kernel.adam.tensors import Columns
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 STEPS = (

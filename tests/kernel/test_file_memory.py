@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from colossal._src.offload import FileBackedBuffer
 from colossal.errors import ConfigError
-from colossal.offload import FileBackedBuffer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

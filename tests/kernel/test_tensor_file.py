@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+from colossal._src.offload import DirectIO, TensorFile, direct_io, io_engine, scratch_file
+from colossal._src.offload.io_engine import ENGINES, FileTransfer, open_io_engine
+from colossal._src.offload.scratch_file import ScratchFile
 from colossal.errors import CheckpointError, ConfigError, ShapeError, UnsupportedError
 from colossal.kernel import huge_zeros
-from colossal.offload import DirectIO, StateStore, TensorFile, direct_io, io_engine, scratch_file
-from colossal.offload.io_engine import ENGINES, FileTransfer, open_io_engine
-from colossal.offload.scratch_file import ScratchFile
+from colossal.offload import StateStore
 
 SPAN = io_engine._SPAN
 SIZES = (0, 1, 511, 4096, 4097, 1_000_003, SPAN, 2 * SPAN + 4096, 3 * SPAN + 77)
@@ -169,7 +170,7 @@ def test_a_file_that_is_dropped_is_closed(engine, disk) -> None:
 def test_the_end_of_the_process_closes_it(engine, disk) -> None:
     program = """
         import sys, torch
-        from colossal.offload import TensorFile
+        from colossal._src.offload import TensorFile
         file = TensorFile(sys.argv[1], [1 << 24], sys.argv[2])
         file.write(0, torch.zeros(1 << 24, dtype=torch.uint8))
     """
@@ -447,7 +448,7 @@ def test_a_closed_file_is_not_used(disk) -> None:
 
 KILLED = """
     import os, signal, sys, torch
-    from colossal.offload import TensorFile, scratch_file
+    from colossal._src.offload import TensorFile, scratch_file
     if sys.argv[2] == "named":
         del os.O_TMPFILE
     if sys.argv[2] == "kept":
@@ -697,8 +698,8 @@ def test_a_store_of_nothing(disk) -> None:
 
 
 def test_a_probe_leaves_the_random_numbers_alone(disk, monkeypatch) -> None:
-    monkeypatch.setattr("colossal.offload.direct_io._FOUND", {})
-    monkeypatch.setattr("colossal.offload.tensor_file._WORTH_A_PROBE", 1)
+    monkeypatch.setattr("colossal._src.offload.direct_io._FOUND", {})
+    monkeypatch.setattr("colossal._src.offload.tensor_file._WORTH_A_PROBE", 1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         expected = torch.rand(3)

@@ -17,11 +17,12 @@ from divided import whole_parameters
 from families import MODELS
 from torch import nn
 
+from colossal._src.booster.plugin import initial_values
+from colossal._src.lazy.stored_tensor import StoredTensor
 from colossal.booster import Booster
-from colossal.booster.plugin import HybridParallelPlugin, initial_values
+from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.lazy import LazyInitContext, LazyTensor, lazy_tensors, materialize
-from colossal.lazy.stored_tensor import StoredTensor
 from colossal.shardformer import ShardConfig, ShardFormer
 from colossal.testing import fake_world, run_processes
 

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
+from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
+from colossal._src.lazy.stored_tensor import StoredTensor, stored_tensors
+from colossal._src.lazy.tensor import view_of
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper
-from colossal.interface.pretrained import get_pretrained_path, set_pretrained_path
 from colossal.lazy import LazyInitContext, LazyTensor, lazy_tensors, materialize
-from colossal.lazy.stored_tensor import StoredTensor, stored_tensors
-from colossal.lazy.tensor import view_of
 
 transformers = pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors")

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import init
 
+from colossal._src.lazy.generator import is_random
 from colossal.lazy import LazyInitContext
-from colossal.lazy.generator import is_random
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SIZES = [1, 7, 15, 16, 17, 1000, 65537]

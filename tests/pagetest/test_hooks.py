@@ -128,5 +128,7 @@ def test_check_finds_a_broken_hook_at_its_line(docs, capsys) -> None:
     assert docs.main("--check") == 0
     docs.write("a", text.format("Booster.bost"))
     assert docs.main("--check") == 1
-    message = "a.md:3: the hook shows `colossal.booster.Booster.bost`, but colossal.booster.booster.Booster has no bost"
+    message = (
+        "a.md:3: the hook shows `colossal.booster.Booster.bost`, but colossal._src.booster.booster.Booster has no bost"
+    )
     assert capsys.readouterr().out.count(f"{message}, the nearest is boost: correct it") == 2

@@ -136,22 +136,20 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
     found = {(page.name, page.language): fingerprint(page, graph) for page in pages}
     assert found["basics/booster_api", "en"]
     reached = graph.reached(References(ast.parse("import colossal\ncolossal.launch()")))
-    assert ROOT / "src/colossal/cluster/launch.py" in reached
-    assert ROOT / "src/colossal/booster/booster.py" not in reached
+    assert ROOT / "src/colossal/_src/cluster/launch.py" in reached
+    assert ROOT / "src/colossal/_src/booster/booster.py" not in reached
     assert "lib" not in sys.modules
 
 
-LAUNCH = ", colossal.cluster.watchdog"
-BOOST = """, colossal.booster.cross_rank_check, colossal.booster.batch_executor
-import colossal.booster.input_transfer, colossal.booster.batch_check
-import colossal.booster.lora.frozen_params, colossal.checkpoint_io.adapter_files, colossal.checkpoint_io.model_save_plan
-import colossal.checkpoint_io.gather_full, colossal.interface.full_state, colossal.interface.token_weighting
-import colossal.cluster.watchdog"""
-LAZY = ", colossal.lazy, colossal.lazy.ranges, colossal.lazy.shards"
-OPTIMIZERS = ", colossal.kernel.adam.native, colossal.kernel.adam.reference"
-TENSOR_PARALLEL = (
-    ", colossal.booster.plugin.gemini.gemini_tensor_parallel, colossal.lazy.rank_agreement, colossal.shardformer"
-)
+LAUNCH = ", colossal._src.cluster.watchdog"
+BOOST = """, colossal._src.booster.cross_rank_check, colossal._src.booster.batch_executor
+import colossal._src.booster.input_transfer, colossal._src.booster.batch_check
+import colossal._src.booster.lora.frozen_params, colossal._src.checkpoint_io.adapter_files, colossal._src.checkpoint_io.model_save_plan
+import colossal._src.checkpoint_io.gather_full, colossal._src.interface.full_state, colossal._src.interface.token_weighting
+import colossal._src.cluster.watchdog"""
+LAZY = ", colossal.lazy, colossal._src.lazy.ranges, colossal._src.lazy.shards"
+OPTIMIZERS = ", colossal._src.kernel.adam.native, colossal._src.kernel.adam.reference"
+TENSOR_PARALLEL = ", colossal._src.booster.plugin.gemini.gemini_tensor_parallel, colossal._src.lazy.rank_agreement, colossal.shardformer"
 
 
 @pytest.mark.project
@@ -169,7 +167,7 @@ TENSOR_PARALLEL = (
 )
 def test_the_graph_has_the_files_that_python_loads(code, later) -> None:
     """Besides those that are loaded on first use, such as of the backend that `import colossal` registers."""
-    registered = f"\nimport sys, colossal.comm._shm{later}"
+    registered = f"\nimport sys, colossal._src.comm._shm{later}"
     listing = "\nprint(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'colossal'))"
     done = subprocess.run(
         [sys.executable, "-c", code + registered + listing], capture_output=True, text=True, check=True

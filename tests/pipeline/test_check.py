@@ -5,21 +5,19 @@ from itertools import product
 
 import pytest
 
+from colossal._src.pipeline import P2PMessage, SharedParameter, check_schedule
+from colossal._src.pipeline.schedule.p2p_programs import Operation, P2PPrograms, p2p_programs
+from colossal._src.pipeline.schedule.verification import check_programs
 from colossal.errors import ConfigError
 from colossal.pipeline import (
     SCHEDULES,
     Action,
-    P2PMessage,
     PipelineOrder,
-    SharedParameter,
     StagePlacement,
-    check_schedule,
     forward_only,
     one_forward_one_backward,
     zero_bubble_v,
 )
-from colossal.pipeline.schedule.p2p_programs import Operation, P2PPrograms, p2p_programs
-from colossal.pipeline.schedule.verification import check_programs
 
 RANKS = range(2, 9)
 CHUNKS = {"1f1b": (1,), "interleaved": (1, 2, 3), "zbv": (1, 2, 3)}

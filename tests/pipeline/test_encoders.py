@@ -12,13 +12,14 @@ from families import LENGTH, T5, VOCAB, WHISPER
 from float64 import KeepFloat64
 from torch import nn
 
+from colossal._src.tensor import copy_placement
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.cluster import ParallelMesh
 from colossal.errors import PlanError
 from colossal.pipeline import count_layers
 from colossal.shardformer import plan_of
-from colossal.tensor import Stages, copy_placement, full_tensor_of
+from colossal.tensor import Stages, full_tensor_of
 from colossal.testing import run_processes
 
 INTERLEAVED = {"pp_style": "interleaved", "num_model_chunks": 2}

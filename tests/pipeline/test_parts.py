@@ -12,21 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
+from colossal._src.pipeline import Microbatching, Stage, join, partition_by_counts, split, stage_of_layer
+from colossal._src.pipeline.microbatch import tensors_in
+from colossal._src.pipeline.p2p import TensorMeta, decode_metas, encode_metas
 from colossal.errors import ConfigError, PlanError, ShapeError
-from colossal.pipeline import (
-    Microbatching,
-    Stage,
-    StagePlacement,
-    WeightGrads,
-    join,
-    partition_balanced,
-    partition_by_counts,
-    partition_uniform,
-    split,
-    stage_of_layer,
-)
-from colossal.pipeline.microbatch import tensors_in
-from colossal.pipeline.p2p import TensorMeta, decode_metas, encode_metas
+from colossal.pipeline import StagePlacement, WeightGrads, partition_balanced, partition_uniform
 from colossal.shardformer import plan_of
 from colossal.tensor import Stages
 

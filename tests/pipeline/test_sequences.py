@@ -9,16 +9,11 @@ import torch
 from families import build, inputs_of
 from torch import nn
 
+from colossal._src.pipeline import Stage
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.errors import ConfigError, PlanError
-from colossal.pipeline import (
-    ExecutionSequence,
-    Stage,
-    count_layer_parameters,
-    measure_layer_times,
-    partition_balanced,
-)
+from colossal.pipeline import ExecutionSequence, count_layer_parameters, measure_layer_times, partition_balanced
 from colossal.shardformer import plan_of
 from colossal.testing import run_processes
 

@@ -15,6 +15,9 @@ from families import LENGTH, MODELS, NOT_CAUSAL, build, inputs_of, results_of
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from colossal._src.shardformer import compiled_activation
+from colossal._src.shardformer.fused_norm import FusedOffsetRMSNorm, FusedRMSNorm, FusedScaleNorm
+from colossal._src.shardformer.model_options import OPTIONS
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.lazy import LazyInitContext
@@ -23,13 +26,10 @@ from colossal.shardformer import (
     PipelineGradientCheckpointConfig,
     ShardConfig,
     ShardFormer,
-    compiled_activation,
     option_matrix,
     plan_of,
     supported_options,
 )
-from colossal.shardformer.fused_norm import FusedOffsetRMSNorm, FusedRMSNorm, FusedScaleNorm
-from colossal.shardformer.model_options import OPTIONS
 from colossal.tensor import ParallelPlan, Stages
 from colossal.testing import fake_world, run_processes, run_threads
 

@@ -12,11 +12,12 @@ import torch
 import transformers
 from torch import nn
 
-import colossal.shardformer.plans as tables
+import colossal._src.shardformer.plans as tables
+from colossal._src.shardformer import hf_plan
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import MeshError, PlanError
-from colossal.shardformer import STYLES, ShardConfig, ShardFormer, hf_plan, plan_of
+from colossal.shardformer import STYLES, ShardConfig, ShardFormer, plan_of
 from colossal.tensor import ParallelPlan
 from colossal.testing import fake_world, run_threads
 
@@ -47,7 +48,7 @@ class Block(nn.Module):
 @pytest.mark.parametrize("path", sorted(Path(tables.__file__).parent.glob("[!_]*.py")), ids=lambda path: path.stem)
 def test_tables_are_short_and_name_styles_that_exist(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 60
-    module = importlib.import_module(f"colossal.shardformer.plans.{path.stem}")
+    module = importlib.import_module(f"colossal._src.shardformer.plans.{path.stem}")
     plans = [value for value in vars(module).values() if isinstance(value, ParallelPlan)]
     assert {style for plan in plans for style in [*plan.styles.values(), *plan.head_styles.values()]} <= set(STYLES)
 

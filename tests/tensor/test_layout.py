@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layouts import SIZES, layouts
 
+from colossal._src.tensor import Region
 from colossal.cluster import ParallelMesh
 from colossal.errors import MeshError, PlanError, ShapeError
-from colossal.tensor import Layout, Region, shard, unshard
+from colossal.tensor import Layout, shard, unshard
 from colossal.testing import fake_world
 
 

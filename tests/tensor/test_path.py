@@ -10,10 +10,10 @@ from layouts import all_layouts
 from torch.distributed.tensor import DeviceMesh, DTensor, Partial, Shard, init_device_mesh, placement_types
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from colossal._src.tensor.relayout_path import sent_bytes
 from colossal.cluster import AxisCost, Link, LinkCost
 from colossal.errors import PlanError
 from colossal.tensor import Layout, dtensor_placements, greedy_path, layout_difference, one_step_layouts, plan_relayout
-from colossal.tensor.relayout_path import sent_bytes
 from colossal.testing import fake_world
 
 CUBE = (8, 8, 8)

@@ -21,9 +21,10 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from colossal.cluster import ParallelMesh, ambient_mesh
+from colossal._src.cluster import ambient_mesh
+from colossal._src.testing.processes import kept_pids
+from colossal.cluster import ParallelMesh
 from colossal.testing import WorldError, reuse_processes, run_processes
-from colossal.testing.processes import kept_pids
 
 CALLS: list[int] = []
 

@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from colossal._src.comm import Partition
+from colossal._src.zero import ZeroConfig, ZeroShards, shard_optimizer
 from colossal.cluster import ParallelMesh
-from colossal.comm import CommCounter, Partition
+from colossal.comm import CommCounter
 from colossal.errors import ConfigError, MeshError, UnsupportedError
 from colossal.interface import OptimizerWrapper
 from colossal.nn.optimizer import HybridAdam
 from colossal.tensor import full_tensor_of, placement_of
 from colossal.testing import WorldError, fake_world, run_threads
-from colossal.zero import ZeroConfig, ZeroShards, shard_optimizer
 
 ROWS, WIDTH = 24, 6
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-11}

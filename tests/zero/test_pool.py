@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from colossal.zero import BufferPool
+from colossal._src.zero import BufferPool
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from colossal.zero import ZeroConfig
-from colossal.zero.reducer import Reducer
+from colossal._src.zero import ZeroConfig
+from colossal._src.zero.reducer import Reducer
 
 
 class Told:

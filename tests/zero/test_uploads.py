@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from colossal._src.comm import Partition
+from colossal._src.nn.optimizer import adam
+from colossal._src.zero import Bucket, ZeroConfig, shard_optimizer
 from colossal.cluster import ParallelMesh
-from colossal.comm import Partition
-from colossal.nn.optimizer import HybridAdam, adam
+from colossal.nn.optimizer import HybridAdam
 from colossal.testing import run_threads
-from colossal.zero import Bucket, ZeroConfig, shard_optimizer
 
 DEPTH, WIDTH = 3, 4
 BATCHES = [torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(seed)).double() for seed in range(3)]

@@ -1,6 +1,11 @@
 """One set of verbs for training under any plugin."""
 
-from colossal.booster.boost_types import Boosted, Capabilities, Executor, Parts
-from colossal.booster.booster import Booster
+from colossal._src.booster import (
+    Boosted,
+    Booster,
+    Capabilities,
+    Executor,
+    Parts,
+)
 
 __all__ = ["Boosted", "Booster", "Capabilities", "Executor", "Parts"]

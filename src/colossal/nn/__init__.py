@@ -6,9 +6,10 @@
 * :mod:`colossal.nn.optimizer` - optimizers, for full parameters and for shards of them.
 """
 
-from colossal.nn import layer, loss, lr_scheduler, metric, optimizer
-from colossal.nn.layer import (
+from colossal._src.nn import (
+    Accuracy,
     Classifier,
+    CrossEntropyLoss,
     Dropout,
     Embedding,
     LayerNorm,
@@ -18,15 +19,17 @@ from colossal.nn.layer import (
     Linear2D,
     Linear2p5D,
     Linear3D,
+    ParallelLayer,
     PatchEmbedding,
     RMSNorm,
     VocabParallelClassifier,
+    VocabParallelCrossEntropyLoss,
     VocabParallelEmbedding,
     gather_output,
     split_input,
 )
-from colossal.nn.loss import CrossEntropyLoss, VocabParallelCrossEntropyLoss
-from colossal.nn.metric import Accuracy
+from colossal.nn import lr_scheduler as lr_scheduler
+from colossal.nn import optimizer as optimizer
 
 __all__ = [
     "Accuracy",
@@ -41,16 +44,12 @@ __all__ = [
     "Linear2D",
     "Linear2p5D",
     "Linear3D",
+    "ParallelLayer",
     "PatchEmbedding",
     "RMSNorm",
     "VocabParallelClassifier",
     "VocabParallelCrossEntropyLoss",
     "VocabParallelEmbedding",
     "gather_output",
-    "layer",
-    "loss",
-    "lr_scheduler",
-    "metric",
-    "optimizer",
     "split_input",
 ]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from colossal.cli.benchmark import cases
-from colossal.cli.benchmark.cases import FAMILIES, Case, cases_of
-from colossal.cli.benchmark.measure import Result, columns_of, is_fastest, measure_cases, speedup_of
-from colossal.cli.benchmark.settings import LinkSettings, Settings
+from colossal._src.cli.benchmark import cases
+from colossal._src.cli.benchmark.cases import FAMILIES, Case, cases_of
+from colossal._src.cli.benchmark.measure import Result, columns_of, is_fastest, measure_cases, speedup_of
+from colossal._src.cli.benchmark.settings import LinkSettings, Settings
 from colossal.testing import run_processes
 
 SMALL = Settings(4, 4, 8, 16, 2, "float32", "cpu", 1, 2)

@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import colossal
-from colossal.cli.benchmark.command import AXES as OFFERED_AXES
-from colossal.cli.benchmark.command import OPS, command
-from colossal.cluster import AXES, LINK_OPS, LinkCost
+from colossal._src.cli.benchmark.command import AXES as OFFERED_AXES
+from colossal._src.cli.benchmark.command import OPS, command
+from colossal._src.cluster import AXES, LINK_OPS
+from colossal.cluster import LinkCost
 
 SOURCE = Path(colossal.__file__).parents[1]
 SMALL = ["-b", "2", "-s", "4", "-d", "8", "-l", "1", "-w", "1", "-p", "2"]

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from colossal.cli.benchmark.measure import Result
-from colossal.cli.benchmark.show import show_cases, show_links
+from colossal._src.cli.benchmark.measure import Result
+from colossal._src.cli.benchmark.show import show_cases, show_links
 from colossal.cluster import AxisCost, Link, LinkCost
 
 RESULTS = [

@@ -17,13 +17,13 @@ from click.testing import CliRunner
 
 import colossal
 from colossal import _native as native
-from colossal.cli.check import communication, compatibility, devices, kernels, machine, versions
-from colossal.cli.check.command import command
-from colossal.cli.check.kernels import Kernel
-from colossal.cli.check.rank import STEPS
-from colossal.cli.check.report import Report, Row, Section
-from colossal.cli.check.show import show, verdict
-from colossal.cli.check.versions import Package
+from colossal._src.cli.check import communication, compatibility, devices, kernels, machine, versions
+from colossal._src.cli.check.command import command
+from colossal._src.cli.check.kernels import Kernel
+from colossal._src.cli.check.rank import STEPS
+from colossal._src.cli.check.report import Report, Row, Section
+from colossal._src.cli.check.show import show, verdict
+from colossal._src.cli.check.versions import Package
 from colossal.cluster import AxisCost, Link, LinkCost
 
 ROOT = Path(__file__).parents[3]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 from chosen import chosen
 
-from colossal.cli.check.rank import STEPS
-from colossal.cli.check.report import Row
-from colossal.cli.check.selftest import SelfTest, self_tests
+from colossal._src.cli.check.rank import STEPS
+from colossal._src.cli.check.report import Row
+from colossal._src.cli.check.selftest import SelfTest, self_tests
 
 BROKEN = """
 import os, sys, time
-import colossal.cli.check.rank as program
+import colossal._src.cli.check.rank as program
 steps = dict(program.STEPS)
 before = steps[{step!r}]
 def broken(folder):

@@ -1,6 +1,6 @@
 import pytest
 
-from colossal.cli.run.hosts import Host, parse_host, parse_hosts, read_hostfile, select
+from colossal._src.cli.run.hosts import Host, parse_host, parse_hosts, read_hostfile, select
 from colossal.errors import ConfigError
 
 

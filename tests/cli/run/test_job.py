@@ -2,8 +2,8 @@ import shlex
 
 import pytest
 
-from colossal.cli.run.hosts import Host, parse_hosts
-from colossal.cli.run.job import (
+from colossal._src.cli.run.hosts import Host, parse_hosts
+from colossal._src.cli.run.job import (
     Job,
     Rendezvous,
     choose_rendezvous,

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from colossal.cli.run import command
+from colossal._src.cli.run import command
 
 SOURCE = Path(__file__).parents[3] / "src"
 TWO = ("--host", "localhost,127.0.0.1", "--master_port")

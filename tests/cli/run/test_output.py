@@ -2,12 +2,12 @@ import io
 
 import pytest
 
-from colossal.cli.run import supervisor
-from colossal.cli.run.failure_diagnosis import FailureDiagnosis, Weight
-from colossal.cli.run.frames import Frames
-from colossal.cli.run.outcome import Ending, NodeEnd, first_failure, lost, report
-from colossal.cli.run.output import Lines, Printer
-from colossal.cli.watchdog import ADVICE
+from colossal._src.cli.run import supervisor
+from colossal._src.cli.run.failure_diagnosis import FailureDiagnosis, Weight
+from colossal._src.cli.run.frames import Frames
+from colossal._src.cli.run.outcome import Ending, NodeEnd, first_failure, lost, report
+from colossal._src.cli.run.output import Lines, Printer
+from colossal._src.cli.watchdog import ADVICE
 
 # ------------------------------------------------------------------------------------------ frames
 

@@ -17,9 +17,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from colossal._src.testing.processes import WorldError
 from colossal.errors import CommunicationError, ShapeError, UnsupportedError
 from colossal.testing import run_processes
-from colossal.testing.processes import WorldError
 
 MB = 1 << 20
 COLLECTIVE = "A collective needs all ranks of its group"
@@ -118,7 +118,7 @@ def check_what_is_left_behind(group: Any, ended: str) -> None:
 
 def test_the_end_of_a_rank_is_an_error_of_all_others_at_once(monkeypatch) -> None:
     """At once: ranks that waited for their timeout of a minute would not come to an end within the grace period."""
-    monkeypatch.setattr("colossal.testing.processes.GRACE_SECONDS", 25.0)  # from the first death, of four
+    monkeypatch.setattr("colossal._src.testing.processes.GRACE_SECONDS", 25.0)  # from the first death, of four
     with pytest.raises(WorldError) as caught:
         run_processes(die_one_after_another, 5, fresh=True)
     reports = [line for line in str(caught.value).splitlines() if line]

@@ -20,8 +20,8 @@ assert dist.is_backend_available("shm")
 assert dist.Backend.SHM == "shm"
 assert dist.Backend.backend_capability["shm"] == ["cpu"]
 assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("colossal")]
-import colossal._registration
-colossal._registration.register()  # once more changes nothing
+import colossal._src._registration
+colossal._src._registration.register()  # once more changes nothing
 assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("colossal")]
 assert dist.Backend.backend_list.count("shm") == 1
 assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
@@ -67,7 +67,7 @@ assert "colossal.comm" not in sys.modules
 PARTS_FIRST = """
 import sys
 import colossal.booster
-import colossal.comm._shm
+import colossal._src.comm._shm
 """
 
 

@@ -15,12 +15,12 @@ from torch import distributed as dist
 
 import colossal
 from colossal import _native
-from colossal.cluster.rendezvous import WorldSpec, form_world
-from colossal.comm._shm import engine, segment
+from colossal._src.cluster.rendezvous import WorldSpec, form_world
+from colossal._src.comm._shm import engine, segment
+from colossal._src.testing.processes import WorldError
 from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
 from colossal.testing import run_processes
-from colossal.testing.processes import WorldError
 
 NOBODY = 65534
 VISIBLE = Path("/dev/shm")  # noqa: S108 (it is looked at, not written to)

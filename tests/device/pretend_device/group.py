@@ -34,7 +34,7 @@ class PretendGroup(_ProcessGroup):
     """Ranks whose tensors are on the pretend device."""
 
     def __init__(self, options: Any) -> None:
-        from colossal.comm._shm import create
+        from colossal._src.comm._shm import create
 
         self._inner = create(options)
         super().__init__(self._inner.rank(), self._inner.size())

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from colossal._src.nn.attention.partial_attention import PartialAttention, attend, attend_backward
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, ShapeError
 from colossal.nn.attention import SequenceSharding, ring_attention
-from colossal.nn.attention.partial_attention import PartialAttention, attend, attend_backward
 from colossal.testing import fake_world, run_processes, run_threads
 
 BATCH, HEADS, LENGTH, WINDOW = 2, 4, 16, 5

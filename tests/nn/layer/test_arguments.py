@@ -8,9 +8,9 @@ import torch
 from parallel_layers import GRIDS, check_layer, draw, on_grid, redraw
 
 from colossal import nn
+from colossal._src.nn.layer import ParallelLayer
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
-from colossal.nn.layer import ParallelLayer
 from colossal.testing import assert_close, fake_world, run_threads
 
 HALF = torch.float16

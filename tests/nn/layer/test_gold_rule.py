@@ -7,6 +7,7 @@ import torch
 from parallel_layers import GRIDS, check_layer, draw, on_grid, redraw
 
 from colossal import comm
+from colossal._src.nn.layer.patch import Patches
 from colossal.cluster import ParallelMesh
 from colossal.nn import (
     Classifier,
@@ -21,7 +22,6 @@ from colossal.nn import (
     VocabParallelEmbedding,
     gather_output,
 )
-from colossal.nn.layer.patch import Patches
 from colossal.testing import run_threads
 
 CASES = ((8, 12, 8), (12, 8, 5), (8, 8, 1), (5, 7, 5), (7, 3, 8), (2, 3, 1))

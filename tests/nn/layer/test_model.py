@@ -9,9 +9,9 @@ from parallel_layers import GRIDS, draw, on_grid
 from torch.utils.checkpoint import checkpoint
 
 from colossal import nn
+from colossal._src.nn.layer import ParallelLayer
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, MeshError, ShapeError, UnsupportedError
-from colossal.nn.layer import ParallelLayer
 from colossal.testing import assert_close, fake_world, run_processes, run_threads
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from colossal._src.nn.lr_scheduler.schedule import Schedule
 from colossal.errors import ConfigError
 from colossal.nn import lr_scheduler
-from colossal.nn.lr_scheduler.schedule import Schedule
 
 REQUIRED = {
     "MultiStepLR": {"milestones": [1]},

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from colossal._src.nn.lr_scheduler.schedule import Schedule
 from colossal.errors import ConfigError
 from colossal.nn import lr_scheduler
-from colossal.nn.lr_scheduler.schedule import Schedule
 
 BUILDERS = {
     "CosineAnnealingLR": {"eta_min": 0.01},

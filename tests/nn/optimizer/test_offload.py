@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from colossal._src.nn.optimizer import disk_states as offload
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.nn.optimizer import CPUAdam, HybridAdam
-from colossal.nn.optimizer import disk_states as offload
 
 FRACTIONS = (0.3, 0.5, 1.0)
 

@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
+from colossal._src.nn.optimizer.projection import Projection
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, ShapeError, UnsupportedError
@@ -22,7 +23,6 @@ from colossal.nn.optimizer import (
     Lamb,
     cast_to_distributed,
 )
-from colossal.nn.optimizer.projection import Projection
 from colossal.testing import fake_world, run_threads
 
 ALL = range(1, STEPS + 1)

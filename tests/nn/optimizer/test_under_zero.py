@@ -5,10 +5,10 @@ import torch
 from optimizers import CASES, draw
 from torch import nn
 
+from colossal._src.comm import Partition
+from colossal._src.zero import ZeroConfig, shard_optimizer
 from colossal.cluster import ParallelMesh
-from colossal.comm import Partition
 from colossal.testing import run_threads
-from colossal.zero import ZeroConfig, shard_optimizer
 
 NAMES = ("CPUAdam", "FusedSGD, momentum", "Lamb", "FusedLAMB", "Lars", "Adafactor", "CAME, decay", "GaLoreAdamW")
 STEPS, RANKS = 3, 3

@@ -11,7 +11,7 @@ WORDS = {
     ("colossal.booster.Booster", "colossal.cluster.ParallelMesh"): "colossal.booster.Booster",
     ("colossal.booster.Booster.boost", "colossal.cluster.ParallelMesh"): "colossal.booster.Booster.boost",
     ("colossal.Booster.boost()", "colossal.cluster.ParallelMesh"): "colossal.booster.Booster.boost",
-    ("colossal.booster.booster.Booster", "colossal.cluster.ParallelMesh"): "colossal.booster.Booster",
+    ("colossal._src.booster.booster.Booster", "colossal.cluster.ParallelMesh"): "colossal.booster.Booster",
     # a member of the class at hand, in its own docstring and in those of its methods
     ("boost", "colossal.booster.Booster"): "colossal.booster.Booster.boost",
     ("save_model", "colossal.booster.Booster.load_model"): "colossal.booster.Booster.save_model",
@@ -19,7 +19,7 @@ WORDS = {
     # a short name that only one object has
     ("ConfigError", "colossal.booster.Booster"): "colossal.errors.ConfigError",
     ("Booster.boost", "colossal.interface.OptimizerWrapper"): "colossal.booster.Booster.boost",
-    ("launch", "colossal.cluster.ParallelMesh"): "colossal.cluster.launch",
+    ("launch", "colossal.cluster.ParallelMesh"): "colossal._src.cluster.launch",
     # words that stand for nothing here
     ("boost", "colossal.cluster.ParallelMesh"): None,
     ("state_dict", "colossal.cluster.ParallelMesh"): None,
@@ -42,11 +42,11 @@ def test_a_parameter_stands_for_itself(inventory) -> None:
 
 
 def test_a_function_hides_the_module_of_its_name(inventory) -> None:
-    assert inventory.main["colossal.cluster.launch"].kind == "function"
+    assert inventory.main["colossal._src.cluster.launch"].kind == "function"
 
 
 def test_an_inherited_member_leads_to_the_class_that_has_it(inventory) -> None:
-    assert inventory.aliases["colossal.booster.plugin.base.Plugin.prepare_dataloader"] == (
+    assert inventory.aliases["colossal._src.booster.plugin.base.Plugin.prepare_dataloader"] == (
         "colossal.booster.plugin.Plugin.prepare_dataloader"
     )
     assert "colossal.booster.plugin.TorchDDPPlugin.prepare_dataloader" in inventory.main

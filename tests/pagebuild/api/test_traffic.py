@@ -85,11 +85,11 @@ def test_a_class_communicates_if_its_constructor_does(make_library) -> None:
 
 def test_the_verbs_of_the_booster_are_followed_down_to_the_collectives(inventory) -> None:
     talking = CommunicationGraph(inventory.resolver.library).communicating
-    assert "colossal.booster.booster.Booster.boost" in talking  # by the plugin's DistributedDataParallel
+    assert "colossal._src.booster.booster.Booster.boost" in talking  # by the plugin's DistributedDataParallel
     assert (
-        "colossal.booster.checkpoint_mixin.CheckpointMixin.save_model" in talking
+        "colossal._src.booster.checkpoint_mixin.CheckpointMixin.save_model" in talking
     )  # by all_gather_object of the writers
-    assert "colossal.comm.ops.gather" in talking
-    assert "colossal.booster.booster.Booster.backward" not in talking  # torch's own hooks: nothing in our source
-    assert "colossal.comm.channel.Channel.split" not in talking
-    assert "colossal.interface.model.ModelWrapper.unwrap" not in talking
+    assert "colossal._src.comm.ops.gather" in talking
+    assert "colossal._src.booster.booster.Booster.backward" not in talking  # torch's own hooks: nothing in our source
+    assert "colossal._src.comm.channel.Channel.split" not in talking
+    assert "colossal._src.interface.model.ModelWrapper.unwrap" not in talking

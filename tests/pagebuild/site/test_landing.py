@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from colossal._src.booster.boost_types import Parts
 from colossal.booster import plugin as home
-from colossal.booster.boost_types import Parts
 from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError

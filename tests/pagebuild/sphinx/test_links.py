@@ -57,9 +57,9 @@ def test_the_names_of_a_module_count_inside_its_descriptions(name, linker) -> No
 @pytest.mark.parametrize(
     "name",
     [
-        "colossal.booster.booster.SingleProcessPlugin",
+        "colossal._src.booster.booster.SingleProcessPlugin",
         "colossal.nowhere",
-        "colossal.booster.argument_checks.check_parts",
+        "colossal._src.booster.argument_checks.check_parts",
     ],
 )
 def test_our_own_names_must_be_documented(name, linker) -> None:
@@ -69,7 +69,7 @@ def test_our_own_names_must_be_documented(name, linker) -> None:
 
 def test_a_variable_of_types_has_no_entry_and_needs_none(linker) -> None:
     assert resolved(linker, "_Arguments", inside="colossal.cluster.DistCoordinator")
-    assert resolved(linker, "colossal.checkpoint_io.checkpoint_group.T")
+    assert resolved(linker, "colossal._src.checkpoint_io.checkpoint_group.T")
 
 
 def test_links_of_pages_are_not_names(linker) -> None:

@@ -79,7 +79,7 @@ LABELS = '{"s": {"message": ""}, "sidebar.s.category.Basics": {"message": "åŸºç¡
 MODULES = ("colossal.errors", "colossal.booster", "colossal.interface", "colossal.nn.lr_scheduler")
 FAULTY = """# Faulty
 
-{{ autodoc:colossal.booster.Boster }}
+{{ autodoc:colossal._src.booster.Boster }}
 
 > [!NOTE]
 > See [nothing](gone.md).
@@ -265,9 +265,9 @@ def test_a_module_that_is_not_there_is_refused(capsys) -> None:
 def test_signatures_and_words_link_to_their_homes(site) -> None:
     article = site.article("en/api/colossal.booster")
     assert 'id="colossal.booster.Booster.boost"' in article
-    assert 'href="colossal.interface.html#colossal.interface.OptimizerWrapper"' in article
+    assert 'href="colossal._src.interface.html#colossal.interface.OptimizerWrapper"' in article
     lr_scheduler = site.article("en/api/colossal.nn.lr_scheduler")
-    assert 'href="colossal.booster.html#colossal.booster.Booster.boost"' in lr_scheduler
+    assert 'href="colossal._src.booster.html#colossal.booster.Booster.boost"' in lr_scheduler
     assert '<code class="docutils literal notranslate"><span class="pre">eta_min</span></code>' in lr_scheduler
     assert "<cite>" not in lr_scheduler
 
@@ -317,7 +317,7 @@ def test_every_fault_is_reported_at_the_authors_line(faulty) -> None:
             found[int(match.group(1))] = match.group(2)
     assert faulty.status == 1
     assert sorted(found) == [3, 6, 8, 10, 12, 14, 18], faulty.output
-    assert "`colossal.booster.Boster` is not in the API reference" in found[3]
+    assert "`colossal._src.booster.Boster` is not in the API reference" in found[3]
     assert "'gone.md'" in found[6]
     assert "the formula `\\frac{a}` cannot be drawn" in found[8]
     assert "'that-is-not-here'" in found[10]

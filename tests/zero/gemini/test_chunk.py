@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+from colossal._src.comm import Partition
+from colossal._src.zero import ZeroConfig
+from colossal._src.zero.gemini import Chunk, ChunkPlacement
 from colossal.cluster import ParallelMesh
-from colossal.comm import Partition
 from colossal.tensor import full_tensor_of
 from colossal.testing import fake_world, run_threads
-from colossal.zero import ZeroConfig
-from colossal.zero.gemini import Chunk, ChunkPlacement, DeviceMemory, MemoryTier, TensorState, TransferLog
+from colossal.zero.gemini import DeviceMemory, MemoryTier, TensorState, TransferLog
 
 HOMES = {
     "device": ChunkPlacement(),

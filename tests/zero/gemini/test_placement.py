@@ -6,16 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from colossal._src.zero.gemini import ChunkPlacement, GeminiConfig
 from colossal.errors import ConfigError
-from colossal.zero.gemini import (
-    AccessTrace,
-    AutoPlacement,
-    ChunkPlacement,
-    DeviceMemory,
-    GeminiConfig,
-    MemoryTier,
-    StaticPlacement,
-)
+from colossal.zero.gemini import AccessTrace, AutoPlacement, DeviceMemory, MemoryTier, StaticPlacement
 
 CPU = torch.device("cpu")
 FRACTIONS = (0.0, 0.25, 0.5, 1.0)

@@ -10,9 +10,10 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from colossal._src.zero.gemini import SavedTensors
 from colossal.errors import UnsupportedError
 from colossal.testing import fake_world, run_threads
-from colossal.zero.gemini import DeviceMemory, SavedTensors
+from colossal.zero.gemini import DeviceMemory
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from torch import nn
 
-from colossal.errors import ConfigError
-from colossal.logging import get_dist_logger
-from colossal.testing import fake_world, run_threads
-from colossal.zero.gemini.chunk_search import (
+from colossal._src.zero.gemini.chunk_search import (
     ChunkUsage,
     allocated_numel,
     ordered_parameters,
@@ -24,6 +21,9 @@ from colossal.zero.gemini.chunk_search import (
     search_chunk_configuration,
     unshared_parameters,
 )
+from colossal.errors import ConfigError
+from colossal.logging import get_dist_logger
+from colossal.testing import fake_world, run_threads
 
 MEBI = 1 << 20
 DTYPES = (torch.float32, torch.bfloat16)

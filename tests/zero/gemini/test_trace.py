@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from colossal._src.zero.gemini import Chunk, ChunkManager
 from colossal.testing import WorldError, run_threads
-from colossal.zero.gemini import AccessTrace, Chunk, ChunkManager
+from colossal.zero.gemini import AccessTrace
 
 
 def visited(*order: int) -> AccessTrace:

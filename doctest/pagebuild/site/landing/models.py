@@ -140,7 +140,8 @@ def _forward_tensor_parallel(model: Any) -> "torch.Tensor":
 
 
 def _forward_pipeline(model: Any) -> "torch.Tensor":
-    from colossal.pipeline import Stage, copy_structure, count_layers, partition_uniform
+    from colossal._src.pipeline import Stage, copy_structure
+    from colossal.pipeline import count_layers, partition_uniform
     from colossal.shardformer import plan_of
 
     stages = plan_of(model).stages

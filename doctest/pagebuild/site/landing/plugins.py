@@ -54,7 +54,7 @@ class PluginChoice:
 
     def row(self) -> dict[str, Any]:
         """What the website shows."""
-        from colossal.booster.plugin.single_process import SingleProcessPlugin
+        from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 
         found: Any = self.plugin if self.name else SingleProcessPlugin
         return {

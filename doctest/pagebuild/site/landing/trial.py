@@ -74,7 +74,7 @@ def single_process_group() -> Iterator[Path]:
     """Makes a process group of this process alone, on the CPU, with a temporary folder."""
     from torch import distributed as dist
 
-    from colossal.cluster.mesh import set_ambient_mesh
+    from colossal._src.cluster.mesh import set_ambient_mesh
 
     before = os.environ.get("COLOSSAL_DEVICE")
     os.environ["COLOSSAL_DEVICE"] = "cpu"

@@ -34,7 +34,7 @@ CHECKS = {
     "numpy.testing._private.utils": _COMPARISONS,
     "unittest.case:TestCase": r"assert\w*|fail\w*|_fail\w*|run",
     "colossal.testing": _COMPARISONS,
-    "colossal.testing.asserts": _COMPARISONS,
+    "colossal._src.testing.asserts": _COMPARISONS,
 }
 LOADED_AT_START = ("builtins", "math", "sys", "os", "threading")
 

@@ -1,0 +1,344 @@
+"""Loss scaling: keeps small half-precision gradients from underflow, and skips steps whose gradients overflowed.
+
+Source: Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org/abs/1710.03740.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import distributed as dist
+
+from colossal._src.amp.loss_scaler import LossScaler
+from colossal._src.comm import all_reduce_over
+from colossal._src.tensor import comm_device, local_of, placement_of
+from colossal.errors import CheckpointError, ConfigError, UnsupportedError
+from colossal.logging import get_dist_logger
+
+_MIN_NORMAL = 2.0**-126
+"""The smallest normal number of float32: below it the scale has no reciprocal."""
+
+
+@final
+@dataclass(frozen=True)
+class ScalerConfig:
+    """The rule by which the loss scale changes.
+
+    Args:
+        init_scale: First scale; greater than 0.
+        growth_factor: Factor after `growth_interval` steps in a row without an overflow; greater than 1.
+        backoff_factor: Factor after a step that overflowed; between 0 and 1.
+        growth_interval: Number of steps without an overflow after which the scale grows; at least 1.
+        min_scale: The scale does not fall below it; no limit by default.
+        max_scale: The scale does not grow above it; no limit by default.
+        hysteresis: Number of overflows since the scale last grew that it takes until it falls; at least 1. Later ones
+            lower it at once.
+
+    Raises:
+        ConfigError: A value is outside its range.
+
+    Example:
+        >>> from colossal._src.amp import ScalerConfig
+        >>> ScalerConfig(init_scale=1024.0).backoff_factor
+        0.5
+    """
+
+    init_scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    min_scale: float | None = None
+    max_scale: float | None = None
+    hysteresis: int = 1
+
+    def __post_init__(self) -> None:
+        low, high = self.limits
+        rules = (
+            ("init_scale", "greater than 0 and finite", 0 < self.init_scale < math.inf),
+            ("growth_factor", "greater than 1", self.growth_factor > 1),
+            ("backoff_factor", "between 0 and 1", 0 < self.backoff_factor < 1),
+            ("growth_interval", "at least 1", self.growth_interval >= 1),
+            ("min_scale", "greater than 0 and at most init_scale", 0 < low <= self.init_scale),
+            ("max_scale", "at least init_scale", self.init_scale <= high),
+            ("hysteresis", "at least 1", self.hysteresis >= 1),
+        )
+        for name, range_, holds in rules:
+            if not holds:
+                raise ConfigError(
+                    f"A loss scaler needs {name} {range_}. Found {name}={getattr(self, name)}. "
+                    f"The default is {name}={type(self).__dataclass_fields__[name].default}."
+                )
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest scale."""
+        low = min(_MIN_NORMAL, self.init_scale) if self.min_scale is None else self.min_scale
+        return low, math.inf if self.max_scale is None else self.max_scale
+
+
+@final
+class DynamicScaler(LossScaler):
+    """Grows the scale while steps succeed and shrinks it when gradients overflow.
+
+    With the default rule the scale takes the values that it takes under `torch.amp.GradScaler`. An overflow anywhere
+    skips the step on all ranks: each rank checks its local shards of the gradients, and they agree over the groups that
+    parameters are sharded over. Data parallelism needs no such group, for an average with an infinite term is infinite
+    on all ranks.
+
+    Args:
+        config: The rule by which the scale changes.
+        device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
+        verbose: Log when the scale grows, on rank 0; steps that are skipped are logged in any case.
+        unscale_fp16_grads: Unscale gradients in float16 too, where those that the scale has saved underflow again, and
+            log a warning; otherwise they are rejected.
+
+    Example:
+        >>> import torch
+        >>> from colossal._src.amp import DynamicScaler, ScalerConfig
+        >>> scaler = DynamicScaler(ScalerConfig(init_scale=8.0), device_type="cpu")
+        >>> scaler.scale(torch.tensor(1.0)).item()
+        8.0
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+        >>> weight.grad = torch.tensor([float("inf")])
+        >>> scaler.step(optimizer)
+        >>> scaler.skipped, scaler.scale_value, weight.item()
+        (True, 4.0, 1.0)
+    """
+
+    def __init__(
+        self,
+        config: ScalerConfig,
+        device_type: str,
+        verbose: bool = False,
+        unscale_fp16_grads: bool = False,
+    ) -> None:
+        self._rule = config
+        self._unscale_fp16_grads = unscale_fp16_grads
+        if unscale_fp16_grads:
+            get_dist_logger().warning(
+                "float16 parameters are updated without float32 master weights: gradients below 6e-8 and small updates "
+                "are lost, and an optimizer whose state is float16 too, such as torch.optim.Adam, may divide by zero. "
+                "colossal.nn.optimizer.HybridAdam keeps its state in float32.",
+                ranks=[0],
+            )
+        self._device_type = device_type
+        self._verbose = verbose
+        self._scale = _float32(config.init_scale)
+        self._good_steps = 0
+        self._overflows = 0
+        self._overflow: torch.Tensor | None = None  # of gradients that are unscaled and wait for a step
+        self._skipped = False
+
+    @property
+    def scale_value(self) -> float:
+        """The factor that the next loss is multiplied by."""
+        return self._scale
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was skipped because a gradient was infinite or NaN."""
+        return self._skipped
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Multiply a loss by the scale.
+
+        Args:
+            loss: Any shape.
+
+        Returns:
+            The scaled loss; same shape.
+
+        Raises:
+            ConfigError: The gradients at hand are unscaled already; scaled ones would be added to them.
+        """
+        if self._overflow is not None:
+            raise ConfigError(
+                "A backward pass under loss scaling must come before the gradients are unscaled. Found gradients that "
+                "clipping or get_grad_norm unscaled. Call step() or zero_grad() first."
+            )
+        return loss * self._scale
+
+    def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
+        """Divide the gradients by the scale, once for each step however often it is called.
+
+        Args:
+            optimizer: Holds the parameters whose gradients are divided.
+            peers: Groups of ranks that have other parameters of the model; they too skip the step if one overflows.
+
+        Raises:
+            ConfigError: A gradient is in float16, where dividing would lose what the scale has saved; unless that was
+                asked for.
+
+        Communication: all_reduce, the axes that shard or replicate a parameter and `peers`, 4 bytes each.
+        """
+        if self._overflow is None:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            found = self._unscale_local(parameters)
+            placed = [parameter for parameter in parameters if placement_of(parameter).groups]
+            groups = dict.fromkeys(group for parameter in placed for group in placement_of(parameter).groups)
+            # The ranks of a stage agree before stages do: those have other groups, and a maximum that goes through
+            # groups in different orders is not the same everywhere.
+            found = found.to(comm_device(placed[0]) if placed else self._device_type)
+            self._overflow = all_reduce_over(found, [*groups, *peers], "max")
+
+    def _unscale_local(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
+        """Divide the local gradient shards, and return 1 if one of them was infinite or NaN, else 0."""
+        found = torch.zeros((), device=self._device_type)
+        by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
+        for grad in _local_grads(parameters, allow_fp16=self._unscale_fp16_grads):
+            by_device[grad.device].append(grad)
+        for device, grads in by_device.items():
+            here = torch.zeros((), device=device)
+            inverse = torch.full((), 1.0 / self._scale, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(grads, here, inverse)
+            found = torch.maximum(found, here.to(found.device))
+        return found
+
+    def overflow_from_norm(self, norm: torch.Tensor) -> float | None:
+        """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass.
+
+        Args:
+            norm: Of all gradients together; the same on all ranks.
+
+        Returns:
+            The scale; None if the gradients are unscaled already.
+        """
+        if self._overflow is not None:
+            return None
+        self._overflow = (~norm.isfinite()).float()
+        return self._scale
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, div_scale: float | None = None, **kwargs: Any) -> Any:
+        """Step an optimizer unless a gradient is infinite or NaN; then move the scale.
+
+        Args:
+            optimizer: The optimizer.
+            *args: None: a closure would compute gradients that are never unscaled.
+            div_scale: What the optimizer divides gradients by, after `overflow_from_norm`.
+            **kwargs: None, as above.
+
+        Returns:
+            What the optimizer's own step returns, or None for a step that was skipped.
+
+        Raises:
+            UnsupportedError: There is a closure.
+
+        Communication: as in `unscale`, if the gradients are still scaled.
+        """
+        if args or kwargs:
+            raise UnsupportedError(
+                "A step under loss scaling uses gradients that are there already. Found a closure, which computes new "
+                "ones. Train in float32 or with mixed_precision='bf16', or call step() without a closure."
+            )
+        self.unscale(optimizer)
+        self._skipped = self._update_scale()
+        # A skipped step counts for a schedule: without this, torch warns that the schedule came first.
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001 (a skipped step is one to a schedule)
+        if self._skipped:
+            return None
+        options: dict[str, Any] = {} if div_scale is None else {"div_scale": div_scale}
+        return optimizer.step(**options)
+
+    def discard(self) -> None:
+        """Reset the state of gradients that are discarded without a step.
+
+        The scale is updated as in a step, so that an overflow that was discarded still lowers it.
+        """
+        if self._overflow is not None:
+            self._update_scale()
+
+    def _update_scale(self) -> bool:
+        """Update the scale by the rule, and return whether the gradients had overflowed."""
+        assert self._overflow is not None
+        overflow = bool(self._overflow.item())
+        self._overflow = None
+        before = self._scale
+        if overflow:
+            self._good_steps = 0
+            self._overflows += 1
+            if self._overflows >= self._rule.hysteresis:
+                self._multiply(self._rule.backoff_factor)
+        else:
+            self._good_steps += 1
+            if self._good_steps == self._rule.growth_interval:
+                self._good_steps = self._overflows = 0
+                self._multiply(self._rule.growth_factor)
+        if overflow or (self._verbose and self._scale != before):
+            steps = f"{self._rule.growth_interval} steps without an overflow"
+            what = "step skipped, a gradient overflowed" if overflow else steps
+            get_dist_logger().info(f"{what}: loss scale {before:g} -> {self._scale:g}", ranks=[0])
+        return overflow
+
+    def _multiply(self, factor: float) -> None:
+        low, high = self._rule.limits
+        scale = _float32(self._scale * factor)
+        if math.isfinite(scale):
+            self._scale = min(max(scale, low), high)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collect the scale, its rule and the number of steps since the last overflow.
+
+        Returns:
+            Plain numbers; what `torch.amp.GradScaler` has too is under the name that it has there.
+        """
+        return {
+            "scale": self._scale,
+            "growth_factor": self._rule.growth_factor,
+            "backoff_factor": self._rule.backoff_factor,
+            "growth_interval": self._rule.growth_interval,
+            "_growth_tracker": self._good_steps,
+            "overflows": self._overflows,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state, which may be that of another precision.
+
+        Scale, counters, factors and growth interval are taken over. Limits and hysteresis stay those of this scaler,
+        and the scale is moved between the limits.
+
+        Args:
+            state: What `state_dict` returned, here or of `torch.amp.GradScaler`. An empty one, from a run without
+                loss scaling, changes nothing.
+
+        Raises:
+            CheckpointError: The state is that of something else.
+        """
+        if not state:
+            return
+        try:
+            low, high = self._rule.limits
+            scale = min(max(_float32(float(state["scale"])), low), high)
+            names = ("growth_factor", "backoff_factor", "growth_interval")
+            rule = replace(self._rule, **{name: state[name] for name in names if name in state})
+            counters = int(state.get("_growth_tracker", 0)), int(state.get("overflows", 0))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"A loss scaler needs a state with its scale and rule. Found {state}: {type(error).__name__} {error}. "
+                "Load the optimizer from a checkpoint of save_optimizer."
+            ) from error
+        self._scale, self._rule = scale, rule
+        self._good_steps, self._overflows = counters
+
+
+def _local_grads(parameters: list[torch.nn.Parameter], *, allow_fp16: bool) -> Iterator[torch.Tensor]:
+    """Yield what this rank holds of each gradient; of a sparse one its values."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.dtype == torch.float16 and not allow_fp16:
+            raise ConfigError(
+                "Gradients are divided by the loss scale in float32. Found gradients in float16, of parameters in "
+                "float16. Leave the model in float32, or pass mixed_precision='fp16_naive', which keeps float32 "
+                "copies of the parameters."
+            )
+        grad = local_of(parameter.grad)
+        yield grad._values() if grad.is_sparse else grad  # noqa: SLF001 (values() wants a coalesced tensor)
+
+
+def _float32(value: float) -> float:
+    """Round as a scale that is kept in a float32 tensor."""
+    return torch.tensor(value, dtype=torch.float32, device="cpu").item()

@@ -1,0 +1,84 @@
+"""Mistakes that are found before anything is wrapped."""
+
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from colossal._src.booster.boost_types import Parts
+from colossal._src.booster.mixed_precision import MixedPrecision
+from colossal._src.booster.plugin.base import Plugin
+from colossal._src.booster.plugin.single_process import SingleProcessPlugin
+from colossal._src.cluster import AXES, ParallelMesh
+from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal.errors import ConfigError, UnsupportedError
+
+
+def check_plugin(plugin: Plugin | None) -> Plugin | None:
+    """Return the plugin if it is one."""
+    if plugin is not None and not isinstance(plugin, Plugin):
+        raise ConfigError(
+            f"A plugin is an object of colossal.booster.plugin. Found {plugin!r}. Pass for example TorchDDPPlugin()."
+        )
+    return plugin
+
+
+def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
+    """Reject settings of a precision next to a plugin that has a precision of its own."""
+    if plugin.has_own_precision and isinstance(given, MixedPrecision):
+        raise ConfigError(
+            f"{type(plugin).__name__} casts by itself, and takes a precision by its name. Found {given!r}, whose "
+            f"settings it would ignore. Pass mixed_precision={given.name!r}, and settings of the loss scale to the "
+            "plugin."
+        )
+
+
+def check_dataloader(dataloader: Any, plugin: Plugin) -> None:
+    """Reject a DataLoader that gives all data-parallel ranks the same samples."""
+    if not isinstance(dataloader, DataLoader):
+        return
+    # A DataLoader with a custom batch sampler also has a SequentialSampler, which it does not use.
+    batches = dataloader.batch_sampler
+    sampler = batches.sampler if type(batches) is BatchSampler else dataloader.sampler if batches is None else batches
+    if type(sampler) not in (SequentialSampler, RandomSampler):
+        return  # of an iterable dataset, or a custom sampler, which may shard the dataset by rank
+    _, size = plugin.data_parallel_rank_and_size()
+    if size > 1:
+        raise ConfigError(
+            f"Each of {size} data-parallel ranks trains on samples of its own. Found a DataLoader with a "
+            f"{type(sampler).__name__}, which takes them from the full dataset on every rank. Build it by "
+            "plugin.prepare_dataloader(dataset, batch_size=...), or with a torch.utils.data.DistributedSampler."
+        )
+
+
+def check_axes(plugin: Plugin, mesh: ParallelMesh) -> None:
+    """Reject a mesh with an axis that the plugin ignores: its ranks would do the same work, or drift apart."""
+    ignored = {axis: mesh.size(axis) for axis in AXES if mesh.size(axis) > 1 and axis not in plugin.supported_axes}
+    if ignored:
+        sizes = ", ".join(f"{axis}_size={size}" for axis, size in ignored.items())
+        name = "A Booster without a plugin" if isinstance(plugin, SingleProcessPlugin) else type(plugin).__name__
+        raise UnsupportedError(
+            f"{name} trains on a mesh with the axes {' and '.join(plugin.supported_axes)}. Found {mesh}, along whose "
+            f"{' and '.join(ignored)} it would do nothing. Use HybridParallelPlugin({sizes}), or a mesh without."
+        )
+
+
+def check_parts(parts: Parts) -> None:
+    """Reject parts that do not belong together, which would otherwise train silently wrong."""
+    if isinstance(parts.model, ModelWrapper) or isinstance(parts.optimizer, OptimizerWrapper):
+        raise ConfigError(
+            "boost takes a plain model and a plain optimizer. Found one that is boosted already. "
+            "Boost once; pass model.unwrap() and optimizer.unwrap() to boost again."
+        )
+    if parts.optimizer is not None:
+        own = set(parts.model.parameters())
+        strange = sum(parameter not in own for group in parts.optimizer.param_groups for parameter in group["params"])
+        if strange:
+            raise ConfigError(
+                f"The optimizer updates parameters of the model. Found {strange} that the model does not have. "
+                "Build the optimizer from model.parameters()."
+            )
+    if getattr(parts.lr_scheduler, "optimizer", parts.optimizer) is not parts.optimizer:
+        raise ConfigError(
+            "The lr_scheduler drives the optimizer that is boosted with it. Found one that drives another. "
+            "Build it from the optimizer that is passed to boost."
+        )

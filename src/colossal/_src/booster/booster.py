@@ -1,0 +1,400 @@
+"""The front of the library: one set of verbs for training under any plugin."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from colossal._src.booster.argument_checks import (
+    check_axes,
+    check_dataloader,
+    check_parts,
+    check_plugin,
+    check_precision,
+)
+from colossal._src.booster.boost_types import BoostResult, Capabilities, Criterion, Parts
+from colossal._src.booster.checkpoint_mixin import CheckpointMixin
+from colossal._src.booster.mixed_precision import MixedPrecision, mixed_precision_factory
+from colossal._src.booster.plugin.base import Plugin
+from colossal._src.booster.plugin.single_process import SingleProcessPlugin
+from colossal._src.checkpoint_io import CheckpointIO
+from colossal._src.cluster import Axis, ParallelMesh
+from colossal._src.interface import ModelWrapper, NonFiniteCheck, OptimizerWrapper, is_peft_model
+from colossal.accelerator import get_accelerator
+from colossal.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+    from colossal._src.booster.lora import Lora
+    from colossal._src.interface import TokenWeighting
+
+
+@final
+class Booster(CheckpointMixin):
+    """Turns the parts of a single-process training program into those of a parallel one.
+
+    Args:
+        device: ``"cpu"``, or an accelerator such as ``"cuda"``; by default the device of this process.
+        mixed_precision: What runs in fewer bits: ``"fp16"``, ``"bf16"`` or ``"fp32"`` under any plugin; under some
+            ``"fp16_naive"``, ``"fp8"``, ``"fp16_apex"`` or an object. By default nothing, or what the plugin says.
+        plugin: The recipe of parallelism; by default this process trains alone.
+        max_norm: Clip the common norm of the gradients to it before each step, under any plugin; 0 does not.
+        norm_type: The p of that norm.
+        check_batches: How many batches are compared between the ranks of a replica, under tensor, sequence or
+            pipeline parallelism, which must see the same batches; None for all of them, 0 for none.
+        refuse_nonfinite: Raise an error at `step`, on all ranks, if a loss or a gradient is infinite or NaN; not with
+            fp16, whose overflows skip a step.
+
+    Raises:
+        ConfigError: The device or the precision does not exist here.
+        UnsupportedError: The plugin does not combine with the device or the precision.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster import Booster
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> booster = Booster(device="cpu", mixed_precision="bf16")
+        >>> model, optimizer, criterion, _, _ = booster.boost(model, optimizer, torch.nn.MSELoss())
+        >>> losses = []
+        >>> for _ in range(3):
+        ...     loss = criterion(model(torch.ones(4, 2)), torch.ones(4, 1))
+        ...     booster.backward(loss, optimizer)
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        ...     losses.append(loss.item())
+        >>> losses[2] < losses[0]
+        True
+    """
+
+    def __init__(
+        self,
+        device: str | None = None,
+        mixed_precision: MixedPrecision | str | None = None,
+        plugin: Plugin | None = None,
+        *,
+        max_norm: float = 0.0,
+        norm_type: float = 2.0,
+        check_batches: int | None = 2,
+        refuse_nonfinite: bool = False,
+    ) -> None:
+        if max_norm < 0 or not norm_type > 0:
+            raise ConfigError(
+                "Gradients are clipped to a norm of at least 0 (which does not clip), of a p greater than 0. Found "
+                f"max_norm={max_norm} and norm_type={norm_type}. The defaults are 0.0 and 2.0."
+            )
+        self._max_norm, self._norm_type = max_norm, norm_type
+        self._check_batches, self._refuse_nonfinite = check_batches, refuse_nonfinite
+        self.plugin = check_plugin(plugin) or SingleProcessPlugin()
+        self.mixed_precision = (
+            mixed_precision_factory(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
+        )
+        self._accelerator, devices = get_accelerator(device), self.plugin.supported_devices
+        self._check_supported("device", self._accelerator.name, devices or (self._accelerator.name,))
+        if self.mixed_precision is not None:
+            self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
+            check_precision(mixed_precision, self.plugin)
+        # Weak keys, so that models can be freed: Capabilities refer to the modules inside of the wrapper, not to it.
+        self._boosted: WeakKeyDictionary[nn.Module, tuple[OptimizerWrapper | None, Capabilities]] = WeakKeyDictionary()
+
+    @cached_property
+    def checkpoint_io(self) -> CheckpointIO:  # type: ignore[override]
+        """What reads and writes checkpoints; made when it is first used."""
+        return self.plugin.get_checkpoint_io()
+
+    def boost(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        criterion: Criterion | None = None,
+        dataloader: DataLoader[Any] | None = None,
+        lr_scheduler: LRScheduler | None = None,
+    ) -> BoostResult:
+        """Make the parts of a training program parallel.
+
+        Args:
+            model: The model; moved to the device, as is what it is called with from then on. One built inside of
+                `colossal.lazy.LazyInitContext` gets its values here, under `TorchFSDPPlugin` one unit at a time.
+            optimizer: The optimizer of the model's parameters.
+            criterion: The loss function.
+            dataloader: The source of batches, from the plugin's `prepare_dataloader` or with a sampler that shards
+                the dataset among the data-parallel ranks; returned as it is.
+            lr_scheduler: The schedule of the optimizer; returned as it is.
+
+        Returns:
+            Always five values: model, optimizer, criterion, dataloader and lr_scheduler; what was None stays None.
+
+        Raises:
+            ConfigError: The model is boosted already, the optimizer holds parameters of another model, the schedule
+                belongs to another optimizer, or ranks boost different models or optimizers.
+            MeshError: The plugin needs a process group, and none is initialized.
+            UnsupportedError: The mesh in force has an axis along which the plugin would do nothing.
+
+        Communication: all_reduce, all axes, 16 bytes, by which ranks compare what they boost; and that of the plugin's
+        `configure`. None without a plugin, but for tensor-parallel ranks.
+        """
+        parts = Parts(model, optimizer, criterion, dataloader, lr_scheduler)
+        if is_peft_model(model):
+            from colossal._src.booster.lora.frozen_params import drop_frozen_params
+
+            drop_frozen_params(parts)
+        check_parts(parts)
+        mesh, axes = self.plugin.mesh_and_axes_to_compare()
+        if mesh is not None:
+            from colossal._src.booster.cross_rank_check import check_agreement
+
+            check_axes(self.plugin, mesh)
+            check_dataloader(dataloader, self.plugin)
+            check_agreement(parts, self.plugin, self.mixed_precision, mesh, axes)
+        boosted = self.plugin.configure(parts, self._accelerator.get_current_device(), self.mixed_precision)
+        if boosted.optimizer is not None:
+            self._guard(boosted.model, boosted.optimizer, mesh, axes)
+        capabilities = boosted.capabilities
+        if mesh is not None:
+            from colossal._src.booster.batch_check import compare_batches
+
+            capabilities = compare_batches(boosted.model, capabilities, mesh, self._check_batches)
+        if not self._accelerator.is_cpu:
+            from colossal._src.booster.input_transfer import move_inputs
+
+            move_inputs(boosted.model, self._accelerator)
+        self._boosted[boosted.model] = boosted.optimizer, capabilities
+        return boosted.model, boosted.optimizer, boosted.criterion, boosted.dataloader, boosted.lr_scheduler
+
+    def _guard(
+        self, model: ModelWrapper, optimizer: OptimizerWrapper, mesh: ParallelMesh | None, axes: Sequence[Axis]
+    ) -> None:
+        """Set up clipping in an optimizer, and reject what would train silently wrong."""
+        if self._max_norm > 0:
+            optimizer.set_max_norm(self._max_norm, self._norm_type)
+        if not optimizer.has_full_grads:
+            model.forbid_torch_clipping()
+        if self._refuse_nonfinite:
+            groups = [] if mesh is None else [mesh.group(axis) for axis in axes if mesh.size(axis) > 1]
+            optimizer.refuse_nonfinite(NonFiniteCheck(groups, self._accelerator.get_current_device()))
+
+    def backward(self, loss: torch.Tensor, optimizer: OptimizerWrapper) -> None:
+        """Compute the gradients of a loss: what ``loss.backward()`` is in a single process.
+
+        Args:
+            loss: A scalar.
+            optimizer: The boosted optimizer.
+
+        Raises:
+            ConfigError: The optimizer is not boosted.
+
+        Communication: that of the plugin, which reduces gradients during the backward pass; none inside of `no_sync`.
+        """
+        if not isinstance(optimizer, OptimizerWrapper):
+            raise ConfigError(
+                f"backward needs the optimizer that boost returned. Found {type(optimizer).__name__}. "
+                "Write: model, optimizer, *_ = booster.boost(model, optimizer)."
+            )
+        optimizer.backward(loss)
+
+    def no_sync(
+        self, model: nn.Module | None = None, optimizer: OptimizerWrapper | None = None
+    ) -> AbstractContextManager[Any]:
+        """Open a context in which gradients accumulate on each rank without being reduced over ranks.
+
+        Forward and backward pass both belong inside. The first backward pass outside reduces the accumulated
+        gradients. Where nothing is reduced, without a plugin, the context changes nothing; nor where each rank keeps a
+        shard of the gradients, under ZeRO-2 and Gemini: there passes are reduced one by one, with the same result.
+
+        Gradients of accumulated batches add up, each batch's mean with the weight that you give it. Where their labels
+        are padded by -100 in different places, `weight_by_tokens` gives every label the same weight.
+
+        Args:
+            model: The boosted model; may be left out if this booster boosted only one.
+            optimizer: The boosted optimizer, instead of the model.
+
+        Returns:
+            A new context manager.
+
+        Raises:
+            ConfigError: Neither belongs to this booster, or both are left out and there are several.
+        """
+        return self._find("no_sync", model, optimizer).no_sync()
+
+    def execute_pipeline(
+        self,
+        data_iter: Iterator[Any],
+        model: nn.Module,
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: OptimizerWrapper | None = None,
+        return_loss: bool = True,
+        return_outputs: bool = False,
+    ) -> dict[str, Any]:
+        """Run the forward and backward passes of a batch: the same line of a training loop under every plugin.
+
+        A plugin that splits the model into pipeline stages runs micro-batches through them; any other one calls the
+        model, and `backward` on the loss.
+
+        The loss, and every gradient, is the mean of those of the micro-batches. If the criterion is a mean over labels,
+        and micro-batches have different numbers that are not -100, then this mean of means is another one than that of
+        all labels, and depends on the plugin. `weight_by_tokens` makes them equal.
+
+        Args:
+            data_iter: Yields batches. A mapping is passed to the model by names; of a tuple the model gets as many
+                values as it takes. What the model does not take is for the criterion.
+            model: The boosted model.
+            criterion: Takes outputs and inputs, returns the loss: a mean over its samples.
+            optimizer: The boosted optimizer; without it only forward passes run.
+            return_loss: Return the loss, on all ranks.
+            return_outputs: Return the outputs, on the rank with the last stage.
+
+        Returns:
+            ``{"loss": ..., "outputs": ...}``, without graphs; None for what was not asked for.
+
+        Raises:
+            ConfigError: The model does not belong to this booster.
+            StopIteration: There is no batch left.
+        """
+        executor = self._find("execute_pipeline", model, None).executor
+        if executor is None:
+            from colossal._src.booster.batch_executor import BatchExecutor
+
+            executor = BatchExecutor(model, self._accelerator.get_current_device())
+        return executor(data_iter, criterion, optimizer, return_loss, return_outputs)
+
+    def weight_by_tokens(
+        self, labels: torch.Tensor | Sequence[torch.Tensor], *, causal: bool, ignore_index: int = -100
+    ) -> "TokenWeighting":
+        """Make what weights mean losses so that all labels until the next optimizer step count the same.
+
+        Call it on all ranks before the first backward pass of the step, and the result on every loss.
+
+        Args:
+            labels: Those of each batch until the next optimizer step, (samples, ...), as this rank gives them to the
+                model; a single tensor if gradients are not accumulated.
+            causal: Whether the model predicts each label from the tokens before it, as causal language models of
+                transformers do.
+            ignore_index: A label that does not count.
+
+        Returns:
+            Takes a mean loss and its labels, in `criterion` of `execute_pipeline` those of a micro-batch. Do not divide
+            the result by the number of accumulated batches.
+
+        Raises:
+            ConfigError: Accumulated batches have different numbers of samples, on any data-parallel rank.
+            MeshError: The plugin needs a process group, and none is initialized.
+
+        Communication: all_reduce, dp, 16 bytes; none without a plugin.
+
+        Example:
+            >>> import torch
+            >>> from torch.nn.functional import cross_entropy
+            >>> from colossal.booster import Booster
+            >>> model, booster = torch.nn.Linear(2, 3), Booster(device="cpu")
+            >>> model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> batches = [(torch.ones(2, 2), torch.tensor([0, 1])), (torch.ones(2, 2), torch.tensor([2, -100]))]
+            >>> weight = booster.weight_by_tokens([labels for _, labels in batches], causal=False)
+            >>> for x, labels in batches:
+            ...     booster.backward(weight(cross_entropy(model(x), labels), labels), optimizer)
+            >>> weight.num_labels
+            3
+        """
+        from colossal._src.interface import TokenWeighting
+
+        mesh, _ = self.plugin.mesh_and_axes_to_compare()
+        _, num_replicas = self.plugin.data_parallel_rank_and_size()
+        mesh = mesh if num_replicas > 1 else None
+        return TokenWeighting(labels, causal=causal, ignore_index=ignore_index, mesh=mesh)
+
+    def enable_lora(
+        self,
+        model: nn.Module,
+        pretrained_dir: str | Path | None = None,
+        lora_config: "LoraConfig | None" = None,
+        bnb_quantization_config: Any = None,
+        quantize: bool = False,
+    ) -> "PeftModel":
+        """Freeze a model and add low-rank adapters to it, in place; call it before the optimizer is built.
+
+        An optimizer that exists already gets the adapters at `boost`, if its groups all have the same options.
+
+        Args:
+            model: The model, before it is boosted.
+            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
+            lora_config: Which layers get new adapters, and of which rank.
+            bnb_quantization_config: A `transformers.BitsAndBytesConfig`: how to quantize the frozen weights; 4 bits
+                by default.
+            quantize: Quantize the frozen weights, on a GPU, by bitsandbytes.
+
+        Returns:
+            The model inside of a `peft.PeftModel`: build the optimizer of its parameters, and boost both.
+
+        Raises:
+            ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
+                `lora_config` names layers that it does not have. The model is as it was then.
+            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks.
+            UnsupportedError: The plugin does not support it, peft is not installed, or the weights cannot be quantized.
+
+        Communication: broadcast, dp, 5 KB: all ranks draw the adapters of the first one; none without a plugin.
+        """
+        device = self._accelerator.get_current_device()
+        return self._lora.enable(model, device, pretrained_dir, lora_config, bnb_quantization_config, quantize)
+
+    def save_lora_as_pretrained(self, model: nn.Module, checkpoint: str | Path, use_safetensors: bool = False) -> None:
+        """Save the low-rank adapters of a model into a directory from which peft loads them on its own.
+
+        Args:
+            model: The model that `enable_lora` returned, boosted or not.
+            checkpoint: The directory; it is created. Adapters that are there already are replaced.
+            use_safetensors: Write safetensors rather than PyTorch's own format.
+
+        Raises:
+            ConfigError: The model has no adapters.
+            CheckpointError: A file cannot be written; on all ranks.
+            UnsupportedError: The plugin does not support it, or a package is not installed.
+
+        Communication: as in `save_model`, three times.
+        """
+        self._lora.save(model, checkpoint, use_safetensors)
+
+    @property
+    def _plugin_name(self) -> str:
+        return "no plugin" if isinstance(self.plugin, SingleProcessPlugin) else type(self.plugin).__name__
+
+    @property
+    def _lora(self) -> "Lora":
+        lora = self.plugin.get_lora()
+        if lora is None:
+            raise UnsupportedError(
+                f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
+                "Use TorchDDPPlugin, or train the full model."
+            )
+        return lora
+
+    def _find(self, verb: str, model: nn.Module | None, optimizer: OptimizerWrapper | None) -> Capabilities:
+        found = [
+            capabilities
+            for known_model, (known_optimizer, capabilities) in self._boosted.items()
+            if (model is None or known_model is model) and (optimizer is None or known_optimizer is optimizer)
+        ]
+        if len(found) != 1:
+            raise ConfigError(
+                f"{verb} needs a model, or an optimizer, that this booster boosted. Found {len(found)} that fit among "
+                f"{len(self._boosted)} boosted models. Pass what boost returned."
+            )
+        return found[0]
+
+    def _check_supported(self, option: str, value: str, supported: tuple[str, ...]) -> None:
+        if not supported:
+            raise UnsupportedError(
+                f"{self._plugin_name} takes no {option}. Found {option}={value!r} for the Booster. Leave it out."
+            )
+        if value not in supported:
+            raise UnsupportedError(
+                f"{self._plugin_name} takes {option} {' or '.join(map(repr, supported))}. Found {option}={value!r}. "
+                f"The nearest that works is {supported[0]!r}."
+            )

@@ -1,0 +1,110 @@
+"""All ranks boost the same: what differs between them would train on silently, or hang."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+import xxhash
+
+from colossal._src.booster.boost_types import Parts
+from colossal._src.booster.mixed_precision import MixedPrecision
+from colossal._src.booster.plugin.base import Plugin
+from colossal._src.cluster import Axis, ParallelMesh
+from colossal._src.comm import equal_on_all_ranks, gather_objects
+from colossal._src.tensor import parameter_names, placement_of
+from colossal.errors import ConfigError
+
+_SHOWN = 3
+_PLAIN = (str, int, float, bool, complex, torch.dtype, torch.device, type(None))
+_DATA = (*_PLAIN, list, tuple, dict)
+
+
+def check_agreement(
+    parts: Parts, plugin: Plugin, precision: MixedPrecision | None, mesh: ParallelMesh, axes: Sequence[Axis]
+) -> None:
+    """Make sure that all ranks have the same model, optimizer, plugin and precision, but for the values of tensors.
+
+    Communication: all_reduce, the axes, 16 bytes; if something differs, all_gather_object, all ranks.
+    """
+    axes = [axis for axis in axes if mesh.size(axis) > 1]
+    if not axes:
+        return
+    description = dict(_describe(parts, plugin, precision))
+    digest = xxhash.xxh3_64_intdigest(repr(description).encode()) - 2**63
+    if all(equal_on_all_ranks([digest], [mesh.group(axis) for axis in axes])):
+        return
+    ranks = gather_objects(description)
+    first = ranks[0]
+    differences = [
+        f"{name} ({first.get(name, 'nothing')} on rank 0, {other.get(name, 'nothing')} on rank {rank})"
+        for name in dict.fromkeys(name for each in ranks for name in each)
+        for rank, other in enumerate(ranks)
+        if first.get(name) != other.get(name) and all(first.get(name) == each.get(name) for each in ranks[:rank])
+    ]
+    shown = "; ".join(differences[:_SHOWN]) + (f"; and {len(differences) - _SHOWN} more" * (len(differences) > _SHOWN))
+    raise ConfigError(
+        "All ranks boost the same model and optimizer, with the same plugin and precision. Found that they differ in "
+        f"{shown}. Build the same ones on all ranks: seeds and data may depend on the rank, these may not."
+    )
+
+
+def _describe(parts: Parts, plugin: Plugin, precision: MixedPrecision | None) -> Iterator[tuple[str, str]]:
+    """Say what all ranks must have, by what it is called."""
+    names = parameter_names(parts.model)
+    yield "the plugin", _text(plugin)
+    yield "the precision", _text(precision)
+    for name, parameter in parts.model.named_parameters():
+        trains = "trains" if parameter.requires_grad else "frozen"
+        yield f"parameter {name}", f"{list(placement_of(parameter).shape)} {parameter.dtype} {trains}"
+    for name, buffer in parts.model.named_buffers():
+        yield f"buffer {name}", f"{list(buffer.shape)} {buffer.dtype}"
+    if parts.optimizer is not None:
+        yield "the optimizer", type(parts.optimizer).__name__
+        for number, group in enumerate(parts.optimizer.param_groups):
+            for key, value in group.items():
+                if key not in ("params", "param_names"):
+                    yield f"{key} of the optimizer's group {number}", _text(value)
+            for parameter in group["params"]:
+                entries = parts.optimizer.state.get(parameter, {})
+                kinds = {
+                    key: f"{list(each.shape)} {each.dtype}" for key, each in entries.items() if torch.is_tensor(each)
+                }
+                if kinds:
+                    yield f"the optimizer's state of {names.get(parameter, ['a parameter'])[0]}", _text(kinds)
+            held = [names[parameter][0] for parameter in group["params"] if parameter in names]
+            yield f"the parameters of the optimizer's group {number}", _shortened(held)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """The names themselves where they are few, and a hash of all of them."""
+    digest = xxhash.xxh3_64_hexdigest("\n".join(names).encode())
+    return f"{len(names)}: {', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''} [{digest[:6]}]"
+
+
+def _text(value: Any) -> str:
+    """Write plain data as it is, and of other objects their class and the plain data that they hold."""
+    if isinstance(value, torch.device):
+        return value.type  # each rank has a device of its own
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return repr(value.tolist()) if value.numel() == 1 else f"a tensor of the shape {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + _join(f"{key}: {_text(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list | tuple | range):
+        return "[" + _join(map(_text, value)) + "]"
+    if is_dataclass(value):
+        held = {field.name: getattr(value, field.name) for field in fields(value)}
+    else:
+        held = {name.lstrip("_"): each for name, each in getattr(value, "__dict__", {}).items()}
+    data = {
+        name: each
+        for name, each in held.items()
+        if isinstance(each, (*_PLAIN, list, tuple, dict)) or is_dataclass(each)
+    }
+    return f"{type(value).__name__}({_join(f'{name}={_text(each)}' for name, each in data.items())})"
+
+
+def _join(texts: Iterable[str]) -> str:
+    return ", ".join(texts)

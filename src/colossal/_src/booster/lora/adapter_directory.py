@@ -1,0 +1,76 @@
+"""The files of saved adapters, which are those of peft."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from colossal._src.checkpoint_io.naming import ADAPTER_CONFIG, ADAPTERS
+from colossal._src.checkpoint_io.staging import Staging, prepare_directory
+from colossal.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+def read_adapter_config(directory: Path) -> "LoraConfig":
+    """Read the configuration of saved adapters, for training on."""
+    from peft import LoraConfig, PeftConfig
+
+    if not (directory / ADAPTER_CONFIG).is_file():
+        found = "a directory without it" if directory.is_dir() else "no directory"
+        raise CheckpointError(
+            f"pretrained_dir is a directory with saved adapters, which holds {ADAPTER_CONFIG}. Found {found} at "
+            f"{directory}. Check the path; booster.save_lora_as_pretrained and peft's save_pretrained write such "
+            "directories."
+        )
+    adapter_weights_path(directory)
+    try:
+        config = PeftConfig.from_pretrained(str(directory))
+    except Exception as error:
+        raise CheckpointError(
+            f"Adapters need a readable configuration. Found {directory / ADAPTER_CONFIG}, which peft cannot read: "
+            f"{type(error).__name__}: {error}. Check that it was copied completely."
+        ) from error
+    if not isinstance(config, LoraConfig):
+        raise CheckpointError(
+            f"pretrained_dir holds LoRA adapters. Found {config.peft_type} in {directory}. "
+            "Load those by peft.PeftModel.from_pretrained, and boost the result."
+        )
+    config.inference_mode = False
+    config.base_model_name_or_path = None  # the model at hand decides; its name may be another on this machine
+    return config
+
+
+def adapter_weights_path(directory: Path) -> Path:
+    """Return the file with the adapters, the one that peft would read if there are two."""
+    for name in ADAPTERS.values():
+        if (directory / name).is_file():
+            return directory / name
+    raise CheckpointError(
+        f"Saved adapters are in {' or '.join(ADAPTERS.values())}. Found neither in {directory}. "
+        "Check that the directory was copied completely."
+    )
+
+
+def prepare_adapter_directory(directory: Path) -> None:
+    """Create the directory."""
+    if directory.is_file():
+        raise CheckpointError(
+            f"save_lora_as_pretrained writes a directory. Found the file {directory}. Choose another path."
+        )
+    prepare_directory(directory)
+
+
+def write_adapter_directory(
+    directory: Path, aside: Path, config: Mapping[str, Callable[[Path], object]], use_safetensors: bool
+) -> None:
+    """Move adapters and configuration into place, and remove adapters in the other format: peft would prefer them."""
+    try:
+        with Staging() as staging:
+            staging.add(directory / ADAPTERS[use_safetensors], aside.replace)
+            for name, write in config.items():
+                staging.add(directory / name, write)
+            staging.commit()
+        (directory / ADAPTERS[not use_safetensors]).unlink(missing_ok=True)
+    finally:
+        aside.unlink(missing_ok=True)

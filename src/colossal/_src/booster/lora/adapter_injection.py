@@ -1,0 +1,108 @@
+"""Adapters inside of a model: put in, found again, taken out."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from colossal._src.interface import AdapterNames
+from colossal.errors import ColossalError, ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+
+def require_peft() -> None:
+    """Check that peft can be imported."""
+    try:
+        import peft  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError(
+            "LoRA needs the package peft. Found that it is not installed. In the clone, run: pip install -e '.[lora]'"
+        ) from error
+
+
+def inject_adapters(model: nn.Module, config: "LoraConfig") -> "PeftModel":
+    """Freeze a model and add adapters to it, in place; the configuration stays as it is."""
+    from peft import get_peft_model
+
+    wanted = {option: _listed(getattr(config, option)) for option in ("target_modules", "modules_to_save")}
+    try:
+        adapted: Any = get_peft_model(model, copy.deepcopy(config))
+    except ColossalError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"LoRA needs layers of the model that peft can adapt. Found that peft rejects {type(model).__name__}: "
+            f"{str(error).rstrip('. ')}. Choose target_modules from model.named_modules()."
+        ) from error
+    present = {"target_modules": adapted.targeted_module_names, "modules_to_save": _saved_modules(adapted)}
+    for option, names in wanted.items():
+        if lost := [name for name in names if not any(_matches(each, name) for each in present[option])]:
+            raise ConfigError(
+                f"Every name in {option} must match a layer of the model. Found {lost}, which match no layer of "
+                f"{type(model).__name__}. Choose from model.named_modules()."
+            )
+    return adapted
+
+
+def _listed(names: object) -> list[str]:
+    """Return names that must each match; a single string is a pattern, which peft checks by itself."""
+    return sorted(names) if isinstance(names, (list, set, tuple)) else []
+
+
+def _saved_modules(adapted: nn.Module) -> list[str]:
+    from peft.utils import ModulesToSaveWrapper
+
+    return [name for name, module in adapted.named_modules() if isinstance(module, ModulesToSaveWrapper)]
+
+
+def _matches(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+@contextmanager
+def restore_on_error(model: nn.Module) -> Iterator[None]:
+    """Restore the original layers of a model and their requires_grad, if the block raises."""
+    modules = dict(model.named_modules())
+    trainable = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        yield
+    except BaseException:
+        for name, module in modules.items():
+            parent, _, leaf = name.rpartition(".")
+            if leaf:
+                setattr(modules[parent], leaf, module)
+        for parameter, requires_grad in trainable.items():
+            parameter.requires_grad_(requires_grad)
+        raise
+
+
+def adapter_tree(adapted: "PeftModel") -> nn.Module:
+    """Return modules whose state is the adapters alone, under the names that peft's files use.
+
+    What is in the tree is in the model: loading into it changes the model, and shards stay shards.
+    """
+    names = AdapterNames.of(adapted)
+    assert names is not None, "a PeftModel of LoRA has adapters"
+    state = adapted.state_dict(keep_vars=True)
+    tree = nn.Module()
+    for name, full in names.adapters.items():
+        tensor = state[full]
+        path, _, leaf = name.rpartition(".")
+        node = _descend(tree, path.split(".")) if path else tree
+        if isinstance(tensor, nn.Parameter):
+            node.register_parameter(leaf, tensor)
+        else:
+            node.register_buffer(leaf, tensor)
+    return tree
+
+
+def _descend(node: nn.Module, path: list[str]) -> nn.Module:
+    for name in path:
+        if name not in dict(node.named_children()):
+            node.add_module(name, nn.Module())
+        node = node.get_submodule(name)
+    return node

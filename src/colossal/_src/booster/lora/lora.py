@@ -1,0 +1,196 @@
+"""What a plugin that supports LoRA hands out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import nn
+
+from colossal._src.booster.lora.adapter_directory import (
+    adapter_weights_path,
+    prepare_adapter_directory,
+    read_adapter_config,
+    write_adapter_directory,
+)
+from colossal._src.booster.lora.adapter_injection import adapter_tree, inject_adapters, require_peft, restore_on_error
+from colossal._src.booster.lora.quantization import Quantizer
+from colossal._src.booster.lora.synced_rng import synced_rng
+from colossal._src.checkpoint_io import CheckpointGroup, CheckpointIO
+from colossal._src.checkpoint_io.model_config import adapter_config_file
+from colossal._src.checkpoint_io.naming import ADAPTERS
+from colossal._src.cluster import Axis, ParallelMesh
+from colossal._src.interface import ModelWrapper, full_spec_of, is_peft_model
+from colossal.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+
+@final
+class Lora:
+    """Adds low-rank adapters to a model, and saves them for peft.
+
+    The frozen weights stay as they are; next to each chosen layer, two low-rank matrices are trained instead.
+    They start from the same values on all ranks: every rank draws them from the random generator of the first one.
+
+    Args:
+        writers: Who writes the files and how the ranks agree.
+        axes: The axes of the mesh whose ranks start from the same adapters; none for a single process.
+        quantizer: Stores frozen weights in few bits; None where the plugin cannot train next to such weights.
+        mesh: The mesh; the ambient one by default.
+
+    Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, https://arxiv.org/abs/2106.09685.
+
+    Example:
+        >>> import torch
+        >>> from peft import LoraConfig
+        >>> from colossal._src.booster.lora import Lora
+        >>> from colossal.checkpoint_io import SingleProcessIO
+        >>> net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 2))
+        >>> config = LoraConfig(r=2, target_modules=["0"])
+        >>> model = Lora(SingleProcessIO()).enable(net, torch.device("cpu"), lora_config=config)
+        >>> sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)[0]
+        'base_model.model.0.lora_A.default.weight'
+    """
+
+    def __init__(
+        self,
+        writers: CheckpointGroup,
+        axes: Sequence[Axis] = (),
+        quantizer: Quantizer | None = None,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        self._writers = writers
+        self._axes, self._mesh = axes, mesh
+        self._quantizer = quantizer
+        self._io = CheckpointIO(writers)
+
+    def enable(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        pretrained_dir: str | Path | None = None,
+        lora_config: "LoraConfig | None" = None,
+        bnb_quantization_config: Any = None,
+        quantize: bool = False,
+    ) -> "PeftModel":
+        """Freeze a model and add adapters to it, in place.
+
+        Args:
+            model: The model, before it is boosted.
+            device: Where the model will be trained.
+            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
+            lora_config: Which layers get new adapters, and of which rank.
+            bnb_quantization_config: How to quantize the frozen weights; 4 bits by default.
+            quantize: Quantize the frozen weights.
+
+        Returns:
+            The model inside of a `peft.PeftModel`.
+
+        Raises:
+            ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
+                `lora_config` names layers that it does not have. The model is as it was then.
+            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks. The
+                model is as it was then.
+            UnsupportedError: peft is not installed, or the weights cannot be quantized here.
+
+        Communication: broadcast, the axes, 5 KB: the state of the random generator; and all_gather_object, a few bytes,
+        twice or more: all learn whether it succeeded.
+        """
+        require_peft()
+        self._check(model, pretrained_dir, lora_config, bnb_quantization_config, quantize)
+        config = self._writers.read(lambda: self._config(pretrained_dir, lora_config))
+        with restore_on_error(model):
+            if quantize:
+                self._quantize(model, device, bnb_quantization_config)
+            with synced_rng(self._axes, device, self._mesh):
+                adapted = self._writers.read(lambda: inject_adapters(model, config))
+            if pretrained_dir is not None:
+                weights = self._writers.read(lambda: adapter_weights_path(Path(pretrained_dir)))
+                self._io.load_model(adapter_tree(adapted), weights)
+        return adapted
+
+    def save(self, model: nn.Module, checkpoint: str | Path, use_safetensors: bool = False) -> None:
+        """Write the adapters of a model into a directory that peft loads.
+
+        Args:
+            model: The model, boosted or not.
+            checkpoint: The directory; it is created. Adapters that are there already are replaced.
+            use_safetensors: Write safetensors rather than PyTorch's own format.
+
+        Raises:
+            ConfigError: The model has no adapters.
+            CheckpointError: A file cannot be written; on all ranks.
+            UnsupportedError: peft is not installed, or safetensors is asked for and not installed.
+
+        Communication: that of `CheckpointIO.save_model` with the adapters alone, and twice all_gather_object, a few
+        bytes.
+        """
+        require_peft()
+        tree, adapted = _adapters_of(model)
+        directory = Path(checkpoint)
+        aside = directory / f".{ADAPTERS[use_safetensors]}.aside"
+        self._writers.write(lambda: prepare_adapter_directory(directory))
+        self._io.save_model(tree, aside, use_safetensors=use_safetensors)
+        self._writers.write(
+            lambda: write_adapter_directory(directory, aside, adapter_config_file(adapted), use_safetensors)
+        )
+
+    def _check(
+        self, model: nn.Module, pretrained_dir: object, lora_config: object, bnb_config: object, quantize: bool
+    ) -> None:
+        from peft import LoraConfig
+
+        if isinstance(model, ModelWrapper) or is_peft_model(model):
+            state = "is boosted" if isinstance(model, ModelWrapper) else "has adapters"
+            raise ConfigError(
+                f"enable_lora takes a plain model, before boost. Found one that {state} already. "
+                "Call enable_lora once, on the model that you built, and boost what it returns."
+            )
+        if (pretrained_dir is None) == (lora_config is None):
+            found = "neither" if pretrained_dir is None else "both"
+            raise ConfigError(
+                "enable_lora needs lora_config for new adapters, or pretrained_dir to continue from saved ones. "
+                f"Found {found}. Pass one: saved adapters bring their own configuration."
+            )
+        if lora_config is not None and not isinstance(lora_config, LoraConfig):
+            raise ConfigError(
+                f"lora_config is a peft.LoraConfig. Found {type(lora_config).__name__}. Pass for example "
+                "peft.LoraConfig(r=8, target_modules=['q_proj', 'v_proj'])."
+            )
+        if bnb_config is not None and not quantize:
+            raise ConfigError(
+                "bnb_quantization_config says how to quantize, which quantize=True asks for. Found it with "
+                "quantize=False. Pass quantize=True, or leave the configuration out."
+            )
+
+    def _config(self, pretrained_dir: str | Path | None, lora_config: "LoraConfig | None") -> "LoraConfig":
+        return read_adapter_config(Path(pretrained_dir)) if pretrained_dir is not None else lora_config  # type: ignore[return-value]
+
+    def _quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
+        if self._quantizer is None:
+            raise UnsupportedError(
+                "Quantized weights have to stay unsharded on each rank. Found quantize=True under a plugin that shards "
+                "them. Pass quantize=False, or use TorchDDPPlugin."
+            )
+        self._quantizer.quantize(model, device, config)
+
+
+def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":
+    """Return this rank's adapters of a model, and its `peft.PeftModel`, or that of one of its stages."""
+    found: Any = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
+    full_spec = full_spec_of(found)
+    roots: list[Any] = [found] if full_spec is None else list(full_spec.roots)
+    if not is_peft_model(roots[0]):
+        raise ConfigError(
+            f"save_lora_as_pretrained needs a model with adapters. Found {type(found).__name__} without any. "
+            "Call booster.enable_lora(model, lora_config=...) before boost."
+        )
+    trees: list[Any] = [adapter_tree(root) for root in roots]
+    tree = trees[0]
+    if full_spec is not None:
+        tree = nn.Module()
+        tree.full_spec = replace(found.adapters, roots=tuple(trees), ranks=full_spec.ranks)
+    return tree, roots[0]

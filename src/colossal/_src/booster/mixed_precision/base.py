@@ -1,0 +1,57 @@
+"""What every mixed precision does."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import nn
+
+from colossal._src.booster.boost_types import Criterion
+from colossal._src.interface import ModelWrapper, OptimizerWrapper
+
+
+class MixedPrecision(ABC):
+    """Injects a precision into model, optimizer and criterion; the plugin calls it on the model in its place.
+
+    Attributes:
+        name: The name of the precision for `Booster` and plugins, such as ``"fp16"``.
+        accumulates_locally: Whether gradients of several backward passes may be added up before they are reduced over
+            ranks.
+
+    Example:
+        >>> from colossal.booster.mixed_precision import MixedPrecision
+        >>> from colossal.interface import ModelWrapper
+        >>> class FP32(MixedPrecision):
+        ...     name = "fp32"
+        ...
+        ...     def configure(self, model, optimizer=None, criterion=None):
+        ...         return ModelWrapper(model), optimizer, criterion
+        >>> FP32.name, isinstance(FP32(), MixedPrecision)
+        ('fp32', True)
+    """
+
+    name: ClassVar[str]
+    accumulates_locally: ClassVar[bool] = True
+
+    def convert(self, model: nn.Module) -> None:  # noqa: B027 (most precisions leave the model as it is)
+        """Change the model itself, in place and under the same names, before a plugin shards or wraps it.
+
+        Nothing by default; a precision that needs other layers or parameters does it here.
+
+        Args:
+            model: The model, on its device.
+        """
+
+    @abstractmethod
+    def configure(
+        self, model: nn.Module, optimizer: OptimizerWrapper | None = None, criterion: Criterion | None = None
+    ) -> tuple[ModelWrapper, OptimizerWrapper | None, Criterion | None]:
+        """Return the three, ready to run in this precision.
+
+        Args:
+            model: The model, on its device.
+            optimizer: The optimizer of the model's parameters.
+            criterion: The loss function.
+
+        Returns:
+            Model, optimizer and criterion; what was None stays None.
+        """

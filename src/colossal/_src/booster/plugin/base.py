@@ -1,0 +1,198 @@
+"""What every plugin does."""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+
+from colossal._src.booster.boost_types import Boosted, Parts
+from colossal._src.booster.epoch_sampler import EpochSampler
+from colossal._src.booster.mixed_precision import MixedPrecision
+from colossal._src.checkpoint_io import CheckpointIO
+from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh
+from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.tensor import move_module
+from colossal.errors import ConfigError, UnsupportedError
+
+if TYPE_CHECKING:
+    from colossal._src.booster.lora import Lora
+
+
+class Plugin(ABC):
+    """A kind of parallelism: chooses how `Booster.boost` wraps a model and its optimizer.
+
+    Attributes:
+        supported_devices: Device types that the plugin runs on; empty for all of them.
+        supported_precisions: Names of the mixed precisions that it combines with.
+        supported_axes: Axes of the mesh that may have several ranks.
+        has_own_precision: Whether the plugin casts by itself: then the Booster gives the name of the precision only.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster.plugin import TorchDDPPlugin
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2, rank=1):
+        ...     loader = TorchDDPPlugin().prepare_dataloader(torch.arange(6), batch_size=2)
+        ...     print([batch.tolist() for batch in loader])
+        [[1, 3], [5]]
+    """
+
+    supported_devices: ClassVar[tuple[str, ...]] = ()
+    supported_precisions: ClassVar[tuple[str, ...]]
+    supported_axes: ClassVar[tuple[Axis, ...]] = ("dp",)
+    has_own_precision: ClassVar[bool] = False
+
+    @abstractmethod
+    def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
+        """Wrap the parts of a training program for this plugin.
+
+        Args:
+            parts: As the user built them.
+            device: Where the model goes.
+            precision: What runs in half precision; nothing by default.
+
+        Returns:
+            The parts, ready to train.
+
+        Raises:
+            MeshError: The plugin needs a process group, and none is initialized.
+        """
+
+    @abstractmethod
+    def get_checkpoint_io(self) -> CheckpointIO:
+        """Make what reads and writes the checkpoints of models that this plugin boosted.
+
+        Returns:
+            A new object.
+        """
+
+    @abstractmethod
+    def data_parallel_rank_and_size(self) -> tuple[int, int]:
+        """Return which shard of the data this rank sees.
+
+        Returns:
+            Its index among the replicas that see different data, and their number.
+        """
+
+    def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh | None, tuple[Axis, ...]]:
+        """Return which ranks have to boost the same model, with the same optimizer, plugin and precision.
+
+        Returns:
+            The mesh in force, if there is one, and its axes along which ranks agree; by default all of them.
+
+        Raises:
+            MeshError: The plugin needs a process group, and none is initialized.
+        """
+        return ambient_mesh(), AXES
+
+    def get_lora(self) -> "Lora | None":
+        """Make what adds low-rank adapters to models and saves them.
+
+        Returns:
+            A new object; None by default: the plugin cannot train adapters.
+        """
+        return None
+
+    def prepare_dataloader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int = 1024,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+        num_workers: int = 0,
+        distributed_sampler_cls: type[DistributedSampler[Any]] | None = None,
+        **kwargs: Any,
+    ) -> DataLoader[Any]:
+        """Make a data loader that gives each data-parallel rank its own shard of the dataset.
+
+        Batch k of all ranks together holds the same samples for any number of ranks, as long as the product of
+        ranks and `batch_size` stays the same. Each new iterator is a new epoch with a new order.
+
+        Args:
+            dataset: A dataset with a length.
+            batch_size: Samples in a batch of one rank.
+            shuffle: Draw a new order for each epoch.
+            seed: Seed of the order, and of the random generators of worker processes; the same on all ranks.
+            drop_last: Leave out the samples that do not fill a batch on every rank, instead of repeating some.
+            pin_memory: Put batches into page-locked memory, from which copies to a GPU are faster.
+            num_workers: Number of processes that load samples; 0 loads in this one.
+            distributed_sampler_cls: Another class with the constructor of `DistributedSampler`.
+            **kwargs: Passed to `torch.utils.data.DataLoader`.
+
+        Returns:
+            The loader of this rank's batches.
+
+        Raises:
+            ConfigError: `batch_size` is below 1, or `kwargs` names a sampler.
+            UnsupportedError: The dataset is iterable and so has no order to divide.
+        """
+        _check_loader(dataset, batch_size, kwargs)
+        rank, size = self.data_parallel_rank_and_size()
+        sampler = (distributed_sampler_cls or EpochSampler)(
+            dataset, num_replicas=size, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+        return DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            drop_last=drop_last,
+            pin_memory=pin_memory,
+            num_workers=num_workers,
+            generator=torch.Generator().manual_seed(seed + rank),
+            worker_init_fn=kwargs.pop("worker_init_fn", _seed_worker),
+            **kwargs,
+        )
+
+
+def wrap_parts(
+    parts: Parts,
+    device: torch.device,
+    precision: MixedPrecision | None,
+    shard: Callable[[nn.Module, Optimizer | None], None] | None = None,
+) -> Boosted:
+    """Move a model to its device, wrap model and optimizer, and apply the precision: what all plugins begin with."""
+    from colossal._src.lazy import materialize
+
+    model = parts.model if shard is not None else materialize(parts.model)
+    if precision is not None:
+        precision.convert(model)
+    if shard is None:
+        move_module(model, device)
+    else:
+        shard(model, parts.optimizer)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    optimizer = None if parts.optimizer is None else OptimizerWrapper(parts.optimizer, param_names=names)
+    configured = (ModelWrapper(model), optimizer, parts.criterion)
+    if precision is not None:
+        configured = precision.configure(model, optimizer, parts.criterion)
+    return Boosted(*configured, parts.dataloader, parts.lr_scheduler)
+
+
+def _check_loader(dataset: Dataset[Any], batch_size: int, kwargs: dict[str, Any]) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"A batch has at least 1 sample on each rank. Found batch_size={batch_size}. Pass 1 or more.")
+    if clash := {"sampler", "batch_sampler"} & kwargs.keys():
+        raise ConfigError(
+            f"prepare_dataloader makes the sampler that shards the dataset. Found {', '.join(clash)}. "
+            "Pass distributed_sampler_cls, or build a torch DataLoader yourself."
+        )
+    if isinstance(dataset, IterableDataset):
+        raise UnsupportedError(
+            f"prepare_dataloader shards a dataset by index. Found {type(dataset).__name__}, an IterableDataset. "
+            "Shard it by rank in its __iter__, and build a torch DataLoader."
+        )
+
+
+def _seed_worker(_worker: int) -> None:
+    """Give NumPy and `random` in a worker the seed that torch drew for it; otherwise all workers draw the same."""
+    seed = torch.initial_seed()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (transforms draw from the legacy generator)

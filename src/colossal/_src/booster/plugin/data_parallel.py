@@ -1,0 +1,55 @@
+"""What the plugins have in common whose ranks along the dp axis each see their own shard of the data."""
+
+from typing import TYPE_CHECKING
+
+from colossal._src.booster.plugin.base import Plugin
+from colossal._src.checkpoint_io import CheckpointIO, ProcessGroupIO
+from colossal._src.cluster import AXES, Axis, ParallelMesh, current_mesh
+
+if TYPE_CHECKING:
+    from colossal._src.booster.lora import Lora
+
+
+class DataParallelPlugin(Plugin):
+    """A plugin whose ranks compute gradients of different data, along the dp axis of the mesh."""
+
+    def get_checkpoint_io(self) -> CheckpointIO:
+        """Make what reads and writes checkpoints.
+
+        Returns:
+            A checkpoint IO in which each rank writes and reads its shards, and all learn whether it succeeded.
+        """
+        return CheckpointIO(ProcessGroupIO())
+
+    def get_lora(self) -> "Lora | None":
+        """Make what adds low-rank adapters to models and saves them.
+
+        Returns:
+            A LoRA whose adapters start from the same values on all data-parallel ranks, and that rank 0 writes.
+
+        Raises:
+            ConfigError: No process group is initialized.
+        """
+        from colossal._src.booster.lora import BitsAndBytes, Lora
+
+        return Lora(ProcessGroupIO(), axes=("dp",), quantizer=BitsAndBytes())
+
+    def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
+        """Return which ranks have to boost the same.
+
+        Returns:
+            The mesh in force, and all its axes.
+
+        Raises:
+            MeshError: No process group is initialized.
+        """
+        return current_mesh(), AXES
+
+    def data_parallel_rank_and_size(self) -> tuple[int, int]:
+        """Return which shard of the data this rank sees.
+
+        Returns:
+            Its index on the dp axis, and the size of that axis.
+        """
+        mesh = current_mesh()
+        return mesh.rank("dp"), mesh.size("dp")

@@ -1,0 +1,154 @@
+"""Data parallelism: a full model on every rank, gradients averaged while the backward pass runs."""
+
+import inspect
+from dataclasses import dataclass, fields, replace
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from colossal._src.booster.boost_types import Boosted, Capabilities, Parts
+from colossal._src.booster.mixed_precision import MixedPrecision
+from colossal._src.booster.plugin.base import wrap_parts
+from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
+from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp8_allreduce_hook
+from colossal._src.booster.plugin.device_check import check_device
+from colossal._src.cluster import current_mesh
+from colossal._src.comm import Channel
+from colossal._src.interface import ModelWrapper
+from colossal._src.interface.fp8_comm_check import check_equal_rounding
+from colossal.errors import ConfigError
+
+# torch 2.13 renamed this keyword, and warns about the old name.
+_RENAMED = {"broadcast_buffers": "forward_sync_buffers"}
+
+
+@dataclass(frozen=True)
+class DDPConfig:
+    """Options of `DistributedDataParallel`; see `TorchDDPPlugin`."""
+
+    broadcast_buffers: bool = True
+    bucket_cap_mb: float = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    fp8_communication: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.bucket_cap_mb > 0:
+            raise ConfigError(
+                f"Gradients are reduced in buckets of more than 0 MB. Found bucket_cap_mb={self.bucket_cap_mb}. "
+                "The default is 25."
+            )
+
+    def keywords(self) -> dict[str, Any]:
+        """Return what differs from the defaults, by the keywords of the torch that is installed."""
+        known = inspect.signature(DistributedDataParallel).parameters
+        renamed = {old: new for old, new in _RENAMED.items() if new in known}
+        theirs = [field for field in fields(self) if field.name != "fp8_communication"]
+        changed = [field for field in theirs if getattr(self, field.name) != field.default]
+        return {renamed.get(field.name, field.name): getattr(self, field.name) for field in changed}
+
+    def replicate(self, model: nn.Module, group: ProcessGroup) -> DistributedDataParallel:
+        """Average the gradients of a model over ranks."""
+        ddp = DistributedDataParallel(model, process_group=group, **self.keywords())
+        if self.fp8_communication:
+            check_equal_rounding(model.parameters())
+            ddp.register_comm_hook(group, fp8_allreduce_hook)
+        return count_reductions(ddp, group, compress_fp8=self.fp8_communication)
+
+
+@final
+class TorchDDPPlugin(DataParallelPlugin):
+    """Trains a replica on every data-parallel rank by `torch.nn.parallel.DistributedDataParallel`.
+
+    For models that fit on one device together with gradients and optimizer state. All ranks hold the same parameters
+    at all times; a step equals one of a single process on the joined batch of all ranks.
+
+    Args:
+        broadcast_buffers: Give all ranks the buffers of rank 0, such as running means, at each forward pass.
+        bucket_cap_mb: Size in MB of the buckets in which gradients are reduced.
+        find_unused_parameters: Look for parameters that a forward pass did not use; costs a walk over the graph.
+        check_reduction: Passed on to torch, which has deprecated it.
+        gradient_as_bucket_view: Let gradients share memory with the buckets: saves one copy of them.
+        static_graph: The graph is the same in every step, which allows further savings.
+        fp8_communication: Reduce gradients in 8 bits, with a scale for each block of them; sums are in float32.
+
+    Raises:
+        ConfigError: `bucket_cap_mb` is not greater than 0.
+
+    Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020,
+    https://arxiv.org/abs/2006.15704.
+
+    Communication: all_reduce, dp, the gradients' bytes, in each backward pass outside of `no_sync`.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster import Booster
+        >>> from colossal.booster.plugin import TorchDDPPlugin
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     booster = Booster(device="cpu", plugin=TorchDDPPlugin(bucket_cap_mb=50))
+        ...     model, *_ = booster.boost(torch.nn.Linear(2, 1))
+        ...     print(type(model.module).__name__, model(torch.ones(3, 2)).shape)
+        DistributedDataParallel torch.Size([3, 1])
+    """
+
+    supported_axes = ("dp", "tp")
+    supported_precisions = ("fp16", "fp16_apex", "fp16_naive", "bf16", "fp8", "fp32")
+
+    def __init__(
+        self,
+        broadcast_buffers: bool = True,
+        bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        fp8_communication: bool = False,
+    ) -> None:
+        self._ddp = DDPConfig(
+            broadcast_buffers,
+            bucket_cap_mb,
+            find_unused_parameters,
+            check_reduction,
+            gradient_as_bucket_view,
+            static_graph,
+            fp8_communication,
+        )
+
+    def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
+        """Wrap the parts of a training program for this plugin.
+
+        A model without trainable parameters has no gradients to reduce and stays as it is.
+
+        Args:
+            parts: As the user built them.
+            device: Where the model goes.
+            precision: What runs in half precision; nothing by default.
+
+        Returns:
+            The parts, the model inside of a `DistributedDataParallel`.
+
+        Raises:
+            MeshError: No process group is initialized.
+            ConfigError: The process group was launched for another device.
+
+        Communication: broadcast, dp, the model's bytes, and those of master weights: all ranks start from the
+        parameters of rank 0.
+        """
+        mesh = current_mesh()
+        check_device(device, mesh)
+        boosted = wrap_parts(parts, device, precision)
+        if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
+            return boosted
+        ddp = self._ddp.replicate(boosted.model, mesh.group("dp"))
+        in_model = set(boosted.model.parameters())
+        masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
+        Channel("dp", mesh).broadcast(masters)
+        accumulates = precision is None or precision.accumulates_locally
+        capabilities = Capabilities(no_sync=ddp.no_sync) if accumulates else Capabilities()
+        return replace(boosted, model=ModelWrapper(ddp), capabilities=capabilities)

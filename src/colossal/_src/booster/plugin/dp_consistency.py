@@ -1,0 +1,96 @@
+"""What stays replicated under sharding: initial values, buffers, and parameters that are scalars."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, final
+
+import torch
+import xxhash
+from torch import nn
+
+from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import Channel, equal_on_all_ranks
+from colossal.errors import ConfigError
+
+_NAMES_SHOWN = 3
+
+
+def check_same_lazy_tensors(lazy: Mapping[str, bool], mesh: ParallelMesh) -> None:
+    """Make sure that the ranks of the dp axis built the same tensors lazily, whose values they draw together.
+
+    Communication: all_reduce, dp, 16 bytes.
+    """
+    groups = [mesh.group("dp")]
+    if not all(equal_on_all_ranks([_digest(repr(lazy).encode())], groups)):
+        raise ConfigError(
+            f"All ranks build the same tensors lazily. Found that another rank differs from rank {mesh.global_rank}, "
+            f"which built {sum(lazy.values())} of {len(lazy)} lazily. "
+            "Enter LazyInitContext in the same places on all ranks."
+        )
+
+
+def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
+    """Make sure that the ranks of the dp axis start from the same values, of which each keeps a shard.
+
+    Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
+    """
+    groups = [mesh.group("dp")]
+    if not all(equal_on_all_ranks([_digest(repr(list(digests.values())).encode())], groups)):
+        equal = equal_on_all_ranks(list(digests.values()), groups)
+        different = [name for name, same in zip(digests, equal, strict=True) if not same]
+        shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
+        raise ConfigError(
+            f"All ranks start from the same values, of which each keeps a shard. Found {len(different)} tensors that "
+            f"differ: {shown}. Set the same seed on all ranks, or pass sync_module_states=True to start from the "
+            "values of rank 0."
+        )
+
+
+def digest_of(tensor: torch.Tensor) -> int:
+    """Hash the values of a tensor."""
+    return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> None:
+    """Give all ranks of the dp axis the buffers of its first before each forward pass, as DistributedDataParallel does.
+
+    Only buffers that checkpoints hold, such as the running means of batch normalization: all ranks compute the others.
+    """
+    buffers = list(_persistent(model))
+
+    def broadcast(*_inputs: Any) -> None:
+        Channel("dp", mesh).broadcast(getattr(module, name) for _, module, name in buffers)
+
+    if mesh.size("dp") > 1 and buffers:
+        model.register_forward_pre_hook(broadcast)
+
+
+@final
+class ScalarGradAverager:
+    """Averages the gradients of parameters without dimensions, which cannot be sharded, over the dp axis."""
+
+    def __init__(self, scalars: Iterable[nn.Parameter], mesh: ParallelMesh) -> None:
+        self.enabled = True
+        self._mesh = mesh
+        for scalar in scalars:
+            if scalar.requires_grad and mesh.size("dp") > 1:
+                scalar.register_post_accumulate_grad_hook(self._average)
+
+    def _average(self, scalar: torch.Tensor) -> None:
+        if self.enabled and scalar.grad is not None:
+            scalar.grad = Channel("dp", self._mesh).all_reduce(scalar.grad) / self._mesh.size("dp")
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Find the buffers that checkpoints hold."""
+    return {f"{path}.{name}".removeprefix("."): getattr(module, name) for path, module, name in _persistent(model)}
+
+
+def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    for path, module in model.named_modules():
+        for name, _ in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:  # noqa: SLF001 (torch has no public name for it)
+                yield path, module, name
+
+
+def _digest(content: Any) -> int:
+    return xxhash.xxh3_64_intdigest(content) - 2**63

@@ -1,0 +1,84 @@
+"""Models that cannot be sharded, and modules of a model that must not be."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from colossal._src.tensor import placement_of
+from colossal.errors import ConfigError, UnsupportedError
+
+
+def check_values(model: nn.Module) -> None:
+    """Reject models whose parameters are on the meta device."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    if empty := [name for name, tensor in tensors if tensor.is_meta]:
+        raise ConfigError(
+            f"TorchFSDPPlugin shards parameters that have values. Found {empty[0]} on the meta device. "
+            "Build the model on a real device, or inside of LazyInitContext; with sync_module_states=True only the "
+            "values of rank 0 count."
+        )
+
+
+def check_model(model: nn.Module) -> None:
+    """Reject models that FSDP2 would fail on later, or train wrongly."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(each, FSDPModule) for each in model.modules()) or any(
+        isinstance(each, DTensor) for each in model.parameters()
+    ):
+        raise ConfigError(
+            "TorchFSDPPlugin shards the parameters of a plain model in place, once. Found a model that is sharded "
+            "already. Build a new one, and load a checkpoint into it."
+        )
+    tp_sharded = next((name for name, each in model.named_parameters() if placement_of(each).is_compute_sharded), None)
+    if tp_sharded is not None:
+        raise UnsupportedError(
+            f"FSDP2 shards full parameters. Found {tp_sharded}, of which this rank has the shard of the mesh's tp "
+            "axis. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
+            "GeminiPlugin, or use torch.nn's layers and HybridParallelPlugin."
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise UnsupportedError(
+                f"FSDP2 reduces dense gradients. Found sparse=True in {name or type(module).__name__}. "
+                "Build the embedding with sparse=False, or take TorchDDPPlugin."
+            )
+
+
+def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Parameter]:
+    """Collect the parameters that stay unsharded on every rank because the user asked for it."""
+    names = {module: name for name, module in model.named_modules()}
+    for module in modules:
+        if module not in names:
+            raise ConfigError(
+                f"ignored_modules must belong to the boosted model. Found {type(module).__name__}, which does not. "
+                "Pass modules of model.modules()."
+            )
+        training = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if training:
+            raise ConfigError(
+                "Gradients of ignored_modules are not averaged, so that ranks would drift apart. Found "
+                f"{names[module]} with trainable parameters: {', '.join(training[:3])}. Freeze them by "
+                "requires_grad_(False), or leave the module out of ignored_modules."
+            )
+    return {parameter for module in modules for parameter in module.parameters()}
+
+
+def unit_dtypes(units: Iterable[nn.Module], unsharded: set[nn.Parameter]) -> list[torch.dtype | None]:
+    """Find the dtype in which the gradients of each unit are reduced."""
+    dtypes: list[torch.dtype | None] = []
+    taken = set(unsharded)
+    for unit in units:
+        unit_params = {name: parameter for name, parameter in unit.named_parameters() if parameter not in taken}
+        taken |= set(unit_params.values())
+        by_dtype = {parameter.dtype: name for name, parameter in unit_params.items() if parameter.requires_grad}
+        if len(by_dtype) > 1:
+            examples = " and ".join(f"{name} in {dtype}" for dtype, name in by_dtype.items())
+            raise ConfigError(
+                f"The trainable parameters of a unit have one dtype. Found {examples} in {type(unit).__name__}. "
+                "Convert them, or separate them by auto_wrap_policy."
+            )
+        dtypes.append(next(iter(by_dtype), None))
+    return dtypes

@@ -1,0 +1,217 @@
+"""A model whose parameters FSDP2 sharded, in place, and an optimizer that updates the shards."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from colossal._src.booster.plugin.dp_consistency import (
+    ScalarGradAverager,
+    broadcast_buffers_before_forward,
+    check_equal_digests,
+    check_same_lazy_tensors,
+    digest_of,
+    persistent_buffers,
+)
+from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_model, find_ignored, unit_dtypes
+from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
+    check_on_dtensors,
+    disable_foreach_for_mixed_groups,
+    rebind_param_groups,
+    state_by_name,
+)
+from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
+from colossal._src.booster.plugin.wrap_units import find_units
+from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import Channel
+from colossal._src.comm.counter import count_collective
+from colossal._src.comm.fp8 import reduce_scatter_fp8
+from colossal._src.tensor import move_module
+from colossal.errors import ConfigError
+
+
+@final
+class FSDPSharder:
+    """Shards one model and its optimizer, and then manages gradients that were not reduced."""
+
+    def __init__(self, options: FSDPOptions, mesh: ParallelMesh) -> None:
+        self._options = options
+        self._mesh = mesh
+        self._shard_mesh = options.mesh_for(mesh)
+        self._modules: list[Any] = []
+        self._scalar_grad_averager = ScalarGradAverager((), mesh)
+        self._has_unreduced_grads = False
+
+    def apply(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Shard the parameters of a model, and those in its optimizer, in place.
+
+        Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
+        count; all_reduce, dp, 16 bytes, and 16 more otherwise.
+        """
+        check_model(model)
+        ignored = find_ignored(model, self._options.ignored_modules)
+        scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
+        if optimizer is not None:
+            check_on_dtensors(optimizer, scalars, self._shard_mesh)
+        self._sync_initial_values(model, optimizer)
+        units = find_units(model, self._options.auto_wrap_policy, set(self._options.ignored_modules))
+        unit_dtypes([*units, model], ignored | scalars)
+        self._apply_fully_shard([*units, model], ignored | scalars, optimizer)
+        self._scalar_grad_averager = ScalarGradAverager(scalars, self._mesh)
+        broadcast_buffers_before_forward(model, self._mesh)
+        model.register_forward_hook(self._reshard_after_eval)
+        if optimizer is not None:
+            disable_foreach_for_mixed_groups(optimizer)
+            optimizer.register_step_pre_hook(self._before_step)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate full gradients on each rank instead of reducing them to their shards."""
+        before = self._scalar_grad_averager.enabled
+        self._reduce(False)
+        try:
+            yield
+        finally:
+            self._has_unreduced_grads = True
+            self._reduce(before)
+
+    def discard(self) -> None:
+        """Discard the gradients that `no_sync` accumulated."""
+        if self._has_unreduced_grads:
+            for parameter in self._params_with_unsharded_grad():
+                parameter.unsharded_accumulated_grad = None
+                parameter.unsharded_param.grad = None
+            self._has_unreduced_grads = False
+
+    def _sync_initial_values(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Make sure that all ranks have the same values of the tensors that have some."""
+        from colossal._src.lazy import LazyTensor
+
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        state = {} if optimizer is None else state_by_name(optimizer, names)
+        start = {**dict(model.named_parameters()), **persistent_buffers(model), **state}
+        check_same_lazy_tensors({name: isinstance(tensor, LazyTensor) for name, tensor in start.items()}, self._mesh)
+        with_values = {name: tensor for name, tensor in start.items() if not isinstance(tensor, LazyTensor)}
+        if self._options.broadcast_first:
+            others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]
+            Channel("dp", self._mesh).broadcast(dict.fromkeys([*with_values.values(), *others]))
+        else:
+            check_equal_digests({name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
+
+    def _apply_fully_shard(
+        self, modules: list[nn.Module], unsharded: set[nn.Parameter], optimizer: Optimizer | None
+    ) -> None:
+        """Hand the modules to FSDP2, inner ones first.
+
+        [Note: one unit at a time] No reference here keeps the full parameters of a unit alive after it is sharded, so
+        no device ever holds more than its shards and one full unit; nor does the host, of a model that was built
+        lazily.
+        """
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+        from torch.distributed.tensor import DTensor
+
+        casts, digests = self._options.casts, {}
+        for number, module in enumerate(modules):
+            digests |= {
+                f"{name} of {type(module).__name__} {number}": at
+                for name, at in self._materialize_module(module).items()
+            }
+            named = module.named_parameters(remove_duplicate=False)
+            full = {name: parameter for name, parameter in named if not isinstance(parameter, DTensor)}
+            for parameter in full.values():
+                parameter.data = parameter.data.contiguous()  # FSDP2 shards rows; channels_last has none
+            policy = MixedPrecisionPolicy() if casts is None else casts.unit
+            if casts is not None and module is modules[-1]:
+                policy = casts.root
+            fully_shard(
+                module,
+                mesh=self._shard_mesh,
+                reshard_after_forward=self._options.reshard_after_forward,
+                mp_policy=policy,
+                offload_policy=CPUOffloadPolicy() if self._options.offload else OffloadPolicy(),
+                ignored_params=unsharded,
+            )
+            if self._options.fp8_communication:
+                sharded: Any = module
+                sharded.set_custom_reduce_scatter(_ReduceInEightBits())
+                sharded.set_force_sum_reduction_for_comms(True)
+            if optimizer is not None:
+                parts = dict(module.named_parameters(remove_duplicate=False))
+                rebind_param_groups(optimizer, {parameter: parts[name] for name, parameter in full.items()})
+        self._modules = modules
+        if digests:
+            check_equal_digests(digests, self._mesh)
+
+    def _materialize_module(self, module: nn.Module) -> dict[str, int]:
+        """Give values to what was built lazily; return their digests where they are not those of the first rank."""
+        from colossal._src.lazy import LazyTensor, materialize
+
+        buffers = dict(module.named_buffers()) if self._options.broadcast_first else persistent_buffers(module)
+        tensors = {**dict(module.named_parameters()), **buffers}
+        lazy = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, LazyTensor)}
+        move_module(materialize(module), self._mesh.accelerator.get_current_device())
+        if self._options.broadcast_first:
+            Channel("dp", self._mesh).broadcast(lazy.values())
+            return {}
+        return {name: digest_of(tensor) for name, tensor in lazy.items()}
+
+    def _reduce(self, enabled: bool) -> None:
+        self._modules[-1].set_requires_gradient_sync(enabled)
+        self._scalar_grad_averager.enabled = enabled
+
+    def _reshard_after_eval(self, *_forward: Any) -> None:
+        """Free the parameters that a forward pass without a backward pass gathered: the next step makes them stale."""
+        if not torch.is_grad_enabled():
+            self._reshard()
+
+    def _before_step(self, *_step: Any) -> None:
+        if self._has_unreduced_grads and next(self._params_with_unsharded_grad(), None) is not None:
+            raise ConfigError(
+                "A step needs gradients that are averaged over the ranks. Found some that were accumulated inside of "
+                "no_sync and not averaged since. Run the last backward pass before a step outside of no_sync, or call "
+                "zero_grad() to discard them."
+            )
+        self._has_unreduced_grads = False
+        self._reshard()
+
+    def _reshard(self) -> None:
+        if not self._options.reshard_after_forward:
+            for module in self._modules:
+                module.reshard()
+
+    def _params_with_unsharded_grad(self) -> Iterator[Any]:
+        """Find what torch holds for a parameter whose gradient is not reduced yet; it has no public name."""
+        for module in self._modules:
+            state = module._get_fsdp_state()  # noqa: SLF001 (torch has no public name for it)
+            groups = getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])  # noqa: SLF001 (nor this)
+            for held in (parameter for group in groups for parameter in group.fsdp_params):
+                gathered = getattr(held, "_unsharded_param", None)
+                if gathered is not None and (gathered.grad is not None or held.unsharded_accumulated_grad is not None):
+                    yield held
+
+
+@final
+class _ReduceInEightBits:
+    """What FSDP2 calls to sum gradients up, see `torch.distributed.fsdp.FSDPModule.set_custom_reduce_scatter`."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return room for what is summed up."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup,
+        **_asked: object,
+    ) -> None:
+        """Sum up: `set_force_sum_reduction_for_comms` makes FSDP2 request only sums, and it divides by itself."""
+        works, finish, num_bytes = reduce_scatter_fp8(output_tensor, input_tensor, group)
+        for work in works:
+            work.wait()
+        finish()
+        count_collective("reduce_scatter", "dp", num_bytes * (group.size() - 1) // group.size())

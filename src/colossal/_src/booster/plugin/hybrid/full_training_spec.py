@@ -1,0 +1,59 @@
+"""What ranks remember of a full model and its optimizer, so that checkpoints are those of one process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal._src.booster.plugin.hybrid.stage_sharding import parameters_of
+from colossal._src.cluster import ParallelMesh
+from colossal._src.interface import FullModelSpec, FullOptimizerSpec, is_peft_model
+from colossal._src.pipeline import Stage
+from colossal._src.tensor import parameter_names
+
+
+@final
+@dataclass(frozen=True)
+class FullTrainingSpec:
+    """The names of a full model and of the groups of its optimizer, before they are sharded."""
+
+    names: dict[nn.Parameter, list[str]]  # all names of each parameter
+    full_spec: FullModelSpec  # what the state of the model holds
+    groups: tuple[tuple[str, ...], ...]  # the names of the parameters of each group of the optimizer
+    adapters: FullModelSpec | None = None  # what the files of its low-rank adapters hold; None without any
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizer: Optimizer | None) -> Self:
+        """Look at them."""
+        names = parameter_names(model)
+        groups = [] if optimizer is None else optimizer.param_groups
+        held = tuple(tuple(names[parameter][0] for parameter in group["params"]) for group in groups)
+        adapters = None
+        if is_peft_model(model):
+            from colossal._src.booster.lora.adapter_injection import adapter_tree
+
+            adapted: Any = model
+            adapters = FullModelSpec.of(adapter_tree(adapted))
+        return cls(names, FullModelSpec.of(model), held, adapters)
+
+    def model_spec_of_stages(self, stages: Sequence[Stage], mesh: ParallelMesh) -> FullModelSpec:
+        """Return what the full model of these stages was."""
+        return replace(
+            self.full_spec, roots=tuple(stage.module for stage in stages), ranks=_ranks_with_same_stages(mesh)
+        )
+
+    def names_of(self, stages: Sequence[Stage]) -> dict[nn.Parameter, str]:
+        """Return the names of this rank's parameters in the full model."""
+        first = {name: names[0] for names in self.names.values() for name in names}
+        return {parameter: first[name] for name, parameter in parameters_of(stages).items()}
+
+    def optimizer_spec(self, mesh: ParallelMesh) -> FullOptimizerSpec:
+        """Return which parameters the stages of other ranks have in the optimizer."""
+        return FullOptimizerSpec(self.groups, _ranks_with_same_stages(mesh))
+
+
+def _ranks_with_same_stages(mesh: ParallelMesh) -> tuple[int, ...]:
+    """The ranks that have the same stages."""
+    return mesh.ranks("dp", "sp", "tp")

@@ -1,0 +1,150 @@
+"""A model that is split into stages, and what happens around its micro-batches."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
+from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import Channel
+from colossal._src.comm.counter import count_collective
+from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes
+from colossal._src.interface import FullModelSpec, OptimizerWrapper
+from colossal._src.pipeline import PipelineExecutor, Stage, Timeline
+from colossal._src.shardformer.activation_checkpointing import switch_checkpointing
+from colossal.errors import UnsupportedError
+
+_CHECKPOINT_KWARGS: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
+
+
+@final
+class PipelinedModel(nn.Module):
+    """The stages that a rank has of a model."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        run: PipelineExecutor,
+        full_spec: FullModelSpec,
+        adapters: FullModelSpec | None = None,
+    ) -> None:
+        super().__init__()
+        self.full_spec, self.adapters = full_spec, adapters
+        self.stages = nn.ModuleList(stages)
+        self._run = run
+
+    def record(self) -> AbstractContextManager[list[Timeline]]:
+        """Measure when each pass of a step is; see `PipelineExecutor.record`."""
+        return self._run.record()
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Checkpoint the activations of all layers, as the method of a model of transformers does."""
+        given = gradient_checkpointing_kwargs or {}
+        other = {name: value for name, value in given.items() if (name, value) not in _CHECKPOINT_KWARGS.items()}
+        if other:
+            raise UnsupportedError(
+                f"Layers of a pipeline are checkpointed by {dict(_CHECKPOINT_KWARGS)}. Found {other}. Leave them out, "
+                "or pass gradient_checkpoint_config=GradientCheckpointConfig(...) to the plugin for some layers only."
+            )
+        for stage in self._run.stages.values():
+            switch_checkpointing(stage.module, enabled=True)
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Keep activations until the backward pass."""
+        for stage in self._run.stages.values():
+            switch_checkpointing(stage.module, enabled=False)
+
+    def forward(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Refuse: no rank has the full model."""
+        raise UnsupportedError(
+            "The stages of a pipeline are run by booster.execute_pipeline. Found a call of the model. Call "
+            "execute_pipeline(data_iter, model, criterion, optimizer), under torch.no_grad() to evaluate."
+        )
+
+
+@final
+class GradientAverager:
+    """Averages gradients over data-parallel ranks after the last micro-batch of a step."""
+
+    def __init__(self, stages: Sequence[Stage], mesh: ParallelMesh, config: DDPConfig) -> None:
+        self._parameters = list(
+            dict.fromkeys(each for stage in stages for each in stage.parameters() if each.requires_grad)
+        )
+        self._mesh, self._config, self._enabled = mesh, config, True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave gradients as they are on each rank."""
+        before, self._enabled = self._enabled, False
+        try:
+            yield
+        finally:
+            self._enabled = before
+
+    def average(self) -> None:
+        """Take the mean of the gradients of all ranks, of parameters that any rank has used.
+
+        Communication: all_reduce, dp, the gradients' bytes, and 4 bytes for each parameter.
+        """
+        if not self._enabled or self._mesh.size("dp") == 1:
+            return
+        channel = Channel("dp", self._mesh)
+        is_used = [each.grad is not None for each in self._parameters]
+        used_here = torch.tensor(is_used, dtype=torch.int32, device="cpu")
+        used = channel.all_reduce(used_here, "max").tolist()
+        chosen = [each for each, is_used in zip(self._parameters, used, strict=True) if is_used]
+        for parameter in chosen:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        for bucket in _buckets(chosen, self._config.bucket_cap_mb * 2**20):
+            grads = [parameter.grad for parameter in bucket if parameter.grad is not None]
+            joined = torch.cat([grad.reshape(-1) for grad in grads])
+            if self._config.fp8_communication:
+                total = all_reduce_fp8(joined, channel.group)
+                count_collective("all_reduce", "dp", 2 * fp8_nbytes(len(joined)) * (channel.size - 1) // channel.size)
+            else:
+                total = channel.all_reduce(joined)
+            total.div_(channel.size)
+            for grad, mean in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
+                grad.copy_(mean.view_as(grad))
+
+
+def _buckets(parameters: Sequence[nn.Parameter], most: float) -> Iterator[list[nn.Parameter]]:
+    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        bucket = by_dtype.setdefault(parameter.dtype, [])
+        bucket.append(parameter)
+        if sum(each.nbytes for each in bucket) >= most:
+            yield by_dtype.pop(parameter.dtype)
+    yield from by_dtype.values()
+
+
+@final
+class HybridExecutor:
+    """Runs a batch through a pipeline, and then lets data-parallel ranks agree on gradients."""
+
+    def __init__(
+        self,
+        run: PipelineExecutor,
+        hold: Callable[[], AbstractContextManager[Any]],
+        finish: Callable[[], None],
+    ) -> None:
+        self.run, self._hold, self._finish = run, hold, finish
+
+    def __call__(
+        self,
+        data_iter: Iterator[Any],
+        criterion: Callable[[Any, Any], torch.Tensor],
+        optimizer: OptimizerWrapper | None,
+        return_loss: bool,
+        return_outputs: bool,
+    ) -> dict[str, Any]:
+        """Run the next batch; see `PipelineExecutor`."""
+        with self._hold():
+            done = self.run(data_iter, criterion, optimizer, return_loss, return_outputs)
+        if optimizer is not None and torch.is_grad_enabled():
+            self._finish()
+        return done

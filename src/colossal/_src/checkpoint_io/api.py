@@ -1,0 +1,378 @@
+"""Saving and loading models, optimizers and learning rate schedulers."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, SingleProcessIO
+from colossal._src.checkpoint_io.content import Content, ParameterContent
+from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
+from colossal._src.checkpoint_io.entries import MIB, Entry, plan_files
+from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
+from colossal._src.checkpoint_io.model_state import ModelState
+from colossal._src.checkpoint_io.naming import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
+from colossal._src.checkpoint_io.optimizer_state import OptimizerState, plain_of
+from colossal._src.checkpoint_io.optimizer_tree import optimizer_tree
+from colossal._src.checkpoint_io.plain_data import extract_tensors, insert_tensors
+from colossal._src.checkpoint_io.save_queue import SaveQueue
+from colossal._src.checkpoint_io.source import Source
+from colossal._src.interface import OptimizerWrapper, unwrap_model
+from colossal.errors import CheckpointError, ConfigError, UnsupportedError
+
+M = TypeVar("M", bound=nn.Module)
+_MODEL_KINDS = tuple(MODEL.values())
+_OPTIMIZER_KINDS = (OPTIMIZER, OLD_OPTIMIZER)
+
+
+@final
+class CheckpointIO:
+    """Saves and loads what a run needs to go on later, under any plugin and any number of ranks.
+
+    A checkpoint holds full tensors under the names of the user's own model, so that any plugin at any world size loads
+    what another one saved. Each rank writes and reads its local shards only. Writes are atomic. Loading detects the
+    format, never executes pickle, compares names and shapes before it changes anything, and checks the bytes against
+    their digests.
+
+    Args:
+        writers: The ranks that save and load one checkpoint together; only the calling process by default.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from colossal.checkpoint_io import CheckpointIO
+        >>> path = tempfile.mkdtemp() + "/linear.pt"
+        >>> saved, fresh = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        >>> CheckpointIO().save_model(saved, path)
+        >>> fresh = CheckpointIO().load_model(fresh, path)
+        >>> torch.equal(fresh.weight, saved.weight)
+        True
+    """
+
+    def __init__(self, writers: CheckpointGroup | None = None) -> None:
+        self._writers = writers or SingleProcessIO()
+        self._save_queue = SaveQueue(self._writers)
+
+    def save_model(
+        self,
+        model: nn.Module,
+        checkpoint: str | Path,
+        shard: bool = False,
+        gather_dtensor: bool = True,
+        prefix: str | None = None,
+        size_per_shard: float = 1024,
+        use_safetensors: bool = False,
+        use_async: bool = False,
+    ) -> None:
+        """Save the parameters and persistent buffers of a model.
+
+        Of a model with adapters of peft, the base model is saved under its own names, and the adapters apart from it:
+        in the folder ``adapter`` of a directory, from which peft loads them; under peft's names in the same file.
+
+        Args:
+            model: The model, boosted or not.
+            checkpoint: Path of the file, or of the directory if `shard`. Its parents are created.
+            shard: Save a directory in the format of Hugging Face, from which ``from_pretrained`` loads a model of
+                transformers.
+            gather_dtensor: Save full tensors; must be True. No rank gathers them for safetensors: each rank writes
+                its local shards into the file.
+            prefix: Prepended to the names of the files in a directory, with a dot.
+            size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes. A larger tensor gets a
+                file of its own.
+            use_safetensors: Write safetensors, each rank its local shards, rather than PyTorch's own format, for which
+                the first rank gathers each file. A file named ``*.safetensors`` is one in any case.
+            use_async: Return as soon as the state is copied to host memory. An error of the write that follows is
+                raised by the next call, by `synchronize`, or makes the program fail when it ends.
+
+        Raises:
+            CheckpointError: A file cannot be written, or an earlier asynchronous save failed. The previous
+                checkpoint at that path stays intact.
+            ConfigError: `prefix` or `size_per_shard` makes no sense.
+            UnsupportedError: Not `gather_dtensor`.
+
+        Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; in addition, PyTorch's
+        format gathers DTensors. For `SingleProcessIO` none.
+        """
+        _require_full_tensors(gather_dtensor)
+        from colossal._src.checkpoint_io.model_save_plan import ModelSavePlan
+
+        path = Path(checkpoint)
+        one = ModelSavePlan(model, path, shard, prefix, size_per_shard, use_safetensors, self._writers)
+        self._save_queue.save(one.collect_content, one.make_writer, one.destination, use_async)
+
+    def load_model(
+        self,
+        model: M,
+        checkpoint: str | Path,
+        strict: bool = True,
+        low_cpu_mem_mode: bool = True,
+        num_threads: int = 1,
+    ) -> M:
+        """Load the parameters and buffers of a model, in the dtypes and on the devices that the model has.
+
+        A model with adapters needs a checkpoint with adapters, and any other model one without, unless not `strict`.
+
+        Args:
+            model: The model, boosted or not.
+            checkpoint: Path of a file, of an index, or of a directory that holds one checkpoint.
+            strict: Require that the names agree. A tensor with several names needs one of them.
+            low_cpu_mem_mode: Map files of PyTorch's format rather than read them entirely. Safetensors are always
+                read directly into the parameters.
+            num_threads: Number of files that are read at once.
+
+        Returns:
+            `model` itself.
+
+        Raises:
+            CheckpointError: The checkpoint is missing, damaged, or of another model. Nothing was loaded then, unless
+                the message says that bytes did not fit their digest.
+            ConfigError: `num_threads` is less than 1.
+
+        Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+        """
+        _check_threads(num_threads)
+        self._save_queue.wait_until_saved()
+        state = self._writers.read(lambda: ModelState(unwrap_model(model), self._writers.rank))
+        with self._open(Path(checkpoint), _MODEL_KINDS, low_cpu_mem_mode) as source:
+            self._writers.read(lambda: state.check(source.items, strict, checkpoint))
+            self._writers.read(lambda: source.each_file(state.fill, num_threads))
+        return model
+
+    def save_optimizer(
+        self,
+        optimizer: Optimizer | OptimizerWrapper,
+        checkpoint: str | Path,
+        shard: bool = False,
+        gather_dtensor: bool = True,
+        prefix: str | None = None,
+        size_per_shard: float = 1024,
+        use_async: bool = False,
+    ) -> None:
+        """Save the state of an optimizer, its groups' hyperparameters, and the state of its loss scaler.
+
+        Args:
+            optimizer: The optimizer, boosted or not. State is saved by name where the names are known.
+            checkpoint: Path of the file, or of the directory if `shard`. Its parents are created.
+            shard: Save a directory.
+            gather_dtensor: Save full tensors; must be True.
+            prefix: Prepended to the names of the files in a directory, with a dot.
+            size_per_shard: Largest size of a file of a directory, in MB of 1024 * 1024 bytes.
+            use_async: Return as soon as the state is copied to host memory, as in `save_model`.
+
+        Raises:
+            CheckpointError: A file cannot be written, or an earlier asynchronous save failed. The previous
+                checkpoint at that path stays intact.
+            ConfigError: `prefix` or `size_per_shard` makes no sense.
+            UnsupportedError: Not `gather_dtensor`.
+
+        Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+        """
+        _require_full_tensors(gather_dtensor)
+        path, names = Path(checkpoint), OPTIMIZER.with_prefix(prefix)
+        rivals = [kind.with_prefix(prefix) for kind in _OPTIMIZER_KINDS]
+
+        def collect_content() -> Content:
+            return OptimizerState(optimizer, self._writers.rank).content(self._writers.ranks)
+
+        def make_writer(content: Content, save_id: str) -> FileWriter:
+            files = [*plan_files(content.entries, size_per_shard * MIB), []] if shard else [content.entries]
+            return SafetensorsWriter(files, save_id, self._writers.rank, plain_of(content))
+
+        def destination() -> Destination:
+            return ShardedDestination(path, names, rivals, groups=True) if shard else SingleFileDestination(path)
+
+        self._save_queue.save(collect_content, make_writer, destination, use_async)
+
+    def load_optimizer(
+        self,
+        optimizer: Optimizer | OptimizerWrapper,
+        checkpoint: str | Path,
+        low_cpu_mem_mode: bool = True,
+        num_threads: int = 1,
+    ) -> None:
+        """Load the state of an optimizer, its groups' hyperparameters, and the state of its loss scaler.
+
+        State is matched by name: the parameters may stand in another order, and so may the groups, but each group must
+        be of the same parameters.
+
+        Args:
+            optimizer: The optimizer, boosted or not.
+            checkpoint: Path of a file, of an index, or of a directory that holds one checkpoint.
+            low_cpu_mem_mode: Map files of PyTorch's format rather than read them entirely.
+            num_threads: Number of tensors that are read at once.
+
+        Raises:
+            CheckpointError: The checkpoint is missing, damaged, or of other parameters. Nothing was loaded then, unless
+                the message says that bytes did not fit their digest.
+            ConfigError: `num_threads` is less than 1.
+
+        Communication: for `ProcessGroupIO` four times all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+        """
+        _check_threads(num_threads)
+        self._save_queue.wait_until_saved()
+        state = OptimizerState(optimizer, self._writers.rank)
+        with self._open(Path(checkpoint), _OPTIMIZER_KINDS, low_cpu_mem_mode) as source:
+            restore = self._writers.read(lambda: state.prepare(optimizer_tree(source), checkpoint))
+            self._writers.read(lambda: restore(num_threads))
+
+    def save_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
+        """Save the state of a learning rate scheduler to one file.
+
+        Args:
+            lr_scheduler: The scheduler.
+            checkpoint: Path of the file. Its parents are created.
+
+        Raises:
+            CheckpointError: The file cannot be written, or the state is not plain data.
+
+        Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+        """
+        self.save_plain(lambda: lr_scheduler.state_dict(), checkpoint)  # noqa: PLW0108 - looked up where ranks agree
+
+    def load_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
+        """Load the state of a learning rate scheduler.
+
+        Args:
+            lr_scheduler: A scheduler of the class that was saved.
+            checkpoint: Path of the file.
+
+        Raises:
+            CheckpointError: The file is missing, damaged, or of another kind of scheduler.
+
+        Communication: for `ProcessGroupIO` five times all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+        """
+        state = self.load_plain(checkpoint)
+        self._writers.read(partial(_check_scheduler, lr_scheduler, state, checkpoint))
+        self._writers.read(lambda: lr_scheduler.load_state_dict(state))
+
+    def save_plain(self, state: Callable[[], Any], checkpoint: str | Path, use_async: bool = False) -> None:
+        """Save numbers, strings and tensors, nested in dicts and lists, to one file; those of the first rank.
+
+        Args:
+            state: Returns them.
+            checkpoint: Path of the file. Its parents are created.
+            use_async: Return before the file is written, as in `save_model`.
+
+        Raises:
+            CheckpointError: The file cannot be written, or the state is not plain data.
+
+        Communication: for `ProcessGroupIO` six times all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+
+        Example:
+            >>> import tempfile
+            >>> from colossal.checkpoint_io import CheckpointIO
+            >>> path = tempfile.mkdtemp() + "/progress"
+            >>> CheckpointIO().save_plain(lambda: {"epoch": 3}, path)
+            >>> CheckpointIO().load_plain(path)
+            {'epoch': 3}
+        """
+
+        def collect_content() -> Content:
+            plain, tensors = extract_tensors(state())
+            entries = tuple(Entry.of([name], tensor, self._writers.ranks) for name, tensor in tensors.items())
+            return Content({None: ParameterContent(entries, plain)}, [None])
+
+        def make_writer(content: Content, save_id: str) -> FileWriter:
+            return SafetensorsWriter([content.entries], save_id, self._writers.rank, content.plain[None])
+
+        self._save_queue.save(collect_content, make_writer, lambda: SingleFileDestination(Path(checkpoint)), use_async)
+
+    def load_plain(self, checkpoint: str | Path) -> Any:
+        """Load what `save_plain` wrote, or a dict that PyTorch saved.
+
+        Args:
+            checkpoint: Path of the file.
+
+        Returns:
+            The data; tensors on the CPU.
+
+        Raises:
+            CheckpointError: The file is missing or damaged.
+
+        Communication: for `ProcessGroupIO` three times all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+        """
+        self._save_queue.wait_until_saved()
+        with self._open(Path(checkpoint), (), low_cpu_mem_mode=False) as source:
+            return self._writers.read(partial(_read_plain, source))
+
+    def synchronize(self) -> None:
+        """Wait until everything that was saved is on the disk.
+
+        Raises:
+            CheckpointError: An asynchronous save failed since the last call.
+
+        Communication: for `ProcessGroupIO` one all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+        """
+        self._save_queue.wait_until_saved()
+
+    def after(self, job: Callable[[], None], use_async: bool = False, always: bool = False) -> None:
+        """Do something on the first rank once everything saved so far is on the disk, such as deleting what is old.
+
+        Args:
+            job: Takes a moment only.
+            use_async: Return before it is done, as in `save_model`. It is left out if one of the saves fails.
+            always: Do it even if one of them fails.
+
+        Raises:
+            CheckpointError: It failed, or an earlier asynchronous save did.
+
+        Communication: for `ProcessGroupIO` twice all_gather_object, the group, a few bytes; for
+        `SingleProcessIO` none.
+
+        Example:
+            >>> from colossal.checkpoint_io import CheckpointIO
+            >>> CheckpointIO().after(lambda: print("all is on the disk"))
+            all is on the disk
+        """
+        self._save_queue.after(job, use_async, always)
+
+    @property
+    def writers(self) -> CheckpointGroup:
+        """The ranks that save and load one checkpoint together."""
+        return self._writers
+
+    def _open(self, path: Path, kinds: Any, low_cpu_mem_mode: bool) -> Source:
+        return self._writers.read(lambda: Source.find(path, kinds, low_cpu_mem_mode))
+
+
+GeneralCheckpointIO = CheckpointIO
+"""`CheckpointIO` under the name that a process on its own knows it by."""
+
+
+def _require_full_tensors(gather_dtensor: bool) -> None:
+    if not gather_dtensor:
+        raise UnsupportedError(
+            "A checkpoint holds full tensors, so that a job of any world size can load it. Found gather_dtensor=False. "
+            "Leave it True: with use_safetensors=True no rank gathers anything, each rank writes its local shards."
+        )
+
+
+def _check_threads(num_threads: int) -> None:
+    if num_threads < 1:
+        raise ConfigError(f"Reading needs at least one thread. Found num_threads={num_threads}. The default is 1.")
+
+
+def _read_plain(source: Source) -> Any:
+    if source.plain is not None:
+        return insert_tensors(source.plain, lambda name: source.item(name).read_full())
+    return {name: item.value if item.shape is None else item.read_full() for name, item in source.items.items()}
+
+
+def _check_scheduler(lr_scheduler: LRScheduler, state: Mapping[str, Any], path: object) -> None:
+    """Raise if a file does not have all that the scheduler's own state has."""
+    if missing := {key for key in lr_scheduler.state_dict() if not key.startswith("_")} - set(state):
+        raise CheckpointError(
+            f"Loading needs a file of a {type(lr_scheduler).__name__}. Found {path} without "
+            f"{listing(sorted(missing))}. Build the scheduler that was saved, or pass its file."
+        )

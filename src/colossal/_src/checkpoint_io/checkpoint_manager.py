@@ -1,0 +1,196 @@
+"""A directory of complete training states, one for each saved step, from which a run resumes."""
+
+import ctypes
+import os
+import re
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from colossal._src.checkpoint_io.api import CheckpointIO
+from colossal._src.checkpoint_io.naming import listing
+from colossal._src.checkpoint_io.random_state import random_state, restore_random_state
+from colossal._src.checkpoint_io.staging import sync
+from colossal._src.interface import OptimizerWrapper
+from colossal.errors import CheckpointError, ConfigError
+
+_NAME = re.compile(r"step-(\d{8,})")
+_MODEL, _OPTIMIZER, _SCHEDULE, _PROGRESS = "model", "optimizer", "lr_scheduler", "progress"
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@final
+class CheckpointManager:
+    """The training states under a directory.
+
+    Each is a directory of its own, ``step-00000100``, that appears by one rename when all of it is on the disk.
+
+    Args:
+        root: The directory.
+        io: What reads and writes the parts.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from colossal.checkpoint_io import CheckpointIO
+        >>> steps = CheckpointManager(Path(tempfile.mkdtemp()), CheckpointIO())
+        >>> steps.save(torch.nn.Linear(2, 1), None, None, step=10, keep=2)
+        >>> steps.latest
+        10
+    """
+
+    def __init__(self, root: str | Path, io: CheckpointIO) -> None:
+        self._root, self._io = Path(root), io
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | OptimizerWrapper | None,
+        lr_scheduler: LRScheduler | None,
+        step: int,
+        keep: int,
+        use_async: bool = False,
+    ) -> None:
+        """Save the state after a step, and delete the oldest ones.
+
+        Args:
+            model: The model, boosted or not.
+            optimizer: The optimizer.
+            lr_scheduler: Its schedule.
+            step: How many steps have been taken.
+            keep: How many states stay, this one included.
+            use_async: Return as soon as the state is copied to host memory.
+
+        Raises:
+            CheckpointError: Something cannot be written, or an earlier asynchronous save failed.
+            ConfigError: `step` is negative, or `keep` below 1.
+        """
+        if step < 0 or keep < 1:
+            raise ConfigError(
+                f"A step is at least 0, and at least 1 state is kept. Found step={step}, keep={keep}. "
+                "Count steps from 0; the default is keep=2."
+            )
+        clear = partial(_remove_temporary, self._root)
+        self._io.after(clear, use_async)
+        try:
+            temporary = self._root / f".step-{step:08d}.tmp"
+            self._save(temporary, step, model, optimizer, lr_scheduler, use_async)
+            self._io.after(partial(_commit, self._root, temporary, step, keep), use_async)
+        finally:
+            self._io.after(clear, use_async, always=True)
+
+    def _save(
+        self, temporary: Path, step: int, model: nn.Module, optimizer: Any, lr_scheduler: Any, use_async: bool
+    ) -> None:
+        io = self._io
+        io.save_model(model, temporary / _MODEL, shard=True, use_safetensors=True, use_async=use_async)
+        if optimizer is not None:
+            io.save_optimizer(optimizer, temporary / _OPTIMIZER, shard=True, use_async=use_async)
+        if lr_scheduler is not None:
+            io.save_plain(lambda: lr_scheduler.state_dict(), temporary / _SCHEDULE, use_async)  # noqa: PLW0108
+        randoms = io.writers.gather(random_state)
+        progress = {"step": step, "world_size": len(io.writers.ranks), "random": randoms}
+        io.save_plain(lambda: progress, temporary / _PROGRESS, use_async)
+
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | OptimizerWrapper | None,
+        lr_scheduler: LRScheduler | None,
+        step: int | None = None,
+    ) -> int:
+        """Load a state, and let the generators of random numbers go on from it.
+
+        Args:
+            model: The model, boosted or not.
+            optimizer: The optimizer.
+            lr_scheduler: Its schedule.
+            step: Which state; the latest by default.
+
+        Returns:
+            How many steps had been taken.
+
+        Raises:
+            CheckpointError: There is no such state, or it is damaged, or of another program.
+        """
+        self._io.synchronize()
+        there = self._io.writers.gather(lambda: _steps(self._root))[0]
+        if not there or (step is not None and step not in there):
+            wanted = "" if step is None else f" with step {step} among them"
+            raise CheckpointError(
+                f"Loading needs states that were saved{wanted}. Found {listing(there) or 'none'} in {self._root}. "
+                "Check the path, or start from scratch: latest_step returns None if there is nothing to load."
+            )
+        chosen = there[-1] if step is None else step
+        try:
+            return self._load(_path(self._root, chosen), model, optimizer, lr_scheduler)
+        except CheckpointError as error:
+            earlier = [each for each in there if each < chosen]
+            if not earlier:
+                raise
+            raise CheckpointError(f"{error} An earlier state is there: pass step={earlier[-1]} to load it.") from error
+
+    @property
+    def latest(self) -> int | None:
+        """The latest step whose state is there; None if there is none."""
+        there = self._io.writers.gather(lambda: _steps(self._root))[0]
+        return there[-1] if there else None
+
+    def _load(self, path: Path, model: nn.Module, optimizer: Any, lr_scheduler: LRScheduler | None) -> int:
+        io = self._io
+        progress = io.load_plain(path / _PROGRESS)
+        io.load_model(model, path / _MODEL)
+        if optimizer is not None:
+            io.load_optimizer(optimizer, path / _OPTIMIZER)
+        if lr_scheduler is not None:
+            io.load_lr_scheduler(lr_scheduler, path / _SCHEDULE)
+        restore_random_state(progress["random"], io.writers.ranks.index(io.writers.rank))
+        return progress["step"]
+
+
+def _path(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def _steps(root: Path) -> list[int]:
+    names = [entry.name for entry in root.iterdir() if entry.is_dir()] if root.is_dir() else []
+    return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
+
+
+def _remove_temporary(root: Path) -> None:
+    """Delete what a process that was killed left."""
+    for left in root.glob(".step-*.tmp") if root.is_dir() else ():
+        shutil.rmtree(left)
+
+
+def _commit(root: Path, temporary: Path, step: int, keep: int) -> None:
+    """Put a state in place, and delete the oldest ones: never the new one, whatever its number."""
+    target = _path(root, step)
+    if target.exists():
+        _exchange(temporary, target)
+        shutil.rmtree(temporary)
+    else:
+        temporary.rename(target)
+    sync(root)
+    others = [each for each in _steps(root) if each != step]
+    for old in others[: max(0, len(others) + 1 - keep)]:
+        gone = root / f".step-{old:08d}.tmp"
+        _path(root, old).rename(gone)
+        shutil.rmtree(gone)
+
+
+def _exchange(first: Path, second: Path) -> None:
+    """Swap two directories in one step of the file system, so that there is one under the second name at any time."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    names = os.fsencode(first), os.fsencode(second)
+    if rename is not None and rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return
+    spare = first.with_name(f"{first.name[: -len('.tmp')]}.old.tmp")
+    second.rename(spare)  # a file system that cannot swap: for a moment only the earlier steps are there
+    first.rename(second)
+    spare.rename(first)

@@ -1,0 +1,200 @@
+"""The state of a model by name: which names are one tensor, what a checkpoint must hold, and how it is filled in."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.autograd.graph import increment_version
+
+from colossal._src.checkpoint_io.content import Content, ParameterContent
+from colossal._src.checkpoint_io.entries import Entry
+from colossal._src.checkpoint_io.naming import listing
+from colossal._src.checkpoint_io.saved_names import SavedNames
+from colossal._src.checkpoint_io.source import Item
+from colossal._src.checkpoint_io.threads import map_in_threads
+from colossal._src.interface import AdapterNames, base_model_of, full_spec_of
+from colossal._src.tensor import backing_shard, copy_placement, local_of, local_regions_of, placement_of
+from colossal.errors import CheckpointError
+
+_THREADS = 2  # one hashes while the other one waits for the disk
+
+
+@final
+class ModelState:
+    """The parameters, persistent buffers and extra state of a model, by name."""
+
+    def __init__(self, model: nn.Module, rank: int = 0) -> None:
+        self._rank = rank
+        full_spec = full_spec_of(model)
+        self._roots: Sequence[nn.Module] = [model] if full_spec is None else full_spec.roots
+        states: list[Any] = [root.state_dict(keep_vars=True) for root in self._roots]
+        self._saved = SavedNames(AdapterNames.of(model) if full_spec is None else full_spec.adapter_names)
+        found = [(name, value) for state in states for name, value in state.items()]
+        self._state = {saved: backing_shard(value) for name, value in found for saved in self._saved[name]}
+        self._metadata = getattr(states[0], "_metadata", OrderedDict())
+        self._names, self._ties, self._holders = list(self._state), list(_group_aliases(self._state)), None
+        if full_spec is not None:
+            self._names = [saved for name in full_spec.names for saved in self._saved[name]]
+            self._ties = [[saved for name in names for saved in self._saved[name]] for names in full_spec.groups]
+            self._holders, self._metadata = full_spec.ranks, full_spec.metadata
+            self._state = _under_all_names(self._state, self._ties)
+        empty = [name for name, value in self._state.items() if getattr(value, "is_meta", False)]
+        if empty:
+            raise CheckpointError(
+                f"Saving and loading need a model that has its values. Found on the meta device: {listing(empty)}. "
+                "Create the model on a real device, or materialize it first."
+            )
+
+    def content(self, ranks: Sequence[int], for_safetensors: bool) -> Content:
+        """Return the state in order, with all names of one tensor in one entry."""
+        if for_safetensors:
+            self._check_only_tensors()
+        ties = [part for names in self._ties for part in self._saved.split(names) if part]
+        chosen = {names[0]: [self._leading(names)] if for_safetensors else names for names in ties}
+        parameters = {
+            name: ParameterContent((Entry.of(names, self._state[name], self._holders or ranks),))
+            for name, names in chosen.items()
+            if name in self._state
+        }
+        return Content(parameters, list(chosen))
+
+    def _check_only_tensors(self) -> None:
+        foreign = {n: type(value).__name__ for n, value in self._state.items() if not isinstance(value, torch.Tensor)}
+        if foreign:
+            raise CheckpointError(
+                f"A safetensors file can hold tensors only. Found state of other types: {foreign}. "
+                "Pass use_safetensors=False for this model."
+            )
+
+    def _leading(self, names: list[str]) -> str:
+        """Return the name that is not tied to another one by the model's own list; the first if there is none."""
+        base = base_model_of(self._roots[0])
+        tied: Any = getattr(base, "all_tied_weights_keys", None)
+        tied = tied or getattr(base, "_tied_weights_keys", None) or ()
+        return next((name for name in names if not any(re.search(pattern, name) for pattern in tied)), names[0])
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters of peft stand in the model."""
+        return self._saved.has_adapters
+
+    def split(self, entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
+        """Return the entries of the model without adapters, and those of its adapters, which go into other files."""
+        return self._saved.split(entries, lambda entry: entry.names[0])
+
+    def in_order(self, content: Mapping[str, Any]) -> OrderedDict[str, Any]:
+        """Return the full state with all names, as `torch.nn.Module.load_state_dict` takes it."""
+        state = OrderedDict((name, content[name]) for name in self._names if name in content)
+        metadata = self._saved.metadata(self._metadata)
+        state._metadata = metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
+        return state
+
+    def check(self, items: Mapping[str, Item], strict: bool, source: object) -> None:
+        """Compare the names, shapes and kinds of a checkpoint with the model's, before any value is written.
+
+        A tensor with several names needs one of them only.
+        """
+        items = self._saved.translated(items, self._state)
+        common = {name: item for name, item in items.items() if name in self._state}
+        known = set(self._names)
+        problems = {
+            "with another shape": [
+                f"{name} (file {_shape(item.shape)}, model {_shape(shape_of(self._state[name]))})"
+                for name, item in common.items()
+                if item.shape != shape_of(self._state[name])
+            ],
+            "with another kind of numbers": [
+                f"{name} (file {item.dtype}, model {self._state[name].dtype})"
+                for name, item in common.items()
+                if item.dtype is not None and _kind(item.dtype) != _kind(getattr(self._state[name], "dtype", None))
+            ],
+        }
+        if strict:
+            problems["missing from the file"] = [
+                names[0] for names in self._ties if not any(name in items for name in names)
+            ]
+            problems["unexpected in the file"] = [name for name in items if name not in known]
+        only_names = not (problems["with another shape"] or problems["with another kind of numbers"])
+        found = [f"{len(names)} {what}: {listing(names)}" for what, names in problems.items() if names]
+        if found:
+            raise CheckpointError(
+                f"Loading needs a checkpoint of the same model. Found in {source} {'; '.join(found)}. "
+                "Nothing was loaded. Build the model with the configuration that was saved"
+                + (", or pass strict=False to load the names that agree." if only_names else ".")
+            )
+
+    def fill(self, items: Mapping[str, Item]) -> None:
+        """Write the values of one file into the model, in the model's dtypes and on its devices.
+
+        Each rank reads its local shards, directly into the memory of the parameter where dtype and device allow it.
+        What is not a parameter or a buffer itself goes through the `load_state_dict` of its module.
+        """
+        tensors = (each for root in self._roots for each in (*root.parameters(), *root.buffers()))
+        own = {id(backing_shard(tensor)) for tensor in tensors}
+        others: OrderedDict[str, Any] = OrderedDict()
+        direct: list[tuple[torch.Tensor, Item]] = []
+        for name, item in self._saved.translated(items, self._state).items():
+            value = self._state.get(name)
+            if item.shape is not None and isinstance(value, torch.Tensor) and id(value) in own:
+                direct.append((value, item))
+            elif name in self._state:
+                others[self._saved.in_state(name)] = item.value if item.shape is None else item.read_full()
+        map_in_threads(self._fill_tensor, direct, _THREADS)
+        others._metadata = self._metadata  # type: ignore[attr-defined]  # noqa: SLF001 - torch's own convention
+        try:
+            for root in self._roots if others else ():
+                root.load_state_dict(others, strict=False)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"Loading needs values that the model's modules accept. Found that one did not: {error}. "
+                "Build the model with the configuration that was saved."
+            ) from error
+
+    def _fill_tensor(self, pair: tuple[torch.Tensor, Item]) -> None:
+        value, item = pair
+        local = local_of(value).detach()
+        with torch.no_grad():
+            for region, part in local_regions_of(copy_placement(value.detach(), value), self._rank):
+                item.read(region, part)
+        # torch did not see this write, and the fp32 master weights must notice it.
+        increment_version(local)
+
+
+def shape_of(value: object) -> torch.Size | None:
+    """Return the shape of a tensor, or of what it is a part of; None for anything else."""
+    return torch.Size(placement_of(value).shape) if isinstance(value, torch.Tensor) else None
+
+
+def _group_aliases(state: Mapping[str, Any]) -> Iterable[list[str]]:
+    """Return the names of each distinct tensor, in the order of the first ones."""
+    groups: dict[Any, list[str]] = {}
+    for name, value in state.items():
+        key: Any = name
+        if isinstance(value, torch.Tensor):
+            key = id(value)
+            if local_of(value) is value and value.numel() > 0 and not value.is_meta:
+                key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
+        groups.setdefault(key, []).append(name)
+    return groups.values()
+
+
+def _under_all_names(state: Mapping[str, Any], groups: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """Return the tensors that are here, each under all its names, of which other ranks may use some."""
+    found = {}
+    for names in groups:
+        here = next((name for name in names if name in state), None)
+        found |= {} if here is None else dict.fromkeys(names, state[here])
+    return found
+
+
+def _kind(dtype: torch.dtype | None) -> str:
+    if dtype is None or dtype.is_floating_point:
+        return "float" if dtype else "none"
+    return "complex" if dtype.is_complex else "bool" if dtype is torch.bool else "int"
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "no tensor" if shape is None else str(list(shape))

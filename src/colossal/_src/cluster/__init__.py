@@ -1,0 +1,56 @@
+"""The machine as a program sees it: processes, the mesh that they form, and how they are started."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from colossal._src.cluster.axes import AXES, Axis
+from colossal._src.cluster.backends import group_for, host_group
+from colossal._src.cluster.coordinator import DistCoordinator
+from colossal._src.cluster.launch import (
+    get_default_parser,
+    launch,
+    launch_from_openmpi,
+    launch_from_slurm,
+    launch_from_torch,
+)
+from colossal._src.cluster.link_cost import LINK_OPS, AxisCost, Link, LinkCost, LinkOp, LinkOrigin
+from colossal._src.cluster.mesh import ParallelMesh, ambient_mesh, current_mesh
+from colossal._src.cluster.tp_grid import TENSOR_PARALLEL_MODES, TensorParallelMode, make_tp_grid
+
+if TYPE_CHECKING:
+    from colossal._src.cluster.link_timing import measure_link_cost
+
+__all__ = [
+    "AXES",
+    "LINK_OPS",
+    "TENSOR_PARALLEL_MODES",
+    "Axis",
+    "AxisCost",
+    "DistCoordinator",
+    "Link",
+    "LinkCost",
+    "LinkOp",
+    "LinkOrigin",
+    "ParallelMesh",
+    "TensorParallelMode",
+    "ambient_mesh",
+    "current_mesh",
+    "get_default_parser",
+    "group_for",
+    "host_group",
+    "launch",
+    "launch_from_openmpi",
+    "launch_from_slurm",
+    "launch_from_torch",
+    "make_tp_grid",
+    "measure_link_cost",
+]
+
+
+_LAZY_IMPORTS = {"measure_link_cost": "colossal._src.cluster.link_timing"}  # which few programs need
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY_IMPORTS:
+        raise AttributeError(f"module 'colossal.cluster' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY_IMPORTS[name]), name)

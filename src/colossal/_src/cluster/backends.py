@@ -1,0 +1,78 @@
+# pyright: reportUnknownMemberType=false
+"""Which process group communicates a tensor: the accelerator's backend for its tensors, another for host tensors."""
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed as dist
+
+from colossal.errors import UnsupportedError
+
+# [Note: what is agreed on the host]
+# Ranks agree on small facts many times in a step: which parameters were used, whether batches have the same shape. In
+# accelerator memory, each such fact would synchronize the host with the device twice. So a group on an accelerator has
+# a host group, with the same ranks and a CPU backend, for facts that are produced and used on the host.
+
+_OF_HOST = ("gloo", "shm", "fake", "threaded", "mpi", "undefined")
+_HOST_GROUPS: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
+
+
+def group_for(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the group that communicates a tensor.
+
+    Args:
+        tensor: In host memory, or on the accelerator.
+        group: The group of the ranks.
+
+    Returns:
+        The group itself, or its host group.
+
+    Communication: as in `host_group`, if the tensor is in host memory.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.cluster import group_for
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4):
+        ...     mesh = ParallelMesh(tp=2)
+        ...     print(group_for(torch.ones(2), mesh.group("tp")) is mesh.group("tp"))
+        True
+    """
+    return host_group(group) if tensor.is_cpu else group
+
+
+def host_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
+    """Return a group of the same ranks that communicates tensors in host memory.
+
+    Args:
+        group: The group; the default process group by default.
+
+    Returns:
+        The group itself if its backend does so, else its host group.
+
+    Communication: on the first call for a group, all its ranks open connections; they must call together.
+
+    Example:
+        >>> from colossal._src.cluster import host_group
+        >>> from colossal.testing import run_threads
+        >>> run_threads(lambda: host_group().size(), 2)
+        [2, 2]
+    """
+    found = group or dist.group.WORLD
+    assert found is not None
+    if dist.get_backend(found).partition(",")[0].removeprefix("cpu:") in _OF_HOST:
+        return found
+    if found not in _HOST_GROUPS:
+        _HOST_GROUPS[found] = _make_host_group(dist.get_process_group_ranks(found))
+    return _HOST_GROUPS[found]
+
+
+def _make_host_group(ranks: list[int]) -> dist.ProcessGroup:
+    try:
+        created = dist.new_group(ranks, backend="shm", use_local_synchronization=True)
+    except UnsupportedError:  # on all of them
+        created = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    assert isinstance(created, dist.ProcessGroup)
+    return created

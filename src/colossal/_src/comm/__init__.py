@@ -1,0 +1,37 @@
+"""Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
+
+from colossal._src.comm.channel import Channel
+from colossal._src.comm.counter import CommCounter, active_counters, count_collective, uncounted
+from colossal._src.comm.group_reduce import all_reduce_over, equal_on_all_ranks, gather_objects
+from colossal._src.comm.matmul3d import gather_packed_rows, matmul_3d
+from colossal._src.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
+from colossal._src.comm.partition import Partition, PendingComm
+from colossal._src.comm.ring_exchange import Exchange, ring_all_gather, ring_reduce_scatter
+from colossal._src.comm.summa import summa_ab, summa_abt, summa_atb
+
+__all__ = [
+    "Channel",
+    "CommCounter",
+    "Exchange",
+    "Partition",
+    "PendingComm",
+    "active_counters",
+    "all_reduce_over",
+    "all_to_all",
+    "count_collective",
+    "equal_on_all_ranks",
+    "gather",
+    "gather_objects",
+    "gather_packed_rows",
+    "matmul_3d",
+    "reduce",
+    "reduce_scatter",
+    "replicate",
+    "ring_all_gather",
+    "ring_reduce_scatter",
+    "scatter",
+    "summa_ab",
+    "summa_abt",
+    "summa_atb",
+    "uncounted",
+]

@@ -1,0 +1,119 @@
+# pyright: reportUnknownMemberType=false
+"""Totals over process groups instead of axes: for tensors that know their groups, such as shards."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import distributed as dist
+
+from colossal._src.cluster import AXES, Axis, current_mesh, group_for, host_group
+from colossal._src.comm.counter import active_counters, uncounted
+from colossal._src.comm.lost_peers import LostPeerGuard
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None) -> list[Any]:
+    """Let all ranks know a value of each, as it can be pickled: for messages, not for the data of a step.
+
+    Args:
+        value: Any value.
+        groups: The groups of the axes that the ranks span; by default all ranks.
+
+    Returns:
+        The values of all these ranks: in rank order, or for groups with those of the first group's ranks adjacent.
+
+    Communication: all_gather_object, all ranks, the bytes of the values.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal._src.comm import gather_objects
+        >>> from colossal.testing import run_threads
+        >>> run_threads(lambda: gather_objects({"rank": dist.get_rank()}), 2)[0]
+        [{'rank': 0}, {'rank': 1}]
+    """
+    values = [value]
+    for group in (dist.group.WORLD,) if groups is None else groups:
+        gathered: list[Any] = [None] * dist.get_world_size(group)
+        with LostPeerGuard():
+            dist.all_gather_object(gathered, values, group=host_group(group))
+        values = [each for rank in gathered for each in rank]
+    return values
+
+
+def equal_on_all_ranks(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup]) -> list[bool]:
+    """Return which numbers are the same on all ranks, such as digests of what all of them should have.
+
+    Args:
+        numbers: Signed, of 64 bits at most; as many on all ranks.
+        groups: The process groups of the axes that the ranks span.
+
+    Returns:
+        One value for each number, the same on all ranks.
+
+    Communication: all_reduce, the groups, 16 bytes for each number; not counted, as it is no part of training.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal._src.comm import equal_on_all_ranks
+        >>> from colossal.testing import run_threads
+        >>> run_threads(lambda: equal_on_all_ranks([7, dist.get_rank()], [dist.group.WORLD]), 2)
+        [[True, False], [True, False]]
+    """
+    own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    with uncounted():
+        largest, smallest = all_reduce_over(torch.stack([own, ~own]), groups, "max")
+    return [bool(each) for each in largest == ~smallest]
+
+
+def all_reduce_over(
+    tensor: torch.Tensor,
+    groups: Iterable[dist.ProcessGroup],
+    op: Literal["sum", "max"] = "sum",
+    axis: Axis | None = None,
+) -> torch.Tensor:
+    """Combine the ranks' tensors over one group after another, without gradients.
+
+    Over the groups of two axes of a mesh, this is the total over all ranks that the axes span.
+
+    Args:
+        tensor: Any shape, the same on all ranks; in host memory, or on the accelerator.
+        groups: The process groups; a group of one rank is left out.
+        op: Add the tensors up, or take the largest of each element.
+        axis: The axis of the mesh under which calls are counted, for groups that are parts of one; by default that
+            whose group it is.
+
+    Returns:
+        The total, in a new tensor of the same shape; `tensor` itself if there is nothing to combine.
+
+    Communication: all_reduce, the groups' axes, the tensor's bytes; once for each group.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.comm import all_reduce_over
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     mesh = ParallelMesh(dp=2)
+        ...     found = torch.tensor([mesh.rank("dp"), 1 - mesh.rank("dp")])
+        ...     return all_reduce_over(found, [mesh.group("dp")], "max").tolist()
+        >>> run_threads(program, 2)
+        [[1, 1], [1, 1]]
+    """
+    for group in groups:
+        size = dist.get_world_size(group)
+        if size > 1:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            with LostPeerGuard():
+                dist.all_reduce(tensor, op=_OPS[op], group=group_for(tensor, group))
+            for counter in active_counters():
+                for each in (axis,) if axis else _axes_of(group):
+                    counter.add("all_reduce", each, 2 * tensor.nbytes * (size - 1) // size)
+    return tensor
+
+
+def _axes_of(group: dist.ProcessGroup) -> Iterator[Axis]:
+    """Find the axis of the ambient mesh that a group is; a group of the user's own is none and is not counted."""
+    mesh = current_mesh()
+    return (axis for axis in AXES if mesh.size(axis) > 1 and mesh.group(axis) is group)

@@ -1,0 +1,214 @@
+# pyright: reportUnknownMemberType=false
+"""Buffers that are partitioned over ranks, with asynchronous reduce-scatter and all-gather."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, final
+
+import torch
+from torch import distributed as dist
+
+from colossal._src.cluster import Axis
+from colossal._src.comm.channel import all_gather_into, needs_scratch, reduce_scatter_into
+from colossal._src.comm.counter import CommCounter, Op, active_counters
+from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
+from colossal._src.comm.group_reduce import all_reduce_over
+from colossal._src.comm.lost_peers import LostPeerGuard
+
+
+@final
+class PendingComm:
+    """Communication that is under way.
+
+    Args:
+        works: What to wait for.
+        then: What is left to do afterwards.
+
+    Example:
+        >>> from colossal._src.comm import PendingComm
+        >>> PendingComm(then=lambda: print("done")).wait()
+        done
+    """
+
+    def __init__(self, works: Sequence[dist.Work] = (), then: Callable[[], object] | None = None) -> None:
+        self._works, self._then = works, then
+
+    def wait(self) -> None:
+        """Wait until the result is there; a second call does nothing."""
+        works, then = self._works, self._then
+        self._works, self._then = (), None
+        with LostPeerGuard():
+            for work in works:
+                work.wait()
+        if then is not None:
+            then()
+
+
+@final
+@dataclass(frozen=True)
+class Partition:
+    """Ranks of which each owns one segment of every buffer, and ranks that own the same one elsewhere.
+
+    All buffers have as many elements as a multiple of the number of segments.
+
+    Args:
+        group: The ranks over which a buffer is partitioned, in the order of the segments.
+        replicas: The ranks that own the same segment in other such groups; None if there is one group only.
+        axis: The axis of the mesh that all of them are on, under which calls are counted.
+        counters: What counts the calls; by default the counters that are open now.
+        compress_fp8: Let the terms of sums travel in 8 bits, with scales.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.comm import Partition
+        >>> from colossal.testing import run_threads
+        >>> def program():
+        ...     mesh = ParallelMesh(dp=2)
+        ...     partition, own = Partition(mesh.group("dp")), torch.empty(2)
+        ...     buffer = torch.arange(4.0)
+        ...     partition.start_reduce_scatter(buffer, own).wait()
+        ...     partition.segment(buffer).copy_(own)
+        ...     partition.start_all_gather(buffer).wait()
+        ...     return buffer.tolist()
+        >>> run_threads(program, 2)
+        [[0.0, 2.0, 4.0, 6.0], [0.0, 2.0, 4.0, 6.0]]
+    """
+
+    group: dist.ProcessGroup
+    replicas: dist.ProcessGroup | None = None
+    axis: Axis = "dp"
+    counters: tuple[CommCounter, ...] = field(default_factory=active_counters)
+    compress_fp8: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of segments."""
+        return dist.get_world_size(self.group)
+
+    @property
+    def rank(self) -> int:
+        """The segment that this rank owns."""
+        return dist.get_rank(self.group)
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of ranks that own each segment."""
+        return 1 if self.replicas is None else dist.get_world_size(self.replicas)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over which sums are taken."""
+        return self.size * self.num_replicas
+
+    @property
+    def members(self) -> tuple[tuple[int, int], ...]:
+        """The global rank and the segment of every rank that takes part, in the order of the global ranks."""
+        if self.replicas is None:
+            return tuple((rank, index) for index, rank in enumerate(dist.get_process_group_ranks(self.group)))
+        own = dist.get_process_group_ranks(self.group)
+        first = dist.get_process_group_ranks(self.replicas)
+        found = [(rank - own[self.rank] + other, at) for at, rank in enumerate(own) for other in first]
+        return tuple(sorted(found))
+
+    def segment(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Find the part of a buffer that this rank owns.
+
+        Args:
+            buffer: One dimension.
+
+        Returns:
+            The part; it shares memory with the buffer.
+        """
+        length = buffer.numel() // self.size
+        return buffer[self.rank * length : (self.rank + 1) * length]
+
+    def scratch_numel(self, buffer: torch.Tensor) -> int:
+        """Return the size of the scratch buffer that a reduce-scatter of a buffer takes.
+
+        Args:
+            buffer: One dimension.
+
+        Returns:
+            Elements of the same dtype.
+        """
+        if self.compress_fp8 and self.size > 1:
+            return -(-2 * self.size * fp8_nbytes(buffer.numel() // self.size) // buffer.itemsize)
+        return buffer.numel() // self.size * (self.size - 1) if needs_scratch(self.group) else 0
+
+    def start_reduce_scatter(
+        self, buffer: torch.Tensor, own: torch.Tensor, scratch: torch.Tensor | None = None
+    ) -> PendingComm:
+        """Begin to sum a buffer up over all ranks, each segment for its owners.
+
+        Args:
+            buffer: Contiguous, of one dimension; its content is lost, and it must not be touched until the end.
+            own: Where this rank's segment of the sum goes; it may be that segment of `buffer` itself.
+            scratch: Room of `scratch_numel` elements, also not to be touched; a new tensor by default.
+
+        Returns:
+            What to wait for.
+
+        Communication: reduce_scatter, dp, the buffer's bytes, or one for each of its elements; with replicas also
+        all_reduce, of the segment.
+        """
+        if self.size == 1:
+            if own.data_ptr() != buffer.data_ptr():
+                own.copy_(buffer)
+            return PendingComm(then=lambda: self._sum_replicas(own))
+        if self.compress_fp8:
+            works, finish, num_bytes = reduce_scatter_fp8(own, buffer, self.group, scratch)
+        else:
+            works, finish = reduce_scatter_into(own, buffer, self.group, scratch)
+            num_bytes = buffer.nbytes
+        self._count("reduce_scatter", num_bytes, self.size)
+
+        def then() -> None:
+            finish()
+            self._sum_replicas(own)
+
+        return PendingComm(works, then)
+
+    def start_all_gather(self, buffer: torch.Tensor) -> PendingComm:
+        """Begin to give all ranks of the group every segment of a buffer, from its owner.
+
+        Args:
+            buffer: Contiguous, of one dimension, with this rank's segment filled in; not to be touched until the end.
+
+        Returns:
+            What to wait for.
+
+        Communication: all_gather, dp, the buffer's bytes.
+        """
+        if self.size == 1:
+            return PendingComm()
+        self._count("all_gather", buffer.nbytes, self.size)
+        return PendingComm(all_gather_into(buffer, self.segment(buffer), self.group))
+
+    def total(self, values: torch.Tensor, op: Literal["sum", "max"] = "sum") -> torch.Tensor:
+        """Combine small values over all ranks.
+
+        Args:
+            values: Any shape, the same on all ranks.
+            op: Add up, or take the largest.
+
+        Returns:
+            The total, in a new tensor; `values` itself if there is nothing to combine.
+
+        Communication: all_reduce, dp, the values' bytes.
+        """
+        groups = [group for group in (self.group, self.replicas) if group is not None]
+        return all_reduce_over(values, groups, op, self.axis)
+
+    def _sum_replicas(self, own: torch.Tensor) -> None:
+        if self.replicas is not None and self.num_replicas > 1:
+            if self.compress_fp8:
+                own.copy_(all_reduce_fp8(own, self.replicas))
+            else:
+                dist.all_reduce(own, group=self.replicas)
+            num_bytes = fp8_nbytes(own.numel()) if self.compress_fp8 else own.nbytes
+            self._count("all_reduce", 2 * num_bytes, self.num_replicas)
+
+    def _count(self, op: Op, num_bytes: int, size: int) -> None:
+        for counter in {*self.counters, *active_counters()}:
+            counter.add(op, self.axis, num_bytes * (size - 1) // size)

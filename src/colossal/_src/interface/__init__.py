@@ -1,0 +1,44 @@
+"""What `Booster.boost` hands back: a model and an optimizer with the same verbs under every plugin."""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from colossal._src.interface.adapter_names import AdapterNames, active_adapter, base_model_of, is_peft_model
+from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
+from colossal._src.interface.model import ModelWrapper, unwrap_model
+from colossal._src.interface.nonfinite_check import NonFiniteCheck
+from colossal._src.interface.optimizer import OptimizerWrapper
+from colossal._src.interface.optimizer_check import check_optimizer
+
+if TYPE_CHECKING:
+    from colossal._src.interface.token_weighting import TokenWeighting
+
+from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
+
+__all__ = [
+    "AdapterNames",
+    "FullModelSpec",
+    "FullOptimizerSpec",
+    "ModelWrapper",
+    "NonFiniteCheck",
+    "OptimizerWrapper",
+    "Peers",
+    "TokenWeighting",
+    "active_adapter",
+    "base_model_of",
+    "check_optimizer",
+    "full_spec_of",
+    "get_pretrained_path",
+    "is_peft_model",
+    "set_pretrained_path",
+    "unwrap_model",
+]
+
+
+_MODULE_OF = {"TokenWeighting": "colossal._src.interface.token_weighting"}  # which few programs need
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'colossal.interface' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)

@@ -1,0 +1,145 @@
+"""Adapters of peft in a model: what its tensors are called in the files of a checkpoint."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+from torch import nn
+
+_PREFIX = "base_model.model."
+"""The prefix of every name in an adapter file of peft."""
+
+
+@final
+@dataclass(frozen=True)
+class AdapterNames:
+    """The names that the state of a model with adapters has in the model, and in the files of a checkpoint.
+
+    Args:
+        base: By name in the state of the adapted model, the name of the same tensor in the base model without adapters.
+        adapters: By name in a file of adapters, as peft has it, the name in the state of the adapted model.
+
+    Example:
+        >>> import peft, torch
+        >>> from colossal._src.interface import AdapterNames
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False))
+        >>> names = AdapterNames.of(peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["0"])))
+        >>> names.base
+        {'base_model.model.0.base_layer.weight': '0.weight'}
+        >>> list(names.adapters)
+        ['base_model.model.0.lora_A.weight', 'base_model.model.0.lora_B.weight']
+    """
+
+    base: Mapping[str, str]
+    adapters: Mapping[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self | None:
+        """Look for adapters in a model, without importing peft: where it is not loaded, there are none.
+
+        Args:
+            model: Any full model, such as a `peft.PeftModel` or the base model inside of one.
+
+        Returns:
+            The names; None for a model without adapters.
+        """
+        if not any(_base_children(module) for module in model.modules()):
+            return None
+        from peft import get_peft_model_state_dict
+
+        adapted: Any = model
+        state = {name: name for name in model.state_dict(keep_vars=True)}  # of which peft looks at the keys only
+        found = get_peft_model_state_dict(
+            adapted, state_dict=state, adapter_name=active_adapter(adapted), save_embedding_layers=False
+        )
+        base = base_model_of(model)
+        start = next(name for name, module in model.named_modules() if module is base)
+        prefix, missing = (f"{start}." if start else ""), ("" if start else _PREFIX)
+        paths = {name: _base_path(base, name.removeprefix(prefix)) for name in state if name.startswith(prefix)}
+        return cls(
+            {name: path for name, path in paths.items() if path is not None},
+            {missing + str(saved): str(name) for saved, name in found.items()},
+        )
+
+
+def base_model_of(module: nn.Module) -> nn.Module:
+    """Return the base model of a model with adapters.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        The base model of a `peft.PeftModel`; any other module itself.
+
+    Example:
+        >>> import peft, torch
+        >>> from colossal._src.interface import base_model_of
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4))
+        >>> base_model_of(peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["0"]))) is net
+        True
+    """
+    found: Any = module
+    return found.get_base_model() if is_peft_model(module) else module
+
+
+def active_adapter(model: Any) -> str:
+    """Return the name of the adapter that is trained; `enable_lora` calls its only one "default".
+
+    Args:
+        model: A model with adapters.
+
+    Returns:
+        The name.
+
+    Example:
+        >>> import peft, torch
+        >>> from colossal._src.interface import active_adapter
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4))
+        >>> active_adapter(peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["0"])))
+        'default'
+    """
+    return model.active_adapter if is_peft_model(model) else next(iter(model.peft_config))
+
+
+def is_peft_model(module: nn.Module) -> bool:
+    """Whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        Whether it has adapters of peft.
+
+    Example:
+        >>> import torch
+        >>> from colossal._src.interface import is_peft_model
+        >>> is_peft_model(torch.nn.Linear(4, 2))
+        False
+    """
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(module, peft.PeftModel)
+
+
+def _base_children(module: nn.Module | None) -> tuple[str, ...]:
+    """Return the attribute names under which a module of peft holds the base layer; nothing for others."""
+    layers, others = sys.modules.get("peft.tuners.tuners_utils"), sys.modules.get("peft.utils.other")
+    if layers is not None and isinstance(module, layers.BaseTunerLayer):
+        return ("base_layer",)
+    if others is not None and isinstance(module, others.AuxiliaryTrainingWrapper):
+        return ("original_module", "token_adapter")
+    return ()
+
+
+def _base_path(base: nn.Module, name: str) -> str | None:
+    """Leave the modules of peft out of a name; None if it is that of an adapter."""
+    module: Any = base
+    path = []
+    for part in name.split("."):
+        children = _base_children(module)
+        if not children:
+            path.append(part)
+        elif part not in children:
+            return None
+        module = getattr(module, part, None)
+    return ".".join(path)

@@ -1,0 +1,70 @@
+"""The full state of a model whose tensors ranks shard, and what would write shards as if they were full."""
+
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from colossal._src.interface.adapter_names import base_model_of
+from colossal._src.interface.full_spec import full_spec_of
+from colossal._src.tensor import backing_shard, full_tensor_of, placement_of, strip_compile_prefix
+from colossal.errors import UnsupportedError
+
+
+@torch.no_grad()
+def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
+    """Collect the state of a model in host memory, full tensors whatever ranks hold of them.
+
+    Communication: all_gather, the ranks that shard a tensor, its bytes.
+    """
+    if full_spec_of(model) is not None:
+        raise UnsupportedError(
+            "A full state is that of a model whose layers are all here. Found a model that is partitioned into "
+            "pipeline stages. Call booster.save_model(model, checkpoint), which writes all stages."
+        )
+    found: dict[str, Any] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        held = backing_shard(value)
+        full = full_tensor_of(held).detach().cpu().clone() if isinstance(held, torch.Tensor) else held
+        if is_kept:
+            found[name] = full
+    return found
+
+
+def refuse_partial_export(model: nn.Module) -> None:
+    """Make `save_pretrained` of a model raise if this rank has shards or some layers of it only.
+
+    transformers and peft write what a process has; they do not support our shards, and would write a shard under the
+    name of the full parameter.
+    """
+    full_spec = full_spec_of(model)
+    for root in (model,) if full_spec is None else full_spec.roots:
+        missing = _sharded(root) if full_spec is None else _sharded(root) or _absent(root, full_spec.names)
+        exporters = [each for each in (root, base_model_of(root)) if hasattr(each, "save_pretrained")]
+        for exporter in [*exporters, model] if missing and exporters else ():
+            vars(exporter)["save_pretrained"] = partial(_refuse, missing)
+
+
+def _sharded(model: nn.Module) -> str:
+    """Describe a parameter of which this rank has a shard only; empty if there is none."""
+    for name, parameter in model.named_parameters():
+        placement = placement_of(backing_shard(parameter))
+        if placement.is_compute_sharded:
+            return f"{strip_compile_prefix(name)}, of whose shape {list(placement.shape)} each rank has a shard"
+    return ""
+
+
+def _absent(model: nn.Module, names: Any) -> str:
+    """Describe a tensor that is on another pipeline stage; empty if there is none."""
+    here = {strip_compile_prefix(name) for name in model.state_dict(keep_vars=True)}
+    absent = next((name for name in names if name not in here), None)
+    return "" if absent is None else f"a pipeline stage without {absent}"
+
+
+def _refuse(found: str, *_args: Any, **_kwargs: Any) -> NoReturn:
+    raise UnsupportedError(
+        f"save_pretrained writes what this process has, as if it were the full model. Found {found}. Call "
+        "booster.save_model(model, directory, shard=True, use_safetensors=True) on all ranks: from_pretrained loads "
+        "the directory. Adapters alone are written by booster.save_lora_as_pretrained."
+    )

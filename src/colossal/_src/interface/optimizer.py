@@ -1,0 +1,398 @@
+"""The boosted optimizer."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from colossal._src.amp import LossScaler, MasterParams, NoScaler
+from colossal._src.interface.full_spec import FullOptimizerSpec, Peers
+from colossal._src.interface.gradients import clamp, scale, total_norm
+from colossal._src.interface.nonfinite_check import NonFiniteCheck
+from colossal._src.interface.optimizer_check import check_optimizer
+from colossal._src.tensor import local_of, placement_of, strip_compile_prefix
+from colossal.errors import ConfigError, UnsupportedError
+
+_WIDE = torch.float32.itemsize
+
+
+class OptimizerWrapper:
+    """Decides when gradients become an update: backward, clip, step, zero_grad.
+
+    Gradients that the caller sees through the clip methods and `get_grad_norm` are unscaled.
+
+    Args:
+        optim: The optimizer that holds the state and does the update.
+        scaler: The loss scaler; none by default.
+        param_names: Name of each parameter in the model; checkpoints store optimizer state under these names. A master
+            has the name of its working parameter.
+        masters: What the optimizer holds in place of parameters: float32 copies, or this rank's shards of them;
+            by default it holds the parameters themselves.
+        max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
+        norm_type: The p of that norm.
+        peers: The ranks that have other parameters of the model; none by default.
+        full_spec: What the full optimizer is, where this rank has only some of its parameters.
+
+    Raises:
+        UnsupportedError: The optimizer needs full parameters, and one of them is sharded.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import OptimizerWrapper
+        >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+        >>> optimizer = OptimizerWrapper(torch.optim.SGD([weight], lr=1.0))
+        >>> optimizer.backward((weight**2).sum() / 2)
+        >>> optimizer.clip_grad_by_norm(1.0).item()
+        5.0
+        >>> optimizer.step()
+        >>> [round(x, 4) for x in weight.tolist()]
+        [2.4, 3.2]
+    """
+
+    def __init__(
+        self,
+        optim: torch.optim.Optimizer,
+        scaler: LossScaler | None = None,
+        param_names: Mapping[torch.nn.Parameter, str] | None = None,
+        masters: MasterParams | None = None,
+        max_norm: float = 0.0,
+        norm_type: float = 2.0,
+        peers: Peers | None = None,
+        full_spec: FullOptimizerSpec | None = None,
+    ) -> None:
+        shards = any(placement_of(each).is_sharded for group in optim.param_groups for each in group["params"])
+        check_optimizer(optim, shards=shards, subsets=peers is not None)
+        self.optim = optim
+        self.scaler = scaler or NoScaler()
+        self.param_names = {each: strip_compile_prefix(name) for each, name in (param_names or {}).items()}
+        self.masters = masters
+        self.full_spec = full_spec
+        self._max_norm, self._norm_type, self._peers = max_norm, norm_type, peers
+        self._name_masters(masters.pairs if masters else {})
+        self._zero_grad_hooks: list[Callable[[], None]] = []
+        self._has_scaled_grads = False
+        self._nonfinite: NonFiniteCheck | None = None
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters of all groups; master weights where there are some."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    @property
+    def _grads(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups of the wrapped optimizer."""
+        return self.optim.param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The default hyperparameters of the wrapped optimizer."""
+        return self.optim.defaults
+
+    @property
+    def state(self) -> Mapping[torch.Tensor, Any]:
+        """The per-parameter state of the wrapped optimizer."""
+        return self.optim.state
+
+    def add_param_group(self, group: dict[str, Any]) -> None:
+        """Add a parameter group to the wrapped optimizer.
+
+        Args:
+            group: ``{"params": [...]}`` with the group's own hyperparameters.
+        """
+        self.optim.add_param_group(group)
+        if self.masters is not None:
+            self._name_masters(self.masters.add_group(self.param_groups[-1]))
+
+    def _name_masters(self, pairs: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
+        for master, working in pairs.items():
+            if working in self.param_names:
+                self.param_names[master] = self.param_names.pop(working)
+
+    @property
+    def has_full_grads(self) -> bool:
+        """Whether torch's functions can take the gradients, which are in the parameters then, full or as DTensors."""
+        sharded = any(placement_of(each).is_sharded and local_of(each) is each for each in self.parameters)
+        return self.masters is None and self._peers is None and not sharded
+
+    def set_max_norm(self, max_norm: float, norm_type: float = 2.0) -> None:
+        """Clip the common norm of the gradients before each step.
+
+        Args:
+            max_norm: The largest norm that is left.
+            norm_type: The p of that norm.
+
+        Raises:
+            ConfigError: There is another limit already.
+        """
+        if (found := (self._max_norm, self._norm_type)) != (max_norm, norm_type) and found[0] > 0:
+            raise ConfigError(
+                f"Gradients are clipped to one norm. Found max_norm={max_norm} with norm_type={norm_type} next to "
+                f"{found[0]} with {found[1]} of the plugin. Pass one of them."
+            )
+        self._max_norm, self._norm_type = max_norm, norm_type
+
+    def refuse_nonfinite(self, check: NonFiniteCheck) -> None:
+        """Raise an error at `step`, on all ranks, if a loss or a gradient is infinite or NaN.
+
+        Args:
+            check: Looks at them.
+
+        Raises:
+            ConfigError: The loss is scaled: then an overflow is not an error, but makes the scale fall.
+        """
+        if not isinstance(self.scaler, NoScaler):
+            raise ConfigError(
+                "Non-finite gradients are refused where the loss is not scaled. Found loss scaling, under which they "
+                "are expected: the step is skipped, and the scale falls. Leave it out, or train in bf16 or fp32."
+            )
+        self._nonfinite = check
+
+    def register_zero_grad_hook(self, callback: Callable[[], None]) -> None:
+        """Register how to discard gradients that are not in the parameters, such as those that wait to be reduced.
+
+        Args:
+            callback: Called by `zero_grad`.
+        """
+        self._zero_grad_hooks.append(callback)
+
+    def backward(
+        self, loss: torch.Tensor, inputs: Sequence[torch.Tensor] | None = None, retain_graph: bool = False
+    ) -> None:
+        """Add the gradients of `loss`, times the loss scale, to the parameters.
+
+        Args:
+            loss: A scalar.
+            inputs: Accumulate into these tensors only; into all leaves by default.
+            retain_graph: Keep the graph for another backward pass.
+        """
+        inputs = None if inputs is None else list(inputs)
+        self._has_scaled_grads = True
+        if self._nonfinite is not None:
+            self._nonfinite.record_loss(loss)
+        with self._backward_pass(), self.scaler.scaled_loss(loss, self.optim) as scaled:
+            torch.autograd.backward(scaled, retain_graph=retain_graph, inputs=inputs)
+
+    def _backward_pass(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.masters is None else self.masters.backward_pass()
+
+    def backward_by_grad(
+        self,
+        tensor: torch.Tensor | Sequence[torch.Tensor],
+        grad: torch.Tensor | Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor] | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Continue a backward pass from `tensor`, whose gradient is known and scaled already.
+
+        Args:
+            tensor: Any tensor of the graph, or several.
+            grad: The gradient of the scaled loss with respect to `tensor`, of the same shape, or one for each.
+            inputs: Accumulate into these tensors only; into all leaves by default.
+            retain_graph: Keep the graph for another backward pass.
+        """
+        inputs = None if inputs is None else list(inputs)
+        self._has_scaled_grads = True
+        with self._backward_pass():
+            torch.autograd.backward(tensor, grad, retain_graph=retain_graph, inputs=inputs)
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Update the parameters, unless loss scaling found an overflow.
+
+        Args:
+            closure: Recomputes the loss, for optimizers that need it. Loss scaling refuses it.
+
+        Returns:
+            What the wrapped optimizer's step returns; None for a step that was skipped.
+
+        Raises:
+            ConfigError: The loss is scaled, and these are gradients of one that was not.
+            NonFiniteError: A loss or a gradient is infinite or NaN, after `refuse_nonfinite`.
+            UnsupportedError: There is a closure, and loss scaling or master weights.
+
+        Communication: as in `unscale_grad`; with a `max_norm`, as in `clip_grad_by_norm`.
+        """
+        if self._nonfinite is not None and closure is not None:
+            raise UnsupportedError(
+                "Non-finite gradients are refused before a step. Found a closure, which computes them in the step. "
+                "Leave one out."
+            )
+        if self.masters is None and closure is not None:
+            return self.scaler.step(self.optim, closure)
+        if closure is not None:
+            raise UnsupportedError(
+                "A step on float32 master weights uses gradients that are there already. Found a closure, which sees "
+                "half-precision parameters that do not change. Train in float32 or with mixed_precision='bf16'."
+            )
+        if self.masters is not None:
+            self.masters.copy_grads_to_masters()
+        if self._nonfinite is not None:
+            self._nonfinite.check({each: self.param_names.get(each, "a parameter") for each in self.parameters})
+        step_options = self._clip_and_divide()
+        self._unscale()
+        result = self.scaler.step(self.optim, **step_options)
+        self._has_scaled_grads = False
+        if self.masters is not None and not self.scaler.skipped:
+            self.masters.copy_params_from_masters()
+        return result
+
+    def _clip_and_divide(self) -> dict[str, float]:
+        """Clip to the norm of the constructor, or let an optimizer clip and unscale in its own pass."""
+        is_scaled = not isinstance(self.scaler, NoScaler)
+        divides = hasattr(self.optim, "set_param_copies") and all(grad.dtype.itemsize >= _WIDE for grad in self._grads)
+        self._check_scaled()
+        reads = is_scaled or (self._max_norm > 0 and all(grad.is_cpu for grad in self._grads))
+        if divides and reads:  # as those of colossal.nn.optimizer; unscaled gradients on an accelerator need no wait
+            norm = self._measure(self._norm_type).cpu()
+            scale_ = self.scaler.overflow_from_norm(norm)
+            if scale_ is not None:
+                limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0
+                return {"div_scale": scale_ * limit} if math.isfinite(limit) and limit > 1 else {"div_scale": scale_}
+        if self._max_norm > 0:
+            self.clip_grad_by_norm(self._max_norm, self._norm_type)
+        return {}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Discard the gradients.
+
+        Args:
+            set_to_none: Free them rather than fill them with zeros.
+        """
+        self.scaler.discard()
+        self._has_scaled_grads = False
+        if self._nonfinite is not None:
+            self._nonfinite.clear()
+        for callback in self._zero_grad_hooks:
+            callback()
+        self.optim.zero_grad(set_to_none)
+        if self.masters is not None:
+            self.masters.zero_grad(set_to_none)
+
+    def clip_grad_by_value(self, clip_value: float) -> None:
+        """Limit every element of every gradient to ``[-clip_value, clip_value]``.
+
+        Args:
+            clip_value: The largest magnitude that is left.
+
+        Communication: as in `unscale_grad`.
+        """
+        self.unscale_grad()
+        clamp(self._grads, clip_value)
+
+    def clip_grad_by_norm(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale all gradients by one factor so that their common norm is at most `max_norm`.
+
+        Args:
+            max_norm: The largest norm that is left.
+            norm_type: The p of the p-norm; ``float("inf")`` for the largest magnitude.
+            error_if_nonfinite: Raise if the norm is infinite or NaN.
+
+        Returns:
+            The norm before clipping; a scalar, the same on all ranks.
+
+        Raises:
+            RuntimeError: The norm is not finite and `error_if_nonfinite` is set.
+            UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
+
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
+        in `unscale_grad`.
+        """
+        self.unscale_grad()
+        norm = self._measure(norm_type)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"Clipping with error_if_nonfinite needs a finite norm. Found {norm.item()}: a gradient is non-finite. "
+                "Skip the step, or leave error_if_nonfinite out."
+            )
+        scale(self._grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    def get_grad_norm(self, norm_type: float = 2.0) -> float:
+        """Measure the norm of all gradients, unscaled.
+
+        Args:
+            norm_type: The p of the p-norm.
+
+        Returns:
+            The norm of all gradients together, as if they were one vector; the same on all ranks.
+
+        Raises:
+            UnsupportedError: The gradients are sharded, and `norm_type` is not greater than 0.
+
+        Communication: all_reduce, the axes that shard gradients, 8 bytes each; none for full gradients. Before, as
+        in `unscale_grad`.
+        """
+        self.unscale_grad()
+        return self._measure(norm_type).item()
+
+    def _measure(self, norm_type: float) -> torch.Tensor:
+        return total_norm(self.parameters, norm_type, self._peers)
+
+    def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Multiply a loss by the loss scale.
+
+        Args:
+            loss: Any shape.
+
+        Returns:
+            The scaled loss; same shape.
+        """
+        self._has_scaled_grads = True
+        return self.scaler.scale(loss)
+
+    def unscale_grad(self) -> None:
+        """Divide the gradients by the loss scale, once for each step however often it is called.
+
+        With master weights, the gradients of the model's parameters move to these first.
+
+        Communication: all_reduce, the axes that shard a parameter, 4 bytes each, if the loss is scaled: an overflow is
+        agreed on.
+        """
+        if self.masters is not None:
+            self.masters.copy_grads_to_masters()
+        self._unscale()
+
+    def _unscale(self) -> None:
+        self._check_scaled()
+        self.scaler.unscale(self.optim, () if self._peers is None else self._peers.groups)
+
+    def _check_scaled(self) -> None:
+        """Refuse gradients of a loss that was not scaled, which unscaling would make vanish."""
+        if not (self._has_scaled_grads or isinstance(self.scaler, NoScaler)) and self._grads:
+            raise ConfigError(
+                "Under loss scaling, gradients come from booster.backward(loss, optimizer), which multiplies the loss "
+                f"by {self.scaler.scale_value:g}. Found gradients without such a call since the last step, as "
+                "loss.backward() leaves them: the update would be that many times too small. Call "
+                "booster.backward(loss, optimizer)."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Collect the wrapped optimizer's state.
+
+        Returns:
+            The state in torch's own form, by number of the parameter.
+        """
+        return self.optim.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state of the wrapped optimizer.
+
+        Args:
+            state_dict: What `state_dict` returned.
+        """
+        self.optim.load_state_dict(state_dict)
+
+    def unwrap(self) -> torch.optim.Optimizer:
+        """Take the wrapper off.
+
+        Returns:
+            The optimizer that was wrapped.
+        """
+        return self.optim

@@ -1,0 +1,118 @@
+"""The base of all optimizers here: checked arguments, and state that keeps its precision."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from colossal._src.nn.optimizer.hyperparameter_checks import check_grads, check_group
+from colossal._src.tensor import copy_placement
+from colossal.errors import ColossalError
+
+Closure = Callable[[], Any] | None
+
+REPLICATED_STATE_SUFFIXES = ("_row", "_col")
+"""Suffixes of the names of states that are replicated on all ranks, even if their length equals a rank's range."""
+
+
+class CheckedOptimizer(Optimizer, ABC):
+    """A torch optimizer whose state is float32 whatever its parameters are; float64 for float64.
+
+    Args:
+        params: Parameters, named parameters, or parameter groups.
+        defaults: The hyperparameters of groups that do not have their own.
+
+    Raises:
+        ConfigError: A hyperparameter is out of its range.
+        UnsupportedError: A parameter is not of real floating-point numbers.
+    """
+
+    updates_shards = True
+    """Whether a rank may hold shards of parameters: each element is updated by itself, or by sums over the full one."""
+
+    keeps_float32 = True
+    """Whether state is in float32 or more, so that a checkpoint of it is read in that precision."""
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take a state over; groups of another optimizer lack hyperparameters that this one has."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters.
+
+        Args:
+            param_group: ``{"params": [...]}`` with the group's own hyperparameters.
+        """
+        super().add_param_group(param_group)
+        try:
+            check_group(self.param_groups[-1])
+        except ColossalError:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Closure = None) -> Any:
+        """Update the parameters that have gradients.
+
+        Args:
+            closure: Computes the loss and its gradients anew.
+
+        Returns:
+            What the closure returned; None without one.
+
+        Raises:
+            UnsupportedError: A gradient is sparse.
+        """
+        loss = call_closure(closure)
+        check_grads(self.params_with_grads)
+        self._update()
+        return loss
+
+    @abstractmethod
+    def _update(self) -> None:
+        """Update the parameters that have gradients."""
+
+    @property
+    def params_with_grads(self) -> list[torch.Tensor]:
+        """The parameters that a step updates, in order."""
+        return [param for group in self.param_groups for param in group["params"] if param.grad is not None]
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a state, in the precision of the state rather than in that of the parameters.
+
+        Args:
+            state_dict: What `state_dict` returned, here or for an optimizer of torch with the same state.
+        """
+        super().load_state_dict(state_dict)
+        saved = [id_ for group in state_dict["param_groups"] for id_ in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        for id_, param in zip(saved, params, strict=True):
+            for name, value in state_dict["state"].get(id_, {}).items():
+                if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point():
+                    placed = value.to(param.device, state_dtype(param))
+                    self.state[param][name] = (
+                        placed if name.endswith(REPLICATED_STATE_SUFFIXES) else copy_placement(placed, param)
+                    )
+
+
+def call_closure(closure: Closure) -> Any:
+    """Call a closure with gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def state_dtype(param: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the computation and of the state of a parameter."""
+    return torch.float64 if param.dtype == torch.float64 else torch.float32

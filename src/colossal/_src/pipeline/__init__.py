@@ -1,0 +1,77 @@
+"""Models partitioned into stages over the pp axis, and batches that pass through them in micro-batches."""
+
+from colossal._src.pipeline.execution_sequence import ExecutionSequence, is_sequence
+from colossal._src.pipeline.executor import PipelineExecutor
+from colossal._src.pipeline.layer_costs import count_layer_parameters, measure_layer_times
+from colossal._src.pipeline.microbatch import Microbatching, join, map_tensors, split
+from colossal._src.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
+from colossal._src.pipeline.placeholders import StageBoundary
+from colossal._src.pipeline.schedule import (
+    SCHEDULES,
+    Action,
+    ActionKind,
+    Costs,
+    P2PMessage,
+    Pass,
+    PipelineOrder,
+    bubble_fraction,
+    check_schedule,
+    forward_only,
+    interleaved,
+    one_forward_one_backward,
+    p2p_messages,
+    simulate,
+    zero_bubble_v,
+)
+from colossal._src.pipeline.shared_parameter import SharedParameter
+from colossal._src.pipeline.stage import Stage, StageOutput, model_arguments
+from colossal._src.pipeline.stage_extraction import copy_structure, count_layers
+from colossal._src.pipeline.stage_manager import PipelineStageManager
+from colossal._src.pipeline.stage_placement import PipelineStyle, StagePlacement
+from colossal._src.pipeline.tied_gradients import broadcast_tied_parameters
+from colossal._src.pipeline.timeline import Timeline
+from colossal._src.pipeline.weight_grads import WeightGrads
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "ActionKind",
+    "Costs",
+    "ExecutionSequence",
+    "Microbatching",
+    "P2PMessage",
+    "Pass",
+    "PipelineExecutor",
+    "PipelineOrder",
+    "PipelineStageManager",
+    "PipelineStyle",
+    "SharedParameter",
+    "Stage",
+    "StageBoundary",
+    "StageOutput",
+    "StagePlacement",
+    "Timeline",
+    "WeightGrads",
+    "broadcast_tied_parameters",
+    "bubble_fraction",
+    "check_schedule",
+    "copy_structure",
+    "count_layer_parameters",
+    "count_layers",
+    "forward_only",
+    "interleaved",
+    "is_sequence",
+    "join",
+    "map_tensors",
+    "measure_layer_times",
+    "model_arguments",
+    "one_forward_one_backward",
+    "p2p_messages",
+    "partition_balanced",
+    "partition_by_counts",
+    "partition_uniform",
+    "simulate",
+    "split",
+    "stage_of_layer",
+    "zero_bubble_v",
+]

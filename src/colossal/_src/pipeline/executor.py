@@ -1,0 +1,227 @@
+"""Run a batch through the stages of a pipeline."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any, final
+
+import torch
+from torch import distributed as dist
+
+from colossal._src.cluster import ParallelMesh, host_group
+from colossal._src.comm import Channel
+from colossal._src.interface import OptimizerWrapper
+from colossal._src.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
+from colossal._src.pipeline.p2p import RecvQueue, TensorMeta, wait
+from colossal._src.pipeline.p2p_links import make_links, peer_pairs
+from colossal._src.pipeline.pipeline_step import PipelineStep
+from colossal._src.pipeline.schedule import SCHEDULES, Pass, PipelineOrder, forward_only, p2p_messages
+from colossal._src.pipeline.stage import Stage
+from colossal._src.pipeline.stage_placement import PipelineStyle, StagePlacement
+from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
+from colossal._src.pipeline.timeline import Timeline
+from colossal.errors import ConfigError
+
+Criterion = Callable[[Any, Any], torch.Tensor]
+
+_LOSS_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@final
+class PipelineExecutor:
+    """Runs the passes of its rank in the order of a schedule, and exchanges hidden states and gradients with others.
+
+    All ranks of the pp axis get the same batch: the first stage takes inputs of it, the last one targets, and all of
+    them masks and positions.
+
+    Args:
+        stages: The stages that this rank has.
+        placement: Which rank has which stage.
+        mesh: The mesh.
+        style: The schedule.
+        microbatching: Into how many micro-batches a batch is split.
+        enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
+        forward_context: Opens the context of every forward pass, such as autocast.
+
+    Attributes:
+        stages: By their index.
+
+    Raises:
+        CommunicationError: On an accelerator, a link to another rank could not be opened.
+
+    Communication: on an accelerator, a group of the pp axis is formed, and 8 bytes go to each rank that this one sends
+    to in a step; all ranks of the axis must construct theirs together.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.interface import OptimizerWrapper
+        >>> from colossal.pipeline import PipelineExecutor, StagePlacement
+        >>> from colossal._src.pipeline import Microbatching, Stage
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(1):
+        ...     mesh = ParallelMesh(pp=1)
+        ...     stage = Stage.of_sequential(torch.nn.Sequential(torch.nn.Linear(4, 1)), [range(1)], index=0)
+        ...     run = PipelineExecutor([stage], StagePlacement(1), mesh, "1f1b", Microbatching(2))
+        ...     optimizer = OptimizerWrapper(torch.optim.SGD(stage.parameters()))
+        ...     batch = torch.ones(6, 4), torch.zeros(6, 1)
+        ...     done = run(iter([batch]), lambda y, batch: (y - batch[1]).square().mean(), optimizer)
+        >>> done["loss"].shape, stage.module[0].weight.grad.shape
+        (torch.Size([]), torch.Size([1, 4]))
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        placement: StagePlacement,
+        mesh: ParallelMesh,
+        style: PipelineStyle,
+        microbatching: Microbatching,
+        enable_metadata_cache: bool = True,
+        forward_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.stages = {stage.index: stage for stage in stages}
+        self._placement, self._mesh, self._microbatching = placement, mesh, microbatching
+        self._links = make_links(mesh, peer_pairs(placement, shared_parameters_of(stages)))
+        self._shared = TiedGradientReducer(self.stages, placement, self._links, mesh.rank("pp"))
+        self._caches = enable_metadata_cache
+        self._known: dict[int, dict[int, tuple[TensorMeta, ...]]] = {}
+        self._context = forward_context
+        self._orders = cache(lambda number, trains: (SCHEDULES[style] if trains else forward_only)(placement, number))
+        self._recorded: list[Pass] | None = None
+
+    def __call__(
+        self,
+        data_iter: Iterator[Any],
+        criterion: Criterion,
+        optimizer: OptimizerWrapper | None = None,
+        return_loss: bool = True,
+        return_outputs: bool = False,
+    ) -> dict[str, Any]:
+        """Run the next batch: forward, and backward if there is an optimizer and gradients are enabled.
+
+        Args:
+            data_iter: Yields batches, the same ones on all ranks of the pp axis.
+            criterion: Takes the outputs and the inputs of a micro-batch, returns its loss: a mean over its samples.
+            optimizer: Does the backward passes; without it, or within `torch.no_grad`, only forward passes run.
+            return_loss: Return the loss, on all ranks.
+            return_outputs: Return the outputs, on the rank with the last stage.
+
+        Returns:
+            ``{"loss": ..., "outputs": ...}``: the mean loss of all micro-batches, without a graph, and the outputs of
+            the full batch; None for what was not requested.
+
+        Raises:
+            ConfigError: The batch is not divisible into micro-batches, or another rank has another batch.
+            ShapeError: Micro-batches leave a stage in different shapes.
+            StopIteration: There is no batch left, on any rank.
+
+        Communication: per micro-batch and border between stages, hidden states forward and their gradients back;
+        all_gather, pp, 8 bytes, to see that all ranks have the same batch; broadcast, pp, 16 bytes, of the loss.
+        """
+        trains = optimizer is not None and torch.is_grad_enabled()
+        batches, signature = self._next_micro_batches(data_iter, trains)
+        orders = self._orders(len(batches), trains)
+        known = self._known.setdefault(signature, {}) if self._caches else {}
+        step = PipelineStep(
+            self.stages,
+            batches,
+            criterion,
+            optimizer if trains else None,
+            self._links,
+            self._recv_queues(orders, known),
+            known,
+            self._placement,
+            any(action.kind == "W" for action in orders[0]),
+            return_outputs,
+        )
+        with nullcontext() if trains else torch.no_grad():
+            self._run(step, orders[self._mesh.rank("pp")])
+        if trains:
+            assert optimizer is not None
+            self._shared.exchange(optimizer.backward_by_grad)
+        for link in self._links.values():
+            link.drain()
+        return {"loss": self._broadcast_loss(step.loss, known) if return_loss else None, "outputs": step.join_outputs()}
+
+    @contextmanager
+    def record(self) -> Iterator[list[Timeline]]:
+        """Measure when each pass is.
+
+        Yields:
+            A list, which has the timeline of all ranks when the context ends.
+
+        Communication: all_gather, pp, of the passes, when the context ends.
+        """
+        self._recorded, found = [], []
+        try:
+            yield found
+        finally:
+            own, self._recorded = self._recorded, None
+        passes: list[Any] = [None] * self._mesh.size("pp")
+        dist.all_gather_object(passes, own, group=host_group(self._mesh.group("pp")))
+        found.append(Timeline(tuple(each for rank in passes for each in rank)))
+
+    def _run(self, step: PipelineStep, order: Sequence[Any]) -> None:
+        for action in order:
+            begin = self._now()
+            with self._context() if action.kind == "F" else nullcontext():
+                waited = step.do(action)
+            if self._recorded is not None:
+                self._recorded.append(Pass(self._mesh.rank("pp"), action, begin + waited, self._now()))
+
+    def _now(self) -> float:
+        if self._recorded is not None:
+            self._mesh.accelerator.synchronize()
+        return time.time()
+
+    def _next_micro_batches(self, data_iter: Iterator[Any], trains: bool) -> tuple[list[Any], int]:
+        """Split the next batch into micro-batches, and check that all ranks have the same batch."""
+        batches, signature, problem = [], 0, None
+        try:
+            batches = split(self._to_device(next(data_iter)), self._microbatching)
+            descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
+            text = repr((len(batches), trains, descriptions)).encode()
+            signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
+        except (StopIteration, ConfigError) as error:
+            problem = error
+        own = torch.tensor([signature], device="cpu")
+        found = Channel("pp", self._mesh).all_gather(own, dim=0).tolist()
+        if problem is not None:
+            raise problem
+        if len(set(found)) > 1:
+            others = [rank for rank, each in enumerate(found) if each != signature]
+            raise ConfigError(
+                "All ranks of a pipeline get the same batch. Found that ranks "
+                f"{others} of the pp axis have a batch of other shapes than rank {self._mesh.rank('pp')}, or none. "
+                "Make the dataloader by plugin.prepare_dataloader, or give all of them the same."
+            )
+        return batches, signature
+
+    def _to_device(self, batch: Any) -> Any:
+        device = self._mesh.accelerator.get_current_device()
+        return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _recv_queues(self, orders: PipelineOrder, known: dict[int, tuple[TensorMeta, ...]]) -> dict[int, RecvQueue]:
+        own = self._mesh.rank("pp")
+        return {
+            rank: RecvQueue(link, p2p_messages(orders, self._placement, rank, own), known)
+            for rank, link in self._links.items()
+        }
+
+    def _broadcast_loss(self, loss: torch.Tensor | None, known: dict[int, tuple[TensorMeta, ...]]) -> torch.Tensor:
+        """Let all ranks know the loss, in the dtype that it had on the last stage when such a batch came first."""
+        last = self._placement.num_stages - 1
+        source = self._placement.rank_of(last)
+        if self._mesh.size("pp") == 1:
+            assert loss is not None
+            return loss
+        payload = torch.zeros(2, dtype=torch.float64, device=self._mesh.accelerator.get_current_device())
+        if loss is not None:
+            payload[0], payload[1] = loss, _LOSS_DTYPES.index(loss.dtype)
+        wait(Channel("pp", self._mesh).start_broadcast(payload, source))
+        if last not in known:  # reading makes the host wait for the device
+            known[last] = (TensorMeta((), _LOSS_DTYPES[int(payload[1])], False),)
+        return payload[0].to(known[last][0].dtype)

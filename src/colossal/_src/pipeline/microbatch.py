@@ -1,0 +1,161 @@
+"""Splits a batch into micro-batches, and merges their outputs."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, final
+
+import torch
+
+from colossal.errors import ConfigError
+
+
+@final
+@dataclass(frozen=True)
+class Microbatching:
+    """How many micro-batches a batch becomes; one of the two is given.
+
+    Args:
+        num_microbatches: Their number.
+        microbatch_size: Samples of each.
+
+    Raises:
+        ConfigError: Neither is given, both are, or one is not positive.
+
+    Example:
+        >>> from colossal._src.pipeline import Microbatching
+        >>> Microbatching(microbatch_size=4).number_of(16)
+        4
+    """
+
+    num_microbatches: int | None = None
+    microbatch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [value for value in (self.num_microbatches, self.microbatch_size) if value is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise ConfigError(
+                "A pipeline takes a batch in parts: num_microbatches says how many, or microbatch_size how large; one "
+                f"of them. Found num_microbatches={self.num_microbatches}, microbatch_size={self.microbatch_size}. "
+                "Pass one, at least 1."
+            )
+
+    def number_of(self, batch_size: int) -> int:
+        """Count the micro-batches of a batch.
+
+        Args:
+            batch_size: Samples of the batch.
+
+        Returns:
+            Their number.
+
+        Raises:
+            ConfigError: The batch is not divisible.
+        """
+        parts = self.num_microbatches or self.microbatch_size or 1
+        if batch_size % parts or not batch_size:
+            name = "num_microbatches" if self.num_microbatches else "microbatch_size"
+            raise ConfigError(
+                f"A batch divides by {name}, so that all micro-batches weigh the same. Found {batch_size} samples and "
+                f"{name}={parts}. Change one of them, or leave the last batch out by drop_last=True."
+            )
+        return self.num_microbatches or batch_size // parts
+
+
+def split(batch: Any, microbatching: Microbatching) -> list[Any]:
+    """Split a batch into micro-batches.
+
+    Args:
+        batch: Tensors, samples first, in mappings, sequences and dataclasses; other values are for every part.
+        microbatching: Into how many parts.
+
+    Returns:
+        The micro-batches, built as the batch is.
+
+    Raises:
+        ConfigError: There is no tensor, tensors have different numbers of samples, or these are not divisible.
+
+    Example:
+        >>> import torch
+        >>> from colossal._src.pipeline import Microbatching, split
+        >>> [part["x"].tolist() for part in split({"x": torch.arange(4), "name": "a"}, Microbatching(2))]
+        [[0, 1], [2, 3]]
+    """
+    sizes = {len(tensor) for tensor in tensors_in(batch) if tensor.dim()}
+    if len(sizes) != 1:
+        raise ConfigError(
+            "All tensors of a batch have as many samples, in their first dimension. Found "
+            f"{sorted(sizes) or 'no tensor'} in a {type(batch).__name__}. Make the batch of tensors of one length."
+        )
+    number = microbatching.number_of(sizes.pop())
+    return [map_tensors(batch, lambda tensor, index=index: _part(tensor, number, index)) for index in range(number)]
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Merge the outputs of micro-batches.
+
+    Args:
+        parts: All with the same structure. Tensors are concatenated along their first dimension; numbers are averaged.
+
+    Returns:
+        The outputs of the full batch.
+
+    Example:
+        >>> import torch
+        >>> from colossal._src.pipeline import join
+        >>> join([(torch.ones(1, 2), torch.tensor(1.0)), (torch.ones(3, 2), torch.tensor(2.0))])[1]
+        tensor(1.5000)
+    """
+    flat = [list(tensors_in(part)) for part in parts]
+    joined = iter([torch.cat(each) if each[0].dim() else torch.stack(each).mean() for each in zip(*flat, strict=True)])
+    return map_tensors(parts[0], lambda _: next(joined))
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """Go through the tensors of a batch."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    for child in _children(tree):
+        yield from tensors_in(child)
+
+
+def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change the tensors of a batch.
+
+    Args:
+        tree: Tensors in mappings, sequences and dataclasses.
+        change: The function applied to each.
+
+    Returns:
+        The same with other tensors.
+
+    Example:
+        >>> import torch
+        >>> from colossal._src.pipeline import map_tensors
+        >>> map_tensors({"x": torch.ones(2), "name": "a"}, torch.Tensor.sum)
+        {'x': tensor(2.), 'name': 'a'}
+    """
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        other = {key: map_tensors(value, change) for key, value in tree.items()}
+        return type(tree)(**other) if is_dataclass(tree) else type(tree)(other)  # pyright: ignore[reportCallIssue]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        names = [field.name for field in fields(tree) if field.init]
+        return replace(tree, **{name: map_tensors(getattr(tree, name), change) for name in names})
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tensors(child, change) for child in tree))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map_tensors(child, change) for child in tree)
+    return tree
+
+
+def _children(tree: Any) -> Sequence[Any]:
+    if isinstance(tree, Mapping):
+        return list(tree.values())
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return [getattr(tree, field.name) for field in fields(tree) if field.init]
+    return tree if isinstance(tree, (tuple, list)) else ()
+
+
+def _part(tensor: torch.Tensor, number: int, index: int) -> torch.Tensor:
+    return tensor.chunk(number)[index] if tensor.dim() else tensor

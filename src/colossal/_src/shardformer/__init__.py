@@ -1,0 +1,37 @@
+"""Tensor and sequence parallelism for models of Hugging Face, with a plan for each family."""
+
+from colossal._src.shardformer.activation_checkpointing import (
+    GradientCheckpointConfig,
+    PipelineGradientCheckpointConfig,
+)
+from colossal._src.shardformer.causal_loss import ParallelCausalLoss
+from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
+from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear
+from colossal._src.shardformer.hf_plan import hf_plan
+from colossal._src.shardformer.plans import FAMILIES, plan_of
+from colossal._src.shardformer.sequence_parallel_config import SequenceMode, SequenceParallelConfig
+from colossal._src.shardformer.shard_config import ShardConfig
+from colossal._src.shardformer.shardformer import ShardFormer
+from colossal._src.shardformer.styles import STYLES, StyleContext
+from colossal._src.shardformer.support_matrix import option_matrix, supported_options
+
+__all__ = [
+    "FAMILIES",
+    "STYLES",
+    "Conv1DCol",
+    "Conv1DRow",
+    "GradientCheckpointConfig",
+    "HeadParallelEmbedding",
+    "ParallelCausalLoss",
+    "PipelineGradientCheckpointConfig",
+    "ReplicatedKVLinear",
+    "SequenceMode",
+    "SequenceParallelConfig",
+    "ShardConfig",
+    "ShardFormer",
+    "StyleContext",
+    "hf_plan",
+    "option_matrix",
+    "plan_of",
+    "supported_options",
+]

@@ -1,0 +1,124 @@
+"""Linear layers whose weight is transposed, as GPT-2 has them."""
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+
+from colossal._src.cluster import ParallelMesh
+from colossal._src.nn.layer.tp.linear_product import ColumnParallel, LinearProduct, RowParallel
+from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer
+from colossal._src.nn.layer.tp.sharding import find_mesh, make_layout
+
+
+class Conv1DLayer(ParallelLayer, ABC):
+    """`transformers.pytorch_utils.Conv1D`, of which each rank has a part.
+
+    Args:
+        nf: Features of the full output.
+        nx: Features of the full input.
+        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        mesh: The mesh; the ambient one by default.
+
+    Attributes:
+        product: How it multiplies.
+    """
+
+    weight: torch.nn.Parameter
+    bias: torch.nn.Parameter
+    _kind: type[LinearProduct]
+
+    def __init__(
+        self,
+        nf: int,
+        nx: int,
+        split_sizes: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        super().__init__(find_mesh(mesh, "1d"))
+        self.nf, self.nx, self._dtype = nf, nx, dtype
+        self.product = self._kind(self.mesh, nx, nf, split_sizes)
+        out_axes, in_axes = self.product.weight_axes
+        weight = make_layout(self.mesh, (nx, nf), {0: in_axes, 1: out_axes}, {1: self.product.split_sizes})
+        self._build({"weight": weight, "bias": self.product.bias}, device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer.
+
+        Args:
+            x: The local shard of the input, its features last.
+
+        Returns:
+            The local shard of the output.
+        """
+        return self.product(x, self.weight.mT, self.bias)
+
+    @classmethod
+    def _arguments_of(cls, native: torch.nn.Module) -> dict[str, Any]:
+        layer: Any = native
+        return {"nf": layer.nf, "nx": layer.nx}
+
+    def _make_native(self, device: torch.device | str | None) -> torch.nn.Module:
+        from transformers.pytorch_utils import Conv1D
+
+        with torch.device(device or "cpu"):
+            return Conv1D(self.nf, self.nx).to(self._dtype)
+
+
+@final
+class Conv1DCol(Conv1DLayer):
+    """The column-parallel form: each rank makes some of the features.
+
+    Args:
+        nf: Features of the full output.
+        nx: Features of the full input.
+        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        mesh: The mesh; the ambient one by default.
+
+    Communication: none forward; backward all_reduce, tp, the input's bytes.
+
+    Example:
+        >>> from transformers.pytorch_utils import Conv1D
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.shardformer import Conv1DCol
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     Conv1DCol.from_native(Conv1D(6, 4), ParallelMesh(tp=2)).weight.shape
+        torch.Size([4, 3])
+    """
+
+    _kind = ColumnParallel
+
+
+@final
+class Conv1DRow(Conv1DLayer):
+    """The row-parallel form: each rank takes some of the features, and the results are summed up.
+
+    Args:
+        nf: Features of the full output.
+        nx: Features of the full input.
+        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
+        dtype: Of the parameters.
+        device: Of the parameters.
+        mesh: The mesh; the ambient one by default.
+
+    Communication: all_reduce, tp, the output's bytes; none backward.
+
+    Example:
+        >>> from transformers.pytorch_utils import Conv1D
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.shardformer import Conv1DRow
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     Conv1DRow.from_native(Conv1D(6, 4), ParallelMesh(tp=2)).weight.shape
+        torch.Size([2, 6])
+    """
+
+    _kind = RowParallel

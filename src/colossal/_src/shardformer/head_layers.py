@@ -1,0 +1,137 @@
+"""Attention layers with fewer key-value heads than ranks, and embeddings with a column for each head."""
+
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import Channel
+from colossal._src.lazy import LazyTensor
+from colossal._src.nn.layer.tp.linear_product import ColumnParallel
+from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer
+from colossal._src.nn.layer.tp.sharding import find_mesh, make_layout
+
+
+@final
+class ReplicatedKVLinear(nn.Module):
+    """A linear layer into fewer heads than there are ranks: each rank makes one, and some make the same.
+
+    Every rank keeps all heads, which are few, and sums their gradients up.
+
+    Args:
+        native: The linear layer.
+        num_heads: Number of heads; the tp size must be a multiple of it.
+        mesh: The mesh.
+
+    Attributes:
+        weight: The full weight, the same on all ranks.
+        bias: The full bias, or None.
+        product: How it multiplies.
+
+    Communication: backward all_reduce, tp, the input's bytes and those of the parameters.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.shardformer import ReplicatedKVLinear
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(4, rank=3):
+        ...     keys = ReplicatedKVLinear(torch.nn.Linear(8, 6), num_heads=2, mesh=ParallelMesh(tp=4))
+        ...     keys(torch.ones(1, 8)).shape
+        torch.Size([1, 3])
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, native: nn.Module, num_heads: int, mesh: ParallelMesh) -> None:
+        super().__init__()
+        assert isinstance(native, nn.Linear)
+        for name, parameter in native._parameters.items():  # noqa: SLF001 (also one that is None)
+            self.register_parameter(name, parameter)
+        length = native.out_features // num_heads
+        begin = mesh.rank("tp") * num_heads // mesh.size("tp") * length
+        self._own = slice(begin, begin + length)
+        self.product = ColumnParallel(mesh, native.in_features, native.out_features)
+        for parameter in (each for each in native.parameters() if each.requires_grad):
+            materialize_parameter(parameter).register_hook(Channel("tp", mesh).all_reduce)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the head of this rank.
+
+        Args:
+            x: The full input, its features last.
+
+        Returns:
+            The features of the head.
+        """
+        bias = None if self.bias is None else self.bias[self._own]
+        return self.product(x, self.weight[self._own], bias)
+
+
+def materialize_parameter(parameter: nn.Parameter) -> torch.Tensor:
+    """Materialize a replicated parameter: hooks registered on it would be lost if that happened later."""
+    return parameter.materialize() if isinstance(parameter, LazyTensor) else parameter
+
+
+@final
+class HeadParallelEmbedding(ParallelLayer):
+    """A table with a column for each head, such as a bias of positions; each rank looks up those of its heads.
+
+    Args:
+        num_embeddings: Rows of the table.
+        embedding_dim: Columns of the full table.
+        dtype: Of the table.
+        device: Of the table.
+        mesh: The mesh; the ambient one by default.
+
+    Attributes:
+        weight: This rank's columns.
+
+    Communication: none.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.shardformer import HeadParallelEmbedding
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(2):
+        ...     table = HeadParallelEmbedding.from_native(torch.nn.Embedding(10, 4), ParallelMesh(tp=2))
+        ...     table(torch.tensor([1])).shape
+        torch.Size([1, 2])
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        mesh: ParallelMesh | None = None,
+    ) -> None:
+        super().__init__(find_mesh(mesh, "1d"))
+        self.num_embeddings, self.embedding_dim, self._dtype = num_embeddings, embedding_dim, dtype
+        self._build({"weight": make_layout(self.mesh, (num_embeddings, embedding_dim), {1: ("tp",)})}, device)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Look numbers up.
+
+        Args:
+            numbers: Of rows, in any shape.
+
+        Returns:
+            Their columns of this rank's heads.
+        """
+        return functional.embedding(numbers, self.weight)
+
+    @classmethod
+    def _arguments_of(cls, native: nn.Module) -> dict[str, Any]:
+        table: Any = native
+        return {"num_embeddings": table.num_embeddings, "embedding_dim": table.embedding_dim}
+
+    def _make_native(self, device: torch.device | str | None) -> nn.Module:
+        return nn.Embedding(self.num_embeddings, self.embedding_dim, device=device, dtype=self._dtype)

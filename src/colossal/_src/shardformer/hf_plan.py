@@ -1,0 +1,69 @@
+"""Plans that come with a model of Hugging Face, read as data."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
+from colossal.errors import PlanError
+
+_STYLES: Mapping[str, str] = {
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "colwise_gather_output": "colwise_gather_output",
+    "colwise_rep": "colwise_gather_output",
+    "rowwise_split_input": "rowwise_split_input",
+    "rowwise_rep": "rowwise_split_input",
+    "replicated_with_grad_allreduce": "replicated_with_grad_allreduce",
+    "moe_tp_experts": "moe_tp_experts",
+}
+_TABLE_OF_EMBEDDINGS = "embedding_rowwise"  # stays replicated; transformers 5.17 has such a row in most plans
+_PART_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+_QUERY = "q_proj"
+_KEY_VALUE = ("k_proj", "v_proj")
+
+
+def hf_plan(config: Any) -> ParallelPlan | None:
+    """Make a plan from the tensor-parallel plan of a configuration.
+
+    Args:
+        config: Of a model of Hugging Face.
+
+    Returns:
+        The plan, in which the embedding and the head stay replicated; None if the configuration has none.
+
+    Raises:
+        PlanError: It names a style that is not known here.
+
+    Example:
+        >>> from transformers import GemmaConfig
+        >>> from colossal._src.shardformer import hf_plan
+        >>> hf_plan(GemmaConfig()).styles["layers.*.mlp.down_proj"]
+        'rowwise'
+    """
+    rows: Mapping[str, str] | None = getattr(config, "base_model_tp_plan", None)
+    if not rows:
+        return None
+    rows = {name: style for name, style in rows.items() if style != _TABLE_OF_EMBEDDINGS}
+    styles = {name: _style_of(name, style) for name, style in rows.items() if not name.endswith(_PART_OF_EXPERTS)}
+    counts = HeadCounts(key_value_heads="num_key_value_heads" if hasattr(config, "num_key_value_heads") else None)
+    attention = {name.rpartition(".")[0] for name in styles if name.endswith(_QUERY)}
+    return ParallelPlan(
+        styles,
+        counts=(counts,),
+        stages=_stages_of(config),
+        attention=attention.pop() if len(attention) == 1 else "",
+    )
+
+
+def _stages_of(config: Any) -> Stages | None:
+    names: list[str] = list(getattr(config, "base_model_pp_plan", None) or ())
+    return Stages("layers", pre_layers=tuple(names[: names.index("layers")])) if "layers" in names else None
+
+
+def _style_of(name: str, style: str) -> str:
+    if style not in _STYLES:
+        raise PlanError(
+            f"A plan of Hugging Face names one of the styles {', '.join(_STYLES)}. Found {style!r} for {name!r}. Pass "
+            "a ParallelPlan of your own as the policy."
+        )
+    return "colwise_kv" if style == "colwise" and name.endswith(_KEY_VALUE) else _STYLES[style]

@@ -1,0 +1,52 @@
+"""Options of `ShardConfig` other than sharding: each is applied, or rejected."""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+from colossal._src.shardformer.compiled_activation import check_compiled_activations, compile_activations
+from colossal._src.shardformer.flash_attention import check_flash_attention, use_flash_attention
+from colossal._src.shardformer.fused_norm import check_fused_norms, fuse_norms
+from colossal._src.shardformer.shard_config import ShardConfig
+from colossal.errors import UnsupportedError
+from colossal.logging import get_dist_logger
+
+
+class Option(NamedTuple):
+    """One option."""
+
+    # takes a full model, returns what implements the option, and raises `UnsupportedError` if nothing does
+    check: Callable[[nn.Module], str]
+    apply: Callable[[nn.Module], None]  # takes a model, or a stage of it, and changes it
+
+
+OPTIONS: Mapping[str, Option] = {
+    "enable_flash_attention": Option(check_flash_attention, use_flash_attention),
+    "enable_fused_normalization": Option(check_fused_norms, fuse_norms),
+    "enable_jit_fused": Option(check_compiled_activations, compile_activations),
+}
+"""The options, by the names of their keywords."""
+
+
+def choose_options(model: nn.Module, config: ShardConfig) -> list[str]:
+    """Find which options a model gets."""
+    asked = [name for name in OPTIONS if getattr(config, name)]
+    applied = {name: OPTIONS[name].check(model) for name in asked}
+    if not config.enable_all_optimization:
+        return asked
+    rejected = []
+    for name in [name for name in OPTIONS if name not in asked]:
+        try:
+            applied[name] = OPTIONS[name].check(model)
+        except UnsupportedError as error:
+            rejected.append(f"{name} is left out: {error}")
+    messages = [*(f"{name}: {how}" for name, how in applied.items()), *rejected]
+    get_dist_logger().info(f"{type(model).__name__}: {'; '.join(messages)}", ranks=[0])
+    return [name for name in OPTIONS if name in applied]
+
+
+def apply_options(model: nn.Module, names: Collection[str]) -> None:
+    """Change a model as options say."""
+    for name in names:
+        OPTIONS[name].apply(model)

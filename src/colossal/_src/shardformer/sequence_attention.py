@@ -1,0 +1,198 @@
+"""Attention of models of Hugging Face to the tokens of several ranks, through their registry of functions."""
+
+import itertools
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal._src import comm
+from colossal._src.cluster import ParallelMesh
+from colossal._src.nn.attention import Mask, ring_attention
+from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig
+from colossal.errors import PlanError, UnsupportedError
+
+_numbers = itertools.count()
+_REFUSED_BY_RING = ("softcap", "s_aux", "position_bias")
+_IMPLEMENTATIONS_OF_RING = ("sdpa", "eager", "flash_attention_2")
+
+
+def parallelize_attention(model: nn.Module, sp_config: SequenceParallelConfig) -> None:
+    """Let attention see the tokens of all ranks."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    other: Any = model
+    if not getattr(model, "_supports_attention_backend", False):
+        raise PlanError(
+            f"The mode {sp_config.mode!r} needs a model that takes its attention function from the registry of "
+            f"transformers. Found {type(model).__name__}, which computes it by itself. Use the mode 'split_gather' "
+            "with tp_size."
+        )
+    base = str(other.config._attn_implementation)  # noqa: SLF001 (has no public name)
+    if sp_config.mode == "ring_attn" and base not in _IMPLEMENTATIONS_OF_RING:
+        raise UnsupportedError(
+            f"The mode 'ring_attn' computes attention by itself, equal to {', '.join(_IMPLEMENTATIONS_OF_RING)}. Found "
+            f"a model with attn_implementation={base!r}. Choose one of these, or the mode 'all_to_all'."
+        )
+    name = f"{base}_of_sequence_{next(_numbers)}"
+    if sp_config.mode == "ring_attn":
+        AttentionInterface.register(name, RingAttentionFunction(sp_config))
+        AttentionMaskInterface.register(name, mask_by_position)
+    else:
+        AttentionInterface.register(name, Ulysses(base, sp_config.sharding.mesh))
+        AttentionMaskInterface.register(name, AttentionMaskInterface()[base])
+    other.set_attn_implementation(name)
+
+
+@final
+class Ulysses:
+    """Attention in which each rank has some heads of all tokens; before and after it, all heads of some tokens.
+
+    Source: Jacobs et al., "DeepSpeed Ulysses", 2023, https://arxiv.org/abs/2309.14509.
+
+    Communication: all_to_all, sp, twice: queries, keys and values together, and the output; backward the same.
+    """
+
+    def __init__(self, base: str, mesh: ParallelMesh) -> None:
+        self._base, self._mesh = base, mesh
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Compute attention."""
+        size, groups = self._mesh.size("sp"), query.shape[1] // key.shape[1]
+        if key.shape[1] % size and groups > 1:
+            key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+            groups = 1
+        query, key, value = self._to_heads(query, key, value)
+        out, _ = self._function_of(module)(_Grouped(module, groups), query, key, value, attention_mask, **kwargs)
+        return comm.all_to_all(out, "sp", 1, 2, self._mesh), None
+
+    def _to_heads(self, *parts: torch.Tensor) -> list[torch.Tensor]:
+        """Exchange all heads of some tokens for some heads of all tokens, in one all-to-all."""
+        most, size = max(each.shape[-1] for each in parts), self._mesh.size("sp")
+        padded = [nn.functional.pad(each, (0, most - each.shape[-1])).unflatten(1, (size, -1)) for each in parts]
+        moved = comm.all_to_all(torch.cat(padded, 2).flatten(1, 2), "sp", 1, 2, self._mesh)
+        received_parts = moved.split([each.shape[2] for each in padded], 1)
+        return [received[..., : each.shape[-1]] for received, each in zip(received_parts, parts, strict=True)]
+
+    def _function_of(self, module: nn.Module) -> Callable[..., Any]:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        modeling_file: Any = sys.modules[type(module).__module__]
+        functions = getattr(modeling_file, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+        return functions.get_interface(self._base, modeling_file.eager_attention_forward)
+
+
+@final
+class _Grouped:
+    """An attention layer, as its function sees it, in which so many heads of queries use one of keys."""
+
+    def __init__(self, module: nn.Module, groups: int) -> None:
+        self._module, self.num_key_value_groups = module, groups
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+@final
+@dataclass(frozen=True)
+class PositionMask:
+    """What a token sees, by position."""
+
+    function: Callable[..., torch.Tensor]  # of transformers: takes batch, head, query and key indices
+    padding: torch.Tensor | None  # true for tokens that are there, (batch, tokens); None for all
+    batch_size: int  # sequences in a batch
+
+    def __call__(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return which keys each query attends to."""
+        batch = torch.arange(self.batch_size, device=keys.device)[:, None, None, None]
+        head = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=keys.device)
+        seen = self.function(batch, head, queries[None, None], keys[None, None])
+        if self.padding is not None:
+            seen = seen & self.padding[:, keys[0]][:, None, None]
+        return seen.expand(self.batch_size, 1, queries.shape[0], keys.shape[1])
+
+
+def mask_by_position(
+    batch_size: int,
+    q_length: int,  # noqa: ARG001 (what the registry passes)
+    kv_length: int,
+    mask_function: Callable[..., torch.Tensor],
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    **_others: Any,
+) -> PositionMask | None:
+    """Make what stands for a mask, as transformers' registry of masks has it."""
+    if use_vmap:
+        raise UnsupportedError(
+            "The mode 'ring_attn' computes masks for some tokens at a time. Found a model with a mask function of its "
+            "own. Use the mode 'all_to_all'."
+        )
+    padding = attention_mask
+    if padding is not None and bool(padding.all()):
+        padding = None
+    can_skip = allow_is_causal_skip or allow_is_bidirectional_skip
+    if padding is None and can_skip and (local_size is None or kv_length <= local_size):
+        return None
+    return PositionMask(mask_function, padding, batch_size)
+
+
+@final
+class RingAttentionFunction:
+    """`colossal.nn.attention.ring_attention` as transformers calls attention functions."""
+
+    def __init__(self, sp_config: SequenceParallelConfig) -> None:
+        self._sp_config = sp_config
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Mask | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Compute attention."""
+        _refuse(dropout, kwargs)
+        causal = attention_mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        sp_config = self._sp_config
+        out = ring_attention(
+            query,
+            key,
+            value,
+            sp_config.sharding,
+            is_causal=causal,
+            mask=attention_mask,
+            scale=scaling,
+            inner_ring_size=sp_config.inner_ring_size,
+        )
+        return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse(dropout: float, others: Mapping[str, Any]) -> None:
+    wanted = {name: others[name] for name in _REFUSED_BY_RING if others.get(name) is not None}
+    if dropout:
+        wanted["dropout"] = dropout
+    if wanted:
+        raise UnsupportedError(
+            "The mode 'ring_attn' has attention without dropout, caps and biases. Found an attention layer with "
+            f"{', '.join(wanted)}. Set the dropout of attention to 0 in the model's configuration, or use the mode "
+            "'all_to_all'."
+        )

@@ -1,0 +1,123 @@
+"""Shards the sequences of a model over ranks before its layers, and gathers them after the layers."""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal._src import comm
+from colossal._src.shardformer.sequence_attention import parallelize_attention
+from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig
+from colossal._src.shardformer.sequence_tensor_parallel import shard_activations
+from colossal._src.tensor import ParallelPlan, base_model_of, find_modules
+from colossal._src.tensor.kv_cache import stop_caching
+from colossal.errors import PlanError, UnsupportedError
+
+_STATES = "hidden_states"
+_POSITIONS = "position_embeddings"
+_NUM_DIMS = 3
+
+
+def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParallelConfig, keep_sharded: bool) -> None:
+    """Shard the sequences on which the layers of a model work.
+
+    What comes before the layers, such as embeddings, masks and positions, is computed for all tokens on all ranks, as
+    the model's forward method does it. The first layer keeps the local shard of the hidden states.
+    """
+    if plan.stages is None:
+        raise PlanError(
+            f"Sequences are sharded before a model's layers. Found {type(model).__name__}, whose plan has no "
+            "stages that name them. Use tp_size without sequence parallelism, or pass a ParallelPlan with stages."
+        )
+    if plan.stages.previous is not None:
+        raise PlanError(
+            "Sequences are sharded in one list of layers, whose tokens attend only to each other. Found "
+            f"{type(model).__name__}, which has {len(plan.stages.lists)}, such as those of an encoder and a decoder. "
+            "Use tp_size or pp_size without sequence parallelism."
+        )
+    base = base_model_of(model)
+    layers: Any = base.get_submodule(plan.stages.layers)
+    here = [layer for layer in layers if next(layer.parameters(), None) is not None]
+    if sp_config.is_over_tp:
+        shard_activations(base, here, plan, sp_config)
+    else:
+        _check_heads(model, plan, sp_config)
+        parallelize_attention(model, sp_config)
+    joins = sp_config.is_over_tp or not keep_sharded or plan.stages.reshapes
+    stop_caching(model)
+    for layer in here:
+        layer.register_forward_pre_hook(_ShardHiddenStates(sp_config, is_first=layer is layers[0]), with_kwargs=True)
+    if here and here[-1] is layers[-1] and joins:
+        here[-1].register_forward_hook(_GatherHiddenStates(sp_config))
+    if joins and keep_sharded and not sp_config.is_over_tp:
+        for pattern, style in plan.head_styles.items():
+            for _, head in find_modules(model, f"?{pattern}") if style == "lm_head" else ():
+                head.register_forward_pre_hook(lambda _head, args: (sp_config.sharding.split(args[0]), *args[1:]))
+
+
+def _check_heads(model: nn.Module, plan: ParallelPlan, sp_config: SequenceParallelConfig) -> None:
+    """In the mode all_to_all, check that the heads of a tp rank divide by sp."""
+    if sp_config.mode != "all_to_all":
+        return
+    config: Any = getattr(model, "config", None)
+    mesh = sp_config.sharding.mesh
+    for counts in plan.counts:
+        heads = getattr(config, counts.heads, 0)
+        own = heads // mesh.size("tp")
+        if own % mesh.size("sp"):
+            fitting = [str(number) for number in range(1, own + 1) if own % number == 0]
+            raise PlanError(
+                f"In the mode 'all_to_all' sp shards the heads of each tp rank. Found {counts.heads}={heads}, of "
+                f"which tp={mesh.size('tp')} leaves each rank {own}, for sp_size={mesh.size('sp')}. Choose one of "
+                f"{', '.join(fitting)}, or the mode 'ring_attn'."
+            )
+
+
+@final
+class _ShardHiddenStates:
+    """Forward pre-hook of a layer: keeps this rank's tokens of inputs that have all tokens."""
+
+    def __init__(self, sp_config: SequenceParallelConfig, is_first: bool) -> None:
+        self._sp_config, self._is_first = sp_config, is_first
+
+    def __call__(
+        self, _layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = dict(kwargs)
+        if self._is_first and args:
+            args = self._local_tokens(args[0]), *args[1:]
+        elif self._is_first:
+            given[_STATES] = self._local_tokens(given[_STATES])
+        if not self._sp_config.is_over_tp and given.get(_POSITIONS) is not None:
+            given[_POSITIONS] = tuple(self._sp_config.sharding.split(each) for each in given[_POSITIONS])
+        return args, given
+
+    def _local_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        sharding = self._sp_config.sharding
+        if states.dim() != _NUM_DIMS:
+            raise UnsupportedError(
+                "Hidden states of a sequence have the shape (batch, tokens, width). Found "
+                f"{tuple(states.shape)}, such as that of an image. Use tp_size or pp_size without sequence parallelism."
+            )
+        if not self._sp_config.is_over_tp:
+            return sharding.split(states)
+        sharding.split(states.detach()[..., :0])  # raises what says how long sequences may be
+        return comm.scatter(states, "tp", 1, sharding.mesh)
+
+
+@final
+class _GatherHiddenStates:
+    """Forward hook of the last layer: gathers the tokens of all ranks."""
+
+    def __init__(self, sp_config: SequenceParallelConfig) -> None:
+        self._sp_config = sp_config
+
+    def __call__(self, _layer: nn.Module, _args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return self._all_tokens(output[0]), *output[1:]
+        return self._all_tokens(output)
+
+    def _all_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        sharding = self._sp_config.sharding
+        return comm.gather(states, "tp", 1, sharding.mesh) if self._sp_config.is_over_tp else sharding.gather(states)

@@ -1,0 +1,125 @@
+"""Tensor parallelism in which activations outside of attention and linear layers are sharded along the sequence.
+
+A column-parallel layer all-gathers tokens, and a row-parallel one reduce-scatters its output: together they send as
+much as the all-reduce that they replace, and the activations in between, of norms and residuals, are sharded over tp.
+
+Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
+https://arxiv.org/abs/2205.05198.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal._src import comm
+from colossal._src.cluster import ParallelMesh
+from colossal._src.comm import Channel
+from colossal._src.nn.layer.tp.linear_product import ColumnParallel, RowParallel
+from colossal._src.shardformer.head_layers import materialize_parameter
+from colossal._src.shardformer.input_gradients import MergedInputGradient
+from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig
+from colossal._src.shardformer.sequence_ring import RingInput, multiply_on_ring
+from colossal._src.shardformer.styles import ExpertTokens
+from colossal._src.tensor import ParallelPlan, find_modules
+from colossal.errors import PlanError
+
+_STATES = "hidden_states"
+_TOKENS = -2
+
+
+def shard_activations(
+    base: nn.Module, layers: Sequence[nn.Module], plan: ParallelPlan, sp_config: SequenceParallelConfig
+) -> None:
+    """Let the linear layers of a model gather and scatter tokens."""
+    mesh = sp_config.sharding.mesh
+    if not plan.attention:
+        raise PlanError(
+            f"The mode {sp_config.mode!r} gathers tokens before attention. Found {type(base).__name__}, whose plan "
+            "does not name it. Use the mode 'all_to_all' or 'ring_attn' with sp_size, or pass a ParallelPlan with "
+            "attention."
+        )
+    attention = [module for _, module in find_modules(base, f"?{plan.attention}")]
+    inside = {each for module in attention for each in module.modules()}
+    for module in attention:
+        _gather_around(module, mesh)
+    is_ring = sp_config.mode == "ring"
+    for layer in layers:
+        for parent in layer.modules():
+            _divide_products(parent, inside, mesh, is_ring)
+        _sum_gradients(layer, inside, mesh)
+
+
+def _divide_products(parent: nn.Module, inside: set[nn.Module], mesh: ParallelMesh, is_ring: bool) -> None:
+    """Let the layers in a module gather and scatter tokens; those of attention get all of them already."""
+    products = [(child, getattr(child, "product", None)) for child in parent.children()]
+    columns = [product for child, product in products if isinstance(product, ColumnParallel) and child not in inside]
+    if columns and is_ring:
+        on_ring = RingInput(mesh)
+        on_ring.watch(parent)
+        for column in columns:
+            column.set_matmul(on_ring)
+    elif columns:
+        gathered = MergedInputGradient(lambda x: comm.gather(x, "tp", _TOKENS, mesh, partial_grad=True))
+        gathered.watch(parent)
+        for column in columns:
+            column.set_input_transform(gathered)
+    for _, product in products:
+        if isinstance(product, RowParallel):
+            product.set_matmul(partial(multiply_on_ring if is_ring else _multiply_and_scatter, mesh))
+    tokens = getattr(parent, "tokens", None)
+    if isinstance(tokens, ExpertTokens):  # experts, whose weights are parameters of their own
+        tokens.gather_and_scatter()
+
+
+def _multiply_and_scatter(mesh: ParallelMesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return comm.reduce_scatter(nn.functional.linear(x, weight), "tp", _TOKENS, mesh)
+
+
+def _gather_around(attention: nn.Module, mesh: ParallelMesh) -> None:
+    """Gather all tokens before attention.
+
+    If only column-parallel layers read them, each rank has a partial sum of their gradient. If replicated layers read
+    them first, these all-reduce it as they do without sequence parallelism, and each rank has the full gradient.
+    """
+    is_partial = not any(isinstance(module, (nn.Linear, nn.Embedding)) for module in attention.modules())
+    if is_partial:
+        for module in attention.modules():
+            product = getattr(module, "product", None)
+            if isinstance(product, ColumnParallel):
+                product.set_input_transform(_identity)
+    attention.register_forward_pre_hook(
+        _GatherStates(lambda x: comm.gather(x, "tp", 1, mesh, partial_grad=is_partial)), with_kwargs=True
+    )
+
+
+def _identity(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@final
+class _GatherStates:
+    """A hook that puts the tokens of a module's first argument together."""
+
+    def __init__(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._gather = gather
+
+    def __call__(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (self._gather(args[0]), *args[1:]), dict(kwargs)
+        return args, {**kwargs, _STATES: self._gather(kwargs[_STATES])}
+
+
+def _sum_gradients(layer: nn.Module, inside: set[nn.Module], mesh: ParallelMesh) -> None:
+    """Sum up the gradients of what every rank has, and uses for its own tokens only."""
+    for module in layer.modules():
+        if module in inside and not isinstance(getattr(module, "product", None), RowParallel):
+            continue
+        layouts = getattr(module, "layouts", {})
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and not (name in layouts and any(layouts[name].dims)):
+                materialize_parameter(parameter).register_hook(Channel("tp", mesh).all_reduce)

@@ -1,0 +1,224 @@
+"""Shard a model as its plan says."""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, final
+
+from torch import nn
+
+from colossal._src.cluster import ParallelMesh, current_mesh
+from colossal._src.shardformer.activation_checkpointing import checkpoint_layers
+from colossal._src.shardformer.adapters import is_adapted, shard_adapted_layer
+from colossal._src.shardformer.causal_loss import ParallelCausalLoss
+from colossal._src.shardformer.head_counts import (
+    adjust_key_value_groups,
+    check_heads,
+    divide_attribute,
+    skip_uneven_attention,
+)
+from colossal._src.shardformer.head_input_splitter import HeadInputSplitter
+from colossal._src.shardformer.input_gradients import merge_input_gradients
+from colossal._src.shardformer.model_options import apply_options, choose_options
+from colossal._src.shardformer.plans import plan_of
+from colossal._src.shardformer.sequence_parallel import shard_sequence
+from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig
+from colossal._src.shardformer.shard_config import ShardConfig
+from colossal._src.shardformer.styles import STYLES, StyleContext
+from colossal._src.shardformer.tied_parameters import find_tied_parameters, retie_parameters
+from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, unwrap_adapters
+from colossal.errors import MeshError, PlanError
+from colossal.logging import get_dist_logger
+
+_LARGE = 1 << 20
+_KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", "moe_tp_experts")
+_COMPUTE_THE_SAME = ("FalconLinear",)
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+
+
+@final
+class ShardFormer:
+    """Shards models over the tp axis, and sequences over tp or sp, by plans, and applies the other options.
+
+    Forward methods stay as they are; some modules are replaced, and some get hooks.
+
+    Args:
+        shard_config: How.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.shardformer import ShardConfig, ShardFormer
+        >>> from colossal.testing import fake_world
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+        >>> model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=64))
+        >>> with fake_world(2):
+        ...     sharded, _ = ShardFormer(ShardConfig(ParallelMesh(tp=2))).optimize(model)
+        >>> sharded.model.layers[0].mlp.up_proj.weight.shape
+        torch.Size([16, 16])
+    """
+
+    def __init__(self, shard_config: ShardConfig) -> None:
+        self.shard_config = shard_config
+
+    def optimize(self, model: nn.Module, policy: ParallelPlan | None = None) -> tuple[nn.Module, list[Any]]:
+        """Shard a model in place, and apply the options.
+
+        Args:
+            model: The same model on all ranks; of Hugging Face, or with a plan of its own.
+            policy: Its plan; by default that of its family, or else that which its configuration has.
+
+        Returns:
+            The model, and what stages of a pipeline have in common: nothing, as there is one stage.
+
+        Raises:
+            PlanError: The plan does not fit the model, or numbers of the model are not divisible by the tp size.
+            MeshError: The tp axis is arranged as a grid.
+            ConfigError: There is no such mode of sp_config sequences, its axis has one rank and the other several, or
+                the numbers of layers that are checkpointed do not fit the model.
+            UnsupportedError: The model does not support an option, or the mode needs another attention implementation.
+
+        Communication: none; its layers communicate when they run.
+        """
+        config, mesh = self.shard_config, self.shard_config.mesh or current_mesh()
+        is_compute_sharded, sp_config = (
+            config.enable_tensor_parallelism and mesh.size("tp") > 1,
+            config.sequence_parallel_config(mesh),
+        )
+        needs_plan = is_compute_sharded or sp_config is not None
+        if needs_plan and mesh.tp_mode != "1d":
+            raise MeshError(
+                f"Plans shard models over one axis. Found a mesh whose tp axis is arranged as {mesh.tp_mode}. Build "
+                "it with tp_mode='1d'."
+            )
+        chosen = choose_options(model, config)
+        if policy is None and (needs_plan or config.gradient_checkpoint_config is not None):
+            policy = plan_of(model)
+        if config.gradient_checkpoint_config is not None:
+            checkpoint_layers(model, policy, config.gradient_checkpoint_config)
+        apply_options(model, chosen)
+        if needs_plan and policy is not None:
+            _parallelize(unwrap_adapters(model), policy, mesh, config, sp_config)
+        return model, []
+
+
+def _parallelize(
+    model: nn.Module,
+    plan: ParallelPlan,
+    mesh: ParallelMesh,
+    config: ShardConfig,
+    sp_config: SequenceParallelConfig | None,
+) -> None:
+    """Shard a model and its sequences, and replace its loss accordingly."""
+    keep_sharded, is_vocab_parallel = config.parallel_output and _has_causal_loss(model), False
+    if config.enable_tensor_parallelism and mesh.size("tp") > 1:
+        _check_uneven(model, plan, mesh, sp_config)
+        is_vocab_parallel = _apply_plan(model, plan, mesh, keep_sharded)
+    if sp_config is not None:
+        _refuse_adapters(model, sp_config)
+        shard_sequence(model, plan, sp_config, keep_sharded)
+    sharding = None if sp_config is None or sp_config.is_over_tp else sp_config.sharding
+    if keep_sharded and (is_vocab_parallel or sharding is not None):
+        causal: Any = model
+        causal.loss_function = ParallelCausalLoss(mesh, sharding, is_vocab_parallel)
+
+
+def _refuse_adapters(model: nn.Module, sp_config: SequenceParallelConfig) -> None:
+    found = next((name for name, module in model.named_modules() if is_adapted(module)), None)
+    if sp_config.is_over_tp and found is not None:
+        raise PlanError(
+            f"In the mode {sp_config.mode!r} layers gather the tokens of other ranks, which low-rank adapters do not "
+            f"support yet. Found adapters of {found}. Use the mode 'all_to_all' with sp_size instead."
+        )
+
+
+def _check_uneven(
+    model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, sp_config: SequenceParallelConfig | None
+) -> None:
+    config = getattr(model, "config", None)
+    if (
+        sp_config is not None
+        and sp_config.is_over_tp
+        and skip_uneven_attention(plan, config, mesh.size("tp")) is not plan
+    ):
+        raise PlanError(
+            f"The mode {sp_config.mode!r} needs sharded attention. Found {type(model).__name__}, whose heads do not "
+            f"divide by tp={mesh.size('tp')}, so that its attention stays replicated. Disable sequence parallelism."
+        )
+
+
+def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_sharded: bool) -> bool:
+    """Shard a model over tp; return whether its logits stay sharded over the vocabulary."""
+    base, size = base_model_of(model), mesh.size("tp")
+    for pattern in plan.nested:
+        for _, module in find_modules(base, pattern):
+            if next(module.parameters(), None) is not None:  # else another stage of a pipeline has it
+                inner = plan_of(module)
+                _apply_plan(module, inner.for_stage() if plan == plan.for_stage() else inner, mesh, False)
+    config = getattr(model, "config", None)
+    plan = skip_uneven_attention(plan, config, size)
+    num_key_value_heads = check_heads(plan, config, size)
+    context = StyleContext(mesh, num_key_value_heads, gather_logits=not keep_sharded)
+    chosen, ties = list(_styled_modules(model, base, plan)), find_tied_parameters(model)
+    made: dict[nn.Module, nn.Module] = {}
+    for root, name, module, style in chosen:
+        if module not in made:
+            _check_kind(name, getattr(module, "base_layer", module), style)
+            made[module] = (shard_adapted_layer if is_adapted(module) else _apply_style)(name, module, style, context)
+        path, _, last = name.rpartition(".")
+        setattr(root.get_submodule(path), last, made[module])
+    retie_parameters(model, ties, {getattr(each, "base_layer", each) for each in made.values()})
+    merge_input_gradients(model, mesh)
+    for pattern in plan.divide_by_tp:
+        divide_attribute(base, pattern, size)
+    adjust_key_value_groups(base, num_key_value_heads, size)
+    for pattern, arguments in plan.split_inputs.items():
+        for _, module in find_modules(base, pattern):
+            module.register_forward_pre_hook(HeadInputSplitter(arguments, mesh), with_kwargs=True)
+    _log_summary(model, len(made), size)
+    return keep_sharded and any(style == "lm_head" for *_, style in chosen)
+
+
+def _apply_style(_name: str, module: nn.Module, style: str, context: StyleContext) -> nn.Module:
+    return STYLES[style](module, context)
+
+
+def _has_causal_loss(model: nn.Module) -> bool:
+    """Whether a model computes its loss by its `loss_function`; such classes are recognized by their names."""
+    is_causal = any(kind.__name__.endswith(_CAUSAL) for kind in type(model).__mro__)
+    return is_causal and hasattr(type(model), "loss_function")
+
+
+def _styled_modules(
+    model: nn.Module, base: nn.Module, plan: ParallelPlan
+) -> Iterator[tuple[nn.Module, str, nn.Module, str]]:
+    of_heads = (
+        (model, name, module, style)
+        for pattern, style in plan.head_styles.items()
+        for name, module in find_modules(model, f"?{pattern}")
+    )
+    for found in chain(((base, *row) for row in plan.rows(base)), of_heads):
+        if next(found[2].parameters(), None) is not None:  # of other stages of a pipeline only placeholders are here
+            yield found
+
+
+def _check_kind(name: str, module: nn.Module, style: str) -> None:
+    """Reject a layer whose forward method differs from that of the layer that would replace it."""
+    if style in _KEEP_MODULE or type(module).__name__ in _COMPUTE_THE_SAME:
+        return
+    kinds = [kind for kind in type(module).__mro__ if kind in (nn.Linear, nn.Embedding) or kind.__name__ == "Conv1D"]
+    if not kinds or type(module).forward is not kinds[0].forward:
+        raise PlanError(
+            f"The style {style!r} is for modules that compute what Linear, Embedding or Conv1D do. Found {name}, a "
+            f"{type(module).__name__}. Remove it from the plan, so that it stays replicated."
+        )
+
+
+def _log_summary(model: nn.Module, num_sharded: int, size: int) -> None:
+    """Log which large layers stay replicated."""
+    replicated = [
+        f"{name} ({' x '.join(map(str, module.weight.shape))})"
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, nn.Embedding)) and module.weight.numel() >= _LARGE
+    ]
+    left = f"; large layers that stay replicated: {', '.join(replicated)}" if replicated else ""
+    get_dist_logger().info(f"{type(model).__name__}: tp={size} shards {num_sharded} layers{left}", ranks=[0])

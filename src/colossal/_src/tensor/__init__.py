@@ -1,0 +1,70 @@
+"""How tensors are distributed over ranks: layouts, placements, plans, and conversions between them."""
+
+from colossal._src.tensor.flat_layout import FlatLayout
+from colossal._src.tensor.introspection import (
+    comm_device,
+    dtensor_placements,
+    full_tensor_of,
+    is_dtensor,
+    layout_of,
+    local_of,
+    local_regions_of,
+    placement_of,
+)
+from colossal._src.tensor.layout import Layout
+from colossal._src.tensor.parallel_plan import (
+    HeadCounts,
+    ParallelPlan,
+    Stages,
+    base_model_of,
+    find_modules,
+    unwrap_adapters,
+)
+from colossal._src.tensor.param_data import move_module, set_data
+from colossal._src.tensor.param_names import parameter_names, strip_compile_prefix
+from colossal._src.tensor.placement import Placement, backing_shard, copy_placement, set_backing_shard, set_placement
+from colossal._src.tensor.region import Region
+from colossal._src.tensor.region_layout import RegionLayout
+from colossal._src.tensor.relayout import relayout
+from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
+from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
+from colossal._src.tensor.shard import shard, unshard
+
+__all__ = [
+    "FlatLayout",
+    "HeadCounts",
+    "Layout",
+    "LayoutPath",
+    "ParallelPlan",
+    "Placement",
+    "Region",
+    "RegionLayout",
+    "RelayoutStep",
+    "Stages",
+    "backing_shard",
+    "base_model_of",
+    "comm_device",
+    "copy_placement",
+    "dtensor_placements",
+    "find_modules",
+    "full_tensor_of",
+    "greedy_path",
+    "is_dtensor",
+    "layout_difference",
+    "layout_of",
+    "local_of",
+    "local_regions_of",
+    "move_module",
+    "one_step_layouts",
+    "parameter_names",
+    "placement_of",
+    "plan_relayout",
+    "relayout",
+    "set_backing_shard",
+    "set_data",
+    "set_placement",
+    "shard",
+    "strip_compile_prefix",
+    "unshard",
+    "unwrap_adapters",
+]

@@ -1,0 +1,373 @@
+"""A world of real processes for one call.
+
+The processes are forked from a server that has imported torch already, so that two ranks start in a few hundredths of
+a second where torchrun takes some three seconds. Each call gets new ones: nothing leaks from one test into the next.
+
+A test suite saves most of the rest with `reuse_processes`. See [Note: reused processes].
+"""
+
+import faulthandler
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from multiprocessing import connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+import torch
+from torch import distributed as dist
+
+from colossal._src.cluster.rendezvous import WorldSpec, form_world, wait_for_all
+from colossal._src.testing.process_state import ProcessState
+from colossal._src.testing.tensor_pickle import dumps
+
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed.device_mesh", "colossal.booster", "colossal.testing"]
+"""What the fork server imports; building an optimizer imports torch._dynamo. A test suite may add to it."""
+
+GRACE_SECONDS = 5.0
+
+# [Note: reused processes]
+# Inside `reuse_processes`, a process serves one call after the other, each in a new process group over a new store:
+# rank 0 is always the first process, so that there are no more processes than the largest call has ranks. After each
+# call a process restores what it was like before the first (`process_state.py`), drops the module that the function
+# came from, and reports what it could not restore. Processes that report anything are replaced; after a failure, a
+# timeout or a death, all processes of that call are.
+
+
+class WorldError(AssertionError):
+    """A rank of a test raised, died or did not end in time."""
+
+
+@final
+@dataclass(frozen=True)
+class _Order:
+    """What one process is asked to do."""
+
+    rank: int
+    size: int
+    form: bool
+    folder: str
+    file: str
+    module: str
+    qualname: str
+    environment: Mapping[str, str]
+    arguments: bytes
+    timeout_seconds: float
+    is_last: bool
+
+    @property
+    def stack_file(self) -> Path:
+        return Path(self.folder, f"stack-{self.rank}")
+
+
+@final
+class _Process:
+    """A process that carries out orders, one after the other."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        their_orders, self.orders = context.Pipe(duplex=False)
+        self.replies, their_replies = context.Pipe(duplex=False)
+        self.process: ForkServerProcess = context.Process(
+            target=_serve, args=(their_orders, their_replies), daemon=True
+        )
+        with _one_thread():
+            self.process.start()
+        their_orders.close()
+        their_replies.close()
+        self.has_ended = False
+
+    def end(self, *, at_once: bool) -> None:
+        """Wait until the process has ended by itself, or kill it."""
+        self.orders.close()
+        if at_once:
+            self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.replies.close()
+        self.has_ended = True
+
+
+@final
+class _Pool:
+    """The processes that are kept between calls."""
+
+    def __init__(self) -> None:
+        self.processes: list[_Process] = []
+
+    def take(self, size: int) -> list[_Process]:
+        """Return that many processes that are alive, the same ones each time."""
+        for process in self.processes:
+            # One that waits for an order has nothing to say: what can be read is the end of its pipe. That is there at
+            # once, and the word of the fork server that a process has died a moment later.
+            if not process.has_ended and (process.replies.poll() or not process.process.is_alive()):
+                process.end(at_once=True)
+        self.processes = [process for process in self.processes if not process.has_ended]
+        self.processes += [_Process() for _ in range(size - len(self.processes))]
+        return self.processes[:size]
+
+
+_pools: list[_Pool] = []
+"""One for each `reuse_processes` that has been entered, the innermost last."""
+
+
+@contextmanager
+def reuse_processes() -> Iterator[None]:
+    """Let `run_processes` keep its processes from one call to the next, each time with a new process group.
+
+    Between calls each process leaves its process groups, and restores the environment, the working folder, the default
+    dtype, generators of random numbers and other settings. It is replaced if the call failed, or if something remains
+    that cannot be restored: a thread, a child process, a replaced function. What else a function changes in a library,
+    such as a warning that is given only once, the next one finds: pass ``fresh=True`` where that matters.
+
+    Communication: none.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal.testing import reuse_processes, run_processes
+        >>> with reuse_processes():  # the second call starts one process more
+        ...     run_processes(dist.get_rank, 2), run_processes(dist.get_world_size, 3)
+        ([0, 1], [3, 3, 3])
+    """
+    pool = _Pool()
+    _pools.append(pool)
+    try:
+        yield
+    finally:
+        _pools.remove(pool)
+        for process in pool.processes:
+            if not process.has_ended:
+                process.end(at_once=False)
+
+
+def kept_pids() -> set[int]:
+    """Return the processes that are kept now, so that a search for leaks can leave them out."""
+    return {process.process.pid or 0 for pool in _pools for process in pool.processes if not process.has_ended}
+
+
+@dataclass
+class _Rank:
+    """What one process was asked to do, and what came back from it."""
+
+    process: _Process
+    order: _Order
+    result: Any = None
+    error: str | None = None
+    done: bool = False
+    remains: Sequence[str] = ()
+
+    def send(self) -> None:
+        with suppress(BrokenPipeError):  # it is dead, and `receive` says so
+            self.process.orders.send(self.order)
+
+    def receive(self) -> None:
+        self.done = True
+        try:
+            succeeded, content, self.remains = pickle.loads(self.process.replies.recv_bytes())  # noqa: S301 (our child)
+        except EOFError:
+            self.process.process.join()
+            self.error = f"The process died with exit code {self.process.process.exitcode}.\n"
+            return
+        if succeeded:
+            self.result = pickle.loads(content)  # noqa: S301 (from our own child)
+        else:
+            self.error = content
+
+    def request_stack(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process.process.pid or 0, signal.SIGUSR1)
+        time.sleep(0.2)
+        stack = self.order.stack_file
+        self.error = "It did not come to an end. It was at:\n" + (stack.read_text() if stack.exists() else "?\n")
+
+
+def run_processes(
+    function: Callable[..., Any],
+    size: int,
+    *args: Any,
+    form: bool = True,
+    environment: Mapping[str, str] | None = None,
+    timeout_seconds: float = 60.0,
+    fresh: bool = False,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run a function on every rank of a job of processes on this host's CPU, joined as by `launch`, one thread each.
+
+    Args:
+        function: A function at the top level of a file, called on every rank.
+        size: Number of ranks.
+        *args: Passed to the function; pickled.
+        form: Initialize the process group first; otherwise the function does it.
+        environment: Variables to set in the processes; ``{rank}`` in a value stands for the rank.
+        timeout_seconds: How long the ranks may take, and how long a collective waits for a peer.
+        fresh: Start new processes inside of `reuse_processes` too. Outside, and wherever `form` is False or an
+            `environment` is given, each call gets new ones.
+        **kwargs: Passed to the function; pickled.
+
+    Returns:
+        What it returned, by rank; pickled.
+
+    Raises:
+        WorldError: The function raised on a rank, a process died, or the ranks took too long.
+
+    Communication: the processes meet at a file and open connections to each other; nothing if `form` is False.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal.testing import run_processes
+        >>> run_processes(dist.get_rank, 2)
+        [0, 1]
+    """
+    pool = _pools[-1] if _pools and form and not environment and not fresh else None
+    arguments = dumps((args, kwargs))
+    file, module = inspect.getfile(function), function.__module__
+    with tempfile.TemporaryDirectory(prefix="colossal-world-") as folder:
+        orders = [
+            _Order(
+                rank,
+                size,
+                form,
+                folder,
+                file,
+                module,
+                function.__qualname__,
+                {name: value.format(rank=rank) for name, value in (environment or {}).items()},
+                arguments,
+                timeout_seconds,
+                is_last=pool is None,
+            )
+            for rank in range(size)
+        ]
+        return _run(orders, pool.take(size) if pool else [_Process() for _ in range(size)], timeout_seconds)
+
+
+def _run(orders: list[_Order], processes: list[_Process], timeout_seconds: float) -> list[Any]:
+    ranks = [_Rank(process, order) for process, order in zip(processes, orders, strict=True)]
+    try:
+        failed = _collect(ranks, timeout_seconds)
+    finally:
+        _end(ranks)
+    if failed:
+        raise _failure(failed, len(ranks))
+    return [rank.result for rank in ranks]
+
+
+def _collect(ranks: list[_Rank], timeout_seconds: float) -> list[_Rank]:
+    """Send all orders, and wait for all ranks; after a first failure, only a little longer."""
+    for rank in ranks:
+        rank.send()
+    deadline = time.monotonic() + timeout_seconds
+    failed: list[_Rank] = []
+    while waiting := {rank.process.replies: rank for rank in ranks if not rank.done}:
+        ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            rank = next(r for p, r in waiting.items() if p is pipe)
+            rank.receive()
+            if rank.error is not None:
+                failed.append(rank)
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+    for rank in ranks:
+        if not rank.done:
+            rank.request_stack()
+            failed.append(rank)
+    return failed
+
+
+def _failure(failed: list[_Rank], size: int) -> WorldError:
+    reports = "\n".join(f"Rank {rank.order.rank}: {rank.error}" for rank in failed)
+    return WorldError(f"{len(failed)} of {size} processes failed, the first one first.\n{reports}")
+
+
+def _end(ranks: list[_Rank]) -> None:
+    """End the processes that serve no further call; after a failure, all of them."""
+    failed = not all(rank.done and rank.error is None for rank in ranks)
+    for rank in ranks:
+        if failed or rank.order.is_last or rank.remains:
+            rank.process.end(at_once=not rank.done)
+
+
+@contextmanager
+def _one_thread() -> Any:
+    """Let the fork server, which starts with the first process, read OMP_NUM_THREADS=1."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _serve(orders: "connection.Connection[Any, Any]", replies: "connection.Connection[Any, Any]") -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    state: ProcessState | None = None
+    with suppress(EOFError):  # no more orders
+        while True:
+            order: _Order = orders.recv()
+            if not order.is_last:
+                state = state or ProcessState()
+            _carry_out(order, replies, state)
+
+
+def _carry_out(order: _Order, replies: "connection.Connection[Any, Any]", state: ProcessState | None) -> None:
+    os.environ.update(order.environment)
+    with order.stack_file.open("w") as stack:
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
+        loaded = set(sys.modules)
+        try:
+            reply, succeeded = dumps(_call(order)), True
+        except BaseException:  # noqa: BLE001 (reported by the caller's process)
+            reply, succeeded = traceback.format_exc(), False
+        remains: list[str] = []
+        if state is not None and succeeded:
+            if order.module not in loaded:
+                sys.modules.pop(order.module, None)
+            remains = state.restore()
+        replies.send_bytes(pickle.dumps((succeeded, reply, remains)))
+        faulthandler.unregister(signal.SIGUSR1)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _call(order: _Order) -> Any:
+    function = reduce(getattr, order.qualname.split("."), _load(order.file, order.module))
+    args, kwargs = pickle.loads(order.arguments)  # noqa: S301 (from our own parent)
+    if order.form:
+        store = dist.FileStore(str(Path(order.folder, "store")), order.size)
+        world = WorldSpec(store, order.rank, order.size, order.timeout_seconds)
+        form_world(world, os.environ.get("COLOSSAL_BACKEND"))
+        wait_for_all(world)  # a function that does nothing must not end before the others are connected
+    return function(*args, **kwargs)
+
+
+def _load(file: str, module: str) -> Any:
+    """Import the function's module from its file: test files need not be importable by name."""
+    if module not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module, file)
+        assert spec is not None
+        assert spec.loader is not None
+        for parent in accumulate(module.split(".")[:-1], "{}.{}".format):
+            sys.modules.setdefault(parent, ModuleType(parent))
+        sys.modules[module] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[module])
+    return sys.modules[module]

@@ -1,0 +1,143 @@
+"""Ranks inside this process: a fake process group, and ranks that are threads.
+
+Ranks that are processes are those of `colossal.testing.run_processes`.
+"""
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import _set_thread_isolation_mode  # pyright: ignore[reportAttributeAccessIssue]
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.testing._internal.distributed.multi_threaded_pg import (
+    ProcessLocalGroup,
+    _install_threaded_pg,
+    _uninstall_threaded_pg,
+)
+
+from colossal._src.cluster.mesh import set_ambient_mesh
+from colossal._src.comm.counter import uncounted
+from colossal._src.testing.processes import WorldError
+from colossal.accelerator import get_accelerator
+
+
+@contextmanager
+def fake_world(size: int, rank: int = 0) -> Iterator[None]:
+    """Be one rank of a fake process group: collectives return at once, with arbitrary values.
+
+    For meshes, plans, errors and counts of communication, at any size.
+
+    Args:
+        size: Number of ranks.
+        rank: The rank that this process is.
+
+    Communication: none, whatever runs inside: this is what it is for.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal.testing import fake_world
+        >>> with fake_world(512, rank=3):
+        ...     print(dist.get_rank(), dist.get_world_size())
+        3 512
+    """
+    _serve_accelerator("fake")
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        set_ambient_mesh(None)
+        dist.destroy_process_group()
+
+
+def _prepare_threads() -> None:
+    """Let torch keep the process groups of each thread apart."""
+    _serve_accelerator("threaded")
+    world = _install_threaded_pg()
+    if not hasattr(world, "comms"):  # torch 2.11 asks for them when a group is destroyed, and has none here
+        world.comms = []  # pyright: ignore[reportAttributeAccessIssue]
+    ProcessLocalGroup.reduce = _reduce  # pyright: ignore[reportAttributeAccessIssue] (torch's has none)
+    _set_thread_isolation_mode(True)
+
+
+def _serve_accelerator(backend: str) -> None:
+    """Let a backend of tests take tensors of this machine's accelerator: torch names some, and no other."""
+    served = dist.Backend.backend_capability[backend]
+    if (name := get_accelerator().name) not in served:
+        served.append(name)
+
+
+def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: Any) -> list[Any]:
+    """Run a function on ranks that are threads of this process.
+
+    Starts in a few hundredths of a second. Point-to-point operations are missing; generators of random numbers are
+    shared by all ranks, so draw from a `torch.Generator` of each rank.
+
+    Args:
+        function: Called on every rank.
+        size: Number of ranks.
+        *args: Passed to the function; tensors are shared, not copied.
+        **kwargs: Passed to the function.
+
+    Returns:
+        What the function returned, by rank.
+
+    Raises:
+        WorldError: The function raised on a rank.
+
+    Communication: none outside of this process.
+
+    Example:
+        >>> from torch import distributed as dist
+        >>> from colossal.testing import run_threads
+        >>> run_threads(lambda start: start + dist.get_rank(), 3, 10)
+        [10, 11, 12]
+    """
+    results: list[Any] = [None] * size
+    errors: list[tuple[int, BaseException]] = []
+    store = dist.HashStore()
+    _prepare_threads()
+
+    def be_rank(rank: int) -> None:
+        set_ambient_mesh(None)  # of its own, not that of the main thread
+        dist.init_process_group("threaded", rank=rank, world_size=size, store=store)
+        try:
+            with uncounted():
+                results[rank] = function(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 (reported by the caller's thread)
+            errors.append((rank, error))
+            ProcessLocalGroup.exception_handle(error)
+        finally:
+            set_ambient_mesh(None)
+            dist.destroy_process_group()
+
+    try:
+        threads = [threading.Thread(target=Context().run, args=(be_rank, rank)) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        _set_thread_isolation_mode(False)
+        ProcessLocalGroup.reset()
+        _uninstall_threaded_pg()
+    if errors:
+        rank, error = errors[0]
+        raise WorldError(f"Rank {rank} of {size} threads failed first:\n" + "".join(traceback.format_exception(error)))
+    return results
+
+
+def _reduce(group: ProcessLocalGroup, tensors: list[torch.Tensor], options: dist.ReduceOptions) -> dist.Work:
+    """Sum up for one rank, by doing so for all of them."""
+    to_all = dist.AllreduceOptions()
+    to_all.reduceOp = options.reduceOp
+    totals = [tensor.clone() for tensor in tensors]
+    work = group.allreduce(totals, to_all)
+    if group.rank() == options.rootRank:
+        for tensor, total in zip(tensors, totals, strict=True):
+            tensor.copy_(total)
+    return work

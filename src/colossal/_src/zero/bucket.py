@@ -1,0 +1,130 @@
+"""Parameters that are flattened into one buffer on every rank, and are communicated together."""
+
+from collections.abc import Iterator, Sequence
+from typing import final
+
+import torch
+from torch import nn
+
+from colossal._src.comm import Partition, PendingComm
+from colossal._src.zero.buffer_pool import BufferPool, zeros
+from colossal._src.zero.flat_parameters import FlatParameters
+from colossal._src.zero.host_copies import host_buffer
+from colossal._src.zero.zero_config import ZeroConfig
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@final
+class Bucket(FlatParameters):
+    """A buffer of parameters, of which each rank updates one segment.
+
+    [Note: one buffer] The parameters of the model are views of `working`, and this rank's shards are views of its
+    segment, or of a float32 copy of that. An update of the shards thus is an update of the model, and what remains to
+    be done is one all-gather in place: nothing is packed or unpacked.
+
+    Args:
+        parameters: Of one dtype and device; from now on their data is in this buffer.
+        partition: The ranks.
+        config: What the user said.
+        pool: Lends buffers of gradients.
+        scratch: Lends room for the gradients of other ranks, where summing up takes any.
+
+    Attributes:
+        working: The parameters, one after the other, and zeros at the end.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.comm import Partition
+        >>> from colossal.testing import fake_world
+        >>> from colossal._src.zero import Bucket, BufferPool, ZeroConfig
+        >>> weight, bias = torch.nn.Linear(2, 3).parameters()
+        >>> with fake_world(2, rank=1):
+        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
+        ...     bucket = Bucket([weight, bias], partition, ZeroConfig(), BufferPool(), BufferPool())
+        >>> bucket.numel, [shard.numel() for shard in bucket.shards]
+        (10, [1, 3])
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        partition: Partition,
+        config: ZeroConfig,
+        pool: BufferPool,
+        scratch: BufferPool,
+    ) -> None:
+        super().__init__(parameters, partition, config, pool, scratch)
+        self.working = zeros(self.numel, self.dtype, self.device)
+        if not config.keeps_gradients:
+            pool.expect(self.numel)
+        scratch.expect(partition.scratch_numel(self.working))
+        self.shard = partition.segment(self.working)
+        self._copy_params_into_buffer()
+        self._host_grad: torch.Tensor | None = None
+        self.master = self._make_master()
+        self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
+        self._versions = self._changes()
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether the optimizer updates a copy of the segment instead of the segment itself."""
+        return self.master.data_ptr() != self.shard.data_ptr()
+
+    @property
+    def targets(self) -> dict[nn.Parameter, torch.Tensor]:
+        """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
+        if not self.has_copy or self.shard.device != self.master.device:
+            return {}
+        return {
+            shard: self.shard[begin:end] for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
+        }
+
+    def start_gather(self, *, is_written: bool = False) -> PendingComm:
+        """Bring the new values of all segments to this rank.
+
+        Args:
+            is_written: The optimizer has written this rank's new values to their `targets` itself.
+
+        Returns:
+            What to wait for.
+        """
+        self._update_shard(is_written)
+        self._versions = self._changes()
+        return self._partition.start_all_gather(self.working)
+
+    @torch.no_grad()
+    def refresh(self, only_written: bool = True) -> None:
+        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates.
+
+        Args:
+            only_written: Look only at parameters that torch has seen change.
+        """
+        versions = self._changes()
+        self._update_master(versions if only_written else None)
+        self._versions = versions
+
+    def _copy_params_into_buffer(self) -> None:
+        for index, parameter in enumerate(self.parameters):
+            place = self._view_of(self.working, index)
+            place.copy_(parameter.detach())
+            parameter.data = place
+
+    def _make_master(self) -> torch.Tensor:
+        own = self.shard
+        wide = torch.float32 if self._config.master_weights and own.dtype in _HALF else own.dtype
+        if self._config.cpu_offload and not own.is_cpu:
+            self._host_grad = host_buffer(own.numel(), wide, own.device)
+            return host_buffer(own.numel(), wide, own.device).copy_(own)
+        return own if wide == own.dtype else zeros(own.numel(), wide, own.device).copy_(own)
+
+    def _add(self, summed: torch.Tensor) -> Iterator[int]:
+        """Add the sum of one backward pass to those of others, where the optimizer is."""
+        if self._host_grad is None:
+            yield from super()._add(summed)
+        else:
+            self._add_on_host(summed, self._host_grad)
+
+    def _changes(self) -> list[int]:
+        return [parameter._version for parameter in self.parameters]  # noqa: SLF001 (it has no public name)

@@ -1,0 +1,357 @@
+"""Flattened parameters whose gradients are reduced together, each segment to the rank that owns it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from colossal._src.comm import Partition, PendingComm
+from colossal._src.tensor import FlatLayout, copy_placement, placement_of, set_placement
+from colossal._src.zero.buffer_pool import Pool
+from colossal._src.zero.host_copies import CopyEvent, CopyStreams
+from colossal._src.zero.zero_config import ZeroConfig
+
+_ALIGNMENT = 16
+_WORTH_ALIGNING = 1 << 12
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class FlatParameters(ABC):
+    """Parameters of one dtype and device, of which each rank updates one segment, whatever parameter that falls into.
+
+    Gradients are copied once, into a buffer with the same layout as that of the parameters. With `keeps_gradients` that
+    buffer stays; else it is returned as soon as its sum is known.
+
+    [Note: announced bytes] A method that takes buffers is a generator: it yields how many bytes it is going to take,
+    and takes them when it is resumed. So its caller frees memory in between, which neither this nor the pool does.
+
+    Args:
+        parameters: Of one dtype and device.
+        partition: The ranks.
+        config: What the user said.
+        pool: Lends buffers of gradients.
+        scratch: Lends room for the gradients of other ranks, where summing up takes any.
+        dtype: Of the parameters; that of the first by default.
+
+    Attributes:
+        parameters: The parameters of the model.
+        numel: Their elements, and some more, so that all segments are of one length.
+        dtype: The type that the parameters are computed in.
+        device: Where they are computed.
+        grad_shard: The average gradient of this rank's segment; None before the first reduction.
+        used: For each parameter whether a gradient came since they were last thrown away.
+        shard: This rank's segment of the parameters.
+        master: What the optimizer updates: this rank's segment, or a float32 copy of it.
+        shards: What is here of each parameter; a range of `master`, maybe an empty one.
+
+    Example:
+        >>> from colossal._src.zero import Bucket, FlatParameters
+        >>> issubclass(Bucket, FlatParameters)
+        True
+    """
+
+    shard: torch.Tensor
+    master: torch.Tensor
+    _versions: list[int]
+    shards: list[nn.Parameter]
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        partition: Partition,
+        config: ZeroConfig,
+        pool: Pool,
+        scratch: Pool,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.dtype, self.device = dtype or parameters[0].dtype, device or parameters[0].device
+        self._partition, self._config, self._pool, self._scratch_pool = partition, config, pool, scratch
+        self._shapes = [parameter.shape for parameter in self.parameters]
+        lengths = [parameter.numel() for parameter in self.parameters]
+        self._ends = torch.tensor(lengths).cumsum(0).tolist()
+        self._starts = [end - length for end, length in zip(self._ends, lengths, strict=True)]
+        self.numel = padded_numel(self._ends[-1], partition.size)
+        self.grad_shard: torch.Tensor | None = None
+        self.used = [False] * len(self.parameters)
+        self._buffer: torch.Tensor | None = None
+        self._filled: set[int] = set()
+        self._num_expected = 0
+        self._reduction: tuple[PendingComm, torch.Tensor] | None = None
+        self._spare: torch.Tensor | None = None
+        self._scratch: torch.Tensor | None = None
+        self._streams = CopyStreams(self.device)
+        self._download = self._upload = CopyEvent()
+        self._is_uploaded = False
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients may accumulate here without being reduced."""
+        return self._config.keeps_gradients
+
+    @property
+    @abstractmethod
+    def has_copy(self) -> bool:
+        """Whether the optimizer updates a copy of the segment instead of the segment itself."""
+
+    @property
+    @abstractmethod
+    def targets(self) -> Mapping[nn.Parameter, torch.Tensor]:
+        """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
+
+    @abstractmethod
+    def start_gather(self, *, is_written: bool = False) -> PendingComm:
+        """Bring the new values of the shards to where the model computes.
+
+        Args:
+            is_written: The optimizer has written this rank's new values to their `targets` itself.
+
+        Returns:
+            What to wait for.
+        """
+
+    @torch.no_grad()
+    def start_upload(self) -> None:
+        """Begin to copy the new values of the shards to `shard`, if they are elsewhere; `start_gather` goes on."""
+        if self.has_copy:
+            self._upload, self._is_uploaded = self._streams.start(self.master, self.shard), True
+
+    @abstractmethod
+    def refresh(self, only_written: bool = True) -> None:
+        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates.
+
+        Args:
+            only_written: Look only at parameters that torch has seen change.
+        """
+
+    @property
+    def trains(self) -> bool:
+        """Whether any of the parameters wants a gradient."""
+        return any(parameter.requires_grad for parameter in self.parameters)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every parameter that wants a gradient has brought it since the last reduction."""
+        return bool(self._filled) and len(self._filled) >= self._num_expected
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether gradients are here that have not been reduced."""
+        return self._reduction is None and any(
+            index in self._filled or parameter.grad is not None for index, parameter in enumerate(self.parameters)
+        )
+
+    @torch.no_grad()
+    def copy_grad(self, index: int) -> Iterator[int]:
+        """Move a gradient from its parameter into the buffer, ready to be summed up.
+
+        Args:
+            index: Which parameter.
+
+        Yields:
+            The bytes that it takes next, see the note.
+        """
+        buffer = yield from self._gradients()
+        parameter = self.parameters[index]
+        grad, place = parameter.grad, self._view_of(buffer, index)
+        assert grad is not None
+        if not self._filled:  # counted once for each pass, as it takes a look at all
+            self._num_expected = sum(each.requires_grad for each in self.parameters)
+        scale = 1.0 / self._partition.world_size
+        if index in self._filled:
+            place.add_(grad, alpha=scale)
+        elif grad.data_ptr() != place.data_ptr():
+            torch.mul(grad, scale, out=place)
+        elif scale != 1.0:
+            place.mul_(scale)
+        parameter.grad = None
+        self.used[index] = True
+        self._filled.add(index)
+
+    @torch.no_grad()
+    def keep(self, index: int) -> Iterator[int]:
+        """Let a gradient accumulate in the buffer, not yet to be summed up.
+
+        Args:
+            index: Which parameter.
+
+        Yields:
+            The bytes that it takes next, see the note.
+        """
+        parameter = self.parameters[index]
+        assert parameter.grad is not None
+        self.used[index] = True
+        buffer = yield from self._gradients()
+        place = self._view_of(buffer, index)
+        if buffer.dtype == parameter.dtype and parameter.grad.data_ptr() != place.data_ptr():
+            parameter.grad = place.copy_(parameter.grad)
+
+    @torch.no_grad()
+    def start_reduction(self) -> Iterator[int]:
+        """Begin to sum up what is here; parameters without a gradient count as zeros.
+
+        Yields:
+            The bytes that it takes next, see the note.
+        """
+        buffer = yield from self._gradients()
+        for index, parameter in enumerate(self.parameters):
+            if index not in self._filled and parameter.grad is not None:
+                yield from self.copy_grad(index)
+            elif index not in self._filled:
+                self._view_of(buffer, index).zero_()
+        buffer[self._ends[-1] :].zero_()
+        self._filled.clear()
+        own = buffer if self._partition.size == 1 else self._partition.segment(buffer)
+        if not self._config.keeps_gradients and self._partition.size > 1:
+            yield own.nbytes
+            own = self._new_segment(own)
+        if room := self._partition.scratch_numel(buffer):
+            yield room * buffer.itemsize
+            self._scratch = self._scratch_pool.take(room, buffer.dtype, buffer.device)
+        self._reduction = self._partition.start_reduce_scatter(buffer, own, self._scratch), own
+
+    @torch.no_grad()
+    def finish_reduction(self) -> Iterator[int]:
+        """Wait for the sum, and add it to what was summed up since gradients were last thrown away.
+
+        Yields:
+            The bytes that it takes next, see the note.
+        """
+        if self._reduction is None:
+            return
+        (pending, summed), self._reduction = self._reduction, None
+        pending.wait()
+        if self._scratch is not None:
+            self._scratch_pool.give_back(self._scratch)
+            self._scratch = None
+        yield from self._add(summed)
+        if not self._config.keeps_gradients and self._buffer is not None:
+            if self._partition.size > 1:
+                self._pool.give_back(self._buffer)
+            self._buffer = None
+
+    def _new_segment(self, own: torch.Tensor) -> torch.Tensor:
+        """Return room for the sum of this rank's segment."""
+        found, self._spare = torch.empty_like(own) if self._spare is None else self._spare, None
+        return found
+
+    def _add(self, summed: torch.Tensor) -> Iterator[int]:
+        """Add the sum of one backward pass to those of others."""
+        if self.grad_shard is None:
+            self.grad_shard = summed
+        else:
+            wide = self.grad_shard.float() if self.grad_shard.dtype in _HALF else self.grad_shard
+            self.grad_shard = wide.add_(summed)
+        yield from ()
+
+    def grads(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """Go through the averaged gradients.
+
+        Yields:
+            Each shard with its gradient, in the dtype and on the device of the shard.
+        """
+        assert self.grad_shard is not None
+        self._download.wait()
+        self.grad_shard = self.grad_shard.to(self.master.device, self.master.dtype)
+        for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True):
+            yield shard, copy_placement(self.grad_shard[begin:end], shard)
+
+    def discard(self) -> None:
+        """Throw the gradients away."""
+        self.discard_new()
+        if not self._is_grad_shard_in_buffer and self._partition.size > 1 and self._reduces_in(self.grad_shard):
+            self._spare = self.grad_shard
+        self.grad_shard = None
+        self.used = [False] * len(self.parameters)
+
+    def discard_new(self) -> None:
+        """Throw those gradients away that have not been summed up."""
+        self._filled.clear()
+        for parameter in self.parameters:
+            parameter.grad = None
+        if not self._config.keeps_gradients and self._buffer is not None:
+            self._pool.give_back(self._buffer)
+            self._buffer = None
+
+    def _shard_of(self, index: int) -> nn.Parameter:
+        begin, end = self._local_ranges()[index]
+        length, start, shape = self.numel // self._partition.size, self._starts[index], self._shapes[index]
+        ranks, ranges = [], []
+        for rank, at in self._partition.members:
+            first, last = (min(max(edge * length - start, 0), shape.numel()) for edge in (at, at + 1))
+            ranks.append(rank)
+            ranges.append((first, last) if first < last else (0, 0))
+        flat = FlatLayout(tuple(shape), tuple(ranks), tuple(ranges))
+        shard = nn.Parameter(self.master[begin:end], requires_grad=self.parameters[index].requires_grad)
+        placement = placement_of(self.parameters[index])
+        set_placement(shard, placement.flattened(flat, self._partition.group, self.device.type))
+        return shard
+
+    def _local_ranges(self) -> list[tuple[int, int]]:
+        """Where each parameter begins and ends in this rank's segment."""
+        length = self.numel // self._partition.size
+        first = self._partition.rank * length
+        return [
+            (min(max(start - first, 0), length), min(max(end - first, 0), length))
+            for start, end in zip(self._starts, self._ends, strict=True)
+        ]
+
+    def _gradients(self) -> Generator[int, None, torch.Tensor]:
+        """Return the buffer of gradients, with room for new ones."""
+        if self._buffer is None:
+            dtype = self._config.communication_dtype or self.dtype
+            yield self.numel * dtype.itemsize
+            self._buffer = self._pool.take(self.numel, dtype, self.device)
+        elif self.grad_shard is not None and self._is_grad_shard_in_buffer:
+            self.grad_shard = self.grad_shard.clone()  # the sum of an earlier backward pass makes room for this one
+        self._download.order()
+        return self._buffer
+
+    @property
+    def _is_grad_shard_in_buffer(self) -> bool:
+        """Whether the summed gradient is a view of the buffer that gradients are copied to."""
+        if self.grad_shard is None or self._buffer is None:
+            return False
+        return self.grad_shard.data_ptr() == self._partition.segment(self._buffer).data_ptr()
+
+    def _add_on_host(self, summed: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Bring the sum of one backward pass to the host, while others are summed up."""
+        if self.grad_shard is None:
+            self._download = self._streams.start(summed, buffer)
+            self.grad_shard = buffer
+        else:
+            self._download.wait()
+            self.grad_shard.add_(summed.to(self.grad_shard))
+
+    def _update_shard(self, is_written: bool) -> None:
+        """Bring the new values of the shards to `shard`, unless the optimizer has written them there itself."""
+        if self.has_copy and not (is_written and self.targets):
+            if not self._is_uploaded:
+                self.start_upload()
+            self._is_uploaded = False
+            self._upload.order()
+
+    def _update_master(self, versions: list[int] | None) -> None:
+        """Take over what somebody wrote into `shard`: of all parameters, or of those whose version has changed."""
+        if self.has_copy:
+            for index, (begin, end) in enumerate(self._local_ranges()):
+                if versions is None or versions[index] != self._versions[index]:
+                    self._upload.wait()
+                    here, master = self.shard[begin:end], self.master[begin:end]
+                    kept = master.to(here.dtype) == here.to(master.device)
+                    master.copy_(torch.where(kept, master, here.to(master)))
+
+    def _reduces_in(self, grad: torch.Tensor | None) -> bool:
+        dtype = self._config.communication_dtype or self.dtype
+        return grad is not None and grad.dtype == dtype and grad.device == self.device
+
+    def _view_of(self, buffer: torch.Tensor, index: int) -> torch.Tensor:
+        return buffer[self._starts[index] : self._ends[index]].view(self._shapes[index])
+
+
+def padded_numel(numel: int, parts: int) -> int:
+    """Return the length of a buffer that is partitioned over ranks."""
+    step = parts * _ALIGNMENT if numel >= parts * _WORTH_ALIGNING else parts
+    return -(-max(numel, 1) // step) * step

@@ -1,0 +1,387 @@
+"""All chunks of a model: which of them are gathered on the device, and when."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from colossal._src.comm import Partition
+from colossal._src.zero.gemini.access_trace import AccessTrace
+from colossal._src.zero.gemini.chunk import Chunk
+from colossal._src.zero.gemini.device_memory import DeviceMemory, Kind
+from colossal._src.zero.gemini.placement_policy import PlacementPolicy
+from colossal._src.zero.gemini.saved_tensors import SavedTensors
+from colossal._src.zero.gemini.tensor_state import TensorState
+from colossal._src.zero.gemini.transfer_log import Event, Transfer, TransferLog
+from colossal.errors import CommunicationError, UnsupportedError
+
+_FINGERPRINT = (1 << 31) - 1
+
+
+@final
+class ChunkManager:
+    """Gathers chunks when their parameters are read, and evicts others.
+
+    [Note: one schedule] All ranks take part in a gather, so all must release the same chunks at the same time. They do,
+    because they decide by what is the same on all of them: the order in which chunks are used, the sizes of buffers,
+    and the largest of the ranks' measurements of non-model data. Before each step they verify that they have used the
+    same chunks in the same order.
+
+    Args:
+        chunks: In the order of the model.
+        partition: The ranks.
+        memory: That of the device.
+        placement: How much of it chunks may take.
+        traffic: Counts what moves.
+        num_ahead: How many chunks are gathered ahead of their use.
+        scatter_after_inference: Release all chunks after a forward pass without gradients.
+
+    Attributes:
+        chunks: In the order of the model.
+        trace: The order in which they are used.
+        memory: That of the device.
+        traffic: What moved.
+        partition: The ranks.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero.gemini import GeminiDDP
+        >>> from colossal._src.zero.gemini import ChunkManager
+        >>> with fake_world(2):
+        ...     model = GeminiDDP(torch.nn.Linear(4, 3), mixed_precision=None)
+        ...     _ = model(torch.ones(1, 4))
+        >>> isinstance(model.chunks, ChunkManager)
+        True
+        >>> [chunk.numel for chunk in model.chunks.chunks], model.chunks.trace.period
+        ([16], 1)
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Chunk],
+        partition: Partition,
+        memory: DeviceMemory,
+        placement: PlacementPolicy,
+        traffic: TransferLog,
+        num_ahead: int = 0,
+        scatter_after_inference: bool = True,
+    ) -> None:
+        self.chunks, self.memory, self.traffic, self.trace = list(chunks), memory, traffic, AccessTrace()
+        self.partition = partition
+        self._placement, self._num_ahead = placement, num_ahead
+        self._scatters = scatter_after_inference
+        self._places = {
+            id(parameter): (chunk, index) for chunk in chunks for index, parameter in enumerate(chunk.parameters)
+        }
+        self._largest = max((chunk.num_bytes for chunk in chunks), default=0)
+        self._saved = SavedTensors(self.fetch, self._count_activations if placement.watches_activations else None)
+        self._is_single_rank = partition.world_size == 1
+        self._depth = 0
+        self._is_training = self._had_backward = False
+        self._fingerprint = 0
+        memory.register_oom_handler(self._evict_or_spill)
+        for chunk in chunks:
+            if chunk.is_always_full:
+                self._index_storage(chunk)
+
+    def chunk_of(self, parameter: nn.Parameter) -> tuple[Chunk, int]:
+        """Return the chunk of a parameter.
+
+        Args:
+            parameter: Of the model.
+
+        Returns:
+            The chunk, and the number of the parameter in it.
+        """
+        return self._places[id(parameter)]
+
+    def has_parameter(self, parameter: nn.Parameter) -> bool:
+        """Return whether a parameter is in one of the chunks.
+
+        Args:
+            parameter: Any parameter.
+
+        Returns:
+            Whether it does.
+        """
+        return id(parameter) in self._places
+
+    def chunks_of(self, parameters: Sequence[nn.Parameter]) -> list[Chunk]:
+        """Return the chunks of some parameters.
+
+        Args:
+            parameters: Of the model.
+
+        Returns:
+            Each chunk once, the last of the model first, as a backward pass fills them.
+        """
+        found = {self._places[id(parameter)][0].index for parameter in parameters}
+        return [self.chunks[index] for index in sorted(found, reverse=True)]
+
+    @contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        """Run the forward pass of the model inside: only here, and in backward passes, parameters can be read.
+
+        Communication: all_gather, dp, the bytes of the chunks that are read and not gathered.
+        """
+        for chunk in self.chunks:
+            chunk.refresh()
+        training = torch.is_grad_enabled()
+        outer, self._is_training = self._is_training, training
+        if training and not self._depth:
+            self._begin()
+        self._depth += 1
+        try:
+            with self._saved.hooks() if training else nullcontext():
+                yield
+        finally:
+            self._depth -= 1
+            self._is_training = outer
+            if not training and self._scatters and not self._depth:
+                self.release_all()
+
+    def run_with_full(self, parameters: Sequence[nn.Parameter], call: Callable[[], Any]) -> Any:
+        """Make a call that reads parameters, while their chunks are gathered.
+
+        Args:
+            parameters: Those that it reads.
+            call: The call.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            UnsupportedError: No pass is running.
+            ConfigError: The budget of the device is too small for what the call needs.
+        """
+        is_backward = _in_backward()
+        if not self._depth and not is_backward:
+            raise UnsupportedError(
+                "Between passes the values of a parameter are sharded, and only forward and backward passes through "
+                "the wrapped model gather them. Found an operation that reads one outside of those. Use the state dict "
+                "of the wrapped model, save it by the booster, or read parameters in its forward method."
+            )
+        places, is_traced = [self._places[id(parameter)] for parameter in parameters], self._is_training or is_backward
+        for chunk, _ in places:
+            chunk.num_pins += 1
+        try:
+            for chunk, index in places:
+                self._use(chunk, is_traced)
+                chunk.states[index] = chunk.states[index].transition_to(TensorState.COMPUTE)
+            with self._saved.op_hooks() if is_traced else nullcontext():
+                return call()
+        finally:
+            for chunk, index in places:
+                chunk.num_pins -= 1
+                chunk.mark_read(index, is_recomputed=is_backward)
+
+    def fetch(self, chunk: Chunk, index: int) -> None:
+        """Gather a chunk for a backward pass.
+
+        Args:
+            chunk: The chunk.
+            index: The parameter of it that is read.
+        """
+        self._had_backward = True
+        chunk.num_pins += 1
+        try:
+            self._use(chunk, True)
+        finally:
+            chunk.num_pins -= 1
+        chunk.mark_backward_read(index)
+
+    def release_all(self) -> None:
+        """Release all chunks that are gathered temporarily."""
+        for chunk in self.chunks:
+            self._release(chunk)
+
+    def agree(self, values: list[int]) -> list[int]:
+        """Take the largest of all ranks' numbers, and make sure that all have used the same chunks in the same order.
+
+        Args:
+            values: Numbers of this rank, of 32 bits; equally many on all.
+
+        Returns:
+            For each the largest.
+
+        Raises:
+            CommunicationError: Ranks have gathered different chunks since the last time, and so may have computed with
+                wrong parameters; on all ranks.
+
+        Communication: all_reduce, dp, 4 bytes for each number, and 8.
+        """
+        own, self._fingerprint = self._fingerprint, 0
+        if self.partition.world_size == 1:
+            return values
+        most, least, *agreed = self._largest_of([own, -own, *values], torch.int32)
+        if most != -least:
+            raise CommunicationError(
+                "All ranks use the same parameters in the same order. Found that they gathered different chunks since "
+                "the last step, so their gradients are wrong. Make what the forward pass does independent of the data "
+                "of a rank, or train with TorchDDPPlugin."
+            )
+        return agreed
+
+    def _begin(self) -> None:
+        """Begin a pass, unless the previous one has had no backward pass yet, so that this one belongs to it."""
+        if not self._had_backward:
+            return
+        self._had_backward = False
+        self.trace.begin()
+        peaks = self.trace.activations
+        if self._placement.watches_activations and self.partition.world_size > 1:
+            self.trace.activations = self._agree_on_peaks(peaks)
+
+    def _agree_on_peaks(self, peaks: list[int]) -> list[int]:
+        """Take the largest of all ranks' measurements, which are of the same periods."""
+        most, least = self._largest_of([len(peaks), -len(peaks)])
+        if most != -least:
+            raise CommunicationError(
+                f"All ranks use chunks equally often in a pass. Found {len(peaks)} uses here, and {-least} to {most} on"
+                " others. Make what the forward pass does independent of the data of a rank."
+            )
+        return self._largest_of(peaks) if peaks else peaks
+
+    def _largest_of(self, values: list[int], dtype: torch.dtype = torch.int64) -> list[int]:
+        return self.partition.total(torch.tensor(values, dtype=dtype, device="cpu"), "max").tolist()
+
+    def _use(self, chunk: Chunk, is_traced: bool) -> None:
+        before = self.trace.period
+        if is_traced:
+            self.trace.visit(chunk.index)
+        if chunk.is_spilled:
+            self.reserve(chunk.num_bytes, "parameters")
+            chunk.start_return()
+            self._log_transfer("upload", chunk, chunk.num_bytes)
+        if chunk.full is None:
+            self._gather(chunk, "gather")
+        if chunk.is_prefetching:
+            chunk.attach()
+            self._index_storage(chunk)
+        if is_traced and self.trace.period != before:
+            self._evict_until_fits(0)
+            self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """Begin to gather the next chunks, as long as that evicts no others."""
+        for number in self.trace.coming(self._num_ahead):
+            chunk = self.chunks[number]
+            if not chunk.is_full:
+                is_out_of_memory = self._is_single_rank and self.memory.available < chunk.num_bytes
+                if is_out_of_memory or self._temporary() + chunk.num_bytes > self._room():
+                    return
+                self._gather(chunk, "prefetch")
+
+    def _gather(self, chunk: Chunk, event: Event) -> None:
+        self._evict_until_fits(chunk.num_bytes)
+        self.reserve(chunk.num_bytes, "parameters")
+        chunk.start_fetch()
+        self._fingerprint = (self._fingerprint * 1_000_003 + chunk.index + 1) % _FINGERPRINT
+        self._log_transfer(event, chunk, chunk.num_bytes)
+
+    def _room(self) -> int:
+        return self._placement.full_chunk_budget(self._largest, self.memory, self.trace)
+
+    def _temporary(self) -> int:
+        return sum(chunk.num_bytes for chunk in self.chunks if chunk.is_full and not chunk.is_always_full)
+
+    def _evict_until_fits(self, num_bytes: int) -> None:
+        """Evict chunks until those that are gathered temporarily, and some bytes more, fit into their budget."""
+        room = self._room()
+        while self._temporary() + num_bytes > room and self._evict():
+            pass
+
+    def reserve(self, num_bytes: int, kind: Kind) -> None:
+        """Evict or spill chunks until so many bytes are free on the device.
+
+        For a gradient all ranks first evict the same chunks, whether or not this one has room.
+
+        [Note: spilling] One rank may need memory while others do not, such as for a longer batch. It then moves a full
+        chunk to its host, and back when it is used. This needs no communication, so that the others are not affected.
+
+        Args:
+            num_bytes: What is going to be taken next.
+            kind: What it is going to hold.
+
+        Raises:
+            ConfigError: The budget does not allow it, even when all that can be moved away is.
+        """
+        if self.memory.budget is None:
+            return
+        if kind == "gradients":
+            self._evict_until_fits(num_bytes)
+        while not self.memory.fits(num_bytes):
+            self._free_memory_or_raise(num_bytes, kind)
+
+    def account(self, kind: Kind, num_bytes: int) -> None:
+        """Account for bytes on the device that are in no buffer of its memory, and free memory for them.
+
+        Args:
+            kind: What they hold.
+            num_bytes: How many; negative when they are gone.
+
+        Raises:
+            ConfigError: The budget does not allow it, even when all that can be moved away is.
+        """
+        while num_bytes > self.memory.available:
+            self._free_memory_or_raise(num_bytes, kind)
+        self.memory.add(kind, num_bytes)
+
+    def _free_memory_or_raise(self, num_bytes: int, kind: Kind) -> None:
+        """Evict or spill a chunk; raise an error if there is none."""
+        if not self._evict_or_spill():
+            raise self.memory.refuse(num_bytes, kind)
+
+    def _evict_or_spill(self) -> bool:
+        return self._evict() if self._is_single_rank else self._spill()
+
+    def _evict(self) -> bool:
+        """Evict the chunk that is needed farthest in the future; return whether there was one."""
+        found = [chunk for chunk in self.chunks if chunk.is_full and self._can_evict(chunk)]
+        if found:
+            self._release(max(found, key=self._eviction_key))
+        return bool(found)
+
+    def _spill(self) -> bool:
+        """Move the chunk that is needed farthest in the future to the host; return whether there was one."""
+        found = [chunk for chunk in self.chunks if chunk.full is not None and self._can_evict(chunk)]
+        if found:
+            chunk = max(found, key=self._eviction_key)
+            chunk.spill()
+            self._log_transfer("download", chunk, chunk.num_bytes)
+        return bool(found)
+
+    def _eviction_key(self, chunk: Chunk) -> tuple[bool, int, int]:
+        return not chunk.is_needed_by_backward, self.trace.next_use(chunk.index), chunk.index
+
+    def _can_evict(self, chunk: Chunk) -> bool:
+        if chunk.is_always_full or chunk.num_pins or chunk.is_prefetching:
+            return False
+        return not self._is_single_rank or not chunk.is_referenced  # see [Note: lingering]
+
+    def _release(self, chunk: Chunk) -> None:
+        if chunk.is_full and not chunk.is_always_full:
+            chunk.release()
+            self._log_transfer("evict", chunk, chunk.num_bytes)
+
+    def _index_storage(self, chunk: Chunk) -> None:
+        assert chunk.full is not None
+        self._saved.chunks_by_storage[chunk.full.untyped_storage()._cdata] = chunk  # noqa: SLF001 (the identity of a memory has no public name)
+
+    def _count_activations(self, num_bytes: int) -> None:
+        self.account("activations", num_bytes)
+        self.trace.note_activations(self.memory.used["activations"])
+
+    def _log_transfer(self, event: Event, chunk: Chunk, num_bytes: int) -> None:
+        if self.traffic.is_recording:
+            now = self.trace.period
+            self.traffic.moves.append(
+                Transfer(now, event, chunk.index, num_bytes, self.memory.model_data, self.memory.used["activations"])
+            )
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (no public function returns it)

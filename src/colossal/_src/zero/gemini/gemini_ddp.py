@@ -1,0 +1,276 @@
+"""A model whose parameters are in chunks."""
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import InitVar, dataclass
+from typing import Any, final
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from colossal._src.amp.half_precision import cast_floats, cast_inputs_and_outputs
+from colossal._src.cluster import current_mesh
+from colossal._src.comm import Partition
+from colossal._src.interface import ModelWrapper, unwrap_model
+from colossal._src.interface.fp8_comm_check import check_equal_rounding
+from colossal._src.interface.full_state import full_state
+from colossal._src.interface.keywords import Keywords
+from colossal._src.tensor import backing_shard, local_regions_of
+from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices
+from colossal._src.zero.gemini.gemini_config import GeminiConfig
+from colossal._src.zero.gemini.parameter_order import ParameterOrder
+from colossal._src.zero.zero_config import ZeroConfig
+from colossal.errors import UnsupportedError
+
+
+@final
+@dataclass(eq=False, repr=False)
+class GeminiDDP(ModelWrapper):
+    """Trains a model whose parameters are sharded over data-parallel ranks, chunk by chunk: ZeRO-3.
+
+    A chunk is gathered when an operation reads one of its parameters, in forward and in backward passes, and released
+    when its memory is needed for others. Gradients are summed up as chunks of them are complete. A step equals one of a
+    single process on the joined batch of all ranks.
+
+    All ranks must use the same parameters in the same order. Parameters have no values between passes.
+
+    Args:
+        module: The model, on any device, or built inside of `LazyInitContext`.
+        chunk_config_dict: For numbers of ranks, ``{"chunk_size": elements, "keep_gathered": bool}``; by default the
+            size is searched for.
+        chunk_init_device: Accepted for None and the device of the ranks: parameters are sharded one by one, so that no
+            other device is needed.
+        placement_policy: ``"static"``: as the fractions below say; ``"cuda"``: all on the device; ``"cpu"``,
+            ``"const"``: all in host memory, parameters between their uses; ``"auto"``: on the device while it fits.
+        enable_gradient_accumulation: Accepted as documented; gradients of several backward passes always add up.
+        max_prefetch: How many chunks are gathered ahead of their use.
+        shard_param_frac: Static: the fraction of the parameters that is sharded.
+        offload_optim_frac: Static: the fraction of master weights, gradients and optimizer states in host memory.
+        offload_param_frac: Static: the fraction of the parameters that is in host memory between its uses.
+        warmup_non_model_data_ratio: Auto: the fraction of the budget that the first pass keeps free.
+        steady_cuda_cap_ratio: Auto: the fraction of a GPU's memory that is the budget, if `device_budget` is not given.
+        search_range_m: How far above the smallest chunk the size is searched for, in units of 2**20 elements.
+        hidden_dim: The step of that search, in elements.
+        min_chunk_size_m: The smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter.
+        pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
+            page-lock.
+        force_outputs_fp32: Cast floating-point outputs to float32.
+        strict_ddp_mode: Keep full parameters on all ranks, on their devices.
+        scatter_after_inference: Release all chunks after a forward pass without gradients.
+        mixed_precision: What the model is cast to; None leaves its types.
+        zero_group: The ranks over which chunks are sharded; those of the dp axis by default.
+        memstats: Knows the order in which the parameters are used; that of `module.parameters()` by default.
+        master_weights: Update float32 copies of parameters in half precision.
+        extra_dp_group: Ranks that hold the same shards.
+        verbose: Log the chunk configuration on rank 0.
+        enable_async_reduce: Let the backward pass go on while gradients are reduced.
+        fp8_communication: Communicate gradients in 8 bits, with a scale for each block of them; sums are in float32.
+        use_fp8: Matrix products in 8 bits; not built yet.
+        device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
+            policy for what autograd saves; on a CPU too, in which case host memory counts as another tier.
+        nvme_param_frac: Static: the fraction of the parameters that is in files between its uses; at most
+            `offload_param_frac`. The states of `colossal.nn.optimizer.HybridAdam` go there by its own arguments.
+        nvme_offload_dir: The folder of these files, on a fast disk; that of temporary files by default.
+        device: Where the model computes: the device of the ranks, which is the default.
+        search_range_mb: Another name of `search_range_m`, with the same unit: elements, not bytes.
+        min_chunk_size_mb: Another name of `min_chunk_size_m`, with the same unit.
+
+    Attributes:
+        chunks: The manager that gathers and evicts chunks.
+        dtype: What the model computes in; None if it was not cast.
+        gradients: How gradients are communicated.
+        partition: The ranks over which chunks are sharded.
+
+    Raises:
+        ConfigError: A value is outside its range, or the budget is too small for what cannot be elsewhere.
+        UnsupportedError: An option, or a parameter or module of the model, is not supported.
+
+    Source: Rajbhandari et al., "ZeRO", 2020, https://arxiv.org/abs/1910.02054, section 5.3; Fang et al., "Parallel
+    Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", 2021, https://arxiv.org/abs/2108.05818.
+
+    Communication: all_gather, dp, the parameters' bytes, in each forward pass, and in each backward pass for the chunks
+    that are not gathered any more; reduce_scatter, dp, the gradients' bytes, in each backward pass; all_reduce, dp, 16
+    bytes, in each step. broadcast, dp, the model's bytes, at the beginning.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import run_threads
+        >>> from colossal.zero.gemini import GeminiAdamOptimizer, GeminiDDP
+        >>> linear = torch.nn.Linear(3, 1, bias=False)
+        >>> _ = torch.nn.init.ones_(linear.weight)
+        >>> def program():
+        ...     from copy import deepcopy
+        ...     model = GeminiDDP(deepcopy(linear), mixed_precision=None)
+        ...     optimizer = GeminiAdamOptimizer(model, lr=0.25)
+        ...     optimizer.backward(model(torch.ones(2, 3)).mean())
+        ...     optimizer.step()
+        ...     return model.state_dict(only_rank_0=False)["weight"].tolist()
+        >>> run_threads(program, 2)
+        [[[0.75, 0.75, 0.75]], [[0.75, 0.75, 0.75]]]
+    """
+
+    module: InitVar[nn.Module]
+    chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None
+    chunk_init_device: DeviceLike = None
+    placement_policy: str = "static"
+    enable_gradient_accumulation: bool = False
+    max_prefetch: int = 0
+    shard_param_frac: float = 1.0
+    offload_optim_frac: float = 0.0
+    offload_param_frac: float = 0.0
+    warmup_non_model_data_ratio: float = 0.8
+    steady_cuda_cap_ratio: float = 0.9
+    search_range_m: float = 32
+    hidden_dim: int | None = None
+    min_chunk_size_m: float = 32
+    pin_memory: bool = False
+    force_outputs_fp32: bool = False
+    strict_ddp_mode: bool = False
+    scatter_after_inference: bool = True
+    mixed_precision: torch.dtype | None = torch.float16
+    zero_group: dist.ProcessGroup | None = None
+    memstats: ParameterOrder | None = None
+    master_weights: bool = True
+    extra_dp_group: dist.ProcessGroup | None = None
+    verbose: bool = False
+    enable_async_reduce: bool = True
+    fp8_communication: bool = False
+    use_fp8: bool = False
+    device_budget: int | None = None
+    nvme_param_frac: float = 0.0
+    nvme_offload_dir: str | None = None
+    device: DeviceLike = None
+    search_range_mb: float | None = None
+    min_chunk_size_mb: float | None = None
+
+    def __post_init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        keywords, mesh = Keywords.of(self), current_mesh()
+        device = mesh.accelerator.get_current_device()
+        check_devices(device, self.device, self.chunk_init_device)
+        self.gradients = keywords.read(ZeroConfig, stage=2)
+        if self.gradients.fp8_communication:
+            check_equal_rounding(module.parameters())
+        self.partition = Partition(
+            self.zero_group or mesh.group("dp"),
+            self.extra_dp_group,
+            compress_fp8=self.gradients.fp8_communication,
+        )
+        self.dtype = self.mixed_precision
+        self.chunks = build_chunks(
+            module,
+            self.partition,
+            keywords.read(GeminiConfig),
+            self.gradients,
+            device,
+            self.dtype,
+            self.memstats,
+            self.scatter_after_inference,
+        )
+        if self.dtype is not None:
+            cast_inputs_and_outputs(self, self.dtype)
+        elif self.force_outputs_fp32:
+            self.register_forward_hook(lambda _module, _args, outputs: cast_floats(outputs, torch.float32))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model's forward pass.
+
+        Args:
+            *args: Positional inputs of the model, of the shapes that it takes.
+            **kwargs: Keyword inputs of the model.
+
+        Returns:
+            What the model returns.
+        """
+        with self.chunks.forward_pass():
+            return unwrap_model(self)(*args, **kwargs)
+
+    def state_dict(self, *, only_rank_0: bool = True) -> dict[str, Any]:
+        """Gather the full state dict of the model in host memory, by the names of the model that was wrapped.
+
+        Args:
+            only_rank_0: Return it on the first rank only, and nothing on others.
+
+        Returns:
+            Full tensors by name.
+
+        Communication: all_gather, dp, the model's bytes.
+        """
+        return full_state(unwrap_model(self), is_kept=not only_rank_0 or self.partition.rank == 0)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a full state dict, of which each rank copies its shards.
+
+        Args:
+            state_dict: Full tensors by name, the same on all ranks.
+            strict: Require that the names agree.
+            assign: Not possible here: parameters are in chunks.
+
+        Returns:
+            The names that are missing, and those that the model does not have, as torch returns them.
+
+        Raises:
+            UnsupportedError: `assign` is set.
+            RuntimeError: The names do not agree and `strict` is set, or a shape differs; on all ranks, before
+                anything is written.
+        """
+        if assign:
+            raise UnsupportedError(
+                "Parameters keep their places in chunks. Found assign=True. Leave it out: values are copied."
+            )
+        own = unwrap_model(self).state_dict(keep_vars=True)
+        missing, unexpected = [n for n in own if n not in state_dict], [n for n in state_dict if n not in own]
+        wrong = [n for n in own if n in state_dict and _shape(own[n]) != _shape(state_dict[n])]
+        if wrong or (strict and (missing or unexpected)):
+            raise RuntimeError(
+                f"Loading needs a state of the same model. Found names missing: {missing}, unexpected: {unexpected}, "
+                f"of another shape: {wrong}. Build the model with the configuration that was saved."
+            )
+        for name, value in own.items():
+            if name in state_dict and isinstance(value, torch.Tensor):
+                for region, part in local_regions_of(backing_shard(value), dist.get_rank()):
+                    part.copy_(state_dict[name][region.slices])
+        return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)  # noqa: SLF001 (its public name is none)
+
+
+def get_static_torch_model(
+    zero_ddp_model: GeminiDDP,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    only_rank_0: bool = True,
+) -> nn.Module | None:
+    """Copy a model out of its chunks.
+
+    Args:
+        zero_ddp_model: The wrapped model.
+        device: Where the copy goes.
+        dtype: What its floating-point tensors become.
+        only_rank_0: Return it on the first rank only, and None on others.
+
+    Returns:
+        A plain model with full parameters.
+
+    Communication: all_gather, dp, the model's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero.gemini import GeminiDDP, get_static_torch_model
+        >>> with fake_world(1):
+        ...     model = GeminiDDP(torch.nn.Linear(2, 1), mixed_precision=torch.bfloat16)
+        ...     print(type(get_static_torch_model(model).weight).__name__, get_static_torch_model(model).weight.dtype)
+        Parameter torch.float32
+    """
+    state = zero_ddp_model.state_dict(only_rank_0=only_rank_0)
+    if only_rank_0 and zero_ddp_model.partition.rank != 0:
+        return None
+    memo: dict[int, Any] = {}
+    for name, parameter in unwrap_model(zero_ddp_model).named_parameters():
+        memo[id(parameter)] = nn.Parameter(state[name].to(device, dtype), requires_grad=parameter.requires_grad)
+    return deepcopy(unwrap_model(zero_ddp_model), memo).to(device)
+
+
+def _shape(value: Any) -> Any:
+    return value.shape if isinstance(value, torch.Tensor) else None

@@ -1,0 +1,153 @@
+"""What autograd saves for the backward pass: for views of chunks their offsets, for other tensors the bytes."""
+
+from bisect import bisect_right
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from colossal._src.zero.gemini.chunk import Chunk
+from colossal.errors import UnsupportedError
+
+
+@final
+@dataclass(frozen=True)
+class SavedView:
+    """A view of a chunk that the backward pass is going to read."""
+
+    chunk: Chunk
+    index: int  # the parameter in which the view begins
+    offset: int  # where it begins in the chunk
+    size: torch.Size  # its shape
+    stride: tuple[int, ...]  # its strides
+    version: int  # how often the values of the chunk had changed
+
+
+@final
+class SavedTensors:
+    """Hooks for the tensors that autograd saves: replaces views of chunks, and counts the bytes of other tensors.
+
+    [Note: saved views] Autograd saves weights as views of a gathered chunk. Only the offset, shape and strides of such
+    a view are kept here, so that the chunk can be released; when the backward pass reads it, the chunk is gathered
+    again, and the backward pass gets the same view of the new buffer. So only the backward pass itself decides what it
+    needs and when: no structure of the model is assumed, and what it does not read, such as biases and embeddings, is
+    not gathered. The same holds for operations that a backward pass recomputes. Where hooks of other code are active,
+    such as those of non-reentrant activation checkpointing, these get a view of a parameter instead of the parameter.
+
+    Args:
+        fetch: Gathers a chunk, for a parameter of it.
+        count: Called with the bytes by which the non-model data grows or shrinks; None not to count.
+
+    Attributes:
+        chunks_by_storage: The chunks that are or were gathered, by the identity of their memory.
+
+    Example:
+        >>> import torch
+        >>> from colossal._src.zero.gemini import SavedTensors
+        >>> seen = []
+        >>> saved = SavedTensors(fetch=print, count=seen.append)
+        >>> weight = torch.ones(3, requires_grad=True)
+        >>> with saved.hooks():
+        ...     loss = (weight * torch.ones(3)).sum()
+        >>> loss.backward()
+        >>> seen
+        [12, -12]
+    """
+
+    def __init__(self, fetch: Callable[[Chunk, int], None], count: Callable[[int], None] | None) -> None:
+        self.chunks_by_storage: dict[int, Chunk] = {}
+        self._fetch, self._count = fetch, count
+        self._held: dict[int, int] = {}
+
+    def hooks(self) -> saved_tensors_hooks:
+        """Open the context in which the forward pass runs.
+
+        Returns:
+            A new context manager.
+        """
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def op_hooks(self) -> AbstractContextManager[Any]:
+        """Open the context in which one operation runs that reads parameters.
+
+        Returns:
+            A new context manager, which does nothing inside of `hooks`.
+        """
+        backend: Any = torch._C  # noqa: SLF001 (no public function returns it)
+        top = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (nor this)
+        if top is None:
+            return self.hooks()
+        pack, unpack = top
+        if pack == self._pack:
+            return nullcontext()
+        return saved_tensors_hooks(lambda tensor: pack(_plain(tensor)), unpack)
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        storage = tensor.untyped_storage()
+        chunk = self.chunks_by_storage.get(storage._cdata)  # noqa: SLF001 (the identity of a memory has no public name)
+        if chunk is not None and chunk.uses_storage(storage):
+            offset = int(tensor.storage_offset())
+            index = max(bisect_right(chunk.starts, offset) - 1, 0)
+            return SavedView(chunk, index, offset, tensor.size(), tensor.stride(), chunk.num_updates)
+        if self._count is None:
+            return tensor
+        return _Counted(tensor, storage._cdata, storage.nbytes(), self)  # noqa: SLF001
+
+    def _unpack(self, saved: Any) -> torch.Tensor:
+        if isinstance(saved, SavedView):
+            if saved.version != saved.chunk.num_updates:
+                raise UnsupportedError(
+                    "A backward pass needs the parameters with which its forward pass was computed. Found that they "
+                    "were updated in between. Run the backward pass before the step."
+                )
+            self._fetch(saved.chunk, saved.index)
+            assert saved.chunk.full is not None
+            return saved.chunk.full.as_strided(saved.size, saved.stride, saved.offset)
+        return saved.tensor if isinstance(saved, _Counted) else saved
+
+    def grow(self, key: int, num_bytes: int) -> None:
+        """Count one more tensor that shares a memory.
+
+        Args:
+            key: The memory.
+            num_bytes: Its bytes, which count once.
+        """
+        if key not in self._held and self._count is not None:
+            self._count(num_bytes)
+        self._held[key] = self._held.get(key, 0) + 1
+
+    def shrink(self, key: int, num_bytes: int) -> None:
+        """Count one tensor less.
+
+        Args:
+            key: The memory.
+            num_bytes: Its bytes.
+        """
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
+            if self._count is not None:
+                self._count(-num_bytes)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
+
+
+@final
+class _Counted:
+    """A saved tensor that is counted as long as it is saved."""
+
+    def __init__(self, tensor: torch.Tensor, key: int, num_bytes: int, saved: SavedTensors) -> None:
+        self.tensor, self._key, self._num_bytes, self._saved = tensor, key, num_bytes, saved
+        self._is_counted = False
+        saved.grow(key, num_bytes)
+        self._is_counted = True
+
+    def __del__(self) -> None:
+        if self._is_counted:
+            self._saved.shrink(self._key, self._num_bytes)

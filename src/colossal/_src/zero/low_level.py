@@ -1,0 +1,100 @@
+"""Low-level ZeRO: an optimizer whose states, and maybe gradients, are partitioned over data-parallel ranks."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal._src.amp import LossScaler
+from colossal._src.comm import Partition
+from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper, Peers, check_optimizer
+from colossal._src.interface.fp8_comm_check import check_equal_rounding
+from colossal._src.zero.overlap_allgather import wait_before_use
+from colossal._src.zero.zero_config import ZeroConfig
+from colossal._src.zero.zero_shards import ZeroShards
+from colossal.errors import ConfigError, UnsupportedError
+
+
+def shard_optimizer(
+    model: nn.Module,
+    optimizer: Optimizer,
+    partition: Partition,
+    config: ZeroConfig,
+    *,
+    scaler: LossScaler | None = None,
+    max_norm: float = 0.0,
+    norm_type: float = 2.0,
+    units: Sequence[nn.Module] = (),
+    peers: Peers | None = None,
+    param_names: Mapping[nn.Parameter, str] | None = None,
+    full_spec: FullOptimizerSpec | None = None,
+) -> OptimizerWrapper:
+    """Let an optimizer update this rank's shards of a model's parameters.
+
+    Args:
+        model: The model, in the dtype that it runs in.
+        optimizer: Of its parameters; changed in place.
+        partition: The ranks.
+        config: How gradients travel, and where states are.
+        scaler: The loss scaler; none by default.
+        max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
+        norm_type: The p of that norm.
+        units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
+        peers: The ranks that have other parameters of the model; none by default.
+        param_names: Names in the full model; by default in `model`.
+        full_spec: The full optimizer, if this one has only some of its parameters.
+
+    Returns:
+        The optimizer, wrapped; its gradients are averages over all ranks.
+
+    Raises:
+        ConfigError: A parameter has no values, or one of its own storage for each element.
+        UnsupportedError: The optimizer or the model does not support shards.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.comm import Partition
+        >>> from colossal.testing import run_threads
+        >>> from colossal._src.zero import ZeroConfig, shard_optimizer
+        >>> def program():
+        ...     torch.nn.init.ones_((model := torch.nn.Linear(2, 1, bias=False)).weight)
+        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        ...     optimizer = shard_optimizer(model, optimizer, partition, ZeroConfig(stage=2))
+        ...     optimizer.backward(model(torch.tensor([[1.0, 2.0 * partition.rank]])).sum())
+        ...     optimizer.step()
+        ...     return model.weight.tolist()
+        >>> run_threads(program, 2)
+        [[[0.0, 0.0]], [[0.0, 0.0]]]
+    """
+    check_optimizer(optimizer, shards=True)
+    _check_model(model, optimizer, config, needs_values=dist.get_backend(partition.group) != "fake")
+    names = param_names or {parameter: name for name, parameter in model.named_parameters()}
+    shards = ZeroShards(optimizer, model.parameters(), partition, config)
+    if config.overlap_allgather:
+        wait_before_use(model, units, shards)
+    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers, full_spec)
+
+
+def _check_model(model: nn.Module, optimizer: Optimizer, config: ZeroConfig, needs_values: bool) -> None:
+    if config.fp8_communication:
+        check_equal_rounding(model.parameters())
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        name = names.get(parameter, "a parameter of the optimizer")
+        is_plain = parameter.is_floating_point() and type(parameter.data) is torch.Tensor
+        if not is_plain or (parameter.is_meta and needs_values):
+            raise ConfigError(
+                "ZeRO shards plain floating-point parameters that have values. Found "
+                f"{name}: {type(parameter.data).__name__} in {parameter.dtype} on {parameter.device}. Build the model "
+                "on a real device, and leave parameters of other kinds out of the optimizer."
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise UnsupportedError(
+                f"ZeRO reduces dense gradients. Found sparse=True in {name or type(module).__name__}. "
+                "Build the embedding with sparse=False, or take TorchDDPPlugin."
+            )

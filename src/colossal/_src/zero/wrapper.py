@@ -1,0 +1,182 @@
+"""ZeRO without a Booster: two functions that wrap a model and its optimizer."""
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from colossal._src.amp import DynamicScaler, ScalerConfig
+from colossal._src.cluster import current_mesh
+from colossal._src.comm import Channel, Partition
+from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface.clipping import Clipping
+from colossal._src.interface.keywords import Keywords, check_known, keywords_of
+from colossal._src.zero.low_level import shard_optimizer
+from colossal._src.zero.zero_config import ZeroConfig
+from colossal.errors import ConfigError
+
+_GEMINI = 3
+_STAGE = "_colossal_zero_stage"
+_KNOWN = ("reduce_bucket_size", "verbose", *(field.name for field in fields(ZeroConfig) if field.name != "stage"))
+
+
+def zero_model_wrapper(
+    model: nn.Module, zero_stage: int = 1, gemini_config: dict[str, Any] | None = None, verbose: bool = False
+) -> nn.Module:
+    """Prepare a model for `zero_optim_wrapper`: all data-parallel ranks get the values of the first one.
+
+    Args:
+        model: In the dtype that it shall run in, on its device.
+        zero_stage: 1 shards optimizer states over the ranks of the dp axis, 2 gradients too, 3 parameters as well.
+        gemini_config: Of stage 3: arguments of `colossal.zero.gemini.GeminiDDP`.
+        verbose: Log the chunk configuration of stage 3; stages 1 and 2 prepare a model without a choice to log.
+
+    Returns:
+        The same model; for stage 3, a `GeminiDDP` around it.
+
+    Raises:
+        ConfigError: There is no such stage, or `gemini_config` is given for another.
+        UnsupportedError: Stage 3 does not support an option, or a parameter or module of the model.
+        MeshError: There is no process group yet.
+
+    Communication: broadcast, dp, the model's bytes.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero import zero_model_wrapper, zero_optim_wrapper
+        >>> with fake_world(2):
+        ...     model = zero_model_wrapper(torch.nn.Linear(4, 3, bias=False), zero_stage=2)
+        ...     optimizer = zero_optim_wrapper(model, torch.optim.AdamW(model.parameters()))
+        >>> optimizer.parameters[0].shape
+        torch.Size([6])
+    """
+    if zero_stage == _GEMINI:
+        from colossal._src.zero.gemini import GeminiDDP
+
+        return GeminiDDP(model, **{"verbose": verbose, **(gemini_config or {})})
+    stage = ZeroConfig(stage=zero_stage).stage
+    if gemini_config:
+        raise ConfigError(
+            f"gemini_config belongs to stage 3. Found {gemini_config} with zero_stage={zero_stage}. Leave it out, or "
+            "pass zero_stage=3."
+        )
+    mesh = current_mesh()
+    Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
+    setattr(model, _STAGE, stage)
+    return model
+
+
+def zero_optim_wrapper(
+    model: nn.Module,
+    optimizer: Optimizer,
+    initial_scale: float = 2**16,
+    growth_factor: float = 2,
+    backoff_factor: float = 0.5,
+    growth_interval: int = 1000,
+    hysteresis: int = 2,
+    min_scale: float = 1,
+    max_scale: float = 2**32,
+    max_norm: float = 0.0,
+    norm_type: float = 2.0,
+    optim_config: dict[str, Any] | None = None,
+    verbose: bool = False,
+) -> OptimizerWrapper:
+    """Let an optimizer update this rank's shards of a model's parameters.
+
+    Args:
+        model: What `zero_model_wrapper` returned.
+        optimizer: Of its parameters; changed in place.
+        initial_scale: First loss scale; greater than 0. The loss is scaled if a parameter is in float16.
+        growth_factor: Factor of the scale after `growth_interval` steps without an overflow; greater than 1.
+        backoff_factor: Factor of the scale after overflows; between 0 and 1.
+        growth_interval: Number of steps without an overflow after which the scale grows; at least 1.
+        hysteresis: Number of overflows since the scale last grew that it takes until it falls.
+        min_scale: The scale does not fall below it.
+        max_scale: The scale does not grow above it.
+        max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
+        norm_type: The p of that norm.
+        optim_config: For stages 1 and 2: ``reduce_bucket_size`` (in elements), ``communication_dtype``,
+            ``overlap_communication``, ``overlap_allgather``, ``cpu_offload`` and ``master_weights``. For each stage:
+            ``verbose``.
+        verbose: Log each change of the loss scale on rank 0; here or in `optim_config`.
+
+    Returns:
+        The optimizer, wrapped: call its ``backward(loss)``, ``step()`` and ``zero_grad()``.
+
+    Raises:
+        ConfigError: The model did not come from `zero_model_wrapper`, or an option is unknown or outside its range.
+        UnsupportedError: The optimizer or the model does not support shards.
+
+    Communication: none; that of a step is the plugin's.
+
+    Example:
+        >>> import torch
+        >>> from colossal.testing import fake_world
+        >>> from colossal.zero import zero_model_wrapper, zero_optim_wrapper
+        >>> with fake_world(2):
+        ...     model = zero_model_wrapper(torch.nn.Linear(2, 2).half())
+        ...     optimizer = torch.optim.AdamW(model.parameters())
+        ...     optimizer = zero_optim_wrapper(model, optimizer, initial_scale=8, max_norm=1.0)
+        >>> optimizer.scale_loss(torch.tensor(1.0)).item()
+        8.0
+    """
+    rule = ScalerConfig(initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
+    clipping, given = Clipping(max_norm=max_norm, norm_type=norm_type), optim_config or {}
+    check_known("optim_config", given, _KNOWN)
+    wrap = _over_chunks if isinstance(model, ModelWrapper) else _over_buckets  # a GeminiDDP, or the user's own model
+    others = {name: value for name, value in given.items() if name != "verbose"}
+    return wrap(model, optimizer, rule, clipping, others, verbose or given.get("verbose", False))
+
+
+def _over_buckets(
+    model: nn.Module,
+    optimizer: Optimizer,
+    rule: ScalerConfig,
+    clipping: Clipping,
+    given: dict[str, Any],
+    verbose: bool,
+) -> OptimizerWrapper:
+    config = Keywords("zero_optim_wrapper", given).read(ZeroConfig, stage=_stage_of(model))
+    half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
+    scaler = None
+    if half:
+        scaler = DynamicScaler(rule, half[0].device.type, verbose, unscale_fp16_grads=not config.master_weights)
+    return shard_optimizer(
+        model,
+        optimizer,
+        Partition(current_mesh().group("dp")),
+        config,
+        scaler=scaler,
+        **keywords_of(clipping),
+    )
+
+
+def _over_chunks(
+    model: Any,
+    optimizer: Optimizer,
+    rule: ScalerConfig,
+    clipping: Clipping,
+    given: dict[str, Any],
+    verbose: bool,
+) -> OptimizerWrapper:
+    from colossal._src.zero.gemini import GeminiOptimizer
+
+    if given:
+        raise ConfigError(
+            "Of stage 3 the gemini_config of zero_model_wrapper says all there is to say. Found "
+            f"optim_config={given}. Move it there."
+        )
+    return GeminiOptimizer(optimizer, model, verbose=verbose, **keywords_of(rule, clipping))
+
+
+def _stage_of(model: nn.Module) -> int:
+    stage = getattr(model, _STAGE, None)
+    if stage is None:
+        raise ConfigError(
+            f"zero_optim_wrapper takes the model that zero_model_wrapper returned. Found {type(model).__name__}, "
+            "which has no stage. Write: model = zero_model_wrapper(model, zero_stage=2)."
+        )
+    return stage

@@ -1,0 +1,273 @@
+"""What an optimizer holds of a model under ZeRO: this rank's shard of every parameter."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from colossal._src.amp import MasterParams
+from colossal._src.comm import Partition, PendingComm
+from colossal._src.zero.bucket import Bucket
+from colossal._src.zero.buffer_pool import BufferPool
+from colossal._src.zero.flat_parameters import FlatParameters
+from colossal._src.zero.param_groups import rebind_param_groups
+from colossal._src.zero.reducer import Reducer
+from colossal._src.zero.zero_config import ZeroConfig
+
+
+@final
+class ZeroShards(MasterParams):
+    """Replaces the parameters of a model by this rank's shards of them, in the user's own optimizer.
+
+    Each rank updates its shards, which have the same size on all ranks, and then gathers those of the other ranks.
+    Parameters of the model become views of common buffers; they keep their names, shapes and values.
+
+    Args:
+        optimizer: As the user built it; from now on its groups hold shards.
+        order: Parameters in the order in which a forward pass uses them, as far as that is known.
+        partition: The ranks.
+        config: What the user said.
+        chunks: Returns the existing buffers of some parameters; by default new ones are made.
+        agree: Takes numbers of this rank, and returns for each the largest of all ranks; by default just that.
+        reserve: Makes room for so many bytes of gradients; by default there is always room.
+
+    Attributes:
+        buckets: The buffers, in the order in which a backward pass fills them.
+
+    Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
+    https://arxiv.org/abs/1910.02054, sections 5.1 and 5.2.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal._src.comm import Partition
+        >>> from colossal.testing import fake_world
+        >>> from colossal._src.zero import ZeroConfig, ZeroShards
+        >>> model = torch.nn.Linear(3, 3)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> with fake_world(2):
+        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
+        ...     shards = ZeroShards(optimizer, model.parameters(), partition, ZeroConfig())
+        >>> [shard.numel() for shard in optimizer.param_groups[0]["params"]]  # of 9 weights and 3 biases
+        [3, 3]
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        order: Iterable[nn.Parameter],
+        partition: Partition,
+        config: ZeroConfig,
+        chunks: Callable[[Sequence[nn.Parameter]], Sequence[FlatParameters]] | None = None,
+        agree: Callable[[list[int]], list[int]] | None = None,
+        reserve: Callable[[int], None] | None = None,
+    ) -> None:
+        self.pairs: dict[nn.Parameter, nn.Parameter] = {}
+        self.buckets: list[FlatParameters] = []
+        self._buffers_of, self._largest_of = chunks or self._make_buckets, agree or self._take_largest
+        self._optimizer, self._partition, self._config = optimizer, partition, config
+        self._pool, self._scratch = BufferPool(), BufferPool()
+        self._reducer = Reducer(config, reserve)
+        self._handles: list[RemovableHandle] = []
+        self._num_pulled: int | None = None  # the changes that the gradients of the shards have seen
+        self._used: list[list[bool]] = []
+        self._gathers: dict[FlatParameters, PendingComm] = {}
+        self._offloaded: dict[
+            torch.Tensor, FlatParameters
+        ] = {}  # the buckets whose shards are not where it is computed
+        self._updated: set[torch.Tensor] = set()  # in this step
+        self._has_stepped = False
+        self._writer: Any = (
+            optimizer if hasattr(optimizer, "set_param_copies") else None
+        )  # those of colossal.nn.optimizer
+        self._handles.append(optimizer.register_step_post_hook(self._after_step))
+        places = {parameter: place for place, parameter in enumerate(order)}
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._shard_params(sorted(held, key=lambda each: places.get(each, -1), reverse=True), optimizer.param_groups)
+
+    def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
+        """Share the parameters of a group that was added to the optimizer.
+
+        Args:
+            group: One of the optimizer's groups; changed in place.
+
+        Returns:
+            The new shards, and the parameter of each.
+
+        Communication: all_gather, dp, the parameters' bytes: all ranks begin with the values of the owners.
+        """
+        before = len(self.buckets)
+        added = self._shard_params(list(reversed(group["params"])), [group])
+        for bucket in self.buckets[before:]:
+            bucket.start_gather().wait()
+        return added
+
+    def backward_pass(self) -> AbstractContextManager[Any]:
+        """Open the context in which gradients of the working parameters are computed.
+
+        Returns:
+            A new context manager, at whose end all gradients are reduced.
+
+        Communication: reduce_scatter, dp, the gradients' bytes; none inside of `no_sync`.
+        """
+        return self._reducer.backward_pass()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate full gradients on each rank instead of reducing them."""
+        before, self._reducer.enabled = self._reducer.enabled, False
+        try:
+            yield
+        finally:
+            self._reducer.enabled = before
+
+    def copy_grads_to_masters(self) -> None:
+        """Give each shard its averaged gradient; none to shards of parameters that no rank has used.
+
+        Communication: all_reduce, dp, 4 bytes for each parameter: the ranks agree on what was used. Gradients that no
+        backward pass has reduced, such as those of `no_sync`, are reduced.
+        """
+        self.wait()
+        self._reducer.finish()
+        for bucket in self.buckets:
+            bucket.refresh()
+        waiting = [bucket.is_waiting for bucket in self.buckets]
+        if self._num_pulled == self._reducer.num_changes and not any(waiting):
+            return
+        self._used, waiting = self._agree(waiting)
+        self._reducer.reduce([bucket for bucket, is_waiting in zip(self.buckets, waiting, strict=True) if is_waiting])
+        for bucket, used in zip(self.buckets, self._used, strict=True):
+            if bucket.grad_shard is not None:
+                for (shard, grad), is_used in zip(bucket.grads(), used, strict=True):
+                    shard.grad = grad if is_used else None
+        self._num_pulled = self._reducer.num_changes
+
+    def copy_params_from_masters(self) -> None:
+        """Gather the updated parameters from the ranks that own them.
+
+        Communication: all_gather, dp, the parameters' bytes.
+        """
+        after_step, self._has_stepped = self._has_stepped, False
+        changed = [bucket for bucket in reversed(self.buckets) if bucket.grad_shard is not None or not after_step]
+        is_written = after_step and self._writer is not None
+        self._gathers = {bucket: bucket.start_gather(is_written=is_written) for bucket in changed}
+        if not self._config.overlap_allgather:
+            self.wait()
+
+    def wait(self, buckets: Iterable[FlatParameters] | None = None) -> None:
+        """Wait until updated parameters are here.
+
+        Args:
+            buckets: Which of them; all by default.
+        """
+        for bucket in list(self._gathers) if buckets is None else buckets:
+            if bucket in self._gathers:
+                self._gathers.pop(bucket).wait()
+
+    def refresh(self) -> None:
+        """Take the values of the working parameters over into the shards."""
+        for bucket in self.buckets:
+            bucket.refresh(only_written=False)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Throw the gradients of the working parameters away.
+
+        Args:
+            set_to_none: Free them; otherwise those that were summed up stay as they are in the shards, where the
+                optimizer fills them with zeros.
+        """
+        self._reducer.reset()
+        self._num_pulled = None
+        for bucket in self.buckets:
+            bucket.discard() if set_to_none else bucket.discard_new()
+
+    def close(self) -> None:
+        """Stop watching gradients."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _shard_params(
+        self, parameters: list[nn.Parameter], groups: list[dict[str, Any]]
+    ) -> Mapping[nn.Parameter, nn.Parameter]:
+        """Find the buffers of parameters, and put their shards into the groups of the optimizer."""
+        buckets = self._buffers_of(parameters)
+        shards = {
+            parameter: shard
+            for bucket in buckets
+            for parameter, shard in zip(bucket.parameters, bucket.shards, strict=True)
+        }
+        rebind_param_groups(self._optimizer, groups, shards)
+        new = [bucket for bucket in buckets if bucket not in self.buckets]
+        self._handles += self._reducer.watch(new)
+        self.buckets += new
+        added = {shards[parameter]: parameter for parameter in parameters}
+        self.pairs |= added
+        if self._writer is not None:
+            self._writer.set_param_copies(
+                {
+                    shard: copy
+                    for bucket in self.buckets
+                    for shard, copy in bucket.targets.items()
+                    if shard in self.pairs
+                }
+            )
+            self._offloaded = {
+                shard: bucket for bucket in self.buckets if _is_offloaded(bucket) for shard in bucket.shards
+            }
+            if self._offloaded:
+                runs = [bucket.shards for bucket in self.buckets if _is_offloaded(bucket)]
+                self._writer.set_update_hook(runs, self._upload)
+        return added
+
+    def _upload(self, updated: Sequence[torch.Tensor]) -> None:
+        """Begin to copy the buckets of which these shards are the last to be updated."""
+        self._updated.update(updated)
+        for bucket in {self._offloaded[shard] for shard in updated if shard in self._offloaded}:
+            trained = (shard for shard in bucket.shards if shard in self.pairs and shard.grad is not None)
+            if self._updated.issuperset(trained):
+                bucket.start_upload()
+
+    def _make_buckets(self, parameters: Sequence[nn.Parameter]) -> list[FlatParameters]:
+        return [
+            Bucket(run, self._partition, self._config, self._pool, self._scratch)
+            for run in _runs(parameters, self._config.bucket_numel)
+        ]
+
+    def _after_step(self, *_step: Any) -> None:
+        self._has_stepped = True
+        self._updated.clear()
+
+    def _agree(self, waiting: list[bool]) -> tuple[list[list[bool]], list[bool]]:
+        """Find the parameters that any rank has used, and the buckets that any rank has yet to reduce."""
+        own = [int(each) for each in (*waiting, *(used for bucket in self.buckets for used in bucket.used))]
+        agreed = map(bool, self._largest_of(own))
+        waiting = [next(agreed) for _ in self.buckets]
+        return [[next(agreed) for _ in bucket.parameters] for bucket in self.buckets], waiting
+
+    def _take_largest(self, values: list[int]) -> list[int]:
+        if self._partition.world_size == 1 or not values:
+            return values
+        own = torch.tensor(values, dtype=torch.int32, device="cpu")
+        return self._partition.total(own, "max").tolist()
+
+
+def _is_offloaded(bucket: FlatParameters) -> bool:
+    return bucket.has_copy and not bucket.targets
+
+
+def _runs(parameters: Sequence[nn.Parameter], most: int) -> list[list[nn.Parameter]]:
+    """Split a list into runs of one kind, none of which is longer than `most` elements unless it is one parameter."""
+    key: Callable[[nn.Parameter], Any] = lambda each: (str(each.device), each.dtype, each.requires_grad)  # noqa: E731
+    open_runs: dict[Any, list[nn.Parameter]] = {}
+    done: list[list[nn.Parameter]] = []
+    for parameter in dict.fromkeys(parameters):
+        run = open_runs.setdefault(key(parameter), [])
+        if run and sum(each.numel() for each in run) + parameter.numel() > most:
+            done.append(open_runs.pop(key(parameter)))
+            run = open_runs.setdefault(key(parameter), [])
+        run.append(parameter)
+    return done + list(open_runs.values())

@@ -1,6 +1,0 @@
-"""Low-rank adapters over peft: few trainable parameters next to frozen weights."""
-
-from colossal.booster.lora.lora import Lora
-from colossal.booster.lora.quantization import BitsAndBytes, Quantizer
-
-__all__ = ["BitsAndBytes", "Lora", "Quantizer"]

@@ -1,0 +1,33 @@
+"""Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
+
+from colossal._src.comm import (
+    Channel,
+    CommCounter,
+    all_reduce_over,
+    all_to_all,
+    gather,
+    matmul_3d,
+    reduce,
+    reduce_scatter,
+    replicate,
+    scatter,
+    summa_ab,
+    summa_abt,
+    summa_atb,
+)
+
+__all__ = [
+    "Channel",
+    "CommCounter",
+    "all_reduce_over",
+    "all_to_all",
+    "gather",
+    "matmul_3d",
+    "reduce",
+    "reduce_scatter",
+    "replicate",
+    "scatter",
+    "summa_ab",
+    "summa_abt",
+    "summa_atb",
+]

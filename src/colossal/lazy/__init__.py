@@ -1,7 +1,0 @@
-"""Models that take no memory until it is known which part of them is needed."""
-
-from colossal.lazy.lazy_init import LazyInitContext
-from colossal.lazy.materialize import lazy_tensors, materialize
-from colossal.lazy.tensor import LazyTensor
-
-__all__ = ["LazyInitContext", "LazyTensor", "lazy_tensors", "materialize"]

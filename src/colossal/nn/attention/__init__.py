@@ -1,6 +1,0 @@
-"""Attention over sequences that are sharded over several ranks."""
-
-from colossal.nn.attention.ring import Mask, ring_attention
-from colossal.nn.attention.sequence_sharding import SequenceSharding
-
-__all__ = ["Mask", "SequenceSharding", "ring_attention"]

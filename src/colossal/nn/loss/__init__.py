@@ -1,5 +1,0 @@
-"""Losses of logits that are sharded along the tp axis."""
-
-from colossal.nn.loss.cross_entropy import CrossEntropyLoss, VocabParallelCrossEntropyLoss
-
-__all__ = ["CrossEntropyLoss", "VocabParallelCrossEntropyLoss"]

@@ -1,5 +1,0 @@
-"""Metrics of outputs that are sharded along the tp axis."""
-
-from colossal.nn.metric.accuracy import Accuracy
-
-__all__ = ["Accuracy"]

@@ -1,0 +1,25 @@
+"""Worlds of several ranks for tests, and comparisons that know their tolerance."""
+
+from colossal._src.testing import (
+    TOLERANCES,
+    Tolerance,
+    WorldError,
+    assert_close,
+    assert_same_on_all_ranks,
+    fake_world,
+    reuse_processes,
+    run_processes,
+    run_threads,
+)
+
+__all__ = [
+    "TOLERANCES",
+    "Tolerance",
+    "WorldError",
+    "assert_close",
+    "assert_same_on_all_ranks",
+    "fake_world",
+    "reuse_processes",
+    "run_processes",
+    "run_threads",
+]
