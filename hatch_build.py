@@ -59,7 +59,7 @@ class BuildHook(BuildHookInterface):
         if not is_wanted(version, os.environ):
             return
         sys.path.insert(0, str(Path(self.root) / "src"))
-        from colossal import _native as native  # needs nothing but Python
+        from colossal._src import _native as native  # needs nothing but Python
 
         self._folder = Path(tempfile.mkdtemp())
         made = native.prebuild(self._folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from colossal import _native as native
+from colossal._src import _native as native
 from colossal.errors import UnsupportedError
 
 pytestmark = pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler, and there is none here")
@@ -144,7 +144,7 @@ def test_does_not_follow_a_link_that_stands_for_the_folder(sources: Path, tmp_pa
 PROGRAM = """
 import sys
 from pathlib import Path
-from colossal import _native as native
+from colossal._src import _native as native
 native._sources = lambda: Path(sys.argv[1])
 native._QUIET_SECONDS = float(sys.argv[2])
 assert native.library("answer").answer() == 42

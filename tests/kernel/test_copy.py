@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colossal import _native as native
+from colossal._src import _native as native
 from colossal._src.kernel import copy, stream_copy
 from colossal.errors import UnsupportedError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from colossal import _native
+from colossal._src import _native
 from colossal._src.kernel.adam import native, op
 from colossal._src.kernel.adam.reference import reference_adam_step, run_fused
 from colossal._src.kernel.adam.tensors import Columns

@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 import colossal
-from colossal import _native as native
+from colossal._src import _native as native
 from colossal._src.cli.check import communication, compatibility, devices, kernels, machine, versions
 from colossal._src.cli.check.command import command
 from colossal._src.cli.check.kernels import Kernel

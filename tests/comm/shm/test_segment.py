@@ -14,7 +14,7 @@ from ports import free_port
 from torch import distributed as dist
 
 import colossal
-from colossal import _native
+from colossal._src import _native
 from colossal._src.cluster.rendezvous import WorldSpec, form_world
 from colossal._src.comm._shm import engine, segment
 from colossal._src.testing.processes import WorldError
