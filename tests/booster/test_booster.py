@@ -9,7 +9,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from colossal._src.booster.boost_types import Parts
+from colossal._src.interface.boost_types import Parts
 from colossal.booster import Booster
 from colossal.booster.mixed_precision import BF16MixedPrecision, MixedPrecision, mixed_precision_factory
 from colossal.booster.plugin import Plugin, TorchDDPPlugin

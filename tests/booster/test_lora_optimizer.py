@@ -13,8 +13,8 @@ from float64 import KeepFloat64
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from colossal._src.booster.boost_types import Parts
 from colossal._src.booster.lora.frozen_params import drop_frozen_params
+from colossal._src.interface.boost_types import Parts
 from colossal._src.tensor import backing_shard
 from colossal._src.testing.processes import PRELOADED
 from colossal.booster import Booster

@@ -142,7 +142,7 @@ def test_every_page_of_the_project_has_a_fingerprint() -> None:
 
 
 LAUNCH = ", colossal._src.cluster.watchdog"
-BOOST = """, colossal._src.booster.cross_rank_check, colossal._src.booster.batch_executor
+BOOST = """, colossal._src.booster.cross_rank_check, colossal._src.booster.plugin.hybrid.batch_executor
 import colossal._src.booster.input_transfer, colossal._src.booster.batch_check
 import colossal._src.booster.lora.frozen_params, colossal._src.checkpoint_io.adapter_files, colossal._src.checkpoint_io.model_save_plan
 import colossal._src.checkpoint_io.gather_full, colossal._src.interface.full_state, colossal._src.interface.token_weighting

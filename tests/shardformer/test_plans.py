@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 
 import colossal._src.shardformer.plans as tables
-from colossal._src.shardformer import hf_plan
+from colossal._src.shardformer.plans import hf_plan
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import MeshError, PlanError

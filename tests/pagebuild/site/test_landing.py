@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from colossal._src.booster.boost_types import Parts
+from colossal._src.interface.boost_types import Parts
 from colossal.booster import plugin as home
 from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO

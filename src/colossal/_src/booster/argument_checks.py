@@ -4,12 +4,11 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from colossal._src.booster.boost_types import Parts
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.cluster import AXES, ParallelMesh
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface import ModelWrapper, OptimizerWrapper, Parts
 from colossal.errors import ConfigError, UnsupportedError
 
 

@@ -8,11 +8,10 @@ import torch
 import xxhash
 from torch import distributed as dist
 
-from colossal._src.booster.boost_types import Capabilities, Executor
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.comm import equal_on_all_ranks, gather_objects
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
-from colossal._src.pipeline.microbatch import tensors_in
+from colossal._src.interface import Capabilities, Executor, ModelWrapper, OptimizerWrapper
+from colossal._src.pipeline import tensors_in
 from colossal.errors import ConfigError
 
 _AXES: tuple[Axis, ...] = ("tp", "sp", "pp")

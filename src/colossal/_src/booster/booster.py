@@ -20,14 +20,22 @@ from colossal._src.booster.argument_checks import (
     check_plugin,
     check_precision,
 )
-from colossal._src.booster.boost_types import BoostResult, Capabilities, Criterion, Parts
 from colossal._src.booster.checkpoint_mixin import CheckpointMixin
 from colossal._src.booster.mixed_precision import MixedPrecision, mixed_precision_factory
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.booster.plugin.single_process import SingleProcessPlugin
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.interface import ModelWrapper, NonFiniteCheck, OptimizerWrapper, is_peft_model
+from colossal._src.interface import (
+    BoostResult,
+    Capabilities,
+    Criterion,
+    ModelWrapper,
+    NonFiniteCheck,
+    OptimizerWrapper,
+    Parts,
+    is_peft_model,
+)
 from colossal.accelerator import get_accelerator
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -261,7 +269,7 @@ class Booster(CheckpointMixin):
         """
         executor = self._find("execute_pipeline", model, None).executor
         if executor is None:
-            from colossal._src.booster.batch_executor import BatchExecutor
+            from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor
 
             executor = BatchExecutor(model, self._accelerator.get_current_device())
         return executor(data_iter, criterion, optimizer, return_loss, return_outputs)

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import xxhash
 
-from colossal._src.booster.boost_types import Parts
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.comm import equal_on_all_ranks, gather_objects
+from colossal._src.interface import Parts
 from colossal._src.tensor import parameter_names, placement_of
 from colossal.errors import ConfigError
 

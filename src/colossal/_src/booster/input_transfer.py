@@ -6,8 +6,7 @@ from typing import Any
 import torch
 
 from colossal._src.interface import ModelWrapper
-from colossal._src.pipeline import map_tensors
-from colossal._src.pipeline.microbatch import tensors_in
+from colossal._src.pipeline import map_tensors, tensors_in
 from colossal.accelerator import Accelerator
 
 

@@ -4,8 +4,13 @@ from colossal._src.checkpoint_io.api import CheckpointIO, GeneralCheckpointIO
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, ProcessGroupIO, SingleProcessIO
 from colossal._src.checkpoint_io.checkpoint_manager import CheckpointManager
 from colossal._src.checkpoint_io.index_file import CheckpointIndexFile
+from colossal._src.checkpoint_io.model_config import adapter_config_file
+from colossal._src.checkpoint_io.naming import ADAPTER_CONFIG, ADAPTERS
+from colossal._src.checkpoint_io.staging import Staging, prepare_directory
 
 __all__ = [
+    "ADAPTERS",
+    "ADAPTER_CONFIG",
     "CheckpointGroup",
     "CheckpointIO",
     "CheckpointIndexFile",
@@ -13,4 +18,7 @@ __all__ = [
     "GeneralCheckpointIO",
     "ProcessGroupIO",
     "SingleProcessIO",
+    "Staging",
+    "adapter_config_file",
+    "prepare_directory",
 ]

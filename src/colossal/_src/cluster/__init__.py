@@ -20,21 +20,33 @@ from colossal._src.cluster.tp_grid import TENSOR_PARALLEL_MODES, TensorParallelM
 if TYPE_CHECKING:
     from colossal._src.cluster.link_timing import measure_link_cost
 
+from colossal._src.cluster.context_var import InheritedContextVar
+from colossal._src.cluster.link_cost import ENVIRONMENT_VARIABLE, collective_cost_factors, link_cost_from_environment
+from colossal._src.cluster.mesh import set_ambient_mesh
+from colossal._src.cluster.rendezvous import WorldSpec, form_world, wait_for_all
+from colossal._src.cluster.timeouts import call_within
+
 __all__ = [
     "AXES",
+    "ENVIRONMENT_VARIABLE",
     "LINK_OPS",
     "TENSOR_PARALLEL_MODES",
     "Axis",
     "AxisCost",
     "DistCoordinator",
+    "InheritedContextVar",
     "Link",
     "LinkCost",
     "LinkOp",
     "LinkOrigin",
     "ParallelMesh",
     "TensorParallelMode",
+    "WorldSpec",
     "ambient_mesh",
+    "call_within",
+    "collective_cost_factors",
     "current_mesh",
+    "form_world",
     "get_default_parser",
     "group_for",
     "host_group",
@@ -42,8 +54,11 @@ __all__ = [
     "launch_from_openmpi",
     "launch_from_slurm",
     "launch_from_torch",
+    "link_cost_from_environment",
     "make_tp_grid",
     "measure_link_cost",
+    "set_ambient_mesh",
+    "wait_for_all",
 ]
 
 

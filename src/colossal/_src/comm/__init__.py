@@ -1,8 +1,10 @@
 """Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
 
-from colossal._src.comm.channel import Channel
+from colossal._src.comm.channel import Channel, chunk_bounds
 from colossal._src.comm.counter import CommCounter, active_counters, count_collective, uncounted
+from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
 from colossal._src.comm.group_reduce import all_reduce_over, equal_on_all_ranks, gather_objects
+from colossal._src.comm.lost_peers import LostPeerGuard
 from colossal._src.comm.matmul3d import gather_packed_rows, matmul_3d
 from colossal._src.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
 from colossal._src.comm.partition import Partition, PendingComm
@@ -13,19 +15,24 @@ __all__ = [
     "Channel",
     "CommCounter",
     "Exchange",
+    "LostPeerGuard",
     "Partition",
     "PendingComm",
     "active_counters",
+    "all_reduce_fp8",
     "all_reduce_over",
     "all_to_all",
+    "chunk_bounds",
     "count_collective",
     "equal_on_all_ranks",
+    "fp8_nbytes",
     "gather",
     "gather_objects",
     "gather_packed_rows",
     "matmul_3d",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_fp8",
     "replicate",
     "ring_all_gather",
     "ring_reduce_scatter",

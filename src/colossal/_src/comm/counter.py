@@ -7,8 +7,7 @@ from contextvars import Token
 from types import TracebackType
 from typing import Literal, Self, final
 
-from colossal._src.cluster import Axis
-from colossal._src.cluster.context_var import InheritedContextVar
+from colossal._src.cluster import Axis, InheritedContextVar
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send"]
 

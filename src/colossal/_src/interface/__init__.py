@@ -13,23 +13,50 @@ from colossal._src.interface.optimizer_check import check_optimizer
 if TYPE_CHECKING:
     from colossal._src.interface.token_weighting import TokenWeighting
 
+from colossal._src.interface.boost_types import (
+    Boosted,
+    BoostResult,
+    Capabilities,
+    Criterion,
+    Executor,
+    Parts,
+    reduce_in_each_pass,
+)
+from colossal._src.interface.clipping import Clipping
+from colossal._src.interface.fp8_comm_check import check_equal_rounding
+from colossal._src.interface.full_state import full_state
+from colossal._src.interface.keywords import Keywords, check_known, keywords_of, refuse_unsupported
 from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
 
 __all__ = [
     "AdapterNames",
+    "BoostResult",
+    "Boosted",
+    "Capabilities",
+    "Clipping",
+    "Criterion",
+    "Executor",
     "FullModelSpec",
     "FullOptimizerSpec",
+    "Keywords",
     "ModelWrapper",
     "NonFiniteCheck",
     "OptimizerWrapper",
+    "Parts",
     "Peers",
     "TokenWeighting",
     "active_adapter",
     "base_model_of",
+    "check_equal_rounding",
+    "check_known",
     "check_optimizer",
     "full_spec_of",
+    "full_state",
     "get_pretrained_path",
     "is_peft_model",
+    "keywords_of",
+    "reduce_in_each_pass",
+    "refuse_unsupported",
     "set_pretrained_path",
     "unwrap_model",
 ]

@@ -5,7 +5,7 @@ import os
 from torch import nn
 
 from colossal._src.interface.model import ModelWrapper
-from colossal._src.lazy.pretrained import pretrained_path, remember_path
+from colossal._src.lazy import pretrained_path, remember_path
 
 
 def get_pretrained_path(model: nn.Module) -> str | None:

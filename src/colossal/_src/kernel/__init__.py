@@ -19,6 +19,7 @@ _MODULE_OF = {
     "stream_copy": "colossal._src.kernel.copy",
 }
 
+
 __all__ = [
     "AdamStep",
     "AdamTensors",

@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from colossal._src.kernel.arena import huge_zeros
+from colossal._src.kernel import huge_zeros
 from colossal._src.offload.io_engine import FileTransfer, IOEngine
 from colossal._src.offload.scratch_file import ScratchFile
 from colossal.errors import ConfigError

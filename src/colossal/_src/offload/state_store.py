@@ -7,7 +7,7 @@ from typing import NamedTuple, Self, final
 
 import torch
 
-from colossal._src.kernel.arena import huge_zeros
+from colossal._src.kernel import huge_zeros
 from colossal._src.offload.direct_io import DirectIO
 from colossal._src.offload.scratch_file import padded
 from colossal._src.offload.tensor_file import FileRequest, TensorFile

@@ -3,7 +3,7 @@
 from colossal._src.pipeline.execution_sequence import ExecutionSequence, is_sequence
 from colossal._src.pipeline.executor import PipelineExecutor
 from colossal._src.pipeline.layer_costs import count_layer_parameters, measure_layer_times
-from colossal._src.pipeline.microbatch import Microbatching, join, map_tensors, split
+from colossal._src.pipeline.microbatch import Microbatching, join, map_tensors, split, tensors_in
 from colossal._src.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
 from colossal._src.pipeline.placeholders import StageBoundary
 from colossal._src.pipeline.schedule import (
@@ -23,11 +23,11 @@ from colossal._src.pipeline.schedule import (
     simulate,
     zero_bubble_v,
 )
-from colossal._src.pipeline.shared_parameter import SharedParameter
+from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
+from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, StagePlacement
 from colossal._src.pipeline.stage import Stage, StageOutput, model_arguments
 from colossal._src.pipeline.stage_extraction import copy_structure, count_layers
 from colossal._src.pipeline.stage_manager import PipelineStageManager
-from colossal._src.pipeline.stage_placement import PipelineStyle, StagePlacement
 from colossal._src.pipeline.tied_gradients import broadcast_tied_parameters
 from colossal._src.pipeline.timeline import Timeline
 from colossal._src.pipeline.weight_grads import WeightGrads
@@ -73,5 +73,6 @@ __all__ = [
     "simulate",
     "split",
     "stage_of_layer",
+    "tensors_in",
     "zero_bubble_v",
 ]

@@ -18,8 +18,8 @@ from colossal._src.pipeline.p2p import RecvQueue, TensorMeta, wait
 from colossal._src.pipeline.p2p_links import make_links, peer_pairs
 from colossal._src.pipeline.pipeline_step import PipelineStep
 from colossal._src.pipeline.schedule import SCHEDULES, Pass, PipelineOrder, forward_only, p2p_messages
+from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, StagePlacement
 from colossal._src.pipeline.stage import Stage
-from colossal._src.pipeline.stage_placement import PipelineStyle, StagePlacement
 from colossal._src.pipeline.tied_gradients import TiedGradientReducer, shared_parameters_of
 from colossal._src.pipeline.timeline import Timeline
 from colossal.errors import ConfigError

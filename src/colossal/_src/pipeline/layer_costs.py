@@ -14,8 +14,7 @@ from colossal._src.cluster import host_group
 from colossal._src.pipeline.execution_sequence import is_sequence, unit_names
 from colossal._src.pipeline.microbatch import map_tensors, tensors_in
 from colossal._src.pipeline.stage_extraction import layers_of
-from colossal._src.tensor import Stages
-from colossal._src.tensor.kv_cache import configs_with_cache
+from colossal._src.tensor import Stages, configs_with_cache
 from colossal.accelerator import get_accelerator
 from colossal.errors import ConfigError, PlanError
 

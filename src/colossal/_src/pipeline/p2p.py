@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import distributed as dist
 
-from colossal._src.comm import count_collective
-from colossal._src.comm.lost_peers import LostPeerGuard
+from colossal._src.comm import LostPeerGuard, count_collective
 from colossal._src.pipeline.schedule import P2PMessage
 from colossal._src.pipeline.schedule.p2p_messages import RecvOrder
 from colossal.errors import ShapeError

@@ -10,11 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed as dist
 
-from colossal._src.cluster import ParallelMesh
-from colossal._src.cluster.timeouts import call_within
+from colossal._src.cluster import ParallelMesh, call_within
 from colossal._src.pipeline.p2p import P2PLink, wait
-from colossal._src.pipeline.shared_parameter import SharedParameter
-from colossal._src.pipeline.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 from colossal.accelerator import Accelerator
 from colossal.errors import CommunicationError
 

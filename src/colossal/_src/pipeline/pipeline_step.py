@@ -11,8 +11,8 @@ from colossal._src.interface import OptimizerWrapper
 from colossal._src.pipeline.microbatch import join, map_tensors
 from colossal._src.pipeline.p2p import P2PLink, RecvQueue, TensorMeta, encode_metas
 from colossal._src.pipeline.schedule import Action, P2PMessage
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 from colossal._src.pipeline.stage import Stage
-from colossal._src.pipeline.stage_placement import StagePlacement
 from colossal._src.pipeline.weight_grads import WeightGrads
 from colossal.errors import ConfigError, ShapeError
 

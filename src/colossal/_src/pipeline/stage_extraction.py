@@ -19,9 +19,8 @@ from colossal._src.pipeline.placeholders import (
     PreviousStageLayer,
     StageBoundary,
 )
-from colossal._src.pipeline.shared_parameter import SharedParameter
-from colossal._src.tensor import Stages, base_model_of, parameter_names
-from colossal._src.tensor.kv_cache import stop_caching
+from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
+from colossal._src.tensor import Stages, base_model_of, parameter_names, stop_caching
 from colossal.errors import PlanError
 
 

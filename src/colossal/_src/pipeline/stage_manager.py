@@ -5,7 +5,7 @@ from typing import final
 
 from colossal._src.cluster import ParallelMesh
 from colossal._src.pipeline.partition import partition_uniform
-from colossal._src.pipeline.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 
 
 @final

@@ -10,9 +10,9 @@ from torch import nn
 from colossal._src.cluster import ParallelMesh
 from colossal._src.pipeline.p2p import P2PLink, wait
 from colossal._src.pipeline.p2p_links import make_links, peer_pairs
-from colossal._src.pipeline.shared_parameter import SharedParameter
+from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 from colossal._src.pipeline.stage import Stage
-from colossal._src.pipeline.stage_placement import StagePlacement
 
 
 class _TiedParam(NamedTuple):

@@ -3,13 +3,17 @@
 from colossal._src.shardformer.activation_checkpointing import (
     GradientCheckpointConfig,
     PipelineGradientCheckpointConfig,
+    check_checkpointing,
+    checkpoint_layers,
+    switch_checkpointing,
 )
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear
-from colossal._src.shardformer.hf_plan import hf_plan
+from colossal._src.shardformer.model_options import OPTIONS, apply_options, choose_options
 from colossal._src.shardformer.plans import FAMILIES, plan_of
-from colossal._src.shardformer.sequence_parallel_config import SequenceMode, SequenceParallelConfig
+from colossal._src.shardformer.plans.hf_plan import hf_plan
+from colossal._src.shardformer.sequence_parallel_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig
 from colossal._src.shardformer.shard_config import ShardConfig
 from colossal._src.shardformer.shardformer import ShardFormer
 from colossal._src.shardformer.styles import STYLES, StyleContext
@@ -17,6 +21,8 @@ from colossal._src.shardformer.support_matrix import option_matrix, supported_op
 
 __all__ = [
     "FAMILIES",
+    "MODES_OF_TP",
+    "OPTIONS",
     "STYLES",
     "Conv1DCol",
     "Conv1DRow",
@@ -30,8 +36,13 @@ __all__ = [
     "ShardConfig",
     "ShardFormer",
     "StyleContext",
+    "apply_options",
+    "check_checkpointing",
+    "checkpoint_layers",
+    "choose_options",
     "hf_plan",
     "option_matrix",
     "plan_of",
     "supported_options",
+    "switch_checkpointing",
 ]

@@ -7,9 +7,7 @@ from typing import Any, final
 import torch
 
 from colossal._src.cluster import ParallelMesh
-from colossal._src.nn.layer.tp.linear_product import ColumnParallel, LinearProduct, RowParallel
-from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer
-from colossal._src.nn.layer.tp.sharding import find_mesh, make_layout
+from colossal._src.nn.layer.tp import ColumnParallel, LinearProduct, ParallelLayer, RowParallel, find_mesh, make_layout
 
 
 class Conv1DLayer(ParallelLayer, ABC):

@@ -9,9 +9,7 @@ from torch.nn import functional
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel
 from colossal._src.lazy import LazyTensor
-from colossal._src.nn.layer.tp.linear_product import ColumnParallel
-from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer
-from colossal._src.nn.layer.tp.sharding import find_mesh, make_layout
+from colossal._src.nn.layer.tp import ColumnParallel, ParallelLayer, find_mesh, make_layout
 
 
 @final

@@ -8,7 +8,7 @@ from torch import nn
 
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
-from colossal._src.nn.layer.tp.linear_product import ColumnParallel
+from colossal._src.nn.layer.tp import ColumnParallel
 
 
 class InputCache:

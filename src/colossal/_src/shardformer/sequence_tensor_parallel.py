@@ -17,7 +17,7 @@ from torch import nn
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel
-from colossal._src.nn.layer.tp.linear_product import ColumnParallel, RowParallel
+from colossal._src.nn.layer.tp import ColumnParallel, RowParallel
 from colossal._src.shardformer.head_layers import materialize_parameter
 from colossal._src.shardformer.input_gradients import MergedInputGradient
 from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig

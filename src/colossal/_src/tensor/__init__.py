@@ -11,6 +11,7 @@ from colossal._src.tensor.introspection import (
     local_regions_of,
     placement_of,
 )
+from colossal._src.tensor.kv_cache import configs_with_cache, stop_caching
 from colossal._src.tensor.layout import Layout
 from colossal._src.tensor.parallel_plan import (
     HeadCounts,
@@ -44,6 +45,7 @@ __all__ = [
     "backing_shard",
     "base_model_of",
     "comm_device",
+    "configs_with_cache",
     "copy_placement",
     "dtensor_placements",
     "find_modules",
@@ -64,6 +66,7 @@ __all__ = [
     "set_data",
     "set_placement",
     "shard",
+    "stop_caching",
     "strip_compile_prefix",
     "unshard",
     "unwrap_adapters",

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Self, final
 
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm.channel import chunk_bounds
+from colossal._src.comm import chunk_bounds
 from colossal._src.tensor.region import Region
 from colossal.errors import MeshError, PlanError
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from colossal._src.cluster import ParallelMesh, current_mesh
-from colossal._src.comm.channel import Channel, chunk_bounds
+from colossal._src.comm import Channel, chunk_bounds
 from colossal._src.tensor.layout import Layout
 from colossal._src.tensor.relayout_path import plan_relayout
 from colossal._src.tensor.relayout_step import RelayoutStep

@@ -18,8 +18,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import final
 
-from colossal._src.cluster import LinkCost
-from colossal._src.cluster.link_cost import LinkOp, collective_cost_factors
+from colossal._src.cluster import LinkCost, LinkOp, collective_cost_factors
 from colossal._src.tensor.layout import Layout
 from colossal._src.tensor.relayout_step import (
     RelayoutStep,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from colossal._src.cluster.mesh import set_ambient_mesh
+from colossal._src.cluster import set_ambient_mesh
 
 _SETTLE_SECONDS = 0.5
 """Some libraries ask their threads to end and do not wait for them."""

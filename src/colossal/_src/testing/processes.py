@@ -31,7 +31,7 @@ from typing import Any, final
 import torch
 from torch import distributed as dist
 
-from colossal._src.cluster.rendezvous import WorldSpec, form_world, wait_for_all
+from colossal._src.cluster import WorldSpec, form_world, wait_for_all
 from colossal._src.testing.process_state import ProcessState
 from colossal._src.testing.tensor_pickle import dumps
 

@@ -20,8 +20,8 @@ from torch.testing._internal.distributed.multi_threaded_pg import (
     _uninstall_threaded_pg,
 )
 
-from colossal._src.cluster.mesh import set_ambient_mesh
-from colossal._src.comm.counter import uncounted
+from colossal._src.cluster import set_ambient_mesh
+from colossal._src.comm import uncounted
 from colossal._src.testing.processes import WorldError
 from colossal.accelerator import get_accelerator
 

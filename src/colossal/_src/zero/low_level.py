@@ -9,8 +9,7 @@ from torch.optim import Optimizer
 
 from colossal._src.amp import LossScaler
 from colossal._src.comm import Partition
-from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper, Peers, check_optimizer
-from colossal._src.interface.fp8_comm_check import check_equal_rounding
+from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper, Peers, check_equal_rounding, check_optimizer
 from colossal._src.zero.overlap_allgather import wait_before_use
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal._src.zero.zero_shards import ZeroShards

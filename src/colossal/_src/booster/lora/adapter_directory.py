@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colossal._src.checkpoint_io.naming import ADAPTER_CONFIG, ADAPTERS
-from colossal._src.checkpoint_io.staging import Staging, prepare_directory
+from colossal._src.checkpoint_io import ADAPTER_CONFIG, ADAPTERS, Staging, prepare_directory
 from colossal.errors import CheckpointError
 
 if TYPE_CHECKING:

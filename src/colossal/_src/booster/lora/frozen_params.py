@@ -6,8 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal._src.booster.boost_types import Parts
-from colossal._src.interface import is_peft_model
+from colossal._src.interface import Parts, is_peft_model
 from colossal.errors import ConfigError
 from colossal.logging import get_dist_logger
 

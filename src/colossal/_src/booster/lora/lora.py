@@ -17,9 +17,7 @@ from colossal._src.booster.lora.adapter_directory import (
 from colossal._src.booster.lora.adapter_injection import adapter_tree, inject_adapters, require_peft, restore_on_error
 from colossal._src.booster.lora.quantization import Quantizer
 from colossal._src.booster.lora.synced_rng import synced_rng
-from colossal._src.checkpoint_io import CheckpointGroup, CheckpointIO
-from colossal._src.checkpoint_io.model_config import adapter_config_file
-from colossal._src.checkpoint_io.naming import ADAPTERS
+from colossal._src.checkpoint_io import ADAPTERS, CheckpointGroup, CheckpointIO, adapter_config_file
 from colossal._src.cluster import Axis, ParallelMesh
 from colossal._src.interface import ModelWrapper, full_spec_of, is_peft_model
 from colossal.errors import ConfigError, UnsupportedError

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from colossal._src.amp import Autocast, LossScaler, NoScaler
-from colossal._src.booster.boost_types import Criterion
 from colossal._src.booster.mixed_precision.base import MixedPrecision
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper
 
 
 class AutocastMixedPrecision(MixedPrecision):

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from colossal._src.booster.boost_types import Criterion
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper
 
 
 class MixedPrecision(ABC):

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from colossal._src.amp import ApexScaler
-from colossal._src.booster.boost_types import Criterion
 from colossal._src.booster.mixed_precision.base import MixedPrecision
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper
 from colossal.errors import ConfigError, UnsupportedError
 
 _LEVELS = ("O0", "O1", "O2", "O3")

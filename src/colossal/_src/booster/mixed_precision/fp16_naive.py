@@ -5,11 +5,16 @@ from typing import final
 import torch
 from torch import nn
 
-from colossal._src.amp import DynamicScaler, MasterWeights, ScalerConfig
-from colossal._src.amp.half_precision import cast_inputs_and_outputs, cast_model, castable_parameters
-from colossal._src.booster.boost_types import Criterion
+from colossal._src.amp import (
+    DynamicScaler,
+    MasterWeights,
+    ScalerConfig,
+    cast_inputs_and_outputs,
+    cast_model,
+    castable_parameters,
+)
 from colossal._src.booster.mixed_precision.base import MixedPrecision
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper
 
 
 @final

@@ -4,9 +4,8 @@ from typing import final
 
 from torch import nn
 
-from colossal._src.booster.boost_types import Criterion
 from colossal._src.booster.mixed_precision.base import MixedPrecision
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper
 
 
 @final

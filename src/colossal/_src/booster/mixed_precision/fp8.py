@@ -5,8 +5,7 @@ from typing import final
 import torch
 from torch import nn
 
-from colossal._src.amp import FP8Linear
-from colossal._src.amp.fp8_linear import SIZE_MULTIPLE, has_float8, has_fp8_sizes
+from colossal._src.amp import SIZE_MULTIPLE, FP8Linear, has_float8, has_fp8_sizes
 from colossal._src.booster.mixed_precision.autocast_base import AutocastMixedPrecision
 from colossal.accelerator import get_current_device
 from colossal.errors import UnsupportedError

@@ -11,12 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-from colossal._src.booster.boost_types import Boosted, Parts
-from colossal._src.booster.epoch_sampler import EpochSampler
 from colossal._src.booster.mixed_precision import MixedPrecision
+from colossal._src.booster.plugin.epoch_sampler import EpochSampler
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface import Boosted, ModelWrapper, OptimizerWrapper, Parts
 from colossal._src.tensor import move_module
 from colossal.errors import ConfigError, UnsupportedError
 

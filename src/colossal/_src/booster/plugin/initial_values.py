@@ -7,9 +7,7 @@ from torch import nn
 
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, equal_on_all_ranks
-from colossal._src.lazy import LazyTensor, lazy_tensors, materialize
-from colossal._src.lazy.rank_agreement import describe, operations_of, rng_states_of
-from colossal._src.lazy.recipe import Operation
+from colossal._src.lazy import LazyTensor, Operation, describe, lazy_tensors, materialize, operations_of, rng_states_of
 from colossal._src.tensor import placement_of
 
 _AXES = ("tp", "sp", "dp")

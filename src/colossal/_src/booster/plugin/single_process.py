@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
-from colossal._src.booster.boost_types import Boosted, Parts
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import Plugin, wrap_parts
 from colossal._src.checkpoint_io import CheckpointIO, GeneralCheckpointIO, SingleProcessIO
 from colossal._src.cluster import Axis, ParallelMesh, ambient_mesh
+from colossal._src.interface import Boosted, Parts
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora

@@ -8,7 +8,7 @@ import torch
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Partition
-from colossal._src.interface.clipping import Clipping
+from colossal._src.interface import Clipping
 from colossal._src.zero import ZeroConfig
 from colossal.errors import ConfigError, MeshError
 

@@ -71,7 +71,7 @@ def _host_name() -> Row:
 
 
 def _link_cost() -> Row:
-    from colossal._src.cluster.link_cost import ENVIRONMENT_VARIABLE, link_cost_from_environment
+    from colossal._src.cluster import ENVIRONMENT_VARIABLE, link_cost_from_environment
     from colossal.errors import ConfigError
 
     try:

@@ -45,7 +45,7 @@ def _one_pass_adam() -> str:
 
     from colossal._src._native import library
     from colossal._src.kernel import AdamStep, AdamTensors, adam_step
-    from colossal._src.kernel.adam.reference import reference_adam_step
+    from colossal._src.kernel.adam import reference_adam_step
     from colossal.accelerator import get_current_device
 
     device = get_current_device()
@@ -65,7 +65,7 @@ def _one_pass_adam() -> str:
 def _float8() -> str:
     import torch
 
-    from colossal._src.amp.fp8_linear import has_float8
+    from colossal._src.amp import has_float8
     from colossal.accelerator import get_current_device
 
     device = get_current_device()
@@ -98,8 +98,7 @@ def _collectives() -> str:
     import torch
     from torch import distributed as dist
 
-    from colossal._src.comm._shm import make_engine
-    from colossal._src.comm._shm.engine import Kind, instruction_set
+    from colossal._src.comm._shm import Kind, instruction_set, make_engine
 
     engine = make_engine(dist.HashStore(), rank=0, global_ranks=[0])
     numbers = torch.arange(100_003.0, device="cpu")

@@ -19,10 +19,17 @@ from typing import Any
 
 from torch import distributed as dist
 
-from colossal._src.comm._shm.engine import Engine, functions
+from colossal._src.comm._shm.engine import Engine, Kind, functions, instruction_set
 from colossal._src.comm._shm.group import SharedMemoryGroup
 from colossal._src.comm._shm.segment import map_shared_memory
 from colossal.errors import UnsupportedError
+
+__all__ = [
+    "Kind",
+    "create",
+    "instruction_set",
+    "make_engine",
+]
 
 
 def create(options: Any, _: object = None) -> SharedMemoryGroup:

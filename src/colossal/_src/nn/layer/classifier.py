@@ -5,8 +5,8 @@ from typing import Any, final
 import torch
 
 from colossal._src.cluster import ParallelMesh, TensorParallelMode
-from colossal._src.nn.layer.arguments import Initializer
 from colossal._src.nn.layer.linear import LinearLayer
+from colossal._src.nn.layer.tp.arguments import Initializer
 from colossal._src.nn.layer.tp.linear_product import (
     ColumnParallel,
     Matmul3D,

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 
 from colossal._src.cluster import ParallelMesh, TensorParallelMode
-from colossal._src.nn.layer.arguments import Initializer, check_types
+from colossal._src.nn.layer.tp.arguments import Initializer, check_types
 from colossal._src.nn.layer.tp.linear_product import ColumnParallel, LinearProduct, RowParallel, Unsharded, make_product
 from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer, native_of
 from colossal._src.nn.layer.tp.sharding import find_mesh

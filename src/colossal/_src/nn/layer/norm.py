@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from colossal._src.cluster import ParallelMesh, TensorParallelMode
-from colossal._src.nn.layer.arguments import check_types
+from colossal._src.nn.layer.tp.arguments import check_types
 from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer, native_of
 from colossal._src.nn.layer.tp.sharding import (
     all_reduce_fwd_bwd,

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from colossal._src import comm
 from colossal._src.cluster import Axis, ParallelMesh, TensorParallelMode
-from colossal._src.nn.layer.arguments import Initializer, check_types
+from colossal._src.nn.layer.tp.arguments import Initializer, check_types
 from colossal._src.nn.layer.tp.parallel_layer import ParallelLayer, native_of
 from colossal._src.nn.layer.tp.sharding import find_mesh, gather_param, make_layout, sum_grad_over, tp_sharding_of
 from colossal._src.tensor import Layout

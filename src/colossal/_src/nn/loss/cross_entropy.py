@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from colossal._src import comm
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm import Channel
-from colossal._src.comm.channel import chunk_bounds
+from colossal._src.comm import Channel, chunk_bounds
 from colossal._src.nn.layer.tp.sharding import find_mesh, local_length, tp_sharding_of
 from colossal.errors import ConfigError, ShapeError
 

@@ -5,8 +5,7 @@ from typing import final
 import torch
 
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm import Channel
-from colossal._src.comm.channel import chunk_bounds
+from colossal._src.comm import Channel, chunk_bounds
 from colossal._src.nn.layer.tp.sharding import find_mesh, tp_sharding_of
 from colossal._src.nn.loss.cross_entropy import check_targets
 

@@ -8,8 +8,8 @@ from colossal._src.pipeline.schedule.greedy import forward_only, zero_bubble_v
 from colossal._src.pipeline.schedule.one_f_one_b import interleaved, one_forward_one_backward
 from colossal._src.pipeline.schedule.p2p_messages import P2PMessage, p2p_messages
 from colossal._src.pipeline.schedule.simulate import Pass, bubble_fraction, simulate
+from colossal._src.pipeline.schedule.stage_placement import PipelineStyle
 from colossal._src.pipeline.schedule.verification import check_schedule
-from colossal._src.pipeline.stage_placement import PipelineStyle
 
 __all__ = [
     "SCHEDULES",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from colossal._src.pipeline.schedule.action import Action, ActionKind, Costs, PipelineOrder
-from colossal._src.pipeline.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 
 Urgency = Callable[[Action], tuple[int, ...]]
 

@@ -3,7 +3,7 @@
 from itertools import chain
 
 from colossal._src.pipeline.schedule.action import Action, PipelineOrder
-from colossal._src.pipeline.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 from colossal.errors import ConfigError
 
 

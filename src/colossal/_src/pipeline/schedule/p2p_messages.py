@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple, final
 
 from colossal._src.pipeline.schedule.action import Action, PipelineOrder
-from colossal._src.pipeline.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 from colossal.errors import ConfigError
 
 # [Note: order of messages]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from colossal._src.pipeline.schedule.action import Action, Costs, PipelineOrder
-from colossal._src.pipeline.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 from colossal.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from colossal._src.shardformer.hf_plan import hf_plan
+from colossal._src.shardformer.plans.hf_plan import hf_plan
 from colossal._src.tensor import ParallelPlan
 from colossal.errors import PlanError
 

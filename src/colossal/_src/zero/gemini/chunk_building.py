@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
-from colossal._src.amp.half_precision import cast_model, castable_parameters
+from colossal._src.amp import cast_model, castable_parameters
 from colossal._src.comm import Channel, Partition
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager

@@ -9,13 +9,10 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from colossal._src.amp.half_precision import cast_floats, cast_inputs_and_outputs
+from colossal._src.amp import cast_floats, cast_inputs_and_outputs
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Partition
-from colossal._src.interface import ModelWrapper, unwrap_model
-from colossal._src.interface.fp8_comm_check import check_equal_rounding
-from colossal._src.interface.full_state import full_state
-from colossal._src.interface.keywords import Keywords
+from colossal._src.interface import Keywords, ModelWrapper, check_equal_rounding, full_state, unwrap_model
 from colossal._src.tensor import backing_shard, local_regions_of
 from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices
 from colossal._src.zero.gemini.gemini_config import GeminiConfig

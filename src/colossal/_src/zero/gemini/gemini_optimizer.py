@@ -9,9 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from colossal._src.amp import DynamicScaler, ScalerConfig
-from colossal._src.interface import OptimizerWrapper, check_optimizer, unwrap_model
-from colossal._src.interface.clipping import Clipping
-from colossal._src.interface.keywords import refuse_unsupported
+from colossal._src.interface import Clipping, OptimizerWrapper, check_optimizer, refuse_unsupported, unwrap_model
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
 from colossal._src.zero.gemini.chunk_placement import MemoryTier

@@ -9,8 +9,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from colossal._src.comm import CommCounter, active_counters
-from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes
+from colossal._src.comm import CommCounter, active_counters, all_reduce_fp8, fp8_nbytes
 
 
 def fp8_allreduce_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

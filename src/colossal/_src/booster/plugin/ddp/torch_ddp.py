@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
-from colossal._src.booster.boost_types import Boosted, Capabilities, Parts
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import wrap_parts
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
@@ -17,8 +16,7 @@ from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp
 from colossal._src.booster.plugin.device_check import check_device
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Channel
-from colossal._src.interface import ModelWrapper
-from colossal._src.interface.fp8_comm_check import check_equal_rounding
+from colossal._src.interface import Boosted, Capabilities, ModelWrapper, Parts, check_equal_rounding
 from colossal.errors import ConfigError
 
 # torch 2.13 renamed this keyword, and warns about the old name.

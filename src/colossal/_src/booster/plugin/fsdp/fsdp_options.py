@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from colossal._src.cluster import ParallelMesh
-from colossal._src.interface.keywords import refuse_unsupported
+from colossal._src.interface import refuse_unsupported
 from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:

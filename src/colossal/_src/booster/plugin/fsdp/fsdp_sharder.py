@@ -27,9 +27,7 @@ from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel
-from colossal._src.comm.counter import count_collective
-from colossal._src.comm.fp8 import reduce_scatter_fp8
+from colossal._src.comm import Channel, count_collective, reduce_scatter_fp8
 from colossal._src.tensor import move_module
 from colossal.errors import ConfigError
 

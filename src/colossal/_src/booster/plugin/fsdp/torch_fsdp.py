@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from colossal._src.booster.boost_types import Boosted, Capabilities, Parts
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import wrap_parts
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
@@ -19,6 +18,7 @@ from colossal._src.booster.plugin.fsdp.fsdp_options import parse_fsdp_options, r
 from colossal._src.booster.plugin.fsdp.fsdp_sharder import FSDPSharder
 from colossal._src.checkpoint_io import ProcessGroupIO
 from colossal._src.cluster import current_mesh
+from colossal._src.interface import Boosted, Capabilities, Parts
 
 if TYPE_CHECKING:
     from torch.distributed import fsdp

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Self, final
 from colossal._src.amp import ScalerConfig
 from colossal._src.booster.plugin.zero_options import ZeroOptions
 from colossal._src.cluster import ParallelMesh
-from colossal._src.interface.clipping import Clipping
-from colossal._src.interface.keywords import Keywords
+from colossal._src.interface import Clipping, Keywords
 from colossal._src.zero import ZeroConfig
 from colossal.errors import ConfigError
 

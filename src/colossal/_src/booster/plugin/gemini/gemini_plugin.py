@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from colossal._src.booster.boost_types import Boosted, Capabilities, Parts, reduce_in_each_pass
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
 from colossal._src.booster.plugin.device_check import check_device
@@ -14,7 +13,7 @@ from colossal._src.booster.plugin.dp_consistency import broadcast_buffers_before
 from colossal._src.booster.plugin.gemini.gemini_options import GeminiOptions
 from colossal._src.checkpoint_io import ProcessGroupIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh, current_mesh
-from colossal._src.interface.keywords import Keywords, keywords_of
+from colossal._src.interface import Boosted, Capabilities, Keywords, Parts, keywords_of, reduce_in_each_pass
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora

@@ -13,11 +13,18 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal._src.amp import DynamicScaler, LossScaler, MasterWeights, NoScaler, ScalerConfig
-from colossal._src.amp.half_precision import cast_inputs_and_outputs, cast_model, castable_parameters
-from colossal._src.booster.batch_executor import BatchExecutor
-from colossal._src.booster.boost_types import Capabilities, reduce_in_each_pass
+from colossal._src.amp import (
+    DynamicScaler,
+    LossScaler,
+    MasterWeights,
+    NoScaler,
+    ScalerConfig,
+    cast_inputs_and_outputs,
+    cast_model,
+    castable_parameters,
+)
 from colossal._src.booster.plugin.dp_consistency import broadcast_buffers_before_forward
+from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor
 from colossal._src.booster.plugin.hybrid.full_training_spec import FullTrainingSpec
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.booster.plugin.hybrid.pipelined_model import GradientAverager, HybridExecutor, PipelinedModel
@@ -32,8 +39,15 @@ from colossal._src.booster.plugin.hybrid.stage_sharding import (
 from colossal._src.booster.plugin.initial_values import broadcast_initial_values
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
-from colossal._src.interface import ModelWrapper, OptimizerWrapper, Peers, check_optimizer
-from colossal._src.interface.fp8_comm_check import check_equal_rounding
+from colossal._src.interface import (
+    Capabilities,
+    ModelWrapper,
+    OptimizerWrapper,
+    Peers,
+    check_equal_rounding,
+    check_optimizer,
+    reduce_in_each_pass,
+)
 from colossal._src.pipeline import PipelineExecutor, Stage, broadcast_tied_parameters
 from colossal._src.tensor import ParallelPlan, move_module
 from colossal._src.zero import ZeroShards, shard_optimizer

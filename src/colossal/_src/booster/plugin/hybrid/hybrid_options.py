@@ -10,11 +10,9 @@ from colossal._src.amp import ScalerConfig
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.booster.plugin.zero_options import ZeroOptions
 from colossal._src.cluster import ParallelMesh, ambient_mesh
-from colossal._src.interface.clipping import Clipping
-from colossal._src.interface.keywords import Keywords
+from colossal._src.interface import Clipping, Keywords
 from colossal._src.pipeline import Microbatching, PipelineStyle, StagePlacement
-from colossal._src.shardformer import ShardConfig
-from colossal._src.shardformer.sequence_parallel_config import MODES_OF_TP
+from colossal._src.shardformer import MODES_OF_TP, ShardConfig
 from colossal._src.tensor import ParallelPlan
 from colossal._src.zero import ZeroConfig
 from colossal.errors import ConfigError, UnsupportedError

@@ -10,13 +10,13 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from colossal._src.booster.boost_types import Boosted, Parts
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
 from colossal._src.booster.plugin.device_check import check_device
 from colossal._src.booster.plugin.hybrid.hybrid_options import parse_hybrid_options
 from colossal._src.checkpoint_io import ProcessGroupIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh
+from colossal._src.interface import Boosted, Parts
 from colossal._src.pipeline import PipelineStageManager, PipelineStyle
 from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, ShardConfig
 from colossal._src.tensor import ParallelPlan

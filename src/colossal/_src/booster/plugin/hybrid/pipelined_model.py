@@ -9,12 +9,10 @@ from torch import nn
 
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel
-from colossal._src.comm.counter import count_collective
-from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes
+from colossal._src.comm import Channel, all_reduce_fp8, count_collective, fp8_nbytes
 from colossal._src.interface import FullModelSpec, OptimizerWrapper
 from colossal._src.pipeline import PipelineExecutor, Stage, Timeline
-from colossal._src.shardformer.activation_checkpointing import switch_checkpointing
+from colossal._src.shardformer import switch_checkpointing
 from colossal.errors import UnsupportedError
 
 _CHECKPOINT_KWARGS: Mapping[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal._src.amp.half_precision import cast_floats
+from colossal._src.amp import cast_floats
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.cluster import ParallelMesh
 from colossal._src.pipeline import (
@@ -20,9 +20,16 @@ from colossal._src.pipeline import (
     partition_by_counts,
     partition_uniform,
 )
-from colossal._src.shardformer import ShardConfig, ShardFormer, plan_of
-from colossal._src.shardformer.activation_checkpointing import check_checkpointing, checkpoint_layers
-from colossal._src.shardformer.model_options import OPTIONS, apply_options, choose_options
+from colossal._src.shardformer import (
+    OPTIONS,
+    ShardConfig,
+    ShardFormer,
+    apply_options,
+    check_checkpointing,
+    checkpoint_layers,
+    choose_options,
+    plan_of,
+)
 from colossal._src.tensor import (
     Layout,
     ParallelPlan,

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from colossal._src.amp.half_precision import cast_model
+from colossal._src.amp import cast_model
 from colossal._src.booster.plugin.ddp.ddp_comm_hooks import ddp_comm_bytes
 from colossal._src.booster.plugin.hybrid.dry_run import LiveBytes, PassMemory, dry_run, peak_activations, run_pass
 from colossal._src.booster.plugin.hybrid.hybrid_assembly import Assembly, build

@@ -7,9 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal._src.amp import DynamicScaler, ScalerConfig
-from colossal._src.amp.half_precision import cast_inputs_and_outputs, cast_model
-from colossal._src.booster.boost_types import Boosted, Capabilities, Parts, reduce_in_each_pass
+from colossal._src.amp import DynamicScaler, ScalerConfig, cast_inputs_and_outputs, cast_model
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
 from colossal._src.booster.plugin.device_check import check_device
@@ -18,9 +16,17 @@ from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.booster.plugin.zero_options import ZeroOptions
 from colossal._src.cluster import ParallelMesh, current_mesh
 from colossal._src.comm import Channel
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
-from colossal._src.interface.clipping import Clipping
-from colossal._src.interface.keywords import Keywords, keywords_of
+from colossal._src.interface import (
+    Boosted,
+    Capabilities,
+    Clipping,
+    Keywords,
+    ModelWrapper,
+    OptimizerWrapper,
+    Parts,
+    keywords_of,
+    reduce_in_each_pass,
+)
 from colossal._src.tensor import move_module
 from colossal._src.zero import ZeroConfig, ZeroShards, shard_optimizer
 

@@ -10,7 +10,7 @@ import torch
 
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel
-from colossal._src.nn.layer.arguments import Initializer, initialize
+from colossal._src.nn.layer.tp.arguments import Initializer, initialize
 from colossal._src.tensor import Layout, Placement, relayout, set_placement, shard
 from colossal.errors import ConfigError
 
@@ -177,7 +177,7 @@ def synced_rng(mesh: ParallelMesh | None) -> Iterator[None]:
     Communication: broadcast, tp, the state of the random numbers: 5 KB, and that of an accelerator's generator.
     """
     if mesh is not None:
-        from colossal._src.lazy.generator import GENERATOR_LOCK
+        from colossal._src.lazy import GENERATOR_LOCK
 
         with GENERATOR_LOCK:
             state = torch.get_rng_state()

@@ -23,7 +23,7 @@ import torch
 
 from colossal._src import comm
 from colossal._src.cluster import Axis, ParallelMesh, TensorParallelMode, ambient_mesh
-from colossal._src.comm.channel import chunk_bounds
+from colossal._src.comm import chunk_bounds
 from colossal._src.tensor import Layout
 from colossal.errors import MeshError
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from colossal._src.pipeline.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 
 
 @final

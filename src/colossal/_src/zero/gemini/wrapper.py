@@ -10,9 +10,7 @@ from torch.optim import Optimizer
 from colossal._src.amp import DynamicScaler, ScalerConfig
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Channel, Partition
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
-from colossal._src.interface.clipping import Clipping
-from colossal._src.interface.keywords import Keywords, check_known, keywords_of
+from colossal._src.interface import Clipping, Keywords, ModelWrapper, OptimizerWrapper, check_known, keywords_of
 from colossal._src.zero.low_level import shard_optimizer
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError
