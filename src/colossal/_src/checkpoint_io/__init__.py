@@ -1,12 +1,21 @@
 """Rest: what a run needs to go on later, in files that Hugging Face and plain PyTorch read as well."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from colossal._src.checkpoint_io.api import CheckpointIO, GeneralCheckpointIO
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, ProcessGroupIO, SingleProcessIO
 from colossal._src.checkpoint_io.checkpoint_manager import CheckpointManager
 from colossal._src.checkpoint_io.index_file import CheckpointIndexFile
-from colossal._src.checkpoint_io.model_config import adapter_config_file
 from colossal._src.checkpoint_io.naming import ADAPTER_CONFIG, ADAPTERS
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory
+
+if TYPE_CHECKING:
+    from colossal._src.checkpoint_io.model_config import adapter_config_file
+
+_MODULE_OF = {
+    "adapter_config_file": "colossal._src.checkpoint_io.model_config",
+}  # which few programs need
 
 __all__ = [
     "ADAPTERS",
@@ -22,3 +31,13 @@ __all__ = [
     "adapter_config_file",
     "prepare_directory",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'colossal._src.checkpoint_io' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,15 +1,27 @@
 """Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from colossal._src.comm.channel import Channel, chunk_bounds
 from colossal._src.comm.counter import CommCounter, active_counters, count_collective, uncounted
-from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
 from colossal._src.comm.group_reduce import all_reduce_over, equal_on_all_ranks, gather_objects
-from colossal._src.comm.lost_peers import LostPeerGuard
 from colossal._src.comm.matmul3d import gather_packed_rows, matmul_3d
 from colossal._src.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
 from colossal._src.comm.partition import Partition, PendingComm
 from colossal._src.comm.ring_exchange import Exchange, ring_all_gather, ring_reduce_scatter
 from colossal._src.comm.summa import summa_ab, summa_abt, summa_atb
+
+if TYPE_CHECKING:
+    from colossal._src.comm.fp8 import all_reduce_fp8, fp8_nbytes, reduce_scatter_fp8
+    from colossal._src.comm.lost_peers import LostPeerGuard
+
+_MODULE_OF = {
+    "LostPeerGuard": "colossal._src.comm.lost_peers",
+    "all_reduce_fp8": "colossal._src.comm.fp8",
+    "fp8_nbytes": "colossal._src.comm.fp8",
+    "reduce_scatter_fp8": "colossal._src.comm.fp8",
+}  # which few programs need
 
 __all__ = [
     "Channel",
@@ -42,3 +54,13 @@ __all__ = [
     "summa_atb",
     "uncounted",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'colossal._src.comm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -4,15 +4,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 from colossal._src.interface.adapter_names import AdapterNames, active_adapter, base_model_of, is_peft_model
-from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
-from colossal._src.interface.model import ModelWrapper, unwrap_model
-from colossal._src.interface.nonfinite_check import NonFiniteCheck
-from colossal._src.interface.optimizer import OptimizerWrapper
-from colossal._src.interface.optimizer_check import check_optimizer
-
-if TYPE_CHECKING:
-    from colossal._src.interface.token_weighting import TokenWeighting
-
 from colossal._src.interface.boost_types import (
     Boosted,
     BoostResult,
@@ -22,11 +13,32 @@ from colossal._src.interface.boost_types import (
     Parts,
     reduce_in_each_pass,
 )
-from colossal._src.interface.clipping import Clipping
-from colossal._src.interface.fp8_comm_check import check_equal_rounding
-from colossal._src.interface.full_state import full_state
-from colossal._src.interface.keywords import Keywords, check_known, keywords_of, refuse_unsupported
-from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
+from colossal._src.interface.full_spec import FullModelSpec, FullOptimizerSpec, Peers, full_spec_of
+from colossal._src.interface.model import ModelWrapper, unwrap_model
+from colossal._src.interface.nonfinite_check import NonFiniteCheck
+from colossal._src.interface.optimizer import OptimizerWrapper
+from colossal._src.interface.optimizer_check import check_optimizer
+
+if TYPE_CHECKING:
+    from colossal._src.interface.clipping import Clipping
+    from colossal._src.interface.fp8_comm_check import check_equal_rounding
+    from colossal._src.interface.full_state import full_state
+    from colossal._src.interface.keywords import Keywords, check_known, keywords_of, refuse_unsupported
+    from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
+    from colossal._src.interface.token_weighting import TokenWeighting
+
+_MODULE_OF = {
+    "Clipping": "colossal._src.interface.clipping",
+    "Keywords": "colossal._src.interface.keywords",
+    "TokenWeighting": "colossal._src.interface.token_weighting",
+    "check_equal_rounding": "colossal._src.interface.fp8_comm_check",
+    "check_known": "colossal._src.interface.keywords",
+    "full_state": "colossal._src.interface.full_state",
+    "get_pretrained_path": "colossal._src.interface.pretrained",
+    "keywords_of": "colossal._src.interface.keywords",
+    "refuse_unsupported": "colossal._src.interface.keywords",
+    "set_pretrained_path": "colossal._src.interface.pretrained",
+}  # which few programs need
 
 __all__ = [
     "AdapterNames",
@@ -62,10 +74,11 @@ __all__ = [
 ]
 
 
-_MODULE_OF = {"TokenWeighting": "colossal._src.interface.token_weighting"}  # which few programs need
-
-
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'colossal.interface' has no attribute {name!r}")
+        raise AttributeError(f"module 'colossal._src.interface' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from colossal._src.interface import ModelWrapper, OptimizerWrapper
+from colossal._src.interface.model import ModelWrapper
+from colossal._src.interface.optimizer import OptimizerWrapper
 from colossal.logging import get_dist_logger
 
 Criterion = Callable[..., Any]

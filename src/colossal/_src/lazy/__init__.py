@@ -1,12 +1,30 @@
 """Models that take no memory until it is known which part of them is needed."""
 
-from colossal._src.lazy.generator import GENERATOR_LOCK
-from colossal._src.lazy.lazy_init import LazyInitContext
-from colossal._src.lazy.materialize import lazy_tensors, materialize
-from colossal._src.lazy.pretrained import pretrained_path, remember_path
-from colossal._src.lazy.rank_agreement import describe, operations_of, rng_states_of
-from colossal._src.lazy.recipe import Operation
-from colossal._src.lazy.tensor import LazyTensor
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from colossal._src.lazy.generator import GENERATOR_LOCK
+    from colossal._src.lazy.lazy_init import LazyInitContext
+    from colossal._src.lazy.materialize import lazy_tensors, materialize
+    from colossal._src.lazy.pretrained import pretrained_path, remember_path
+    from colossal._src.lazy.rank_agreement import describe, operations_of, rng_states_of
+    from colossal._src.lazy.recipe import Operation
+    from colossal._src.lazy.tensor import LazyTensor
+
+_MODULE_OF = {
+    "GENERATOR_LOCK": "colossal._src.lazy.generator",
+    "LazyInitContext": "colossal._src.lazy.lazy_init",
+    "LazyTensor": "colossal._src.lazy.tensor",
+    "Operation": "colossal._src.lazy.recipe",
+    "describe": "colossal._src.lazy.rank_agreement",
+    "lazy_tensors": "colossal._src.lazy.materialize",
+    "materialize": "colossal._src.lazy.materialize",
+    "operations_of": "colossal._src.lazy.rank_agreement",
+    "pretrained_path": "colossal._src.lazy.pretrained",
+    "remember_path": "colossal._src.lazy.pretrained",
+    "rng_states_of": "colossal._src.lazy.rank_agreement",
+}
 
 __all__ = [
     "GENERATOR_LOCK",
@@ -21,3 +39,13 @@ __all__ = [
     "remember_path",
     "rng_states_of",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'colossal._src.lazy' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

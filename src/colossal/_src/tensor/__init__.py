@@ -1,5 +1,8 @@
 """How tensors are distributed over ranks: layouts, placements, plans, and conversions between them."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from colossal._src.tensor.flat_layout import FlatLayout
 from colossal._src.tensor.introspection import (
     comm_device,
@@ -11,7 +14,6 @@ from colossal._src.tensor.introspection import (
     local_regions_of,
     placement_of,
 )
-from colossal._src.tensor.kv_cache import configs_with_cache, stop_caching
 from colossal._src.tensor.layout import Layout
 from colossal._src.tensor.parallel_plan import (
     HeadCounts,
@@ -30,6 +32,14 @@ from colossal._src.tensor.relayout import relayout
 from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
 from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts
 from colossal._src.tensor.shard import shard, unshard
+
+if TYPE_CHECKING:
+    from colossal._src.tensor.kv_cache import configs_with_cache, stop_caching
+
+_MODULE_OF = {
+    "configs_with_cache": "colossal._src.tensor.kv_cache",
+    "stop_caching": "colossal._src.tensor.kv_cache",
+}  # which few programs need
 
 __all__ = [
     "FlatLayout",
@@ -71,3 +81,13 @@ __all__ = [
     "unshard",
     "unwrap_adapters",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'colossal._src.tensor' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

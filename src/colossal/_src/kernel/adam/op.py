@@ -77,7 +77,10 @@ def runner_of(device: str) -> Runner:
 
     It stays so for the life of the process; the logger ``colossal`` says once why it is torch's.
     """
-    from colossal._src.kernel.adam import native, reference  # what only checkpoints do needs neither
+    from colossal._src.kernel.adam import (
+        native,
+        reference,  # what only checkpoints do needs neither
+    )
 
     makers = {"cpu": native.on_cpu, "cuda": native.on_cuda}
     if device not in makers:

@@ -52,7 +52,7 @@ def zero_model_wrapper(
         torch.Size([6])
     """
     if zero_stage == _GEMINI:
-        from colossal._src.zero.gemini import GeminiDDP
+        from colossal._src.zero.gemini.gemini_ddp import GeminiDDP
 
         return GeminiDDP(model, **{"verbose": verbose, **(gemini_config or {})})
     stage = ZeroConfig(stage=zero_stage).stage
@@ -160,7 +160,7 @@ def _over_chunks(
     given: dict[str, Any],
     verbose: bool,
 ) -> OptimizerWrapper:
-    from colossal._src.zero.gemini import GeminiOptimizer
+    from colossal._src.zero.gemini.gemini_optimizer import GeminiOptimizer
 
     if given:
         raise ConfigError(
