@@ -1,4 +1,8 @@
-"""Who may import whom: a module imports its own package and lower floors, never upward.
+"""Who may import whom: a module imports its own package and lower floors, never upward, and nothing in a circle.
+
+The implementation is in ``colossal/_src``. The modules beside it are what users see: they take names from the packages
+of ``_src`` and define nothing, three modules excepted that have no other place. One package uses of another what that
+one has in its ``__all__``.
 
 Every import counts, the ones inside functions and under ``TYPE_CHECKING`` included, and so does every
 ``importlib.import_module`` with a literal. Where such a call takes its name from a variable, every string of the file
@@ -8,13 +12,14 @@ that reads like ``colossal.x`` counts as an import, because it may be an entry o
 import ast
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 FLOORS = (
-    ("errors", "logging", "typing", "_typing"),
+    ("errors", "logging", "_typing"),
     ("cluster", "accelerator", "_native"),
     ("comm", "_registration"),
     ("kernel",),
@@ -27,9 +32,11 @@ FLOORS = (
 FLOOR_OF = {unit: floor for floor, units in enumerate(FLOORS) for unit in units}
 STRICT_FLOORS = range(5)  # of pyright; CONTRIBUTING.md says so
 BLIND_FLOORS = {6, 8}  # siblings on these floors do not know each other
+IN_PLACE = {"errors", "logging", "accelerator"}  # public modules that are their own implementation
+SOURCE = "_src"
 TESTING = "testing"  # may import anything; nothing in the library imports it
 FRONT_DOOR_OUTSIDE = ("torch", "numpy")  # importing these costs what `import colossal` must not cost
-FRONT_DOOR_AT_ONCE = {"colossal._src._registration.register"}  # imports nothing of the kind itself: test_import_cost.py
+FRONT_DOOR_AT_ONCE = {"colossal._src._registration.register"}  # imports nothing of the kind: test_import_cost.py
 
 
 # ------------------------------------------------------------------------------------------ the imports of a module
@@ -90,17 +97,29 @@ def named_in_strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 # ------------------------------------------------------------------------------------------ the rules
 
 
-def units_of(root: Path) -> dict[str, list[Path]]:
-    """The files of each top-level module or package of the library, the front door left out."""
-    units: dict[str, list[Path]] = {}
-    for path in sorted(root.rglob("*.py")):
-        if path != root / "__init__.py":
-            units.setdefault(path.relative_to(root).parts[0].removesuffix(".py"), []).append(path)
-    return units
+def module_of(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(("colossal", *(part for part in parts if part != "__init__")))
 
 
 def package_of(path: Path, root: Path) -> str:
     return ".".join(("colossal", *path.relative_to(root).parts[:-1]))
+
+
+def unit_of(name: str) -> str:
+    """The package, or the single module, that a dotted name of the library belongs to; empty for a public one."""
+    parts = [*name.split("."), "", ""]
+    unit = parts[2] if parts[1] == SOURCE else parts[1]
+    return unit if parts[1] == SOURCE or unit in IN_PLACE else ""
+
+
+def units_of(root: Path) -> dict[str, list[Path]]:
+    """The files of each package and single module of the implementation."""
+    units: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*.py")):
+        if unit := unit_of(module_of(path, root)):
+            units.setdefault(unit, []).append(path)
+    return units
 
 
 def may_import(unit: str, target: str) -> bool:
@@ -113,22 +132,115 @@ def may_import(unit: str, target: str) -> bool:
 
 
 def unit_violations(root: Path) -> Iterator[str]:
-    units = units_of(root)
-    for unit, paths in units.items():
+    for unit, paths in units_of(root).items():
         if unit not in FLOOR_OF and unit != TESTING:
             yield f"colossal.{unit} has no floor: give it one in the design and in FLOORS"
         for path in paths:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             for line, name in imports_of(tree, package_of(path, root)):
-                parts = name.split(".")
-                if parts[0] != "colossal":
+                if name.split(".")[0] != "colossal":
                     continue
                 where = f"{path.relative_to(root)}:{line}"
-                target = parts[1] if len(parts) > 1 else ""
-                if target not in units and target not in FLOOR_OF and unit != TESTING:
+                target = unit_of(name)
+                if not target and unit != TESTING:
                     yield f"{where}: {name} comes through the front door: import it from its home"
-                elif not may_import(unit, target):
+                elif target and not may_import(unit, target):
                     yield f"{where}: colossal.{unit} must not import colossal.{target}"
+
+
+def export_violations(root: Path) -> Iterator[str]:
+    """A package, or the public module of one, takes from another package what that one exports."""
+    exported = exports_of(root)
+    for path in sorted(root.rglob("*.py")):
+        module = module_of(path, root)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for line, source, name in names_taken(tree, package_of(path, root)):
+            other = unit_of(source)
+            if other and other != unit_of(module) and name not in exported.get(source, ()):
+                yield f"{path.relative_to(root)}:{line}: {name} of {source} is not in the `__all__` of its package"
+
+
+def exports_of(root: Path) -> dict[str, set[str]]:
+    """What each package of the implementation exports, and each module that is a package of its own."""
+    exports: dict[str, set[str]] = {}
+    for path in root.rglob("*.py"):
+        tree, module = ast.parse(path.read_text(encoding="utf-8")), module_of(path, root)
+        if path.name == "__init__.py" or module.count(".") == (2 if SOURCE in module else 1):
+            exports[module] = set(declared(tree) or defined(tree))
+    return exports
+
+
+def declared(tree: ast.Module) -> list[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets):
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+            yield node.name
+
+
+def names_taken(tree: ast.AST, package: str) -> Iterator[tuple[int, str, str]]:
+    """Line, module and name of everything of the implementation that a file imports from a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            source = absolute(node.module or "", node.level, package)
+            yield from ((node.lineno, source, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, *alias.name.rpartition(".")[::2]) for alias in node.names)
+
+
+# ------------------------------------------------------------------------------------------ cycles
+
+
+def file_graph(root: Path) -> dict[str, set[str]]:
+    """Which modules each module imports. A name that a package passes on counts for the module that defines it."""
+    trees = {module_of(path, root): (path, ast.parse(path.read_text(encoding="utf-8"))) for path in root.rglob("*.py")}
+    homes = {
+        module: {name: source for _, source, name in names_taken(tree, package_of(path, root))}
+        for module, (path, tree) in trees.items()
+        if path.name == "__init__.py" or SOURCE not in module
+    }
+
+    def home(source: str, name: str) -> str:
+        if f"{source}.{name}" in trees and name not in homes.get(source, ()):
+            return f"{source}.{name}"
+        further = homes.get(source, {}).get(name)
+        return source if further is None else home(further, name)
+
+    return {
+        module: {
+            target
+            for _, source, name in names_taken(tree, package_of(path, root))
+            if (target := home(source, name)) in trees and target != module
+        }
+        for module, (path, tree) in trees.items()
+        if module not in homes
+    }
+
+
+def folder_graph(files: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The same for folders; a module that is no package's is a folder of its own."""
+
+    def folder(module: str) -> str:
+        parent = module.rpartition(".")[0]
+        return module if parent in {"colossal", f"colossal.{SOURCE}"} else parent
+
+    graph: dict[str, set[str]] = {}
+    for module, targets in files.items():
+        graph.setdefault(folder(module), set()).update(set(map(folder, targets)) - {folder(module)})
+    return graph
+
+
+def cycle_in(graph: Mapping[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def front_door_violations(root: Path) -> Iterator[str]:
@@ -153,6 +265,18 @@ def test_every_import_goes_down(library: Path) -> None:
     assert not violations, "\n".join(violations)
 
 
+def test_packages_use_of_each_other_what_they_export(library: Path) -> None:
+    violations = list(export_violations(library))
+    assert not violations, "\n".join(violations)
+
+
+def test_no_modules_and_no_folders_import_each_other_in_a_circle(library: Path) -> None:
+    files = file_graph(library)
+    assert len(files) > 250
+    assert not cycle_in(files)
+    assert not cycle_in(folder_graph(files))
+
+
 def test_the_front_door_is_lazy(library: Path) -> None:
     violations = list(front_door_violations(library))
     assert not violations, "\n".join(violations)
@@ -169,7 +293,7 @@ def test_contributing_has_the_layers_that_there_are(library: Path, repository: P
 
 def test_types_are_strict_on_the_lower_layers(library: Path, repository: Path) -> None:
     settings = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pyright"]
-    strict = {Path(name).relative_to("src/colossal").parts[0].removesuffix(".py") for name in settings["strict"]}
+    strict = {unit_of(module_of(Path(name), Path("src/colossal"))) for name in settings["strict"]}
     assert strict == {unit for unit in units_of(library) if FLOOR_OF.get(unit, len(FLOORS)) in STRICT_FLOORS}
     of_torch = ("PrivateImportUsage", *(f"Unknown{what}Type" for what in ("Member", "Variable", "Argument", "Lambda")))
     allowed = {f"report{rule}=false" for rule in of_torch}

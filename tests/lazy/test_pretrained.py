@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
-from colossal._src.lazy.stored_tensor import StoredTensor, stored_tensors
+from colossal._src.lazy.pretrained import stored_tensors
+from colossal._src.lazy.stored_tensor import StoredTensor
 from colossal._src.lazy.tensor import view_of
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.interface import ModelWrapper

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import init
 
-from colossal._src.lazy.generator import is_random
+from colossal._src.lazy.recipe import is_random
 from colossal.lazy import LazyInitContext
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

@@ -147,7 +147,7 @@ import colossal._src.booster.input_transfer, colossal._src.booster.batch_check
 import colossal._src.booster.lora.frozen_params, colossal._src.checkpoint_io.adapter_files, colossal._src.checkpoint_io.model_save_plan
 import colossal._src.checkpoint_io.gather_full, colossal._src.interface.full_state, colossal._src.interface.token_weighting
 import colossal._src.cluster.watchdog"""
-LAZY = ", colossal.lazy, colossal._src.lazy.ranges, colossal._src.lazy.shards"
+LAZY = ", colossal.lazy, colossal._src.lazy.stored_tensor, colossal._src.lazy.stored_tensor"
 OPTIMIZERS = ", colossal._src.kernel.adam.native, colossal._src.kernel.adam.reference"
 TENSOR_PARALLEL = ", colossal._src.booster.plugin.gemini.gemini_tensor_parallel, colossal._src.lazy.rank_agreement, colossal.shardformer"
 

@@ -4,22 +4,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from colossal._src.lazy.generator import GENERATOR_LOCK
-    from colossal._src.lazy.lazy_init import LazyInitContext
-    from colossal._src.lazy.materialize import lazy_tensors, materialize
+    from colossal._src.lazy.lazy_init import LazyInitContext, lazy_tensors, materialize
     from colossal._src.lazy.pretrained import pretrained_path, remember_path
     from colossal._src.lazy.rank_agreement import describe, operations_of, rng_states_of
-    from colossal._src.lazy.recipe import Operation
+    from colossal._src.lazy.recipe import GENERATOR_LOCK, Operation
     from colossal._src.lazy.tensor import LazyTensor
 
 _MODULE_OF = {
-    "GENERATOR_LOCK": "colossal._src.lazy.generator",
+    "GENERATOR_LOCK": "colossal._src.lazy.recipe",
     "LazyInitContext": "colossal._src.lazy.lazy_init",
     "LazyTensor": "colossal._src.lazy.tensor",
     "Operation": "colossal._src.lazy.recipe",
     "describe": "colossal._src.lazy.rank_agreement",
-    "lazy_tensors": "colossal._src.lazy.materialize",
-    "materialize": "colossal._src.lazy.materialize",
+    "lazy_tensors": "colossal._src.lazy.lazy_init",
+    "materialize": "colossal._src.lazy.lazy_init",
     "operations_of": "colossal._src.lazy.rank_agreement",
     "pretrained_path": "colossal._src.lazy.pretrained",
     "remember_path": "colossal._src.lazy.pretrained",

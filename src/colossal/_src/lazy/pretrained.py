@@ -15,8 +15,9 @@ from typing import Any, ClassVar, cast, final
 import torch
 from torch import nn
 
-from colossal._src.lazy.stored_tensor import stored_tensors
-from colossal._src.lazy.tensor import LazyTensor
+from colossal._src.lazy.recipe import Operation, Recipe, View
+from colossal._src.lazy.stored_tensor import StoredTensor, opened, stamp_of
+from colossal._src.lazy.tensor import LazyTensor, make_lazy_tensor
 from colossal.errors import CheckpointError, UnsupportedError
 
 _LOAD = "_load_pretrained_model"
@@ -121,3 +122,18 @@ def _check_result(info: Any, load_config: Any) -> None:
             f"{load_config.pretrained_model_name_or_path}, where the model has {tuple(expected)}. Change the config, "
             "or pass ignore_mismatched_sizes=True to draw such weights anew."
         )
+
+
+def stored_tensors(path: Path) -> dict[str, LazyTensor]:
+    """Find the tensors of a safetensors file, without reading more than its header."""
+    with opened(path, str(path)) as file:
+        stamp = stamp_of(path)
+        return {name: _recalled(StoredTensor(path, name, stamp), file.get_tensor(name)) for name in list(file.keys())}
+
+
+def _recalled(stored: StoredTensor, mapped: torch.Tensor) -> LazyTensor:
+    meta = torch.empty(mapped.shape, dtype=mapped.dtype, device="meta")
+    recipe, read = Recipe(meta.nbytes, torch.device("cpu")), Operation(stored, (), {}, (), None)
+    read.made[0] = View(recipe, meta)
+    recipe.writes.append(read)
+    return make_lazy_tensor(read.made[0], torch.device("cpu"))

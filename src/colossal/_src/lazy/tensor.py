@@ -1,14 +1,18 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 """A tensor that knows how its values come about, and has none yet."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import nn
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from colossal._src.lazy.recipe import Owner, View
+from colossal._src.lazy.recipe import Constant, Operation, Owner, RandomDraw, Recipe, View, is_random
 from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -77,7 +81,7 @@ class LazyTensor(torch.Tensor):
             >>> table.flat_values(2, 5)
             tensor([2, 3, 4])
         """
-        from colossal._src.lazy.ranges import read_range
+        from colossal._src.lazy.stored_tensor import read_range
 
         if not 0 <= begin <= end <= self.numel():
             raise ConfigError(
@@ -112,7 +116,7 @@ class LazyTensor(torch.Tensor):
             >>> table.shard_values(Layout.parse("S0R", (2, 3), grid=(2,)), rank=1)
             tensor([[3, 4, 5]])
         """
-        from colossal._src.lazy.shards import read_shard, reader_of
+        from colossal._src.lazy.stored_tensor import read_shard, reader_of
         from colossal._src.tensor import shard
 
         with torch.no_grad(), _disable_current_modes():
@@ -195,8 +199,6 @@ class LazyTensor(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Reject operations that need values, outside of the context."""
-        from colossal._src.lazy.recorder import record
-
         if func in _HARMLESS:
             return record(func, args, kwargs or {})
         raise UnsupportedError(
@@ -229,3 +231,178 @@ def view_of(tensor: LazyTensor) -> View:
 def set_view(tensor: LazyTensor, view: View) -> None:
     """Set the view of a lazy tensor."""
     tensor._view, tensor._owner = view, view.recipe.owner()  # noqa: SLF001 (next to its class)  # pyright: ignore[reportPrivateUsage]
+
+
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+_ALIASING = {
+    _aten.t_.default,
+    _aten.transpose_.default,
+    _aten.unsqueeze_.default,
+    _aten.squeeze_.default,
+    _aten.squeeze_.dim,
+    _aten.squeeze_.dims,
+}
+_SHAPE_ONLY = {_aten.empty_like.default, _aten.zeros_like.default}  # of a tensor on the meta device that is enough
+_NEED_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+
+def record(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Write an operation down, and return what stands for its results."""
+    seen = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    lazy = [value for value in seen if isinstance(value, LazyTensor)]
+    makes = not seen and any(argument.name == "device" for argument in func._schema.arguments)  # noqa: SLF001
+    makes = makes or (func in _SHAPE_ONLY and seen[0].is_meta and kwargs.get("device") is not None)
+    if kwargs.get("device") == _META:
+        args, kwargs = tree_map(_lazy_on_meta, (args, kwargs))
+        return func(*args, **kwargs)
+    if not (lazy or makes):
+        return func(*args, **kwargs)
+    with _disable_current_modes():  # those of contexts around this one
+        if func is _aten.set_.source_Tensor and _have_same_layout(*seen):
+            set_view(args[0], view_of(args[1]))
+            return args[0]
+        if func in _ALIASING:
+            return _record_alias(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            raise _refusal(func, "it changes the shape of a tensor in place")
+        written = list(_written(func, args, kwargs))
+        if any(not isinstance(value, LazyTensor) for value in written) or any(tag in func.tags for tag in _NEED_VALUES):
+            if any(isinstance(value, LazyTensor) for value in written):
+                raise _refusal(func, "it writes to lazy tensors what has to be known now")
+            return _run_now(func, args, kwargs)
+        if makes:
+            kwargs = {"device": _CPU, **kwargs}
+        return _record_operation(func, args, kwargs, torch.device(kwargs.get("device") or lazy[0].device))
+
+
+def _record_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Any:
+    leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
+    generator = next((leaf for leaf in leaves if isinstance(leaf, torch.Generator)), None)
+    draw = RandomDraw(device, generator) if is_random(func) else None
+    stored_args, stored_kwargs = tree_unflatten([_stored(leaf) for leaf in leaves], structure)
+    results = _shapes_of(func, args, kwargs, draw)
+    lazy = [(leaf, view_of(leaf).meta) for leaf in leaves if isinstance(leaf, LazyTensor)]
+    if any(leaf.size() != meta.size() for leaf, meta in lazy):
+        raise _refusal(func, "it gives a tensor another size in place")
+    touched = dict.fromkeys(
+        view_of(each).recipe for each in _written(func, args, kwargs) if isinstance(each, LazyTensor)
+    )
+    operation = Operation(func, stored_args, stored_kwargs, list(touched), draw)
+    wrapped = _wrapped(operation, tree_leaves(results), lazy, device)
+    for recipe in operation.writes():
+        recipe.writes.append(operation)
+    if draw is not None and not draw.skip(func, tree_leaves(results)[0]):
+        operation.run_and_discard()
+    return tree_unflatten(wrapped, tree_structure(results))
+
+
+def _wrapped(
+    operation: Operation, results: Sequence[Any], lazy: Sequence[tuple[LazyTensor, torch.Tensor]], device: torch.device
+) -> list[Any]:
+    """Wrap results as lazy tensors; unknown storages were made by the operation."""
+    recipes = {_place(meta): view_of(leaf).recipe for leaf, meta in lazy}
+    wrapped: list[Any] = []
+    for number, result in enumerate(results):
+        same = next((leaf for leaf, meta in lazy if meta is result), None)
+        if same is None and isinstance(result, torch.Tensor):
+            if _place(result) not in recipes:
+                recipe = recipes[_place(result)] = Recipe(result.untyped_storage().nbytes(), device)
+                operation.made[number] = View(recipe, result)
+            same = make_lazy_tensor(View(recipes[_place(result)], result), device)
+        wrapped.append(result if same is None else same)
+    return wrapped
+
+
+def _run_now(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation with values; those made only for `torch.equal` are released, as for weights before tying."""
+    lazy = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, LazyTensor)]
+    recipes = {view_of(leaf).recipe for leaf in lazy if func is _aten.equal.default}
+    fresh = [recipe for recipe in recipes if not recipe.has_kept]
+    args, kwargs = tree_map(_with_values, (tuple(args), dict(kwargs)))
+    result = func(*args, **kwargs)
+    for recipe in fresh:
+        recipe.forget()
+    return result
+
+
+def _record_alias(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LazyTensor:
+    """Let a tensor see the same storage in another shape, in place."""
+    lazy, *rest = args
+    view = view_of(lazy)
+    set_view(lazy, View(view.recipe, func(view.meta.detach(), *rest, **kwargs)))
+    with no_dispatch():
+        func(*args, **kwargs)
+    return lazy
+
+
+def _have_same_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether a tensor can replace another: same sizes, strides and dtype, as far as they are known."""
+    if not (isinstance(first, LazyTensor) and isinstance(second, LazyTensor)):
+        return False
+    layouts = [
+        (each.size(), each.stride(), each.storage_offset(), each.dtype, each.is_conj(), each.is_neg())
+        for each in (view_of(first).meta, view_of(second).meta)
+    ]
+    return layouts[0] == layouts[1] and first.device == second.device
+
+
+def _shapes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], draw: RandomDraw | None) -> Any:
+    """Run an operation on meta tensors, or with values where torch cannot, only to get the shapes of results."""
+    try:
+        return func(*tree_map(_on_meta, tuple(args)), **tree_map(_on_meta, dict(kwargs)))
+    except NotImplementedError as error:
+        if any(argument.alias_info for argument in func._schema.arguments):  # noqa: SLF001
+            raise _refusal(func, "torch cannot compute the shape of its result without running it") from error
+    args, kwargs = tree_map(_with_values, (tuple(args), dict(kwargs)))
+    with torch.no_grad(), draw.again() if draw is not None else nullcontext():
+        return tree_map(_on_meta, func(*args, **kwargs))
+
+
+def _lazy_on_meta(leaf: Any) -> Any:
+    return _on_meta(leaf) if isinstance(leaf, LazyTensor) else leaf
+
+
+def _on_meta(leaf: Any) -> Any:
+    if isinstance(leaf, LazyTensor):
+        return view_of(leaf).meta
+    if isinstance(leaf, torch.Tensor):
+        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device=_META)
+    if isinstance(leaf, torch.Generator):
+        return None
+    return _META if isinstance(leaf, torch.device) else leaf
+
+
+def _stored(leaf: Any) -> Any:
+    if isinstance(leaf, LazyTensor):
+        return view_of(leaf)
+    return Constant.of(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _with_values(leaf: Any) -> Any:
+    return leaf.values() if isinstance(leaf, LazyTensor) else leaf
+
+
+def _place(meta: torch.Tensor) -> int:
+    """Return an identity of a storage: those on the meta device have no addresses."""
+    return meta.untyped_storage()._cdata  # noqa: SLF001 (it has no public name)  # pyright: ignore[reportPrivateUsage]
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Find the arguments that an operation writes to."""
+    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001 (torch has no public API for it)
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from (each for each in tree_flatten(value)[0] if isinstance(each, torch.Tensor))
+
+
+def _refusal(func: Any, reason: str) -> UnsupportedError:
+    frame, builder = sys._getframe(), "no module"  # noqa: SLF001 (the only way to the module under construction)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if isinstance(own := frame.f_locals.get("self"), nn.Module):
+            builder = type(own).__name__
+            break
+        frame = frame.f_back
+    return UnsupportedError(
+        f"A model is built lazily by operations that can run later. Found {func} while {builder} was built: {reason}. "
+        "Build the model without LazyInitContext, or without this operation."
+    )
