@@ -22,7 +22,7 @@ from colossal._src.interface.optimizer_check import check_optimizer
 if TYPE_CHECKING:
     from colossal._src.interface.clipping import Clipping
     from colossal._src.interface.fp8_comm_check import check_equal_rounding
-    from colossal._src.interface.full_state import full_state
+    from colossal._src.interface.full_state_dict import full_state
     from colossal._src.interface.keywords import Keywords, check_known, keywords_of, refuse_unsupported
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
@@ -33,7 +33,7 @@ _MODULE_OF = {
     "TokenWeighting": "colossal._src.interface.token_weighting",
     "check_equal_rounding": "colossal._src.interface.fp8_comm_check",
     "check_known": "colossal._src.interface.keywords",
-    "full_state": "colossal._src.interface.full_state",
+    "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
     "keywords_of": "colossal._src.interface.keywords",
     "refuse_unsupported": "colossal._src.interface.keywords",

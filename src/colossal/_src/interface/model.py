@@ -40,7 +40,7 @@ class ModelWrapper(nn.Module):
         self.module = module
         self._forward_context = forward_context
         self._has_full_grads = True
-        from colossal._src.interface.full_state import refuse_partial_export
+        from colossal._src.interface.full_state_dict import refuse_partial_export
 
         refuse_partial_export(unwrap_model(module))
 
@@ -121,7 +121,7 @@ class ModelWrapper(nn.Module):
         """
         if only_rank_0 is None:
             return super().state_dict(*args, **kwargs)
-        from colossal._src.interface.full_state import full_state
+        from colossal._src.interface.full_state_dict import full_state
 
         is_first = not dist.is_initialized() or dist.get_rank() == 0
         return full_state(unwrap_model(self.module), is_kept=is_first or not only_rank_0)

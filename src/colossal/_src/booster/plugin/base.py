@@ -158,7 +158,7 @@ def wrap_parts(
     shard: Callable[[nn.Module, Optimizer | None], None] | None = None,
 ) -> Boosted:
     """Move a model to its device, wrap model and optimizer, and apply the precision: what all plugins begin with."""
-    from colossal._src.lazy import lazy_init as materialize
+    from colossal._src.lazy import materialize
 
     model = parts.model if shard is not None else materialize(parts.model)
     if precision is not None:

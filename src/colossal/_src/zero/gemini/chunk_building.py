@@ -179,7 +179,7 @@ def _fill(chunk: Chunk, device: torch.device) -> None:
 
 def _place_buffers(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
     """Give values to buffers that were built lazily, bring all to the device, and cast those that checkpoints hold."""
-    from colossal._src.lazy import lazy_init as materialize
+    from colossal._src.lazy import materialize
 
     materialize(model)
     for module in model.modules():

@@ -137,7 +137,7 @@ def shard(assembly: Assembly) -> Assembly:
 
 def materialize_shards(assembly: Assembly) -> Assembly:
     """Give values to shards of what was built lazily, and say where the rest of each parameter is."""
-    from colossal._src.lazy import lazy_init as materialize
+    from colossal._src.lazy import materialize
 
     move_module(materialize(assembly.all_stages), assembly.device)
     set_placements(assembly.stages, assembly.mesh)

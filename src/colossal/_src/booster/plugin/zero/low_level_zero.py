@@ -161,7 +161,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
 
         Communication: broadcast, dp, the model's bytes: all ranks start from rank 0's.
         """
-        from colossal._src.lazy import lazy_init as materialize
+        from colossal._src.lazy import materialize
 
         mesh = current_mesh()
         check_device(device, mesh)
