@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from colossal._src.checkpoint_io import snapshot
-from colossal._src.checkpoint_io.snapshot import Arena, Arenas, batches, copy_regions_to_host
+from colossal._src.checkpoint_io import file_writers as snapshot
+from colossal._src.checkpoint_io.file_writers import Arena, Arenas, batches, copy_regions_to_host
 from colossal.checkpoint_io import CheckpointIO
 
 

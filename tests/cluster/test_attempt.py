@@ -7,7 +7,7 @@ import pytest
 from torch import distributed as dist
 
 from colossal._src.cluster.process_spec import ProcessSpec
-from colossal._src.cluster.world_agreement import agree_on_world
+from colossal._src.cluster.rendezvous import agree_on_world
 from colossal.errors import LaunchError
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from colossal._src.cluster import LINK_OPS, LinkOrigin
 from colossal._src.cluster.link_cost import FORMAT, collective_cost_factors, link_cost_from_environment
-from colossal._src.cluster.link_fit import fit_axis, fit_link, typical
+from colossal._src.cluster.link_cost import fit_axis, fit_link, typical
 from colossal.cluster import AxisCost, Link, LinkCost, ParallelMesh, current_mesh
 from colossal.errors import ConfigError, MeshError
 from colossal.testing import fake_world, run_processes

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from colossal._src.kernel.adam import native, op, reference
 from colossal._src.kernel.adam.reference import run_fused, run_reference
-from colossal._src.kernel.adam.tensors import Columns
+from colossal._src.kernel.adam.step import Columns
 from colossal.errors import ShapeError, UnsupportedError
 from colossal.kernel import AdamStep, AdamTensors, adam_step
 

@@ -12,7 +12,7 @@ import torch
 from colossal._src import _native
 from colossal._src.kernel.adam import native, op
 from colossal._src.kernel.adam.reference import reference_adam_step, run_fused
-from colossal._src.kernel.adam.tensors import Columns
+from colossal._src.kernel.adam.step import Columns
 from colossal.errors import UnsupportedError
 from colossal.kernel import AdamStep, AdamTensors, adam_step
 

@@ -145,7 +145,7 @@ LAUNCH = ", colossal._src.cluster.watchdog"
 BOOST = """, colossal._src.booster.cross_rank_check, colossal._src.booster.plugin.hybrid.batch_executor
 import colossal._src.booster.input_transfer, colossal._src.booster.batch_check
 import colossal._src.booster.lora.frozen_params, colossal._src.checkpoint_io.adapter_files, colossal._src.checkpoint_io.model_save_plan
-import colossal._src.checkpoint_io.gather_full, colossal._src.interface.full_state_dict, colossal._src.interface.token_weighting
+import colossal._src.checkpoint_io.model_save_plan, colossal._src.interface.full_state_dict, colossal._src.interface.token_weighting
 import colossal._src.cluster.watchdog"""
 LAZY = ", colossal.lazy, colossal._src.lazy.stored_tensor, colossal._src.lazy.stored_tensor"
 OPTIMIZERS = ", colossal._src.kernel.adam.native, colossal._src.kernel.adam.reference"

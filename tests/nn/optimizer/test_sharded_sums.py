@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimizers import draw
 
-from colossal._src.nn.optimizer.batched_sums import run_with_batched_sums
+from colossal._src.nn.optimizer.factored import run_with_batched_sums
 from colossal._src.nn.optimizer.factored import divide_by_roots, factor_shapes, row_and_column_sums
-from colossal._src.nn.optimizer.projection import Projection
+from colossal._src.nn.optimizer.galore import Projection
 from colossal.tensor import FlatLayout, Layout, Placement
 
 SHAPES = st.lists(st.integers(1, 5), min_size=2, max_size=4).map(tuple)

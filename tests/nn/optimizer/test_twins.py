@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from colossal._src.nn.optimizer.projection import Projection
+from colossal._src.nn.optimizer.galore import Projection
 from colossal.cluster import ParallelMesh
 from colossal.comm import CommCounter
 from colossal.errors import ConfigError, ShapeError, UnsupportedError

@@ -6,8 +6,7 @@ from colossal._src.amp.dynamic_scaler import DynamicScaler, ScalerConfig
 from colossal._src.amp.fp8_linear import SIZE_MULTIPLE, FP8Linear, has_float8, has_fp8_sizes
 from colossal._src.amp.half_precision import cast_floats, cast_inputs_and_outputs, cast_model, castable_parameters
 from colossal._src.amp.loss_scaler import LossScaler, NoScaler
-from colossal._src.amp.master_params import MasterParams
-from colossal._src.amp.master_weights import MasterWeights
+from colossal._src.amp.master_weights import MasterParams, MasterWeights
 
 __all__ = [
     "SIZE_MULTIPLE",

@@ -3,18 +3,23 @@
 from pathlib import Path
 from typing import Any, final
 
+import torch
 from torch import nn
 
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
-from colossal._src.checkpoint_io.content import Content
+from colossal._src.checkpoint_io.content import MIB, Content, Entry, plan_files
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
-from colossal._src.checkpoint_io.entries import MIB, plan_files
-from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter, TorchFileWriter
-from colossal._src.checkpoint_io.gather_full import gather_full_tensor
+from colossal._src.checkpoint_io.file_writers import (
+    FileWriter,
+    SafetensorsWriter,
+    TorchFileWriter,
+    copy_regions_to_host,
+)
+from colossal._src.checkpoint_io.index_file import ADAPTER_CONFIG, MODEL, adapter_folder
 from colossal._src.checkpoint_io.model_config import model_config_files
 from colossal._src.checkpoint_io.model_state import ModelState
-from colossal._src.checkpoint_io.naming import ADAPTER_CONFIG, MODEL, adapter_folder
 from colossal._src.interface import unwrap_model
+from colossal._src.tensor import Region, RegionLayout, full_tensor_of, local_regions_of
 
 
 @final
@@ -70,3 +75,30 @@ class ModelSavePlan:
             adapters = AdapterFiles(self._path, adapter_folder(self._prefix), self._use_safetensors, config)
         kinds = list(self._kinds.values())
         return ShardedDestination(self._path, self._kinds[self._use_safetensors], kinds, configs, adapters=adapters)
+
+
+def gather_full_tensor(entry: Entry, writers: CheckpointGroup) -> torch.Tensor | None:
+    """Put a tensor together on the rank that writes; all ranks call together.
+
+    Communication: that of `colossal.tensor.full_tensor_of`; if only some ranks have one, gather_object, the writers,
+    the bytes of the tensor.
+    """
+    if not isinstance(entry.layout, RegionLayout):
+        return full_tensor_of(entry.value).detach()
+    own = _regions_to_send(entry, entry.layout, writers)
+    parts = writers.gather_values(own)
+    if not writers.is_first_rank:
+        return None
+    full = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+    for region, values in (pair for each in parts for pair in each):
+        full[region.slices] = values
+    return full
+
+
+def _regions_to_send(entry: Entry, layout: RegionLayout, writers: CheckpointGroup) -> list[tuple[Region, torch.Tensor]]:
+    """Return copies of the regions that this rank sends, the first of the ranks that hold them."""
+    if entry.value is None:
+        return []
+    own = dict(local_regions_of(entry.value, writers.rank))
+    chosen = [region for region, ranks in layout.holders.items() if ranks[0] == writers.rank]
+    return list(zip(chosen, copy_regions_to_host([own[region].detach() for region in chosen]), strict=True))

@@ -3,16 +3,16 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch.optim import Optimizer
 
-from colossal._src.checkpoint_io.content import Content, ParameterContent
-from colossal._src.checkpoint_io.entries import Entry
-from colossal._src.checkpoint_io.naming import listing
-from colossal._src.checkpoint_io.plain_data import as_mapping, extract_tensors
-from colossal._src.checkpoint_io.source import Item, in_memory
+from colossal._src.checkpoint_io.content import Content, Entry, ParameterContent
+from colossal._src.checkpoint_io.index_file import listing
+from colossal._src.checkpoint_io.plain_data import as_mapping, extract_tensors, insert_tensors
+from colossal._src.checkpoint_io.source import Item, Source, in_memory
 from colossal._src.checkpoint_io.threads import map_in_threads
 from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper
 from colossal._src.tensor import copy_placement, local_regions_of, placement_of
@@ -306,3 +306,27 @@ def _build(
         target = torch.empty(value.shape, dtype=dtype, device=device)
         reads.append((value, target))
     return target
+
+
+def optimizer_tree(source: Source) -> dict[str, Any]:
+    """Return the groups, the state by parameter, and what else was saved, an `Item` in the place of each tensor."""
+    if source.plain is not None:
+        return insert_tensors(source.plain, source.item)
+    skeleton, tensors = extract_tensors(_torch_tree(source))
+    return insert_tensors(skeleton, lambda name: in_memory(tensors[name]))
+
+
+def _torch_tree(source: Source) -> dict[str, Any]:
+    values = {name: item.value for name, item in source.items.items()}
+    if source.index is None:
+        return values
+    groups = source.index.get_param_group_filename()
+    if groups is None:
+        raise CheckpointError(
+            f"The index of an optimizer must name its file of groups as param_groups. Found the metadata "
+            f"{source.index.metadata} in {source.index.root_path}. Pass a checkpoint that save_optimizer wrote."
+        )
+    header = set(source.files[Path(groups)])
+    return {name: values[name] for name in header} | {
+        "state": {name: value for name, value in values.items() if name not in header}
+    }

@@ -13,8 +13,7 @@ from torch import distributed as dist
 
 from colossal._src.cluster.axes import AXES, Axis
 from colossal._src.cluster.backends import host_group
-from colossal._src.cluster.link_cost import LINK_OPS, AxisCost, LinkCost, LinkOp, LinkOrigin
-from colossal._src.cluster.link_fit import Timings, fit_axis, typical
+from colossal._src.cluster.link_cost import LINK_OPS, AxisCost, LinkCost, LinkOp, LinkOrigin, Timings, fit_axis, typical
 from colossal._src.cluster.mesh import ParallelMesh, current_mesh
 from colossal.errors import ConfigError, UnsupportedError
 

@@ -20,15 +20,14 @@ from colossal._src.interface.optimizer import OptimizerWrapper
 from colossal._src.interface.optimizer_check import check_optimizer
 
 if TYPE_CHECKING:
-    from colossal._src.interface.clipping import Clipping
     from colossal._src.interface.fp8_comm_check import check_equal_rounding
     from colossal._src.interface.full_state_dict import full_state
-    from colossal._src.interface.keywords import Keywords, check_known, keywords_of, refuse_unsupported
+    from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_of, refuse_unsupported
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
 
 _MODULE_OF = {
-    "Clipping": "colossal._src.interface.clipping",
+    "Clipping": "colossal._src.interface.keywords",
     "Keywords": "colossal._src.interface.keywords",
     "TokenWeighting": "colossal._src.interface.token_weighting",
     "check_equal_rounding": "colossal._src.interface.fp8_comm_check",

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colossal._src.offload.direct_io import DirectIO
-    from colossal._src.offload.file_backed_buffer import FileBackedBuffer
+    from colossal._src.offload.scratch_file import FileBackedBuffer
     from colossal._src.offload.state_store import StateStore
     from colossal._src.offload.tensor_file import FileRequest, TensorFile
 
 _MODULE_OF = {
     "DirectIO": "colossal._src.offload.direct_io",
-    "FileBackedBuffer": "colossal._src.offload.file_backed_buffer",
+    "FileBackedBuffer": "colossal._src.offload.scratch_file",
     "FileRequest": "colossal._src.offload.tensor_file",
     "StateStore": "colossal._src.offload.state_store",
     "TensorFile": "colossal._src.offload.tensor_file",

@@ -2,9 +2,15 @@
 
 from colossal._src.pipeline.execution_sequence import ExecutionSequence, is_sequence
 from colossal._src.pipeline.executor import PipelineExecutor
-from colossal._src.pipeline.layer_costs import count_layer_parameters, measure_layer_times
 from colossal._src.pipeline.microbatch import Microbatching, join, map_tensors, split, tensors_in
-from colossal._src.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
+from colossal._src.pipeline.partition import (
+    count_layer_parameters,
+    measure_layer_times,
+    partition_balanced,
+    partition_by_counts,
+    partition_uniform,
+    stage_of_layer,
+)
 from colossal._src.pipeline.placeholders import StageBoundary
 from colossal._src.pipeline.schedule import (
     SCHEDULES,
@@ -23,8 +29,7 @@ from colossal._src.pipeline.schedule import (
     simulate,
     zero_bubble_v,
 )
-from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
-from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, SharedParameter, StagePlacement
 from colossal._src.pipeline.stage import Stage, StageOutput, model_arguments
 from colossal._src.pipeline.stage_extraction import copy_structure, count_layers
 from colossal._src.pipeline.stage_manager import PipelineStageManager

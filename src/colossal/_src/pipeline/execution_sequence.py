@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeGuard, final
 from torch import nn
 
 from colossal._src.pipeline.partition import stage_of_layer
-from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
+from colossal._src.pipeline.schedule.stage_placement import SharedParameter
 from colossal.errors import ConfigError, PlanError
 
 Step = str | Callable[[Any], Any] | tuple[Callable[[Any], Any], str]

@@ -14,8 +14,7 @@ from colossal._src.cluster import ParallelMesh, host_group
 from colossal._src.comm import Channel
 from colossal._src.interface import OptimizerWrapper
 from colossal._src.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
-from colossal._src.pipeline.p2p import RecvQueue, TensorMeta, wait
-from colossal._src.pipeline.p2p_links import make_links, peer_pairs
+from colossal._src.pipeline.p2p import RecvQueue, TensorMeta, make_links, peer_pairs, wait
 from colossal._src.pipeline.pipeline_step import PipelineStep
 from colossal._src.pipeline.schedule import SCHEDULES, Pass, PipelineOrder, forward_only, p2p_messages
 from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, StagePlacement

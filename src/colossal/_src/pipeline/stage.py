@@ -9,7 +9,7 @@ from torch import nn
 
 from colossal._src.pipeline.execution_sequence import ExecutionSequence, extract_sequence_stage
 from colossal._src.pipeline.placeholders import StageBoundary, StageEnd
-from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
+from colossal._src.pipeline.schedule.stage_placement import SharedParameter
 from colossal._src.pipeline.stage_extraction import extract_stage
 from colossal._src.tensor import Stages, unwrap_adapters
 from colossal.errors import PlanError

@@ -19,7 +19,7 @@ from colossal._src.pipeline.placeholders import (
     PreviousStageLayer,
     StageBoundary,
 )
-from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
+from colossal._src.pipeline.schedule.stage_placement import SharedParameter
 from colossal._src.tensor import Stages, base_model_of, parameter_names, stop_caching
 from colossal.errors import PlanError
 

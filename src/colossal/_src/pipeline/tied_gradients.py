@@ -8,10 +8,8 @@ import torch
 from torch import nn
 
 from colossal._src.cluster import ParallelMesh
-from colossal._src.pipeline.p2p import P2PLink, wait
-from colossal._src.pipeline.p2p_links import make_links, peer_pairs
-from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
-from colossal._src.pipeline.schedule.stage_placement import StagePlacement
+from colossal._src.pipeline.p2p import P2PLink, make_links, peer_pairs, wait
+from colossal._src.pipeline.schedule.stage_placement import SharedParameter, StagePlacement
 from colossal._src.pipeline.stage import Stage
 
 

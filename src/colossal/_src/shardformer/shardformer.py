@@ -16,7 +16,7 @@ from colossal._src.shardformer.head_counts import (
     divide_attribute,
     skip_uneven_attention,
 )
-from colossal._src.shardformer.head_input_splitter import HeadInputSplitter
+from colossal._src.shardformer.head_layers import HeadInputSplitter
 from colossal._src.shardformer.input_gradients import merge_input_gradients
 from colossal._src.shardformer.model_options import apply_options, choose_options
 from colossal._src.shardformer.plans import plan_of

@@ -23,11 +23,9 @@ from colossal._src.tensor.parallel_plan import (
     find_modules,
     unwrap_adapters,
 )
-from colossal._src.tensor.param_data import move_module, set_data
-from colossal._src.tensor.param_names import parameter_names, strip_compile_prefix
+from colossal._src.tensor.param_data import move_module, parameter_names, set_data, strip_compile_prefix
 from colossal._src.tensor.placement import Placement, backing_shard, copy_placement, set_backing_shard, set_placement
-from colossal._src.tensor.region import Region
-from colossal._src.tensor.region_layout import RegionLayout
+from colossal._src.tensor.region import Region, RegionLayout
 from colossal._src.tensor.relayout import relayout
 from colossal._src.tensor.relayout_path import LayoutPath, greedy_path, plan_relayout
 from colossal._src.tensor.relayout_step import RelayoutStep, layout_difference, one_step_layouts

@@ -13,8 +13,7 @@ from colossal._src.comm import all_reduce_over
 from colossal._src.tensor.flat_layout import FlatLayout
 from colossal._src.tensor.layout import Layout
 from colossal._src.tensor.placement import Placement, known_placement
-from colossal._src.tensor.region import Region
-from colossal._src.tensor.region_layout import RegionLayout
+from colossal._src.tensor.region import Region, RegionLayout
 from colossal.errors import UnsupportedError
 
 

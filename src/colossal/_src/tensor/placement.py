@@ -11,8 +11,7 @@ from torch import distributed as dist
 
 from colossal._src.tensor.flat_layout import FlatLayout
 from colossal._src.tensor.layout import Extent, Layout
-from colossal._src.tensor.region import Region
-from colossal._src.tensor.region_layout import RegionLayout
+from colossal._src.tensor.region import Region, RegionLayout
 from colossal.errors import PlanError
 
 _MARK = "_colossal_placement"

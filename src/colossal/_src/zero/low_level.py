@@ -1,6 +1,8 @@
 """Low-level ZeRO: an optimizer whose states, and maybe gradients, are partitioned over data-parallel ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -10,10 +12,36 @@ from torch.optim import Optimizer
 from colossal._src.amp import LossScaler
 from colossal._src.comm import Partition
 from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper, Peers, check_equal_rounding, check_optimizer
-from colossal._src.zero.overlap_allgather import wait_before_use
+from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal._src.zero.zero_shards import ZeroShards
 from colossal.errors import ConfigError, UnsupportedError
+
+
+def wait_before_use(model: nn.Module, units: Sequence[nn.Module], shards: ZeroShards) -> None:
+    """Let each unit of a model wait for its own parameters, and the model itself for the rest.
+
+    Nothing but a unit's own forward pass may use its parameters. Reading and loading a state dict waits for all.
+    """
+    inside = {parameter for unit in units for parameter in unit.parameters()}
+    for unit in units:
+        _wait_for(unit, shards, _buckets_of(unit.parameters(), shards))
+    _wait_for(model, shards, _buckets_of((each for each in model.parameters() if each not in inside), shards))
+    model.register_state_dict_pre_hook(lambda *_: shards.wait())
+    model.register_load_state_dict_pre_hook(lambda *_: shards.wait())
+
+
+def _wait_for(module: nn.Module, shards: ZeroShards, buckets: list[FlatParameters]) -> None:
+    module.register_forward_pre_hook(partial(_wait, shards, buckets))
+
+
+def _wait(shards: ZeroShards, buckets: list[FlatParameters], *_forward: Any) -> None:
+    shards.wait(buckets)
+
+
+def _buckets_of(parameters: Iterable[nn.Parameter], shards: ZeroShards) -> list[FlatParameters]:
+    wanted = set(parameters)
+    return [bucket for bucket in shards.buckets if not wanted.isdisjoint(bucket.parameters)]
 
 
 def shard_optimizer(

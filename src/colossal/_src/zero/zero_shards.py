@@ -11,12 +11,41 @@ from torch.utils.hooks import RemovableHandle
 
 from colossal._src.amp import MasterParams
 from colossal._src.comm import Partition, PendingComm
+from colossal._src.tensor import copy_placement, placement_of
 from colossal._src.zero.bucket import Bucket
 from colossal._src.zero.buffer_pool import BufferPool
 from colossal._src.zero.flat_parameters import FlatParameters
-from colossal._src.zero.param_groups import rebind_param_groups
 from colossal._src.zero.reducer import Reducer
 from colossal._src.zero.zero_config import ZeroConfig
+
+
+def rebind_param_groups(
+    optimizer: Optimizer, groups: list[dict[str, Any]], shards: Mapping[nn.Parameter, nn.Parameter]
+) -> None:
+    """Replace the parameters in the groups of an optimizer by shards, and shard existing states like them."""
+    state: Any = optimizer.state
+    for group in groups:
+        held = group["params"]
+        for parameter in held:
+            if parameter in state:
+                state[shards[parameter]] = _shard_state(state.pop(parameter), parameter, shards[parameter])
+        held[:] = [shards[parameter] for parameter in held]
+
+
+def _shard_state(entries: dict[str, Any], full: nn.Parameter, shard: nn.Parameter) -> dict[str, Any]:
+    return {
+        name: _shard_like(value, shard)
+        if isinstance(value, torch.Tensor) and value.shape == full.shape and name != "step"
+        else value
+        for name, value in entries.items()
+    }
+
+
+def _shard_like(value: torch.Tensor, shard: nn.Parameter) -> torch.Tensor:
+    sharded = copy_placement(torch.empty(shard.shape, dtype=value.dtype, device=shard.device), shard)
+    for region, view in placement_of(sharded).local_views(sharded):
+        view.copy_(value[region.slices])
+    return sharded
 
 
 @final

@@ -4,7 +4,7 @@ from typing import final
 
 import torch
 
-from colossal._src.booster.mixed_precision.autocast_base import AutocastMixedPrecision
+from colossal._src.booster.mixed_precision.base import AutocastMixedPrecision
 
 
 @final

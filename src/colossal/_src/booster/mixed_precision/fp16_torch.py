@@ -5,7 +5,7 @@ from typing import final
 import torch
 
 from colossal._src.amp import DynamicScaler, LossScaler, ScalerConfig
-from colossal._src.booster.mixed_precision.autocast_base import AutocastMixedPrecision
+from colossal._src.booster.mixed_precision.base import AutocastMixedPrecision
 
 
 @final

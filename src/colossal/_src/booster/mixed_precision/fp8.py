@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from colossal._src.amp import SIZE_MULTIPLE, FP8Linear, has_float8, has_fp8_sizes
-from colossal._src.booster.mixed_precision.autocast_base import AutocastMixedPrecision
+from colossal._src.booster.mixed_precision.base import AutocastMixedPrecision
 from colossal.accelerator import get_current_device
 from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger

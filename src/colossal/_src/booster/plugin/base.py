@@ -2,8 +2,8 @@
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from colossal._src.booster.mixed_precision import MixedPrecision
-from colossal._src.booster.plugin.epoch_sampler import EpochSampler
 from colossal._src.checkpoint_io import CheckpointIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh
 from colossal._src.interface import Boosted, ModelWrapper, OptimizerWrapper, Parts
@@ -21,6 +20,22 @@ from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
+
+
+@final
+class EpochSampler(DistributedSampler[Any]):
+    """Splits a dataset across the data-parallel ranks, in a new order for each epoch.
+
+    Each new iterator begins the next epoch, so that `set_epoch` is not needed; a program that resumes calls it
+    once. All arguments are those of `torch.utils.data.DistributedSampler`: where the ranks do not divide the
+    dataset, the first samples are repeated, or with ``drop_last=True`` the last ones left out.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Return the indices of this rank's samples in the current epoch, and go on to the next."""
+        indices = iter(list(super().__iter__()))
+        self.set_epoch(self.epoch + 1)
+        return indices
 
 
 class Plugin(ABC):

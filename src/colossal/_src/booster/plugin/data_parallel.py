@@ -2,12 +2,25 @@
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.checkpoint_io import CheckpointIO, ProcessGroupIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, current_mesh
+from colossal.errors import ConfigError
 
 if TYPE_CHECKING:
     from colossal._src.booster.lora import Lora
+
+
+def check_device(device: torch.device, mesh: ParallelMesh) -> None:
+    """Reject a model on a device other than that of the process group."""
+    if device.type != mesh.accelerator.name:
+        raise ConfigError(
+            "The processes exchange gradients on the device that they were launched for, "
+            f"{mesh.accelerator.name!r}. Found a model for {device.type!r}. Leave the device of the Booster out, "
+            f"or launch with COLOSSAL_DEVICE={device.type}."
+        )
 
 
 class DataParallelPlugin(Plugin):

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import click
 
 from colossal._src.cli.check import communication, compatibility, devices, kernels, machine, versions
-from colossal._src.cli.check.report import Report, Row, Section
+from colossal._src.cli.check.report import Report, Row, Section, show
 from colossal._src.cli.check.selftest import self_tests
-from colossal._src.cli.check.show import show
 from colossal._src.cli.click_settings import SETTINGS
 
 DEFAULT_TIMEOUT_SECONDS = 120.0

@@ -2,8 +2,7 @@
 
 from colossal._src.kernel.adam.op import adam_step
 from colossal._src.kernel.adam.reference import reference_adam_step
-from colossal._src.kernel.adam.step import AdamStep
-from colossal._src.kernel.adam.tensors import AdamTensors
+from colossal._src.kernel.adam.step import AdamStep, AdamTensors
 
 __all__ = [
     "AdamStep",

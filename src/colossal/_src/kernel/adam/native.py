@@ -7,8 +7,7 @@ from collections.abc import Callable
 import torch
 
 from colossal._src._native import library
-from colossal._src.kernel.adam.step import AdamStep
-from colossal._src.kernel.adam.tensors import FLOATS, Columns, Runner
+from colossal._src.kernel.adam.step import FLOATS, AdamStep, Columns, Runner
 from colossal.errors import UnsupportedError
 
 _CODES = {dtype: code for code, dtype in enumerate(FLOATS, start=1)}  # 0: there is no tensor

@@ -6,8 +6,7 @@ from functools import cache
 
 import torch
 
-from colossal._src.kernel.adam.step import AdamStep
-from colossal._src.kernel.adam.tensors import AdamTensors, Columns, Runner, check
+from colossal._src.kernel.adam.step import AdamStep, AdamTensors, Columns, Runner, check
 from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from colossal._src.kernel.adam.step import AdamStep
-from colossal._src.kernel.adam.tensors import AdamTensors, Columns
+from colossal._src.kernel.adam.step import AdamStep, AdamTensors, Columns
 
 _TEMPORARY_ELEMENTS = 1 << 24
 

@@ -4,9 +4,8 @@ from typing import final
 
 from torch.optim import Optimizer
 
-from colossal._src.nn.lr_scheduler.argument_checks import check_final_lr, steps_after_warmup
 from colossal._src.nn.lr_scheduler.curve import Cosine, WarmUp
-from colossal._src.nn.lr_scheduler.schedule import Schedule
+from colossal._src.nn.lr_scheduler.schedule import Schedule, check_final_lr, steps_after_warmup
 
 
 @final

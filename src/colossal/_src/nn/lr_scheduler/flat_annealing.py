@@ -4,9 +4,8 @@ from typing import final
 
 from torch.optim import Optimizer
 
-from colossal._src.nn.lr_scheduler.argument_checks import check_final_lr, check_fraction, steps_after_warmup
 from colossal._src.nn.lr_scheduler.curve import Cosine, Hold, WarmUp
-from colossal._src.nn.lr_scheduler.schedule import Schedule
+from colossal._src.nn.lr_scheduler.schedule import Schedule, check_final_lr, check_fraction, steps_after_warmup
 
 
 def _hold_then_cosine(steps: int, pct_start: float, eta_min: float) -> Hold:

@@ -5,9 +5,8 @@ from typing import TypeAlias, final
 
 from torch.optim import Optimizer
 
-from colossal._src.nn.lr_scheduler.argument_checks import per_group_values, steps_after_warmup
 from colossal._src.nn.lr_scheduler.curve import Factor, Product
-from colossal._src.nn.lr_scheduler.schedule import Schedule
+from colossal._src.nn.lr_scheduler.schedule import Schedule, per_group_values, steps_after_warmup
 from colossal.errors import ConfigError
 
 Function: TypeAlias = Callable[[int], float]

@@ -6,9 +6,8 @@ from typing import final
 
 from torch.optim import Optimizer
 
-from colossal._src.nn.lr_scheduler.argument_checks import check_integer, check_number, steps_after_warmup
 from colossal._src.nn.lr_scheduler.curve import Decay, MultiStep, WarmUp
-from colossal._src.nn.lr_scheduler.schedule import Schedule
+from colossal._src.nn.lr_scheduler.schedule import Schedule, check_integer, check_number, steps_after_warmup
 from colossal.errors import ConfigError
 
 

@@ -7,14 +7,14 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 
-from colossal._src.nn.lr_scheduler.argument_checks import (
+from colossal._src.nn.lr_scheduler.schedule import (
+    Schedule,
     check_fraction,
     check_number,
     param_groups_of,
     per_group_values,
     steps_after_warmup,
 )
-from colossal._src.nn.lr_scheduler.schedule import Schedule
 from colossal.errors import ConfigError
 
 

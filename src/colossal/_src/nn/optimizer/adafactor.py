@@ -5,9 +5,9 @@ from typing import Any, final
 import torch
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.batched_sums import SumRequests
 from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal._src.nn.optimizer.factored import (
+    SumRequests,
     clip_rms,
     divide_by_roots,
     factor_shapes,
@@ -15,8 +15,7 @@ from colossal._src.nn.optimizer.factored import (
     row_and_column_sums,
     update_factors,
 )
-from colossal._src.nn.optimizer.param_shard import ParamShard
-from colossal._src.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_squares
+from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer, sum_of_squares
 from colossal.errors import ConfigError
 
 _LARGEST_STEP, _WARMUP_STEP = 1e-2, 1e-6

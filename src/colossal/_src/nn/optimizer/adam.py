@@ -10,9 +10,15 @@ from torch.optim.optimizer import ParamsT
 
 from colossal._src.kernel import AdamStep, AdamTensors, adam_step
 from colossal._src.nn.optimizer.adam_states import MOMENTS, AdamStates, ParamMoments
-from colossal._src.nn.optimizer.base import CheckedOptimizer, Closure, call_closure, state_dtype
+from colossal._src.nn.optimizer.base import (
+    CheckedOptimizer,
+    Closure,
+    call_closure,
+    check_grads,
+    reject_option,
+    state_dtype,
+)
 from colossal._src.nn.optimizer.disk_states import StatesOnDisk, make_disk_states
-from colossal._src.nn.optimizer.hyperparameter_checks import check_grads, reject_option
 from colossal._src.tensor import copy_placement, local_of
 from colossal.errors import ConfigError, ShapeError
 

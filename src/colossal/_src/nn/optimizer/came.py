@@ -4,17 +4,16 @@ from typing import Any, final
 
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.batched_sums import SumRequests
 from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal._src.nn.optimizer.factored import (
+    SumRequests,
     clip_rms,
     divide_by_roots,
     factor_shapes,
     row_and_column_sums,
     update_factors,
 )
-from colossal._src.nn.optimizer.param_shard import ParamShard
-from colossal._src.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_squares
+from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer, sum_of_squares
 from colossal.errors import ConfigError
 
 

@@ -8,11 +8,10 @@ from typing import Any, final
 import torch
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.batched_sums import SumRequests, run_with_batched_sums
+from colossal._src.nn.optimizer.base import reject_option
 from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
-from colossal._src.nn.optimizer.hyperparameter_checks import reject_option
-from colossal._src.nn.optimizer.param_shard import ParamShard
-from colossal._src.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_squares
+from colossal._src.nn.optimizer.factored import SumRequests, run_with_batched_sums
+from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer, sum_of_squares
 
 _LARGEST_NORM = 10.0
 

@@ -5,9 +5,8 @@ from typing import final
 import torch
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.batched_sums import SumRequests
-from colossal._src.nn.optimizer.param_shard import ParamShard
-from colossal._src.nn.optimizer.shard_aware import ShardAwareOptimizer, sum_of_squares
+from colossal._src.nn.optimizer.factored import SumRequests
+from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer, sum_of_squares
 
 
 @final

@@ -1,12 +1,15 @@
 """One parameter in one step: its values, gradient and state on this rank, in the precision to compute in."""
 
-from collections.abc import MutableMapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, MutableMapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
 
-from colossal._src.nn.optimizer.base import state_dtype
+from colossal._src.nn.optimizer.base import CheckedOptimizer, state_dtype
+from colossal._src.nn.optimizer.factored import SumRequests, run_with_batched_sums
 from colossal._src.tensor import Placement, copy_placement, is_dtensor, layout_of, local_of, placement_of
 from colossal.errors import UnsupportedError
 
@@ -83,3 +86,42 @@ def _placement_of(param: torch.Tensor) -> Placement:
             f"{layout_of(param)}. Redistribute it before the step."
         )
     return placement_of(param)
+
+
+class ShardAwareOptimizer(CheckedOptimizer):
+    """Updates each parameter by an algorithm that is written for one, and runs as if each rank had all of it.
+
+    Parameters may be full, or sharded in any way that `colossal.tensor.placement_of` knows. All ranks must have
+    gradients of the same parameters, those too of which a rank has no elements. While sums travel, the updates of all
+    parameters that are sharded wait for them, which takes memory for as many numbers as this rank has of them.
+
+    Args:
+        params: Parameters, named parameters, or parameter groups.
+        defaults: The hyperparameters of groups that do not have their own.
+
+    Communication: all_reduce, the axes that shard the parameters; as the optimizer says.
+    """
+
+    _placements: Mapping[torch.Tensor, Placement] = MappingProxyType({})
+    """Of parameters that are padded, which their own placements do not say."""
+
+    def _update(self) -> None:
+        pairs = [(param, group) for group in self.param_groups for param in group["params"] if param.grad is not None]
+        self._update_shards(
+            [
+                ParamShard(param, group, self.state[param], self._placements.get(param), index)
+                for index, (param, group) in enumerate(pairs)
+            ]
+        )
+
+    def _update_shards(self, shards: list[ParamShard]) -> None:
+        run_with_batched_sums((shard.placement, self._update_shard(shard)) for shard in shards)
+
+    @abstractmethod
+    def _update_shard(self, shard: ParamShard) -> SumRequests:
+        """Update a parameter: yield local sums, and go on with those of all ranks."""
+
+
+def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
+    """Add the squares of all elements up."""
+    return torch.linalg.vector_norm(tensor).square()

@@ -12,8 +12,7 @@ from colossal._src.pipeline.schedule.p2p_messages import (
     message_sent_by,
     p2p_messages,
 )
-from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
-from colossal._src.pipeline.schedule.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import SharedParameter, StagePlacement
 
 
 class Header(NamedTuple):

@@ -57,3 +57,33 @@ class StagePlacement:
             The indices of its stages, in order.
         """
         return tuple(stage for stage in range(self.num_stages) if self.rank_of(stage) == rank)
+
+
+@final
+@dataclass(frozen=True)
+class SharedParameter:
+    """A parameter that several stages have, such as an embedding tied to the head.
+
+    Args:
+        names: Its names in the full model, in the order of the stages.
+        stages: The stage that has the name.
+
+    Example:
+        >>> from colossal._src.pipeline import SharedParameter
+        >>> SharedParameter(("wte.weight", "lm_head.weight"), (0, 3)).stages
+        (0, 3)
+    """
+
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
+
+    def ranks(self, placement: StagePlacement) -> tuple[int, ...]:
+        """Find the ranks that have it.
+
+        Args:
+            placement: Which rank has which stage.
+
+        Returns:
+            The ranks of the pp axis, in ascending order.
+        """
+        return tuple(sorted({placement.rank_of(stage) for stage in self.stages}))

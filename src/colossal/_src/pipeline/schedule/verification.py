@@ -7,8 +7,7 @@ from typing import final
 
 from colossal._src.pipeline.schedule.action import Action, ActionKind, PipelineOrder
 from colossal._src.pipeline.schedule.p2p_programs import Operation, P2PPrograms, Payload, describe, p2p_programs
-from colossal._src.pipeline.schedule.shared_parameter import SharedParameter
-from colossal._src.pipeline.schedule.stage_placement import StagePlacement
+from colossal._src.pipeline.schedule.stage_placement import SharedParameter, StagePlacement
 from colossal.errors import ConfigError
 
 # [Note: sends that wait]

@@ -3,9 +3,9 @@
 from colossal._src.zero.gemini.access_trace import AccessTrace
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
-from colossal._src.zero.gemini.chunk_placement import ChunkPlacement, MemoryTier
 from colossal._src.zero.gemini.chunk_search import (
     ChunkUsage,
+    ParameterOrder,
     pack_parameters,
     search_chunk_configuration,
     unshared_parameters,
@@ -14,10 +14,9 @@ from colossal._src.zero.gemini.device_memory import DeviceMemory
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
 from colossal._src.zero.gemini.gemini_ddp import GeminiDDP, get_static_torch_model
 from colossal._src.zero.gemini.gemini_optimizer import GeminiAdamOptimizer, GeminiOptimizer
-from colossal._src.zero.gemini.parameter_order import ParameterOrder
 from colossal._src.zero.gemini.placement_policy import AutoPlacement, PlacementPolicy, StaticPlacement
 from colossal._src.zero.gemini.saved_tensors import SavedTensors
-from colossal._src.zero.gemini.tensor_state import TensorState
+from colossal._src.zero.gemini.tensor_state import ChunkPlacement, MemoryTier, TensorState
 from colossal._src.zero.gemini.transfer_log import Transfer, TransferLog
 
 __all__ = [

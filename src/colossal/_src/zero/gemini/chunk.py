@@ -10,9 +10,8 @@ from colossal._src.comm import Partition, PendingComm
 from colossal._src.offload import FileBackedBuffer
 from colossal._src.tensor import copy_placement, placement_of, set_backing_shard, set_data
 from colossal._src.zero.flat_parameters import FlatParameters
-from colossal._src.zero.gemini.chunk_placement import ChunkPlacement, MemoryTier
 from colossal._src.zero.gemini.device_memory import DeviceMemory, GradientBuffers, num_references
-from colossal._src.zero.gemini.tensor_state import TensorState
+from colossal._src.zero.gemini.tensor_state import ChunkPlacement, MemoryTier, TensorState
 from colossal._src.zero.gemini.transfer_log import TransferLog
 from colossal._src.zero.host_copies import CopyEvent
 from colossal._src.zero.zero_config import ZeroConfig

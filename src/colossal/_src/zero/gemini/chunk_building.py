@@ -9,8 +9,8 @@ from colossal._src.amp import cast_model, castable_parameters
 from colossal._src.comm import Channel, Partition
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
-from colossal._src.zero.gemini.chunk_placement import ChunkPlacement, MemoryTier
 from colossal._src.zero.gemini.chunk_search import (
+    ParameterOrder,
     ordered_parameters,
     pack_parameters,
     search_chunk_configuration,
@@ -19,7 +19,7 @@ from colossal._src.zero.gemini.chunk_search import (
 from colossal._src.zero.gemini.device_memory import DeviceMemory
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
 from colossal._src.zero.gemini.managed_parameter import ManagedParameter, manage_parameters
-from colossal._src.zero.gemini.parameter_order import ParameterOrder
+from colossal._src.zero.gemini.tensor_state import ChunkPlacement, MemoryTier
 from colossal._src.zero.gemini.transfer_log import TransferLog
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError, UnsupportedError

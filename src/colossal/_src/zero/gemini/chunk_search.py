@@ -11,16 +11,33 @@ it is the same on all ranks, without communication. Parameters stay where they a
 import math
 from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
 from torch import distributed as dist
 from torch import nn
 
-from colossal._src.zero.gemini.parameter_order import ParameterOrder
 from colossal.errors import ConfigError
 from colossal.logging import get_dist_logger
+
+
+class ParameterOrder(Protocol):
+    """What knows in which order a model uses its parameters.
+
+    Example:
+        >>> from colossal._src.zero.gemini import ParameterOrder
+        >>> class Backwards(ParameterOrder):
+        ...     param_order = ("last", "first")
+        >>> Backwards().param_order[0]
+        'last'
+    """
+
+    @property
+    def param_order(self) -> Sequence[nn.Parameter]:
+        """The parameters, the one that is used first in front."""
+        ...
+
 
 _MEBI = 1 << 20
 _ALIGNMENT = 16  # elements of each rank's segment of a chunk that is as long as the model

@@ -15,8 +15,8 @@ from colossal._src.comm import Partition
 from colossal._src.interface import Keywords, ModelWrapper, check_equal_rounding, full_state, unwrap_model
 from colossal._src.tensor import backing_shard, local_regions_of
 from colossal._src.zero.gemini.chunk_building import DeviceLike, build_chunks, check_devices
+from colossal._src.zero.gemini.chunk_search import ParameterOrder
 from colossal._src.zero.gemini.gemini_config import GeminiConfig
-from colossal._src.zero.gemini.parameter_order import ParameterOrder
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import UnsupportedError
 

@@ -12,8 +12,8 @@ from colossal._src.amp import DynamicScaler, ScalerConfig
 from colossal._src.interface import Clipping, OptimizerWrapper, check_optimizer, refuse_unsupported, unwrap_model
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
-from colossal._src.zero.gemini.chunk_placement import MemoryTier
 from colossal._src.zero.gemini.gemini_ddp import GeminiDDP
+from colossal._src.zero.gemini.tensor_state import MemoryTier
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal._src.zero.zero_shards import ZeroShards
 from colossal.errors import ConfigError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import final
 
 from colossal._src.zero.gemini.access_trace import AccessTrace
-from colossal._src.zero.gemini.chunk_placement import ChunkPlacement, MemoryTier
 from colossal._src.zero.gemini.device_memory import DeviceMemory
+from colossal._src.zero.gemini.tensor_state import ChunkPlacement, MemoryTier
 from colossal.errors import ConfigError
 
 

@@ -1,7 +1,10 @@
 """What is being done with a parameter that is in a chunk."""
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import final
+
+import torch
 
 from colossal.errors import ConfigError
 
@@ -63,3 +66,56 @@ _FOLLOWS = {
 of the backward pass (COMPUTE, HOLD_AFTER_BWD), and its gradient arrives (READY_FOR_REDUCE). Gradients also arrive of
 parameters whose values no backward pass has read, such as biases, and those of parameters that are not trained never
 do."""
+
+
+@final
+class MemoryTier(Enum):
+    """A kind of memory.
+
+    Attributes:
+        DEVICE: Where the model computes.
+        HOST: The memory of the host; page-locked on request.
+        DISK: A file on a fast disk.
+
+    Example:
+        >>> from colossal.zero.gemini import MemoryTier
+        >>> [tier.name for tier in MemoryTier]
+        ['DEVICE', 'HOST', 'DISK']
+    """
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+
+
+@final
+@dataclass(frozen=True)
+class ChunkPlacement:
+    """Where the parts of a chunk are between their uses.
+
+    Args:
+        parameters: This rank's segment of the parameters.
+        optimizer: Its master, gradient and optimizer states.
+        is_full: Every rank keeps all of the parameters on its device.
+
+    Example:
+        >>> from colossal.zero.gemini import MemoryTier
+        >>> from colossal._src.zero.gemini import ChunkPlacement
+        >>> ChunkPlacement(MemoryTier.HOST, MemoryTier.HOST).is_full
+        False
+    """
+
+    parameters: MemoryTier = MemoryTier.DEVICE
+    optimizer: MemoryTier = MemoryTier.DEVICE
+    is_full: bool = False
+
+    def optimizer_device(self, device: torch.device) -> torch.device:
+        """Return the device of the optimizer's tensors.
+
+        Args:
+            device: Where the model computes.
+
+        Returns:
+            The device of the master.
+        """
+        return device if self.optimizer is MemoryTier.DEVICE else torch.device("cpu")

@@ -11,9 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import wrap_parts
-from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
+from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.ddp.ddp_comm_hooks import count_reductions, fp8_allreduce_hook
-from colossal._src.booster.plugin.device_check import check_device
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Channel
 from colossal._src.interface import Boosted, Capabilities, ModelWrapper, Parts, check_equal_rounding

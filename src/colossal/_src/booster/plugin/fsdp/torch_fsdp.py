@@ -11,8 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import wrap_parts
-from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
-from colossal._src.booster.plugin.device_check import check_device
+from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_values
 from colossal._src.booster.plugin.fsdp.fsdp_options import parse_fsdp_options, reject_unsupported_options
 from colossal._src.booster.plugin.fsdp.fsdp_sharder import FSDPSharder

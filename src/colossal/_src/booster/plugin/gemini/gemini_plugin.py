@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from colossal._src.booster.mixed_precision import MixedPrecision
-from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
-from colossal._src.booster.plugin.device_check import check_device
+from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.dp_consistency import broadcast_buffers_before_forward
 from colossal._src.booster.plugin.gemini.gemini_options import GeminiOptions
 from colossal._src.checkpoint_io import ProcessGroupIO

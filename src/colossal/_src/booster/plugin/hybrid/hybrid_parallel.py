@@ -11,8 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from colossal._src.booster.mixed_precision import MixedPrecision
-from colossal._src.booster.plugin.data_parallel import DataParallelPlugin
-from colossal._src.booster.plugin.device_check import check_device
+from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.hybrid.hybrid_options import parse_hybrid_options
 from colossal._src.checkpoint_io import ProcessGroupIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh
