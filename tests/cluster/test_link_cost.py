@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 
 from colossal._src.cluster import LINK_OPS, LinkOrigin
-from colossal._src.cluster.link_cost import FORMAT, collective_cost_factors, link_cost_from_environment
-from colossal._src.cluster.link_cost import fit_axis, fit_link, typical
+from colossal._src.cluster.link_cost import (
+    FORMAT,
+    collective_cost_factors,
+    fit_axis,
+    fit_link,
+    link_cost_from_environment,
+    typical,
+)
 from colossal.cluster import AxisCost, Link, LinkCost, ParallelMesh, current_mesh
 from colossal.errors import ConfigError, MeshError
 from colossal.testing import fake_world, run_processes

@@ -156,7 +156,8 @@ def export_violations(root: Path) -> Iterator[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for line, source, name in names_taken(tree, package_of(path, root)):
             other = unit_of(source)
-            if other and other != unit_of(module) and name not in exported.get(source, ()):
+            taken = f"{source}.{name}" in exported or name in exported.get(source, ())
+            if other and other != unit_of(module) and not taken:
                 yield f"{path.relative_to(root)}:{line}: {name} of {source} is not in the `__all__` of its package"
 
 
@@ -190,7 +191,8 @@ def names_taken(tree: ast.AST, package: str) -> Iterator[tuple[int, str, str]]:
             source = absolute(node.module or "", node.level, package)
             yield from ((node.lineno, source, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from ((node.lineno, *alias.name.rpartition(".")[::2]) for alias in node.names)
+            for parent, _, name in (alias.name.rpartition(".") for alias in node.names):
+                yield node.lineno, parent, name
 
 
 # ------------------------------------------------------------------------------------------ cycles

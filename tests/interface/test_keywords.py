@@ -14,8 +14,7 @@ from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.booster.plugin.gemini.gemini_options import GeminiOptions
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.booster.plugin.zero_options import ZeroOptions
-from colossal._src.interface.keywords import Clipping
-from colossal._src.interface.keywords import FIELDS, REFUSED, Keywords, check_known, keywords_of
+from colossal._src.interface.keywords import FIELDS, REFUSED, Clipping, Keywords, check_known, keywords_of
 from colossal._src.zero import ZeroConfig
 from colossal._src.zero.gemini import GeminiConfig
 from colossal.booster.plugin import (

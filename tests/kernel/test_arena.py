@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import colossal
-from colossal._src.kernel import arena
+from colossal._src.kernel import memory
 from colossal.kernel import huge_zeros
 
 MIB = 1 << 20
@@ -98,7 +98,7 @@ def test_a_kernel_without_huge_pages_gives_small_ones(monkeypatch) -> None:
         def madvise(self, *_: object) -> None:
             raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(arena.mmap, "mmap", Pages)
+    monkeypatch.setattr(memory.mmap, "mmap", Pages)
     (tensor,) = huge_zeros([(1000,)])
     assert tensor.add_(1).sum() == 1000
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colossal._src import _native as native
-from colossal._src.kernel import copy, stream_copy
+from colossal._src.kernel import memory, stream_copy
 from colossal.errors import UnsupportedError
 
 ROOM = 70_000
@@ -32,7 +32,7 @@ def test_copies_these_bytes_and_no_others(length: int, source_at: int, target_at
 
 @needs_compiler
 def test_is_the_built_one_here() -> None:
-    assert copy._implementation() is not ctypes.memmove
+    assert memory._implementation() is not ctypes.memmove
 
 
 @needs_compiler
@@ -40,13 +40,13 @@ def test_is_an_ordinary_copy_where_nothing_can_be_built(monkeypatch) -> None:
     def refuse(_: str) -> ctypes.CDLL:
         raise UnsupportedError("no compiler")
 
-    monkeypatch.setattr(copy, "library", refuse)
-    copy._implementation.cache_clear()
+    monkeypatch.setattr(memory, "library", refuse)
+    memory._implementation.cache_clear()
     try:
         source, target = torch.arange(1000), torch.zeros(1000, dtype=torch.long)
         stream_copy(target.data_ptr(), source.data_ptr(), source.nbytes)
         assert torch.equal(source, target)
-        assert copy._implementation() is ctypes.memmove
+        assert memory._implementation() is ctypes.memmove
     finally:
-        copy._implementation.cache_clear()
+        memory._implementation.cache_clear()
     assert native.library("cpu/copy")

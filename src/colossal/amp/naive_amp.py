@@ -1,6 +1,6 @@
 """The documented constructors of loss scalers."""
 
-from colossal._src.amp.naive_amp import (
+from colossal._src.amp import (
     ConstantGradScaler,
     DynamicGradScaler,
 )

@@ -21,8 +21,7 @@ from colossal._src.cli.check import communication, compatibility, devices, kerne
 from colossal._src.cli.check.command import command
 from colossal._src.cli.check.kernels import Kernel
 from colossal._src.cli.check.rank import STEPS
-from colossal._src.cli.check.report import Report, Row, Section
-from colossal._src.cli.check.report import show, verdict
+from colossal._src.cli.check.report import Report, Row, Section, show, verdict
 from colossal._src.cli.check.versions import Package
 from colossal.cluster import AxisCost, Link, LinkCost
 

@@ -7,8 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optimizers import draw
 
-from colossal._src.nn.optimizer.factored import run_with_batched_sums
-from colossal._src.nn.optimizer.factored import divide_by_roots, factor_shapes, row_and_column_sums
+from colossal._src.nn.optimizer.factored import (
+    divide_by_roots,
+    factor_shapes,
+    row_and_column_sums,
+    run_with_batched_sums,
+)
 from colossal._src.nn.optimizer.galore import Projection
 from colossal.tensor import FlatLayout, Layout, Placement
 

@@ -7,11 +7,14 @@ from colossal._src.amp.fp8_linear import SIZE_MULTIPLE, FP8Linear, has_float8, h
 from colossal._src.amp.half_precision import cast_floats, cast_inputs_and_outputs, cast_model, castable_parameters
 from colossal._src.amp.loss_scaler import LossScaler, NoScaler
 from colossal._src.amp.master_weights import MasterParams, MasterWeights
+from colossal._src.amp.naive_amp import ConstantGradScaler, DynamicGradScaler
 
 __all__ = [
     "SIZE_MULTIPLE",
     "ApexScaler",
     "Autocast",
+    "ConstantGradScaler",
+    "DynamicGradScaler",
     "DynamicScaler",
     "FP8Linear",
     "LossScaler",

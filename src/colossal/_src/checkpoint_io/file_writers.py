@@ -13,8 +13,8 @@ import torch
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
 from colossal._src.checkpoint_io.content import BlockWrite, Entry, assign_blocks
 from colossal._src.checkpoint_io.destination import Destination
-from colossal._src.checkpoint_io.header import CODES, Header, bytes_of, digest_of, write_block
-from colossal._src.checkpoint_io.index_file import listing
+from colossal._src.checkpoint_io.directory import listing
+from colossal._src.checkpoint_io.safetensors_file import CODES, Header, bytes_of, digest_of, write_block
 from colossal._src.checkpoint_io.source import write_torch
 from colossal._src.checkpoint_io.staging import cannot_write, sync
 from colossal._src.checkpoint_io.threads import map_in_threads

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from colossal._src.checkpoint_io.index_file import ADAPTER_CONFIG
+from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG
 from colossal._src.interface import active_adapter, base_model_of, full_spec_of
 from colossal.errors import CheckpointError
 

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from colossal._src.checkpoint_io.content import Content, Entry, ParameterContent
-from colossal._src.checkpoint_io.index_file import listing
+from colossal._src.checkpoint_io.directory import listing
 from colossal._src.checkpoint_io.plain_data import as_mapping, extract_tensors, insert_tensors
 from colossal._src.checkpoint_io.source import Item, Source, in_memory
 from colossal._src.checkpoint_io.threads import map_in_threads

@@ -10,8 +10,8 @@ from typing import IO, Any, Self, cast, final
 
 import torch
 
-from colossal._src.checkpoint_io.header import SafeFile
-from colossal._src.checkpoint_io.index_file import CheckpointIndexFile, FileNames, find_checkpoint, listing
+from colossal._src.checkpoint_io.directory import CheckpointIndexFile, FileNames, find_checkpoint, listing
+from colossal._src.checkpoint_io.safetensors_file import SafeFile
 from colossal._src.checkpoint_io.threads import map_in_threads
 from colossal._src.tensor import Region
 from colossal.errors import CheckpointError

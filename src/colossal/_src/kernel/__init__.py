@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colossal._src.kernel.adam import AdamStep, AdamTensors, adam_step
-    from colossal._src.kernel.arena import huge_zeros, stream_copy
+    from colossal._src.kernel.memory import huge_zeros, stream_copy
 
 _MODULE_OF = {
     "AdamStep": "colossal._src.kernel.adam",
     "AdamTensors": "colossal._src.kernel.adam",
     "adam_step": "colossal._src.kernel.adam",
-    "huge_zeros": "colossal._src.kernel.arena",
-    "stream_copy": "colossal._src.kernel.arena",
+    "huge_zeros": "colossal._src.kernel.memory",
+    "stream_copy": "colossal._src.kernel.memory",
 }
 
 

@@ -2,15 +2,9 @@
 
 from colossal._src.pipeline.execution_sequence import ExecutionSequence, is_sequence
 from colossal._src.pipeline.executor import PipelineExecutor
+from colossal._src.pipeline.layer_costs import count_layer_parameters, measure_layer_times
 from colossal._src.pipeline.microbatch import Microbatching, join, map_tensors, split, tensors_in
-from colossal._src.pipeline.partition import (
-    count_layer_parameters,
-    measure_layer_times,
-    partition_balanced,
-    partition_by_counts,
-    partition_uniform,
-    stage_of_layer,
-)
+from colossal._src.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
 from colossal._src.pipeline.placeholders import StageBoundary
 from colossal._src.pipeline.schedule import (
     SCHEDULES,

@@ -23,7 +23,7 @@ from colossal._src.tensor.parallel_plan import (
     find_modules,
     unwrap_adapters,
 )
-from colossal._src.tensor.param_data import move_module, parameter_names, set_data, strip_compile_prefix
+from colossal._src.tensor.parameters import move_module, parameter_names, set_data, strip_compile_prefix
 from colossal._src.tensor.placement import Placement, backing_shard, copy_placement, set_backing_shard, set_placement
 from colossal._src.tensor.region import Region, RegionLayout
 from colossal._src.tensor.relayout import relayout

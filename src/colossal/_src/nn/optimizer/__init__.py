@@ -7,12 +7,12 @@ DTensors, or the ranges into which ZeRO partitions them: updates are the same.
 from colossal._src.nn.optimizer.adafactor import Adafactor, DistributedAdaFactor
 from colossal._src.nn.optimizer.adam import CPUAdam, FusedAdam, HybridAdam
 from colossal._src.nn.optimizer.came import CAME, DistributedCAME
-from colossal._src.nn.optimizer.distributed_setup import cast_to_distributed
 from colossal._src.nn.optimizer.galore import DistGaloreAwamW, GaLoreAdamW, GaLoreAdamW8bit
 from colossal._src.nn.optimizer.galore_param_groups import get_galore_param_groups
 from colossal._src.nn.optimizer.lamb import DistributedLamb, FusedLAMB, Lamb
 from colossal._src.nn.optimizer.lars import Lars
 from colossal._src.nn.optimizer.sgd import FusedSGD
+from colossal._src.nn.optimizer.to_distributed import cast_to_distributed
 
 DistGaloreAdamW = DistGaloreAwamW
 

@@ -8,12 +8,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.optim import Optimizer
 
-from colossal._src.nn.optimizer.adafactor import Adafactor, DistributedAdaFactor
-from colossal._src.nn.optimizer.came import CAME, DistributedCAME
-from colossal._src.nn.optimizer.galore import DistGaloreAwamW, GaLoreAdamW, GaLoreAdamW8bit
-from colossal._src.nn.optimizer.lamb import DistributedLamb, Lamb
 from colossal._src.nn.optimizer.param_shard import ShardAwareOptimizer
 from colossal._src.tensor import FlatLayout, Placement, placement_of, set_placement
 from colossal.errors import ConfigError, ShapeError, UnsupportedError
@@ -116,35 +111,3 @@ def _placement(param: torch.Tensor, work: torch.Tensor, group: dist.ProcessGroup
     ends = [min(numel, i * param.numel()) for i in range(size + 1)]
     flat = FlatLayout(full.local_shape, tuple(dist.get_process_group_ranks(group)), tuple(pairwise(ends)))
     return full.flattened(flat, group, work.device.type)
-
-
-_DISTRIBUTED_CLASSES: dict[type[Optimizer], Any] = {
-    Adafactor: DistributedAdaFactor,
-    CAME: DistributedCAME,
-    GaLoreAdamW: DistGaloreAwamW,
-    GaLoreAdamW8bit: DistGaloreAwamW,
-    Lamb: DistributedLamb,
-}
-
-
-def cast_to_distributed(optim: Optimizer) -> Optimizer:
-    """Convert an optimizer to its distributed counterpart, which has `setup_distributed`.
-
-    Args:
-        optim: Any optimizer.
-
-    Returns:
-        The counterpart, with the same groups and state, so that existing schedulers drive it; `optim` itself if it has
-        none.
-
-    Example:
-        >>> import torch
-        >>> from colossal.nn.optimizer import Lamb, cast_to_distributed
-        >>> type(cast_to_distributed(Lamb([torch.nn.Parameter(torch.ones(2))]))).__name__
-        'DistributedLamb'
-    """
-    if type(optim) not in _DISTRIBUTED_CLASSES:
-        return optim
-    distributed = _DISTRIBUTED_CLASSES[type(optim)](optim.param_groups, **optim.defaults)
-    distributed.state.update(optim.state)
-    return distributed

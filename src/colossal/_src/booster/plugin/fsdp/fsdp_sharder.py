@@ -9,14 +9,6 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from colossal._src.booster.plugin.dp_consistency import (
-    ScalarGradAverager,
-    broadcast_buffers_before_forward,
-    check_equal_digests,
-    check_same_lazy_tensors,
-    digest_of,
-    persistent_buffers,
-)
 from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_model, find_ignored, unit_dtypes
 from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
     check_on_dtensors,
@@ -25,6 +17,14 @@ from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
     state_by_name,
 )
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
+from colossal._src.booster.plugin.replica_sync import (
+    ScalarGradAverager,
+    broadcast_buffers_before_forward,
+    check_equal_digests,
+    check_same_lazy_tensors,
+    digest_of,
+    persistent_buffers,
+)
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, count_collective, reduce_scatter_fp8

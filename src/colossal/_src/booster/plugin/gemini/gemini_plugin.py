@@ -8,8 +8,8 @@ import torch
 
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
-from colossal._src.booster.plugin.dp_consistency import broadcast_buffers_before_forward
 from colossal._src.booster.plugin.gemini.gemini_options import GeminiOptions
+from colossal._src.booster.plugin.replica_sync import broadcast_buffers_before_forward
 from colossal._src.checkpoint_io import ProcessGroupIO
 from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh, current_mesh
 from colossal._src.interface import Boosted, Capabilities, Keywords, Parts, keywords_of, reduce_in_each_pass

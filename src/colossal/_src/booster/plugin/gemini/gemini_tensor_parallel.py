@@ -5,8 +5,8 @@ from dataclasses import replace
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal._src.booster.plugin.dp_consistency import broadcast_initial_values
 from colossal._src.booster.plugin.hybrid.stage_sharding import mark_replicas, rebind_param_groups
+from colossal._src.booster.plugin.replica_sync import broadcast_initial_values
 from colossal._src.cluster import ParallelMesh
 from colossal._src.pipeline import Stage
 from colossal._src.shardformer import ShardConfig, ShardFormer

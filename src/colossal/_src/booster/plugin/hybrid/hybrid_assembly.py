@@ -23,7 +23,6 @@ from colossal._src.amp import (
     cast_model,
     castable_parameters,
 )
-from colossal._src.booster.plugin.dp_consistency import broadcast_buffers_before_forward, broadcast_initial_values
 from colossal._src.booster.plugin.hybrid.batch_executor import BatchExecutor
 from colossal._src.booster.plugin.hybrid.full_training_spec import FullTrainingSpec
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
@@ -36,6 +35,7 @@ from colossal._src.booster.plugin.hybrid.stage_sharding import (
     set_placements,
     shard_stages,
 )
+from colossal._src.booster.plugin.replica_sync import broadcast_buffers_before_forward, broadcast_initial_values
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
 from colossal._src.interface import (

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from colossal._src.amp import DynamicScaler, ScalerConfig, cast_inputs_and_outputs, cast_model
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
-from colossal._src.booster.plugin.dp_consistency import broadcast_buffers_before_forward
+from colossal._src.booster.plugin.replica_sync import broadcast_buffers_before_forward
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.booster.plugin.zero_options import ZeroOptions
 from colossal._src.cluster import ParallelMesh, current_mesh
