@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path, PurePath
 
-PACKAGE = PurePath("src/colossal")
+PACKAGE = PurePath("src/colossal/_src")
 
 
 def covered(files: dict[str, dict[str, dict[str, int]]]) -> dict[str, tuple[int, int]]:
@@ -16,8 +16,9 @@ def covered(files: dict[str, dict[str, dict[str, int]]]) -> dict[str, tuple[int,
     ran: Counter[str] = Counter()
     lines: Counter[str] = Counter()
     for name, found in files.items():
-        inside = PurePath(name).relative_to(PACKAGE)
-        for key in (inside.parts[0] if len(inside.parts) > 1 else "top level", "colossal"):
+        path = PurePath(name)
+        parts = path.relative_to(PACKAGE).parts if path.is_relative_to(PACKAGE) else ()
+        for key in (parts[0] if len(parts) > 1 else "top level", "colossal"):
             ran[key] += found["summary"]["covered_lines"]
             lines[key] += found["summary"]["num_statements"]
     return {key: (ran[key], lines[key]) for key in sorted(lines, key=lambda key: (key == "colossal", key))}

@@ -88,7 +88,7 @@ def communication_in(source: str) -> list[tuple[int, str]]:
 
 def violations(root: Path) -> Iterator[str]:
     for path in sorted(root.rglob("*.py")):
-        unit = path.relative_to(root).parts[0].removesuffix(".py")
+        unit = next(part for part in path.relative_to(root).parts if part != "_src").removesuffix(".py")
         for line, name in communication_in(path.read_text(encoding="utf-8")) if unit not in ALLOWED else ():
             yield f"{path.relative_to(root)}:{line}: {name} belongs into colossal.comm"
 

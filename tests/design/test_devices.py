@@ -117,7 +117,7 @@ def found_in(
     """What is not allowed, and what was allowed and is there."""
     problems, used = [], set()
     for path in sorted(root.rglob("*.py")):
-        name = str(path.relative_to(root))
+        name = path.relative_to(root).as_posix().removeprefix("_src/")
         if name == HOME:
             continue
         source = path.read_text(encoding="utf-8")

@@ -161,6 +161,22 @@ def export_violations(root: Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)}:{line}: {name} of {source} is not in the `__all__` of its package"
 
 
+def definition_violations(root: Path) -> Iterator[str]:
+    """A public module defines nothing, and a package loads nothing lazily that is called like a module of it."""
+    for path in sorted(root.rglob("*.py")):
+        module, tree = module_of(path, root), ast.parse(path.read_text(encoding="utf-8"))
+        if module != "colossal" and SOURCE not in module and module.rpartition(".")[2] not in IN_PLACE:
+            yield from (f"{path.relative_to(root)} defines {name}: move it to _src" for name in defined(tree))
+        if "__getattr__" in map(function_name, tree.body):
+            taken = {name for _, _, name in names_taken(ast.Module([*filter(is_type_checking, tree.body)], []), "")}
+            both = taken & {each.stem for each in path.parent.glob("*.py")}
+            yield from (f"{path.relative_to(root)}: after the import of {name}.py the module hides it" for name in both)
+
+
+def function_name(node: ast.AST) -> str:
+    return node.name if isinstance(node, ast.FunctionDef) else ""
+
+
 def exports_of(root: Path) -> dict[str, set[str]]:
     """What each package of the implementation exports, and each module that is a package of its own."""
     exports: dict[str, set[str]] = {}
@@ -272,6 +288,11 @@ def test_packages_use_of_each_other_what_they_export(library: Path) -> None:
     assert not violations, "\n".join(violations)
 
 
+def test_public_modules_define_nothing_and_hide_nothing(library: Path) -> None:
+    violations = list(definition_violations(library))
+    assert not violations, "\n".join(violations)
+
+
 def test_no_modules_and_no_folders_import_each_other_in_a_circle(library: Path) -> None:
     files = file_graph(library)
     assert len(files) > 250
@@ -316,26 +337,29 @@ def tree_of(root: Path, files: dict[str, str]) -> Path:
 
 
 UPWARD = {
-    "absolute": ("errors.py", "import colossal.booster.plugin\n"),
-    "from": ("comm/ops.py", "from colossal.zero import thing\n"),
-    "from the top": ("comm/ops.py", "from colossal import zero\n"),
-    "relative": ("comm/ops.py", "from ..zero import thing\n"),
-    "relative, two deep": ("nn/layer/linear.py", "from ...booster import thing\n"),
-    "relative package": ("comm/ops.py", "from .. import zero\n"),
-    "in a package's door": ("comm/__init__.py", "from ..zero import thing\n"),
-    "inside a function": ("comm/ops.py", "def f():\n    from colossal.zero import thing\n"),
-    "for type checkers": ("comm/ops.py", "if TYPE_CHECKING:\n    from colossal.zero import thing\n"),
-    "importlib": ("comm/ops.py", "import importlib\nimportlib.import_module('colossal.zero')\n"),
-    "import_module": ("comm/ops.py", "from importlib import import_module\nimport_module('colossal._src.zero.x')\n"),
-    "relative import_module": ("comm/ops.py", "import_module('..zero', 'colossal.comm')\n"),
-    "relative import_module, own package": ("comm/ops.py", "import_module('..zero', __package__)\n"),
-    "dunder import": ("comm/ops.py", "__import__('colossal.zero')\n"),
-    "lazy table": ("comm/__init__.py", "HOMES = {'x': 'colossal.zero'}\nimport_module(HOMES['x'])\n"),
-    "sibling on floor 6": ("zero/low_level.py", "from colossal.pipeline import thing\n"),
-    "sibling on floor 8": ("cli/main.py", "from colossal.legacy import thing\n"),
-    "testing": ("booster/booster.py", "from colossal.testing import worlds\n"),
-    "front door": ("booster/booster.py", "from colossal import launch\n"),
-    "bare package": ("booster/booster.py", "import colossal\n"),
+    "absolute": ("errors.py", "import colossal._src.booster.plugin\n"),
+    "from": ("_src/comm/ops.py", "from colossal._src.zero import thing\n"),
+    "from the top": ("_src/comm/ops.py", "from colossal._src import zero\n"),
+    "relative": ("_src/comm/ops.py", "from ..zero import thing\n"),
+    "relative, two deep": ("_src/nn/layer/linear.py", "from ...booster import thing\n"),
+    "relative package": ("_src/comm/ops.py", "from .. import zero\n"),
+    "in a package's door": ("_src/comm/__init__.py", "from ..zero import thing\n"),
+    "inside a function": ("_src/comm/ops.py", "def f():\n    from colossal._src.zero import thing\n"),
+    "for type checkers": ("_src/comm/ops.py", "if TYPE_CHECKING:\n    from colossal._src.zero import thing\n"),
+    "importlib": ("_src/comm/ops.py", "import importlib\nimportlib.import_module('colossal._src.zero')\n"),
+    "import_module": (
+        "_src/comm/ops.py",
+        "from importlib import *\nimport_module('colossal._src.zero.x')\n",
+    ),
+    "relative import_module": ("_src/comm/ops.py", "import_module('..zero', 'colossal._src.comm')\n"),
+    "relative import_module, own package": ("_src/comm/ops.py", "import_module('..zero', __package__)\n"),
+    "dunder import": ("_src/comm/ops.py", "__import__('colossal._src.zero')\n"),
+    "lazy table": ("_src/comm/__init__.py", "HOMES = {'x': 'colossal._src.zero'}\nimport_module(HOMES['x'])\n"),
+    "sibling on floor 6": ("_src/zero/low_level.py", "from colossal._src.pipeline import thing\n"),
+    "sibling on floor 8": ("_src/cli/main.py", "from colossal._src.legacy import thing\n"),
+    "testing": ("_src/booster/booster.py", "from colossal._src.testing import worlds\n"),
+    "front door": ("_src/booster/booster.py", "from colossal import launch\n"),
+    "bare package": ("_src/booster/booster.py", "import colossal\n"),
 }
 
 
@@ -347,14 +371,17 @@ def test_finds_an_import_that_does_not_go_down(case: str, tmp_path: Path) -> Non
 
 
 DOWNWARD = {
-    "lower floor": ("zero/low_level.py", "from colossal.comm import ops\nfrom ..tensor import layout\n"),
-    "own package": ("zero/low_level.py", "from .gemini import x\nfrom . import nvme\nfrom colossal.zero import y\n"),
+    "lower floor": ("_src/zero/low_level.py", "from colossal._src.comm import ops\nfrom ..tensor import layout\n"),
+    "own package": (
+        "_src/zero/low_level.py",
+        "from .gemini import x\nfrom . import y\nimport colossal._src.zero\n",
+    ),
     "sibling on another floor": (
-        "amp/dynamic_scaler.py",
-        "from colossal.nn import x\nfrom colossal.interface import y\n",
+        "_src/amp/dynamic_scaler.py",
+        "from colossal._src.nn import x\nfrom colossal._src.interface import y\n",
     ),
     "other libraries": ("errors.py", "import os.path\nimport torch\nimport colossalai.zero\n"),
-    "testing imports anything": ("testing/worlds.py", "from colossal.booster import x\nimport colossal\n"),
+    "testing imports anything": ("_src/testing/worlds.py", "from colossal.booster import x\nimport colossal\n"),
     "words that look like imports": ("errors.py", '"""See colossal.booster."""\nname = "colossal.booster"\n'),
 }
 
@@ -365,7 +392,7 @@ def test_lets_an_import_go_down(case: str, tmp_path: Path) -> None:
     assert not list(unit_violations(tree_of(tmp_path, {name: source})))
 
 
-@pytest.mark.parametrize("name", ["utils.py", "helpers/__init__.py", "__main__.py"])
+@pytest.mark.parametrize("name", ["_src/utils.py", "_src/helpers/__init__.py", "_src/__main__.py"])
 def test_finds_a_module_without_a_floor(name: str, tmp_path: Path) -> None:
     [violation] = unit_violations(tree_of(tmp_path, {name: ""}))
     assert "has no floor" in violation
@@ -395,3 +422,72 @@ def test_lets_the_front_door_be_lazy(tmp_path: Path) -> None:
         "def __getattr__(name):\n    return getattr(importlib.import_module(HOMES[name]), name)\n"
     )
     assert not list(front_door_violations(tree_of(tmp_path, {"__init__.py": source})))
+
+
+PACKAGE = '__all__ = ["given"]\nfrom colossal._src.comm.ops import given, kept\n'
+TAKEN = {
+    "a name that is not exported": ("_src/zero/low_level.py", "from colossal._src.comm import kept\n"),
+    "a module's name": ("_src/zero/low_level.py", "from colossal._src.comm.ops import given\n"),
+    "a module": ("_src/zero/low_level.py", "import colossal._src.comm.ops\n"),
+    "a module, by its package": ("_src/zero/low_level.py", "from colossal._src.comm import ops\n"),
+    "in a public module": ("zero.py", "from colossal._src.comm import kept\n"),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_finds_a_name_that_is_not_exported(case: str, tmp_path: Path) -> None:
+    name, source = TAKEN[case]
+    files = {"_src/comm/__init__.py": PACKAGE, "_src/comm/ops.py": "", "_src/zero/__init__.py": "", name: source}
+    [violation] = export_violations(tree_of(tmp_path, files))
+    assert violation.startswith(f"{name}:1: ")
+
+
+def test_lets_packages_take_what_is_exported(tmp_path: Path) -> None:
+    source = "from colossal._src.comm import given\nfrom colossal._src import comm\nfrom colossal.errors import E\n"
+    files = {
+        "_src/comm/__init__.py": PACKAGE,
+        "_src/comm/ops.py": "",
+        "errors.py": "class E: ...",
+        "_src/zero.py": source,
+    }
+    assert not list(export_violations(tree_of(tmp_path, files)))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("zero.py", "def helper(): ...\n"),
+        ("_src/zero/__init__.py", "if TYPE_CHECKING:\n    from .wrap import wrap\ndef __getattr__(name): ...\n"),
+    ],
+)
+def test_finds_what_a_public_module_defines_and_a_module_hides(name: str, source: str, tmp_path: Path) -> None:
+    [violation] = definition_violations(tree_of(tmp_path, {"_src/zero/wrap.py": "", name: source}))
+    assert violation.startswith(name)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        {"a/one": "a.two", "a/two": "a.one"},
+        {"a/one": "a.two", "a/two": "a.three", "a/three": "a.one"},
+        {"a/one": "b", "b/two": "a.one"},  # b passes on what b.two defines
+    ],
+)
+def test_finds_modules_in_a_circle(imports: dict[str, str], tmp_path: Path) -> None:
+    files = {"_src/b/__init__.py": "from colossal._src.b.two import x\n"}
+    for name, source in imports.items():
+        files[f"_src/{name}.py"] = f"def f():\n    from colossal._src.{source} import x\n"
+    graph = file_graph(tree_of(tmp_path, files))
+    assert len(cycle_in(graph)) > 2
+
+
+def test_finds_folders_in_a_circle_of_modules_that_are_none(tmp_path: Path) -> None:
+    files = {
+        "_src/a/one.py": "from colossal._src.b.two import x\n",
+        "_src/a/other.py": "",
+        "_src/b/two.py": "",
+        "_src/b/three.py": "from colossal._src.a.other import x\n",
+    }
+    graph = file_graph(tree_of(tmp_path, files))
+    assert not cycle_in(graph)
+    assert set(cycle_in(folder_graph(graph))) == {"colossal._src.a", "colossal._src.b"}

@@ -116,7 +116,7 @@ def test_reads_names_without_importing(tmp_path: Path) -> None:
     assert snapshot_of(tmp_path) == [
         "colossal.errors: Bad",
         "colossal.errors: go",
-        "colossal._src.zero.open: y",
+        "colossal.zero.open: y",
         "colossal.zero: x",
         "colossal: a",
         "colossal: b",

@@ -57,9 +57,11 @@ class NearestTests:
     @cached_property
     def _folders(self) -> list[Path]:
         """The folders, or files, of the tests of the modules and packages in which something changed."""
-        sources = (self.root / "src" / "colossal", self.root / "doctest")
+        sources = (self.root / "src/colossal/_src", self.root / "src/colossal", self.root / "doctest")
         parts = [
-            path.relative_to(source).parts[0] for source in sources for path in self.changed if source in path.parents
+            next(path.relative_to(source).parts[0] for source in sources if source in path.parents)
+            for path in self.changed
+            if any(source in path.parents for source in sources)
         ]
         return [self.root / "tests" / part.removesuffix(".py") for part in parts]
 

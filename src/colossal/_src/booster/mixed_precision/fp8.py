@@ -18,8 +18,8 @@ class FP8MixedPrecision(AutocastMixedPrecision):
 
     Inputs and weights are rounded to `torch.float8_e4m3fn`, gradients to `torch.float8_e5m2`, each tensor relative to
     its own largest element. Parameters, optimizer state and the update stay in float32, as in bf16 by autocast. The
-    layers are `torch.nn.Linear` modules of the model that become `colossal._src.amp.FP8Linear` in place: names and state
-    dicts do not change. Subclasses of `torch.nn.Linear` are not changed.
+    layers are `torch.nn.Linear` modules of the model that become `FP8Linear` in place: names and state dicts do not
+    change. Subclasses of `torch.nn.Linear` are not changed.
 
     On GPUs of compute capability 8.9 and above (Ada, Hopper and later) their 8-bit units compute. Elsewhere the
     numbers are the same and the time is not: products of rounded tensors in float32. A line of the log says so.

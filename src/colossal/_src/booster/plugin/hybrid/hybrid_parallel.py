@@ -335,7 +335,7 @@ class HybridParallelPlugin(DataParallelPlugin):
             precision: That of the Booster, if the plugin has none of its own.
 
         Returns:
-            The assembly of `colossal._src.booster.plugin.hybrid.hybrid_assembly`, which is no part of the documented API.
+            The assembly of `hybrid_assembly.py`, which is no part of the documented API.
 
         Raises:
             MeshError: No process group is initialized, or the sizes do not fit its world size.
