@@ -13,19 +13,7 @@ from colossal.errors import UnsupportedError
 
 @final
 class ApexScaler(LossScaler):
-    """Lets apex scale the loss, unscale the gradients after each backward pass, and skip steps.
-
-    Args:
-        amp: The module ``apex.amp``, after ``initialize``.
-
-    Example:
-        >>> from colossal._src.amp import ApexScaler
-        >>> class Amp:
-        ...     def state_dict():
-        ...         return {"loss_scaler0": {"loss_scale": 65536.0, "unskipped": 3}}
-        >>> ApexScaler(Amp).scale_value
-        65536.0
-    """
+    """Lets apex scale the loss, unscale the gradients after each backward pass, and skip steps."""
 
     def __init__(self, amp: Any) -> None:
         self._amp = amp
@@ -49,26 +37,11 @@ class ApexScaler(LossScaler):
         return self._skipped
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Multiply a loss by the scale.
-
-        Args:
-            loss: Any shape.
-
-        Returns:
-            The scaled loss; same shape, in float32 as in apex.
-        """
+        """Multiply a loss by the scale."""
         return loss.float() * self.scale_value
 
     def scaled_loss(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> AbstractContextManager[torch.Tensor]:
-        """Open ``apex.amp.scale_loss``, which unscales the gradients when it is closed.
-
-        Args:
-            loss: A scalar.
-            optimizer: Holds the parameters that receive gradients.
-
-        Returns:
-            A new context manager that yields the scaled loss.
-        """
+        """Open ``apex.amp.scale_loss``, which unscales the gradients when it is closed."""
         return self._scaled_loss(loss, optimizer)
 
     @contextmanager
@@ -80,27 +53,10 @@ class ApexScaler(LossScaler):
             self._skipped_optimizer = optimizer
 
     def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
-        """Do nothing: gradients are unscaled as soon as their backward pass ends.
-
-        Args:
-            optimizer: Left as it is.
-            peers: None: apex supports no other ranks.
-        """
+        """Do nothing: gradients are unscaled as soon as their backward pass ends."""
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step an optimizer; after an overflow apex makes that step do nothing.
-
-        Args:
-            optimizer: The optimizer.
-            *args: None: apex takes no closure.
-            **kwargs: None, as above.
-
-        Returns:
-            What the optimizer's own step returns, or None for a step that was skipped.
-
-        Raises:
-            UnsupportedError: There is a closure.
-        """
+        """Step an optimizer; after an overflow apex makes that step do nothing."""
         if args or kwargs:
             raise UnsupportedError(
                 "A step under apex uses gradients that are there already. Found a closure, which computes new ones. "
@@ -119,19 +75,11 @@ class ApexScaler(LossScaler):
             self._skipped_optimizer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect the scale and the number of steps since it last moved.
-
-        Returns:
-            Plain numbers under the names that `torch.amp.GradScaler` gives them.
-        """
+        """Collect the scale and the number of steps since it last moved."""
         return {"scale": self.scale_value, "_growth_tracker": self._state["unskipped"]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state, which may be that of another precision.
-
-        Args:
-            state: What `state_dict` returned. An empty one, from a run without loss scaling, changes nothing.
-        """
+        """Continue from a state, which may be that of another precision."""
         if state:
             content = {"loss_scale": float(state["scale"]), "unskipped": int(state.get("_growth_tracker", 0))}
             self._amp.load_state_dict({"loss_scaler0": content})

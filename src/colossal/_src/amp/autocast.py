@@ -15,25 +15,10 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 @final
 @dataclass(frozen=True)
 class Autocast:
-    """Opens `torch.autocast` contexts of one device type and one dtype.
+    """Opens `torch.autocast` contexts of one device type and one dtype."""
 
-    Args:
-        device_type: ``"cpu"`` or ``"cuda"``.
-        dtype: ``torch.float16`` or ``torch.bfloat16``: what matrix products and convolutions run in.
-
-    Raises:
-        ConfigError: The dtype is not a half precision.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.amp import Autocast
-        >>> with Autocast("cpu", torch.bfloat16).context():
-        ...     print((torch.ones(2, 2) @ torch.ones(2, 2)).dtype)
-        torch.bfloat16
-    """
-
-    device_type: str
-    dtype: torch.dtype
+    device_type: str  # ``"cpu"`` or ``"cuda"``
+    dtype: torch.dtype  # ``torch.float16`` or ``torch.bfloat16``: what matrix products and convolutions run in
 
     def __post_init__(self) -> None:
         if self.dtype not in HALF_DTYPES:
@@ -43,11 +28,7 @@ class Autocast:
             )
 
     def context(self) -> torch.autocast:
-        """Open autocast.
-
-        Returns:
-            A new context manager; operations inside of it run in the dtype that torch chooses for each.
-        """
+        """Open autocast."""
         return torch.autocast(self.device_type, self.dtype)
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,12 +36,6 @@ class Autocast:
 
         A criterion is wrapped so that cross-entropy of half-precision logits is computed in float32, as autocast's
         own table demands; outside of autocast it would be computed in half precision.
-
-        Args:
-            function: Any callable, such as a criterion.
-
-        Returns:
-            The wrapped callable, with the name and documentation of the original.
         """
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:

@@ -25,33 +25,16 @@ _MIN_NORMAL = 2.0**-126
 @final
 @dataclass(frozen=True)
 class ScalerConfig:
-    """The rule by which the loss scale changes.
+    """The rule by which the loss scale changes."""
 
-    Args:
-        init_scale: First scale; greater than 0.
-        growth_factor: Factor after `growth_interval` steps in a row without an overflow; greater than 1.
-        backoff_factor: Factor after a step that overflowed; between 0 and 1.
-        growth_interval: Number of steps without an overflow after which the scale grows; at least 1.
-        min_scale: The scale does not fall below it; no limit by default.
-        max_scale: The scale does not grow above it; no limit by default.
-        hysteresis: Number of overflows since the scale last grew that it takes until it falls; at least 1. Later ones
-            lower it at once.
-
-    Raises:
-        ConfigError: A value is outside its range.
-
-    Example:
-        >>> from colossal._src.amp import ScalerConfig
-        >>> ScalerConfig(init_scale=1024.0).backoff_factor
-        0.5
-    """
-
-    init_scale: float = 2.0**16
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    growth_interval: int = 2000
-    min_scale: float | None = None
-    max_scale: float | None = None
+    init_scale: float = 2.0**16  # first scale; greater than 0
+    growth_factor: float = 2.0  # factor after `growth_interval` steps in a row without an overflow; greater than 1
+    backoff_factor: float = 0.5  # factor after a step that overflowed; between 0 and 1
+    growth_interval: int = 2000  # number of steps without an overflow after which the scale grows; at least 1
+    min_scale: float | None = None  # the scale does not fall below it; no limit by default
+    max_scale: float | None = None  # the scale does not grow above it; no limit by default
+    # Number of overflows since the scale last grew that it takes until it falls; at least 1. Later ones lower it at
+    # once.
     hysteresis: int = 1
 
     def __post_init__(self) -> None:
@@ -87,26 +70,6 @@ class DynamicScaler(LossScaler):
     skips the step on all ranks: each rank checks its local shards of the gradients, and they agree over the groups that
     parameters are sharded over. Data parallelism needs no such group, for an average with an infinite term is infinite
     on all ranks.
-
-    Args:
-        config: The rule by which the scale changes.
-        device_type: ``"cpu"`` or ``"cuda"``: where the gradients are.
-        verbose: Log when the scale grows, on rank 0; steps that are skipped are logged in any case.
-        unscale_fp16_grads: Unscale gradients in float16 too, where those that the scale has saved underflow again, and
-            log a warning; otherwise they are rejected.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.amp import DynamicScaler, ScalerConfig
-        >>> scaler = DynamicScaler(ScalerConfig(init_scale=8.0), device_type="cpu")
-        >>> scaler.scale(torch.tensor(1.0)).item()
-        8.0
-        >>> weight = torch.nn.Parameter(torch.ones(1))
-        >>> optimizer = torch.optim.SGD([weight], lr=1.0)
-        >>> weight.grad = torch.tensor([float("inf")])
-        >>> scaler.step(optimizer)
-        >>> scaler.skipped, scaler.scale_value, weight.item()
-        (True, 4.0, 1.0)
     """
 
     def __init__(
@@ -144,17 +107,7 @@ class DynamicScaler(LossScaler):
         return self._skipped
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Multiply a loss by the scale.
-
-        Args:
-            loss: Any shape.
-
-        Returns:
-            The scaled loss; same shape.
-
-        Raises:
-            ConfigError: The gradients at hand are unscaled already; scaled ones would be added to them.
-        """
+        """Multiply a loss by the scale."""
         if self._overflow is not None:
             raise ConfigError(
                 "A backward pass under loss scaling must come before the gradients are unscaled. Found gradients that "
@@ -164,14 +117,6 @@ class DynamicScaler(LossScaler):
 
     def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
         """Divide the gradients by the scale, once for each step however often it is called.
-
-        Args:
-            optimizer: Holds the parameters whose gradients are divided.
-            peers: Groups of ranks that have other parameters of the model; they too skip the step if one overflows.
-
-        Raises:
-            ConfigError: A gradient is in float16, where dividing would lose what the scale has saved; unless that was
-                asked for.
 
         Communication: all_reduce, the axes that shard or replicate a parameter and `peers`, 4 bytes each.
         """
@@ -199,14 +144,7 @@ class DynamicScaler(LossScaler):
         return found
 
     def overflow_from_norm(self, norm: torch.Tensor) -> float | None:
-        """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass.
-
-        Args:
-            norm: Of all gradients together; the same on all ranks.
-
-        Returns:
-            The scale; None if the gradients are unscaled already.
-        """
+        """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass."""
         if self._overflow is not None:
             return None
         self._overflow = (~norm.isfinite()).float()
@@ -214,18 +152,6 @@ class DynamicScaler(LossScaler):
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, div_scale: float | None = None, **kwargs: Any) -> Any:
         """Step an optimizer unless a gradient is infinite or NaN; then move the scale.
-
-        Args:
-            optimizer: The optimizer.
-            *args: None: a closure would compute gradients that are never unscaled.
-            div_scale: What the optimizer divides gradients by, after `overflow_from_norm`.
-            **kwargs: None, as above.
-
-        Returns:
-            What the optimizer's own step returns, or None for a step that was skipped.
-
-        Raises:
-            UnsupportedError: There is a closure.
 
         Communication: as in `unscale`, if the gradients are still scaled.
         """
@@ -280,11 +206,7 @@ class DynamicScaler(LossScaler):
             self._scale = min(max(scale, low), high)
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect the scale, its rule and the number of steps since the last overflow.
-
-        Returns:
-            Plain numbers; what `torch.amp.GradScaler` has too is under the name that it has there.
-        """
+        """Collect the scale, its rule and the number of steps since the last overflow."""
         return {
             "scale": self._scale,
             "growth_factor": self._rule.growth_factor,
@@ -299,13 +221,6 @@ class DynamicScaler(LossScaler):
 
         Scale, counters, factors and growth interval are taken over. Limits and hysteresis stay those of this scaler,
         and the scale is moved between the limits.
-
-        Args:
-            state: What `state_dict` returned, here or of `torch.amp.GradScaler`. An empty one, from a run without
-                loss scaling, changes nothing.
-
-        Raises:
-            CheckpointError: The state is that of something else.
         """
         if not state:
             return

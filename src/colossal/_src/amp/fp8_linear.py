@@ -98,33 +98,10 @@ class FP8Linear(nn.Linear):
     The weight stays in the type that it has, usually float32, and is rounded anew in each pass. Under autocast the
     output is in autocast's type, else in that of the input. On a GPU that has 8-bit units they compute; elsewhere the
     rounded numbers are multiplied in float32, which gives the same results and saves no time.
-
-    Args:
-        in_features: Size of the last dimension of the input; a multiple of 16.
-        out_features: Size of the last dimension of the output; a multiple of 16.
-        bias: Add a bias.
-        device: Where the parameters are.
-        dtype: Of the parameters.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.amp import FP8Linear
-        >>> linear = FP8Linear(32, 16, bias=False)
-        >>> with torch.no_grad():
-        ...     _ = linear.weight.fill_(1.1)  # between 1 and 1.125, the next one
-        >>> linear(torch.ones(32))[0].item() / 32
-        1.125
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (the name that nn.Linear has)
-        """Multiply by the weight and add the bias.
-
-        Args:
-            input: Shape (..., in_features).
-
-        Returns:
-            Shape (..., out_features).
-        """
+        """Multiply by the weight and add the bias."""
         if not input.numel():
             return super().forward(input)
         kind = input.device.type

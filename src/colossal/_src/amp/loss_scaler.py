@@ -10,16 +10,7 @@ from torch import distributed as dist
 
 
 class LossScaler(ABC):
-    """The interface between an optimizer wrapper and a loss scaler, in the order of a step: scale, unscale, step.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.amp import LossScaler, NoScaler
-        >>> from colossal.interface import OptimizerWrapper
-        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
-        >>> isinstance(OptimizerWrapper(optimizer, scaler=NoScaler()).scaler, LossScaler)
-        True
-    """
+    """The interface between an optimizer wrapper and a loss scaler, in the order of a step: scale, unscale, step."""
 
     @property
     @abstractmethod
@@ -33,63 +24,27 @@ class LossScaler(ABC):
 
     @abstractmethod
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Multiply a loss by the scale.
-
-        Args:
-            loss: Any shape.
-
-        Returns:
-            The scaled loss; same shape.
-        """
+        """Multiply a loss by the scale."""
 
     def scaled_loss(
         self,
         loss: torch.Tensor,
         optimizer: torch.optim.Optimizer,  # noqa: ARG002 (for those that look at the gradients)
     ) -> AbstractContextManager[torch.Tensor]:
-        """Open the context in which a backward pass of the scaled loss runs.
-
-        Args:
-            loss: A scalar.
-            optimizer: Holds the parameters that receive gradients.
-
-        Returns:
-            A new context manager that yields the scaled loss.
-        """
+        """Open the context in which a backward pass of the scaled loss runs."""
         return nullcontext(self.scale(loss))
 
     @abstractmethod
     def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
-        """Divide the gradients by the scale, once for each step however often it is called.
-
-        Args:
-            optimizer: Holds the parameters whose gradients are divided.
-            peers: Groups of ranks that have other parameters of the model.
-        """
+        """Divide the gradients by the scale, once for each step however often it is called."""
 
     def overflow_from_norm(self, norm: torch.Tensor) -> float | None:  # noqa: ARG002 (for those that overflow_from_norm)
-        """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass.
-
-        Args:
-            norm: Of all gradients together; the same on all ranks that must agree.
-
-        Returns:
-            What the optimizer has to divide them by; None where the optimizer cannot do it, as by default.
-        """
+        """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass."""
         return None
 
     @abstractmethod
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step an optimizer unless a gradient is infinite or NaN; then move the scale.
-
-        Args:
-            optimizer: The optimizer.
-            *args: Passed to its step.
-            **kwargs: Passed to its step.
-
-        Returns:
-            What the optimizer's own step returns, or None for a step that was skipped.
-        """
+        """Step an optimizer unless a gradient is infinite or NaN; then move the scale."""
 
     @abstractmethod
     def discard(self) -> None:
@@ -97,31 +52,16 @@ class LossScaler(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Collect the state.
-
-        Returns:
-            Plain numbers by name.
-        """
+        """Collect the state."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state.
-
-        Args:
-            state: What `state_dict` returned.
-        """
+        """Continue from a state."""
 
 
 @final
 class NoScaler(LossScaler):
-    """Leaves loss and gradients as they are: for float32 and bfloat16, whose range needs no help.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.amp import NoScaler
-        >>> NoScaler().scale(torch.tensor(3.0)).item()
-        3.0
-    """
+    """Leaves loss and gradients as they are: for float32 and bfloat16, whose range needs no help."""
 
     @property
     def scale_value(self) -> float:
@@ -134,62 +74,26 @@ class NoScaler(LossScaler):
         return False
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Leave a loss as it is.
-
-        Args:
-            loss: Any shape.
-
-        Returns:
-            `loss` itself.
-        """
+        """Leave a loss as it is."""
         return loss
 
     def overflow_from_norm(self, norm: torch.Tensor) -> float:  # noqa: ARG002 (any norm will do)
-        """Decide by the norm of gradients.
-
-        Args:
-            norm: Any.
-
-        Returns:
-            Always 1.
-        """
+        """Decide by the norm of gradients."""
         return 1.0
 
     def unscale(self, optimizer: torch.optim.Optimizer, peers: Iterable[dist.ProcessGroup] = ()) -> None:
-        """Do nothing.
-
-        Args:
-            optimizer: Left as it is.
-            peers: Any.
-        """
+        """Do nothing."""
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step an optimizer.
-
-        Args:
-            optimizer: The optimizer.
-            *args: Passed to its step.
-            **kwargs: Passed to its step.
-
-        Returns:
-            What the optimizer's own step returns.
-        """
+        """Step an optimizer."""
         return optimizer.step(*args, **kwargs)
 
     def discard(self) -> None:
         """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Collect the state, of which there is none.
-
-        Returns:
-            An empty dict.
-        """
+        """Collect the state, of which there is none."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Accept any state: a run that scaled its loss may go on in bfloat16.
-
-        Args:
-            state: Ignored.
-        """
+        """Accept any state: a run that scaled its loss may go on in bfloat16."""

@@ -18,39 +18,17 @@ class MasterParams(ABC):
 
     In each step `copy_grads_to_masters` gives them the gradients of the working parameters, the optimizer updates them,
     and `copy_params_from_masters` copies the new values back.
-
-    Attributes:
-        pairs: The working parameter of each master weight.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.amp import MasterParams, MasterWeights
-        >>> weight = torch.nn.Parameter(torch.ones(1))
-        >>> masters = MasterWeights(torch.optim.SGD([weight]), [weight])
-        >>> isinstance(masters, MasterParams), len(masters.pairs)
-        (True, 1)
     """
 
-    pairs: dict[nn.Parameter, nn.Parameter]
+    pairs: dict[nn.Parameter, nn.Parameter]  # the working parameter of each master weight
 
     def backward_pass(self) -> AbstractContextManager[Any]:
-        """Open the context in which gradients of the working parameters are computed.
-
-        Returns:
-            A new context manager; by default one that does nothing.
-        """
+        """Open the context in which gradients of the working parameters are computed."""
         return nullcontext()
 
     @abstractmethod
     def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
-        """Create master weights for a group that was added to the optimizer.
-
-        Args:
-            group: One of the optimizer's groups; changed in place.
-
-        Returns:
-            The new master weights, and the working parameter of each.
-        """
+        """Create master weights for a group that was added to the optimizer."""
 
     @abstractmethod
     def copy_grads_to_masters(self) -> None:
@@ -66,11 +44,7 @@ class MasterParams(ABC):
 
     @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients of the working parameters.
-
-        Args:
-            set_to_none: Free them rather than fill them with zeros.
-        """
+        """Discard the gradients of the working parameters."""
 
 
 @final
@@ -81,32 +55,7 @@ class MasterWeights(MasterParams):
     and their rounded values are copied to the working parameters. A value that is written into a working parameter,
     such as by `torch.nn.Module.load_state_dict`, is copied to its master weight before the next step.
 
-    Args:
-        optimizer: Its groups hold `parameters`; from now on they hold the master weights, which take over the state.
-        parameters: The parameters to work with in half precision; those that the optimizer does not hold stay as they
-            are.
-        dtype: What they are cast to, in place.
-        log_zeros: Log on rank 0, at each step, how many elements of the half-precision gradients are exactly 0.
-
-    Attributes:
-        pairs: The working parameter of each master.
-
     Source: Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org/abs/1710.03740, section 3.1.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.amp import MasterWeights
-        >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
-        >>> optimizer = torch.optim.SGD([weight], lr=0.0001)
-        >>> masters = MasterWeights(optimizer, [weight], torch.float16)
-        >>> for _ in range(6):
-        ...     weight.grad = torch.tensor([-1.0]).half()
-        ...     masters.copy_grads_to_masters()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        ...     masters.copy_params_from_masters()
-        >>> weight.dtype, f"{weight.item():.6f}", f"{optimizer.param_groups[0]['params'][0].item():.6f}"
-        (torch.float16, '1.000977', '1.000600')
     """
 
     def __init__(
@@ -126,14 +75,7 @@ class MasterWeights(MasterParams):
             self._add_group([parameter for parameter in group["params"] if parameter in wanted], group)
 
     def add_group(self, group: dict[str, object]) -> dict[nn.Parameter, nn.Parameter]:
-        """Create master weights for the half-precision parameters of a group that was added to the optimizer.
-
-        Args:
-            group: One of the optimizer's groups.
-
-        Returns:
-            The new master weights, and the working parameter of each.
-        """
+        """Create master weights for the half-precision parameters of a group that was added to the optimizer."""
         parameters: list[nn.Parameter] = list(group["params"])  # type: ignore[call-overload]
         return self._add_group([parameter for parameter in parameters if parameter.dtype == self._dtype], group)
 
@@ -188,11 +130,7 @@ class MasterWeights(MasterParams):
         self._refresh(list(self.pairs))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients of the working parameters; the optimizer does so with those of the master weights.
-
-        Args:
-            set_to_none: Free them rather than fill them with zeros.
-        """
+        """Discard the gradients of the working parameters; the optimizer does so with those of the master weights."""
         for working in self.pairs.values():
             if set_to_none:
                 working.grad = None

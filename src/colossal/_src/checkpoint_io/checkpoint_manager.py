@@ -33,18 +33,6 @@ class CheckpointManager:
     """The training states under a directory.
 
     Each is a directory of its own, ``step-00000100``, that appears by one rename when all of it is on the disk.
-
-    Args:
-        root: The directory.
-        io: What reads and writes the parts.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from colossal.checkpoint_io import CheckpointIO
-        >>> steps = CheckpointManager(Path(tempfile.mkdtemp()), CheckpointIO())
-        >>> steps.save(torch.nn.Linear(2, 1), None, None, step=10, keep=2)
-        >>> steps.latest
-        10
     """
 
     def __init__(self, root: str | Path, io: CheckpointIO) -> None:
@@ -59,20 +47,7 @@ class CheckpointManager:
         keep: int,
         use_async: bool = False,
     ) -> None:
-        """Save the state after a step, and delete the oldest ones.
-
-        Args:
-            model: The model, boosted or not.
-            optimizer: The optimizer.
-            lr_scheduler: Its schedule.
-            step: How many steps have been taken.
-            keep: How many states stay, this one included.
-            use_async: Return as soon as the state is copied to host memory.
-
-        Raises:
-            CheckpointError: Something cannot be written, or an earlier asynchronous save failed.
-            ConfigError: `step` is negative, or `keep` below 1.
-        """
+        """Save the state after a step, and delete the oldest ones."""
         if step < 0 or keep < 1:
             raise ConfigError(
                 f"A step is at least 0, and at least 1 state is kept. Found step={step}, keep={keep}. "
@@ -107,20 +82,7 @@ class CheckpointManager:
         lr_scheduler: LRScheduler | None,
         step: int | None = None,
     ) -> int:
-        """Load a state, and let the generators of random numbers go on from it.
-
-        Args:
-            model: The model, boosted or not.
-            optimizer: The optimizer.
-            lr_scheduler: Its schedule.
-            step: Which state; the latest by default.
-
-        Returns:
-            How many steps had been taken.
-
-        Raises:
-            CheckpointError: There is no such state, or it is damaged, or of another program.
-        """
+        """Load a state, and let the generators of random numbers go on from it."""
         self._io.synchronize()
         there = self._io.writers.gather(lambda: _steps(self._root))[0]
         if not there or (step is not None and step not in there):

@@ -21,24 +21,7 @@ _HOST_GROUPS: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 def group_for(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.ProcessGroup:
     """Return the group that communicates a tensor.
 
-    Args:
-        tensor: In host memory, or on the accelerator.
-        group: The group of the ranks.
-
-    Returns:
-        The group itself, or its host group.
-
     Communication: as in `host_group`, if the tensor is in host memory.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.cluster import group_for
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(4):
-        ...     mesh = ParallelMesh(tp=2)
-        ...     print(group_for(torch.ones(2), mesh.group("tp")) is mesh.group("tp"))
-        True
     """
     return host_group(group) if tensor.is_cpu else group
 
@@ -46,19 +29,7 @@ def group_for(tensor: torch.Tensor, group: dist.ProcessGroup) -> dist.ProcessGro
 def host_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup:
     """Return a group of the same ranks that communicates tensors in host memory.
 
-    Args:
-        group: The group; the default process group by default.
-
-    Returns:
-        The group itself if its backend does so, else its host group.
-
     Communication: on the first call for a group, all its ranks open connections; they must call together.
-
-    Example:
-        >>> from colossal._src.cluster import host_group
-        >>> from colossal.testing import run_threads
-        >>> run_threads(lambda: host_group().size(), 2)
-        [2, 2]
     """
     found = group or dist.group.WORLD
     assert found is not None

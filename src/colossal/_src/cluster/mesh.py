@@ -298,19 +298,7 @@ def current_mesh() -> ParallelMesh:
 
 
 def ambient_mesh() -> ParallelMesh | None:
-    """Look whether a mesh is in force.
-
-    Returns:
-        The ambient mesh, or None; unlike `current_mesh` it makes none.
-
-    Example:
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.cluster import ambient_mesh
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(4), ParallelMesh(tp=2):
-        ...     print(ambient_mesh())
-        ParallelMesh(pp=1, dp=2, sp=1, tp=2)
-    """
+    """Look whether a mesh is in force."""
     return _AMBIENT.get()
 
 

@@ -74,37 +74,14 @@ class CommCounter:
 
 
 def count_collective(op: Op, axis: Axis, num_bytes: int) -> None:
-    """Count one call that `colossal.comm` does not make itself, such as a message between two stages.
-
-    Args:
-        op: The operation.
-        axis: The axis of the mesh that it runs along.
-        num_bytes: Bytes that this rank sends.
-
-    Example:
-        >>> from colossal.comm import CommCounter
-        >>> from colossal._src.comm import count_collective
-        >>> with CommCounter() as counter:
-        ...     count_collective("send", "pp", 100)
-        >>> counter.bytes["send", "pp"]
-        100
-    """
+    """Count one call that `colossal.comm` does not make itself, such as a message between two stages."""
     for counter in _ACTIVE.get():
         counter.add(op, axis, num_bytes)
 
 
 @contextmanager
 def uncounted() -> Generator[None]:
-    """Leave out what happens inside, such as a check, which is no part of training.
-
-    Example:
-        >>> from colossal.comm import CommCounter
-        >>> from colossal._src.comm import count_collective, uncounted
-        >>> with CommCounter() as counter, uncounted():
-        ...     count_collective("send", "pp", 100)
-        >>> counter.bytes["send", "pp"]
-        0
-    """
+    """Leave out what happens inside, such as a check, which is no part of training."""
     token = _ACTIVE.set(())
     try:
         yield
@@ -113,16 +90,5 @@ def uncounted() -> Generator[None]:
 
 
 def active_counters() -> tuple[CommCounter, ...]:
-    """Find the counters that are open in this thread.
-
-    Returns:
-        The counters; the innermost last.
-
-    Example:
-        >>> from colossal.comm import CommCounter
-        >>> from colossal._src.comm import active_counters
-        >>> with CommCounter() as counter:
-        ...     active_counters() == (counter,)
-        True
-    """
+    """Find the counters that are open in this thread."""
     return _ACTIVE.get()

@@ -17,21 +17,7 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None) -> list[Any]:
     """Let all ranks know a value of each, as it can be pickled: for messages, not for the data of a step.
 
-    Args:
-        value: Any value.
-        groups: The groups of the axes that the ranks span; by default all ranks.
-
-    Returns:
-        The values of all these ranks: in rank order, or for groups with those of the first group's ranks adjacent.
-
     Communication: all_gather_object, all ranks, the bytes of the values.
-
-    Example:
-        >>> from torch import distributed as dist
-        >>> from colossal._src.comm import gather_objects
-        >>> from colossal.testing import run_threads
-        >>> run_threads(lambda: gather_objects({"rank": dist.get_rank()}), 2)[0]
-        [{'rank': 0}, {'rank': 1}]
     """
     values = [value]
     for group in (dist.group.WORLD,) if groups is None else groups:
@@ -45,21 +31,7 @@ def gather_objects(value: Any, groups: Iterable[dist.ProcessGroup] | None = None
 def equal_on_all_ranks(numbers: Sequence[int], groups: Iterable[dist.ProcessGroup]) -> list[bool]:
     """Return which numbers are the same on all ranks, such as digests of what all of them should have.
 
-    Args:
-        numbers: Signed, of 64 bits at most; as many on all ranks.
-        groups: The process groups of the axes that the ranks span.
-
-    Returns:
-        One value for each number, the same on all ranks.
-
     Communication: all_reduce, the groups, 16 bytes for each number; not counted, as it is no part of training.
-
-    Example:
-        >>> from torch import distributed as dist
-        >>> from colossal._src.comm import equal_on_all_ranks
-        >>> from colossal.testing import run_threads
-        >>> run_threads(lambda: equal_on_all_ranks([7, dist.get_rank()], [dist.group.WORLD]), 2)
-        [[True, False], [True, False]]
     """
     own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     with uncounted():

@@ -82,28 +82,7 @@ def matmul_3d(
 def gather_packed_rows(weight: torch.Tensor, num_rows: int, mesh: ParallelMesh | None = None) -> list[torch.Tensor]:
     """Gather, along the axis weight of a 3D grid, rows that are packed as those of W.
 
-    Args:
-        weight: This rank's rows; any further dimensions.
-        num_rows: Their number on all ranks.
-        mesh: A mesh whose tp axis is a 3D grid; the ambient one by default.
-
-    Returns:
-        For each of the q blocks, the rows that belong to this rank's index on the axis input.
-
-    Raises:
-        MeshError: The tp axis is no such grid.
-        ShapeError: This rank has not that many rows.
-
     Communication: all_gather, weight, the rows' bytes times q; backward reduce_scatter, weight, the same.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.comm import gather_packed_rows
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(1), ParallelMesh(tp=1, tp_mode="3d"):
-        ...     gather_packed_rows(torch.ones(3, 1), 3)[0].shape
-        torch.Size([3, 1])
     """
     mesh = mesh or current_mesh()
     if mesh.tp_mode != "3d":

@@ -18,17 +18,7 @@ from colossal._src.comm.lost_peers import LostPeerGuard
 
 @final
 class PendingComm:
-    """Communication that is under way.
-
-    Args:
-        works: What to wait for.
-        then: What is left to do afterwards.
-
-    Example:
-        >>> from colossal._src.comm import PendingComm
-        >>> PendingComm(then=lambda: print("done")).wait()
-        done
-    """
+    """Communication that is under way."""
 
     def __init__(self, works: Sequence[dist.Work] = (), then: Callable[[], object] | None = None) -> None:
         self._works, self._then = works, then
@@ -50,36 +40,15 @@ class Partition:
     """Ranks of which each owns one segment of every buffer, and ranks that own the same one elsewhere.
 
     All buffers have as many elements as a multiple of the number of segments.
-
-    Args:
-        group: The ranks over which a buffer is partitioned, in the order of the segments.
-        replicas: The ranks that own the same segment in other such groups; None if there is one group only.
-        axis: The axis of the mesh that all of them are on, under which calls are counted.
-        counters: What counts the calls; by default the counters that are open now.
-        compress_fp8: Let the terms of sums travel in 8 bits, with scales.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.comm import Partition
-        >>> from colossal.testing import run_threads
-        >>> def program():
-        ...     mesh = ParallelMesh(dp=2)
-        ...     partition, own = Partition(mesh.group("dp")), torch.empty(2)
-        ...     buffer = torch.arange(4.0)
-        ...     partition.start_reduce_scatter(buffer, own).wait()
-        ...     partition.segment(buffer).copy_(own)
-        ...     partition.start_all_gather(buffer).wait()
-        ...     return buffer.tolist()
-        >>> run_threads(program, 2)
-        [[0.0, 2.0, 4.0, 6.0], [0.0, 2.0, 4.0, 6.0]]
     """
 
-    group: dist.ProcessGroup
+    group: dist.ProcessGroup  # the ranks over which a buffer is partitioned, in the order of the segments
+    # the ranks that own the same segment in other such groups; None if there is one group only
     replicas: dist.ProcessGroup | None = None
-    axis: Axis = "dp"
+    axis: Axis = "dp"  # the axis of the mesh that all of them are on, under which calls are counted
+    # what counts the calls; by default the counters that are open now
     counters: tuple[CommCounter, ...] = field(default_factory=active_counters)
-    compress_fp8: bool = False
+    compress_fp8: bool = False  # let the terms of sums travel in 8 bits, with scales
 
     @property
     def size(self) -> int:
@@ -112,26 +81,12 @@ class Partition:
         return tuple(sorted(found))
 
     def segment(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Find the part of a buffer that this rank owns.
-
-        Args:
-            buffer: One dimension.
-
-        Returns:
-            The part; it shares memory with the buffer.
-        """
+        """Find the part of a buffer that this rank owns."""
         length = buffer.numel() // self.size
         return buffer[self.rank * length : (self.rank + 1) * length]
 
     def scratch_numel(self, buffer: torch.Tensor) -> int:
-        """Return the size of the scratch buffer that a reduce-scatter of a buffer takes.
-
-        Args:
-            buffer: One dimension.
-
-        Returns:
-            Elements of the same dtype.
-        """
+        """Return the size of the scratch buffer that a reduce-scatter of a buffer takes."""
         if self.compress_fp8 and self.size > 1:
             return -(-2 * self.size * fp8_nbytes(buffer.numel() // self.size) // buffer.itemsize)
         return buffer.numel() // self.size * (self.size - 1) if needs_scratch(self.group) else 0
@@ -140,14 +95,6 @@ class Partition:
         self, buffer: torch.Tensor, own: torch.Tensor, scratch: torch.Tensor | None = None
     ) -> PendingComm:
         """Begin to sum a buffer up over all ranks, each segment for its owners.
-
-        Args:
-            buffer: Contiguous, of one dimension; its content is lost, and it must not be touched until the end.
-            own: Where this rank's segment of the sum goes; it may be that segment of `buffer` itself.
-            scratch: Room of `scratch_numel` elements, also not to be touched; a new tensor by default.
-
-        Returns:
-            What to wait for.
 
         Communication: reduce_scatter, dp, the buffer's bytes, or one for each of its elements; with replicas also
         all_reduce, of the segment.
@@ -172,12 +119,6 @@ class Partition:
     def start_all_gather(self, buffer: torch.Tensor) -> PendingComm:
         """Begin to give all ranks of the group every segment of a buffer, from its owner.
 
-        Args:
-            buffer: Contiguous, of one dimension, with this rank's segment filled in; not to be touched until the end.
-
-        Returns:
-            What to wait for.
-
         Communication: all_gather, dp, the buffer's bytes.
         """
         if self.size == 1:
@@ -187,13 +128,6 @@ class Partition:
 
     def total(self, values: torch.Tensor, op: Literal["sum", "max"] = "sum") -> torch.Tensor:
         """Combine small values over all ranks.
-
-        Args:
-            values: Any shape, the same on all ranks.
-            op: Add up, or take the largest.
-
-        Returns:
-            The total, in a new tensor; `values` itself if there is nothing to combine.
 
         Communication: all_reduce, dp, the values' bytes.
         """

@@ -14,23 +14,7 @@ from colossal._src.comm.counter import active_counters
 class Exchange:
     """A tensor on its way to one rank of an axis, and another one of the same shape coming from another.
 
-    Args:
-        tensor: Contiguous; not to be changed before the end.
-        channel: The axis.
-        dst: The index of the rank that receives it.
-        src: The index of the rank that sends the other one.
-
     Communication: send, the axis, the tensor's bytes; none if both ranks are this one.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.comm import Channel
-        >>> from colossal._src.comm import Exchange
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(1):
-        ...     Exchange(torch.ones(2), Channel("sp", ParallelMesh(sp=1)), dst=0, src=0).wait()
-        tensor([1., 1.])
     """
 
     def __init__(self, tensor: torch.Tensor, channel: Channel, dst: int, src: int) -> None:
@@ -46,11 +30,7 @@ class Exchange:
             counter.add("send", channel.axis, tensor.nbytes)
 
     def wait(self) -> torch.Tensor:
-        """Wait for both.
-
-        Returns:
-            What has come.
-        """
+        """Wait for both."""
         for work in self._works:
             work.wait()
         return self._received
@@ -59,23 +39,7 @@ class Exchange:
 def ring_all_gather(tensor: torch.Tensor, channel: Channel, visit: Callable[[int, torch.Tensor], None]) -> None:
     """Let every rank see the tensors of all.
 
-    Args:
-        tensor: This rank's; of one shape on all ranks.
-        channel: The axis.
-        visit: Called with the index of each rank and its tensor, this rank's first, while the next is on its way.
-
     Communication: send, the axis, the tensor's bytes, once for each other rank.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.comm import Channel
-        >>> from colossal._src.comm import ring_all_gather
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(1):
-        ...     channel = Channel("tp", ParallelMesh(tp=1))
-        ...     ring_all_gather(torch.ones(2), channel, lambda rank, tensor: print(rank, tensor))
-        0 tensor([1., 1.])
     """
     tensor = tensor.contiguous()
     for step in range(channel.size):
@@ -87,24 +51,7 @@ def ring_all_gather(tensor: torch.Tensor, channel: Channel, visit: Callable[[int
 def ring_reduce_scatter(part_of: Callable[[int], torch.Tensor], channel: Channel) -> torch.Tensor:
     """Sum up what all ranks have for each rank.
 
-    Args:
-        part_of: Computes what this rank has for the rank of an index; called while sums are on their way.
-        channel: The axis.
-
-    Returns:
-        The sum for this rank.
-
     Communication: send, the axis, the result's bytes, once for each other rank.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.comm import Channel
-        >>> from colossal._src.comm import ring_reduce_scatter
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(1):
-        ...     ring_reduce_scatter(lambda rank: torch.full((2,), rank), Channel("tp", ParallelMesh(tp=1)))
-        tensor([0, 0])
     """
     arriving: Exchange | None = None
     for step in range(1, channel.size):

@@ -14,36 +14,16 @@ _PREFIX = "base_model.model."
 @final
 @dataclass(frozen=True)
 class AdapterNames:
-    """The names that the state of a model with adapters has in the model, and in the files of a checkpoint.
+    """The names that the state of a model with adapters has in the model, and in the files of a checkpoint."""
 
-    Args:
-        base: By name in the state of the adapted model, the name of the same tensor in the base model without adapters.
-        adapters: By name in a file of adapters, as peft has it, the name in the state of the adapted model.
-
-    Example:
-        >>> import peft, torch
-        >>> from colossal._src.interface import AdapterNames
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False))
-        >>> names = AdapterNames.of(peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["0"])))
-        >>> names.base
-        {'base_model.model.0.base_layer.weight': '0.weight'}
-        >>> list(names.adapters)
-        ['base_model.model.0.lora_A.weight', 'base_model.model.0.lora_B.weight']
-    """
-
+    # by name in the state of the adapted model, the name of the same tensor in the base model without adapters
     base: Mapping[str, str]
+    # by name in a file of adapters, as peft has it, the name in the state of the adapted model
     adapters: Mapping[str, str]
 
     @classmethod
     def of(cls, model: nn.Module) -> Self | None:
-        """Look for adapters in a model, without importing peft: where it is not loaded, there are none.
-
-        Args:
-            model: Any full model, such as a `peft.PeftModel` or the base model inside of one.
-
-        Returns:
-            The names; None for a model without adapters.
-        """
+        """Look for adapters in a model, without importing peft: where it is not loaded, there are none."""
         if not any(_base_children(module) for module in model.modules()):
             return None
         from peft import get_peft_model_state_dict
@@ -64,59 +44,18 @@ class AdapterNames:
 
 
 def base_model_of(module: nn.Module) -> nn.Module:
-    """Return the base model of a model with adapters.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        The base model of a `peft.PeftModel`; any other module itself.
-
-    Example:
-        >>> import peft, torch
-        >>> from colossal._src.interface import base_model_of
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4))
-        >>> base_model_of(peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["0"]))) is net
-        True
-    """
+    """Return the base model of a model with adapters."""
     found: Any = module
     return found.get_base_model() if is_peft_model(module) else module
 
 
 def active_adapter(model: Any) -> str:
-    """Return the name of the adapter that is trained; `enable_lora` calls its only one "default".
-
-    Args:
-        model: A model with adapters.
-
-    Returns:
-        The name.
-
-    Example:
-        >>> import peft, torch
-        >>> from colossal._src.interface import active_adapter
-        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4))
-        >>> active_adapter(peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=["0"])))
-        'default'
-    """
+    """Return the name of the adapter that is trained; `enable_lora` calls its only one "default"."""
     return model.active_adapter if is_peft_model(model) else next(iter(model.peft_config))
 
 
 def is_peft_model(module: nn.Module) -> bool:
-    """Whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one.
-
-    Args:
-        module: Any module.
-
-    Returns:
-        Whether it has adapters of peft.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.interface import is_peft_model
-        >>> is_peft_model(torch.nn.Linear(4, 2))
-        False
-    """
+    """Whether a module is a `peft.PeftModel`, without importing peft: where it is not loaded, nothing is one."""
     peft = sys.modules.get("peft")
     return peft is not None and isinstance(module, peft.PeftModel)
 

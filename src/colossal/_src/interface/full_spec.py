@@ -16,42 +16,21 @@ from colossal._src.tensor import strip_compile_prefix
 @final
 @dataclass(frozen=True)
 class FullModelSpec:
-    """Describes the full model, of which this rank has some modules. A model that has one gives it as its `full_spec`.
+    """Describes the full model, of which this rank has some modules: the `full_spec` of a model that has one."""
 
-    Args:
-        roots: What is here: modules whose state has the names of the full model.
-        names: All names of the full model's state, in its order, each with the first name of the same tensor.
-        ranks: The global ranks that have the same modules as this one, or other shards of their tensors.
-        metadata: The versions of all modules, as torch writes them into a state dict.
-        config: The configuration as the user wrote it; None without one.
-        adapter_names: What the names are in the files of a checkpoint; None for a model without adapters.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal._src.interface import FullModelSpec
-        >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-        >>> full_spec = FullModelSpec.of(model)
-        >>> full_spec.names
-        {'0.weight': '0.weight', '1.weight': '1.weight'}
-    """
-
-    roots: tuple[nn.Module, ...]
+    roots: tuple[nn.Module, ...]  # what is here: modules whose state has the names of the full model
+    # all names of the full model's state, in its order, each with the first name of the same tensor
     names: Mapping[str, str]
+    # the global ranks that have the same modules as this one, or other shards of their tensors
     ranks: tuple[int, ...] = ()
-    metadata: Any = None
-    config: Any = None
+    metadata: Any = None  # the versions of all modules, as torch writes them into a state dict
+    config: Any = None  # the configuration as the user wrote it; None without one
+    # what the names are in the files of a checkpoint; None for a model without adapters
     adapter_names: AdapterNames | None = None
 
     @classmethod
     def of(cls, model: nn.Module) -> "FullModelSpec":
-        """Record what a full model is, before it is sharded.
-
-        Args:
-            model: The model; it may be built lazily.
-
-        Returns:
-            Its spec, for a rank that holds everything.
-        """
+        """Record what a full model is, before it is sharded."""
         state: Any = model.state_dict(keep_vars=True)
         first: dict[int, str] = {}
         values = {strip_compile_prefix(name): value for name, value in state.items()}
@@ -70,20 +49,7 @@ class FullModelSpec:
 
 
 def full_spec_of(model: nn.Module) -> FullModelSpec | None:
-    """Return the spec of the full model, if a model is only one rank's shards of it.
-
-    Args:
-        model: Any model.
-
-    Returns:
-        The spec of the full one; None if the model is a full one itself.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal._src.interface import full_spec_of
-        >>> full_spec_of(nn.Linear(2, 2)) is None
-        True
-    """
+    """Return the spec of the full model, if a model is only one rank's shards of it."""
     found = getattr(model, "full_spec", None)
     return found if isinstance(found, FullModelSpec) else None
 
@@ -95,36 +61,17 @@ class Peers:
 
     What is reduced over all parameters, such as their norm or whether one of them overflowed, is reduced over these
     ranks as well. No placement of a parameter can say so: a rank may have none.
-
-    Args:
-        groups: The process groups.
-        device: Where they communicate.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.interface import Peers
-        >>> Peers((), torch.device("cpu")).groups
-        ()
     """
 
-    groups: tuple[dist.ProcessGroup, ...]
-    device: torch.device
+    groups: tuple[dist.ProcessGroup, ...]  # the process groups
+    device: torch.device  # where they communicate
 
 
 @final
 @dataclass(frozen=True)
 class FullOptimizerSpec:
-    """Describes the groups of the full optimizer, of whose parameters this rank has some.
+    """Describes the groups of the full optimizer, of whose parameters this rank has some."""
 
-    Args:
-        groups: The names of the parameters of each group, in order; the first name of those with several.
-        ranks: The global ranks that have the same parameters as this one, or other shards of them.
-
-    Example:
-        >>> from colossal._src.interface import FullOptimizerSpec
-        >>> FullOptimizerSpec((("embed.weight", "head.weight"), ("head.bias",)), ranks=(2, 3)).ranks
-        (2, 3)
-    """
-
+    # the names of the parameters of each group, in order; the first name of those with several
     groups: tuple[tuple[str, ...], ...]
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...]  # the global ranks that have the same parameters as this one, or other shards of them

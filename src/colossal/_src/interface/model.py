@@ -153,21 +153,7 @@ def _is_clipping() -> bool:
 
 
 def unwrap_model(module: nn.Module) -> nn.Module:
-    """Take all wrappers off a model.
-
-    Args:
-        module: A model, maybe in a `ModelWrapper` or a `DistributedDataParallel`.
-
-    Returns:
-        What is inside.
-
-    Example:
-        >>> import torch
-        >>> from colossal.interface import ModelWrapper
-        >>> from colossal._src.interface import unwrap_model
-        >>> unwrap_model(ModelWrapper(torch.nn.Linear(4, 2)))
-        Linear(in_features=4, out_features=2, bias=True)
-    """
+    """Take all wrappers off a model."""
     found: Any = module
     while isinstance(found, ModelWrapper | DistributedDataParallel):
         found = found.module

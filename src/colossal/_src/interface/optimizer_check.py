@@ -31,26 +31,6 @@ def check_optimizer(
 
     Optimizers of `colossal.nn.optimizer` declare support of shards by ``updates_shards``. Any other one is tried: a
     new one of the same class and hyperparameters updates small tensors, once in full, and once as two ranks would.
-
-    Args:
-        optimizer: As the user built it.
-        shards: Whether a rank has shards of parameters.
-        subsets: Whether a rank has some of the parameters, as a stage of a pipeline has.
-        as_parameter: Makes of a shard what the optimizer will hold, such as a DTensor; by default the shard itself.
-
-    Raises:
-        UnsupportedError: It looks at more than one element at once.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.interface import check_optimizer
-        >>> weight = torch.nn.Parameter(torch.zeros(1))
-        >>> check_optimizer(torch.optim.AdamW([weight]), shards=True)
-        >>> try:
-        ...     check_optimizer(torch.optim.Adafactor([weight]), shards=True)
-        ... except NotImplementedError as error:
-        ...     print(str(error)[:64])
-        A rank has shards of the parameters here. Found Adafactor, whose
     """
     knows_shards = getattr(optimizer, "updates_shards", None)
     if not (shards or subsets) or (knows_shards and not subsets):

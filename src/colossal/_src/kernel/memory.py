@@ -69,19 +69,6 @@ def stream_copy(target: int, source: int, num_bytes: int) -> None:
     An ordinary copy reads the target into the cache before it writes to it; this one does not, and so moves two bytes
     for each one that is copied instead of three. Without a compiler it is an ordinary copy. Other threads run on
     meanwhile.
-
-    Args:
-        target: Address of the copy.
-        source: Address of the original, which does not overlap with the copy.
-        num_bytes: How much is copied.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.kernel import stream_copy
-        >>> source, target = torch.arange(4), torch.zeros(4, dtype=torch.long)
-        >>> stream_copy(target.data_ptr(), source.data_ptr(), source.nbytes)
-        >>> target
-        tensor([0, 1, 2, 3])
     """
     _implementation()(target, source, num_bytes)
 

@@ -23,20 +23,10 @@ _FOUND: dict[tuple[int, str], "DirectIO"] = {}
 @final
 @dataclass(frozen=True)
 class DirectIO:
-    """For each direction, whether it goes past the page cache.
+    """For each direction, whether it goes past the page cache."""
 
-    Args:
-        read: Whether reads do.
-        write: Whether writes do.
-
-    Example:
-        >>> from colossal._src.offload import DirectIO
-        >>> DirectIO(read=False, write=True)
-        DirectIO(read=False, write=True)
-    """
-
-    read: bool
-    write: bool
+    read: bool  # whether reads do
+    write: bool  # whether writes do
 
 
 def probe(directory: str | os.PathLike[str], engine: IOEngine) -> DirectIO:

@@ -118,28 +118,7 @@ class FileBackedBuffer:
     otherwise; what is written goes there in the background. The room on the disk is reserved at once, and free again
     when the process ends.
 
-    Args:
-        directory: The directory of the file, on a fast disk; it exists.
-        numel: How many elements.
-        dtype: Of which type.
-
-    Attributes:
-        tensor: The values, of one dimension; zeros at first.
-
-    Raises:
-        ConfigError: The directory is missing, may not be written to, or has too little room.
-
     Source: Rajbhandari et al., "ZeRO-Infinity", 2021, https://arxiv.org/abs/2104.07857, section 5.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from colossal._src.offload import FileBackedBuffer
-        >>> with tempfile.TemporaryDirectory() as directory:
-        ...     memory = FileBackedBuffer(directory, 3, torch.float32)
-        ...     _ = memory.tensor.fill_(2.0)
-        ...     memory.drop_page_cache()
-        ...     memory.tensor
-        tensor([2., 2., 2.])
     """
 
     def __init__(self, directory: str | os.PathLike[str], numel: int, dtype: torch.dtype) -> None:

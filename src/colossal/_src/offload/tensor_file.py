@@ -20,23 +20,7 @@ _WORTH_A_PROBE = 64 << 20
 
 @final
 class FileRequest:
-    """A transfer that may still be under way.
-
-    Args:
-        flights: The requests of a file that are not over.
-        what: What is done with the tensor, for the message of an error.
-        tensor: Whose memory is in use until the transfer is over.
-        transfer: What the engine does.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from colossal._src.offload import FileRequest, TensorFile
-        >>> with tempfile.TemporaryDirectory() as directory, TensorFile(directory, [8]) as file:
-        ...     request = file.write(0, torch.ones(2))
-        ...     request.wait()
-        ...     isinstance(request, FileRequest), request.is_done
-        (True, True)
-    """
+    """A transfer that may still be under way."""
 
     def __init__(self, flights: Any, what: str, tensor: torch.Tensor, transfer: Any) -> None:
         self._flights = flights
@@ -63,13 +47,7 @@ class FileRequest:
             self._lock.release()
 
     def wait(self) -> None:
-        """Wait until the transfer is over; the tensor is the caller's again then.
-
-        Raises:
-            CheckpointError: The transfer failed. A tensor that was to be written is unharmed, one that was to be read
-                into has no defined content. Every further call raises it again.
-            UnsupportedError: This is a forked process, and the file belongs to its parent.
-        """
+        """Wait until the transfer is over; the tensor is the caller's again then."""
         status = self._settle()
         if status:
             self._is_reported = True
@@ -81,11 +59,7 @@ class FileRequest:
             ) from (OSError(status, reason) if status > 0 else None)
 
     def fails_unseen(self) -> bool:
-        """Wait until the transfer is over, without raising its error.
-
-        Returns:
-            Whether it failed and the error was not raised yet.
-        """
+        """Wait until the transfer is over, without raising its error."""
         return bool(self._settle()) and not self._is_reported
 
     def _settle(self) -> int:
@@ -158,35 +132,6 @@ class TensorFile:
 
     The file has no name, so the processes of a job may use the same directory, and nothing is left of it when the
     process ends, in whatever way. A process that is forked from this one must not use it.
-
-    Args:
-        directory: The directory of the file; it exists.
-        slot_sizes: The bytes of each slot, whose number is its place in this sequence. A slot begins as zeros.
-        engine: How the file is accessed: ``"io_uring"``, ``"threads"`` (of C++) or ``"python"``; the first of these
-            that the machine allows by default.
-        direct: Which directions bypass the page cache, instead of what the probe finds.
-
-    Attributes:
-        slot_sizes: The bytes of each slot.
-        num_bytes: The size of the file: each slot takes a multiple of 4096 bytes.
-        direct: Which directions bypass the page cache.
-
-    Raises:
-        ConfigError: The directory is missing, may not be written to, or has too little room; or there is no such
-            engine.
-        UnsupportedError: The machine does not allow the engine.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from colossal._src.offload import TensorFile
-        >>> with tempfile.TemporaryDirectory() as directory, TensorFile(directory, [8, 4]) as file:
-        ...     writes = [file.write(0, torch.tensor([1.0, 2.0])), file.write(1, torch.tensor([3.0]))]
-        ...     for request in writes:
-        ...         request.wait()
-        ...     back = torch.empty(2)
-        ...     file.read(0, back).wait()
-        >>> back
-        tensor([1., 2.])
     """
 
     def __init__(
@@ -234,44 +179,15 @@ class TensorFile:
         """Begin to write a tensor into a slot.
 
         Requests are carried out in any order: wait for one before the next to the same slot.
-
-        Args:
-            slot: The number of the slot.
-            tensor: A contiguous tensor on the CPU, of no more bytes than the slot. It must not change before the
-                request was waited for.
-
-        Returns:
-            The request.
-
-        Raises:
-            ShapeError: The tensor is not a contiguous CPU tensor, or is too large.
-            UnsupportedError: The file was closed, or belongs to another process.
         """
         return self._begin(slot, tensor, "written")
 
     def read(self, slot: int, into: torch.Tensor) -> FileRequest:
-        """Begin to read a tensor from a slot.
-
-        Args:
-            slot: The number of the slot.
-            into: A contiguous tensor on the CPU, of no more bytes than the slot. It has no defined content before the
-                request was waited for.
-
-        Returns:
-            The request.
-
-        Raises:
-            ShapeError: The tensor is not a contiguous CPU tensor, or is too large.
-            UnsupportedError: The file was closed, or belongs to another process.
-        """
+        """Begin to read a tensor from a slot."""
         return self._begin(slot, into, "read")
 
     def close(self) -> None:
-        """Wait for what is under way and free the disk space; later calls do nothing.
-
-        Raises:
-            CheckpointError: A request failed that was not waited for.
-        """
+        """Wait for what is under way and free the disk space; later calls do nothing."""
         self._finalizer()
         failed, self._flights.failed = self._flights.failed, None
         if failed is not None and failed.fails_unseen():

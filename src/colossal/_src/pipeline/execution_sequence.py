@@ -98,20 +98,7 @@ class ExecutionSequence(nn.Module):
 
 
 def is_sequence(model: nn.Module) -> TypeGuard[nn.Sequential | ExecutionSequence]:
-    """Whether a model runs its modules one after the other, so that it can be split between any two of them.
-
-    Args:
-        model: Any model.
-
-    Returns:
-        False also for a subclass of `torch.nn.Sequential` with a forward method of its own, which may do anything.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal._src.pipeline import is_sequence
-        >>> is_sequence(nn.Sequential(nn.Linear(2, 2))), is_sequence(nn.ModuleList([nn.Linear(2, 2)]))
-        (True, False)
-    """
+    """Whether a model runs its modules one after the other, so that it can be split between any two of them."""
     if isinstance(model, nn.Sequential):
         return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
     return isinstance(model, ExecutionSequence)

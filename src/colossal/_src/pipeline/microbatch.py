@@ -12,23 +12,10 @@ from colossal.errors import ConfigError
 @final
 @dataclass(frozen=True)
 class Microbatching:
-    """How many micro-batches a batch becomes; one of the two is given.
+    """How many micro-batches a batch becomes; one of the two is given."""
 
-    Args:
-        num_microbatches: Their number.
-        microbatch_size: Samples of each.
-
-    Raises:
-        ConfigError: Neither is given, both are, or one is not positive.
-
-    Example:
-        >>> from colossal._src.pipeline import Microbatching
-        >>> Microbatching(microbatch_size=4).number_of(16)
-        4
-    """
-
-    num_microbatches: int | None = None
-    microbatch_size: int | None = None
+    num_microbatches: int | None = None  # their number
+    microbatch_size: int | None = None  # samples of each
 
     def __post_init__(self) -> None:
         given = [value for value in (self.num_microbatches, self.microbatch_size) if value is not None]
@@ -40,17 +27,7 @@ class Microbatching:
             )
 
     def number_of(self, batch_size: int) -> int:
-        """Count the micro-batches of a batch.
-
-        Args:
-            batch_size: Samples of the batch.
-
-        Returns:
-            Their number.
-
-        Raises:
-            ConfigError: The batch is not divisible.
-        """
+        """Count the micro-batches of a batch."""
         parts = self.num_microbatches or self.microbatch_size or 1
         if batch_size % parts or not batch_size:
             name = "num_microbatches" if self.num_microbatches else "microbatch_size"
@@ -62,24 +39,7 @@ class Microbatching:
 
 
 def split(batch: Any, microbatching: Microbatching) -> list[Any]:
-    """Split a batch into micro-batches.
-
-    Args:
-        batch: Tensors, samples first, in mappings, sequences and dataclasses; other values are for every part.
-        microbatching: Into how many parts.
-
-    Returns:
-        The micro-batches, built as the batch is.
-
-    Raises:
-        ConfigError: There is no tensor, tensors have different numbers of samples, or these are not divisible.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.pipeline import Microbatching, split
-        >>> [part["x"].tolist() for part in split({"x": torch.arange(4), "name": "a"}, Microbatching(2))]
-        [[0, 1], [2, 3]]
-    """
+    """Split a batch into micro-batches."""
     sizes = {len(tensor) for tensor in tensors_in(batch) if tensor.dim()}
     if len(sizes) != 1:
         raise ConfigError(
@@ -91,20 +51,7 @@ def split(batch: Any, microbatching: Microbatching) -> list[Any]:
 
 
 def join(parts: Sequence[Any]) -> Any:
-    """Merge the outputs of micro-batches.
-
-    Args:
-        parts: All with the same structure. Tensors are concatenated along their first dimension; numbers are averaged.
-
-    Returns:
-        The outputs of the full batch.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.pipeline import join
-        >>> join([(torch.ones(1, 2), torch.tensor(1.0)), (torch.ones(3, 2), torch.tensor(2.0))])[1]
-        tensor(1.5000)
-    """
+    """Merge the outputs of micro-batches."""
     flat = [list(tensors_in(part)) for part in parts]
     joined = iter([torch.cat(each) if each[0].dim() else torch.stack(each).mean() for each in zip(*flat, strict=True)])
     return map_tensors(parts[0], lambda _: next(joined))
@@ -119,21 +66,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Change the tensors of a batch.
-
-    Args:
-        tree: Tensors in mappings, sequences and dataclasses.
-        change: The function applied to each.
-
-    Returns:
-        The same with other tensors.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.pipeline import map_tensors
-        >>> map_tensors({"x": torch.ones(2), "name": "a"}, torch.Tensor.sum)
-        {'x': tensor(2.), 'name': 'a'}
-    """
+    """Change the tensors of a batch."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, Mapping):

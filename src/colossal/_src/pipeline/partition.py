@@ -73,23 +73,7 @@ def partition_balanced(weights: Sequence[float], num_stages: int) -> list[range]
 
 
 def partition_by_counts(counts: Sequence[int], num_layers: int | None = None) -> list[range]:
-    """Give each stage the number of layers that the caller chose.
-
-    Args:
-        counts: The number of layers of each stage.
-        num_layers: Layers of the model, if the numbers are to be checked against it.
-
-    Returns:
-        The layers of each stage.
-
-    Raises:
-        ConfigError: A stage has none, or they are not as many as the model has.
-
-    Example:
-        >>> from colossal._src.pipeline import partition_by_counts
-        >>> partition_by_counts([1, 3])
-        [range(0, 1), range(1, 4)]
-    """
+    """Give each stage the number of layers that the caller chose."""
     if min(counts) < 1 or num_layers not in (None, sum(counts)):
         raise ConfigError(
             "Each stage of a pipeline has a layer at least, and together they have the layers of the model. Found "
@@ -99,20 +83,7 @@ def partition_by_counts(counts: Sequence[int], num_layers: int | None = None) ->
 
 
 def stage_of_layer(layers: Sequence[range], layer: int) -> int:
-    """Find the stage that has a layer.
-
-    Args:
-        layers: The layers of each stage.
-        layer: The layer.
-
-    Returns:
-        The index of the stage.
-
-    Example:
-        >>> from colossal._src.pipeline import stage_of_layer
-        >>> stage_of_layer([range(0, 2), range(2, 5)], layer=2)
-        1
-    """
+    """Find the stage that has a layer."""
     return bisect_right([each.start for each in layers], layer) - 1
 
 

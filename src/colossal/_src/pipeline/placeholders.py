@@ -30,23 +30,7 @@ class StageEnd(Exception):  # noqa: N818 (it is no error)
 
 @final
 class StageBoundary:
-    """The values that come from the stage before and that go to the next one, during a forward pass.
-
-    Args:
-        input_names: The names of those that come; the first are hidden states, or the result of an earlier list.
-        output_names: The names of those that go.
-
-    Attributes:
-        values: By their names; empty at other times.
-        sequence_parallel_size: Number of ranks over which the hidden states are sharded along the sequence.
-
-    Example:
-        >>> from colossal._src.pipeline import StageBoundary
-        >>> passage = StageBoundary(input_names=("hidden_states", "result"))
-        >>> passage.enter(("hidden", "encoded"))
-        >>> passage.values["result"]
-        'encoded'
-    """
+    """The values that come from the stage before and that go to the next one, during a forward pass."""
 
     def __init__(self, input_names: Sequence[str] = (), output_names: Sequence[str] = ()) -> None:
         self.input_names, self.output_names = tuple(input_names), tuple(output_names)
@@ -54,37 +38,19 @@ class StageBoundary:
         self.sequence_parallel_size = 1
 
     def states(self, name: str) -> torch.Tensor:
-        """Make what a forward method makes masks and positions of.
-
-        Args:
-            name: Of the value that it looks like.
-
-        Returns:
-            Hidden states as long as full sequences, without a gradient.
-        """
+        """Make what a forward method makes masks and positions of."""
         value = self.values[name].detach()
         if self.sequence_parallel_size == 1:
             return value
         return value[:, :1].expand(-1, value.shape[1] * self.sequence_parallel_size, *value.shape[2:])
 
     def enter(self, carry: Any) -> None:
-        """Begin a forward pass, or end one.
-
-        Args:
-            carry: What the stage before returned, one value or a tuple; None if there is nothing.
-        """
+        """Begin a forward pass, or end one."""
         given = () if carry is None else carry if isinstance(carry, tuple) else (carry,)
         self.values = dict(zip(self.input_names, given, strict=bool(given)))
 
     def leave(self, values: Mapping[str, Any]) -> Exception:
-        """End the forward pass of a stage.
-
-        Args:
-            values: Those that go; what is not among them has come from an earlier stage.
-
-        Returns:
-            What is to be raised.
-        """
+        """End the forward pass of a stage."""
         known = self.values | dict(values)
         return StageEnd(tuple(known[name] for name in self.output_names))
 

@@ -20,26 +20,7 @@ StageOutput = torch.Tensor | tuple[torch.Tensor, ...]
 
 @final
 class Stage(nn.Module):
-    """One stage of a model.
-
-    Args:
-        module: The model, with the layers of other stages removed.
-        index: Which stage it is.
-        num_stages: How many there are.
-        passage: Where hidden states enter and leave; None for a `torch.nn.Sequential`, which takes them as its input.
-        shared: The parameters that several stages have.
-
-    Attributes:
-        module: The model: parameters have the names that they have in the full model.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.pipeline import Stage
-        >>> layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.ReLU())
-        >>> last = Stage.of_sequential(layers, [range(0, 1), range(1, 3)], index=1)
-        >>> last(torch.ones(2, 4), inputs=None).shape
-        torch.Size([2, 3])
-    """
+    """One stage of a model."""
 
     def __init__(
         self,
@@ -57,20 +38,7 @@ class Stage(nn.Module):
 
     @classmethod
     def of_model(cls, model: nn.Module, stages: Stages, layers: Sequence[range], index: int) -> "Stage":
-        """Extract a stage of a model whose family has a plan.
-
-        Args:
-            model: The full model; layers of other stages are removed in place.
-            stages: What the plan says.
-            layers: The layers of each stage; if the model has several lists, of all of them one after the other.
-            index: The stage to keep.
-
-        Returns:
-            The stage.
-
-        Raises:
-            PlanError: The plan does not fit the model.
-        """
+        """Extract a stage of a model whose family has a plan."""
         if len(layers) == 1:
             return cls(model, index, num_stages=1, passage=StageBoundary())
         passage, shared = extract_stage(model, stages, layers, index)
@@ -78,16 +46,7 @@ class Stage(nn.Module):
 
     @classmethod
     def of_sequential(cls, model: nn.Sequential | ExecutionSequence, layers: Sequence[range], index: int) -> "Stage":
-        """Extract a stage of a sequence of modules.
-
-        Args:
-            model: The full model; modules of other stages are replaced in place.
-            layers: The modules of each stage.
-            index: The stage to keep.
-
-        Returns:
-            The stage.
-        """
+        """Extract a stage of a sequence of modules."""
         shared = extract_sequence_stage(model, layers, index)
         return cls(model, index, len(layers), shared=shared)
 
@@ -102,28 +61,12 @@ class Stage(nn.Module):
         return self.index == self.num_stages - 1
 
     def set_sequence_parallel_size(self, num_ranks: int) -> None:
-        """Set the number of ranks over which hidden states are sharded along the sequence.
-
-        Args:
-            num_ranks: Number of ranks, each of which has the same number of tokens.
-        """
+        """Set the number of ranks over which hidden states are sharded along the sequence."""
         if self._passage is not None:
             self._passage.sequence_parallel_size = num_ranks
 
     def forward(self, carry: StageOutput | None, inputs: Any) -> Any:
-        """Run the stage.
-
-        Args:
-            carry: What the previous stage returned; None on the first.
-            inputs: The inputs of the full model: a mapping is passed by names, a tuple as positional arguments, of
-                which the model gets as many as it takes. What the model does not take is for the criterion.
-
-        Returns:
-            What the full model returns, on the last stage; else what the next stage takes.
-
-        Raises:
-            PlanError: The model came to its end on a stage that is not the last.
-        """
+        """Run the stage."""
         if self._passage is None and carry is not None:
             return self.module(carry)
         args, kwargs = model_arguments(self._signature, inputs)
@@ -146,21 +89,7 @@ class Stage(nn.Module):
 
 
 def model_arguments(signature: inspect.Signature, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Find what a model takes of a batch.
-
-    Args:
-        signature: That of its forward method.
-        inputs: A mapping, which is passed by names, or a tuple, of which it gets as many as it needs.
-
-    Returns:
-        Positional arguments, and arguments by name.
-
-    Example:
-        >>> import inspect
-        >>> from colossal._src.pipeline import model_arguments
-        >>> model_arguments(inspect.signature(lambda x, mask=None: x), {"x": 1, "labels": 2})
-        ((), {'x': 1})
-    """
+    """Find what a model takes of a batch."""
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     if isinstance(inputs, Mapping):
         takes_all = inspect.Parameter.VAR_KEYWORD in kinds

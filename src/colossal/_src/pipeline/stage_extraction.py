@@ -79,21 +79,7 @@ def extract_stage(
 
 
 def copy_structure(model: nn.Module) -> nn.Module:
-    """Copy the modules of a model, but not its parameters and buffers.
-
-    Args:
-        model: The model.
-
-    Returns:
-        Separate modules that hold the same tensors.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal._src.pipeline import copy_structure
-        >>> model = nn.Linear(2, 2)
-        >>> copy_structure(model).weight is model.weight
-        True
-    """
+    """Copy the modules of a model, but not its parameters and buffers."""
     tensors = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 

@@ -74,25 +74,8 @@ class TiedGradientReducer:
 def broadcast_tied_parameters(stages: Iterable[Stage], placement: StagePlacement, mesh: ParallelMesh) -> None:
     """Let a parameter that stages of several ranks have take the value that it has on the first of them.
 
-    Args:
-        stages: The stages of this rank.
-        placement: Which rank has which stage.
-        mesh: The mesh.
-
     Communication: send, pp, the bytes of these parameters, to each other rank that has them; on an accelerator, links
     are opened first.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.pipeline import StagePlacement
-        >>> from colossal._src.pipeline import Stage, broadcast_tied_parameters
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(1):
-        ...     stage = Stage.of_sequential(torch.nn.Sequential(torch.nn.Linear(4, 1)), [range(1)], index=0)
-        ...     broadcast_tied_parameters([stage], StagePlacement(1), ParallelMesh(pp=1))
-        ...     print(stage.shared)
-        ()
     """
     own, found = mesh.rank("pp"), {stage.index: stage for stage in stages}
     links = make_links(mesh, peer_pairs(placement, shared_parameters_of(found.values())))

@@ -20,24 +20,8 @@ class ParallelCausalLoss:
     Gradients are scaled for averaging over ranks: with tokens sharded over n ranks, the gradient on a rank is n times
     that of its local tokens.
 
-    Args:
-        mesh: The mesh.
-        sharding: Which tokens each rank has; None for all.
-        is_vocab_parallel: Whether the vocabulary is sharded over the tp axis.
-
     Communication: see `colossal.nn.VocabParallelCrossEntropyLoss`; with sharded tokens all_reduce, sp, 4 bytes forward
     and backward.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.shardformer import ParallelCausalLoss
-        >>> from colossal.testing import run_threads
-        >>> def program():
-        ...     loss = ParallelCausalLoss(ParallelMesh(tp=2))
-        ...     return loss(torch.zeros(1, 3, 4), torch.tensor([[0, 5, 7]]), vocab_size=8).exp().round().item()
-        >>> run_threads(program, 2)  # each of 8 vocabulary entries is equally likely
-        [8.0, 8.0]
     """
 
     def __init__(
@@ -55,20 +39,7 @@ class ParallelCausalLoss:
         shift_labels: torch.Tensor | None = None,
         **_others: Any,
     ) -> torch.Tensor:
-        """Compute the loss.
-
-        Args:
-            logits: Of the local tokens and vocabulary entries, (batch, tokens, entries).
-            labels: All tokens, (batch, tokens); each is predicted from those before it.
-            vocab_size: The size of the full vocabulary.
-            num_items_in_batch: What the sum is divided by; the number of labels by default.
-            ignore_index: A label that does not count.
-            shift_labels: The labels, shifted already.
-            **_others: What other losses take.
-
-        Returns:
-            The loss over all tokens and the full vocabulary, a scalar; in float32, as that of the replaced function.
-        """
+        """Compute the loss."""
         if shift_labels is None:
             shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         shift_labels = shift_labels.to(logits.device)

@@ -11,19 +11,7 @@ from colossal._src.nn.layer.tp import ColumnParallel, LinearProduct, ParallelLay
 
 
 class Conv1DLayer(ParallelLayer, ABC):
-    """`transformers.pytorch_utils.Conv1D`, of which each rank has a part.
-
-    Args:
-        nf: Features of the full output.
-        nx: Features of the full input.
-        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
-        dtype: Of the parameters.
-        device: Of the parameters.
-        mesh: The mesh; the ambient one by default.
-
-    Attributes:
-        product: How it multiplies.
-    """
+    """`transformers.pytorch_utils.Conv1D`, of which each rank has a part."""
 
     weight: torch.nn.Parameter
     bias: torch.nn.Parameter
@@ -46,14 +34,7 @@ class Conv1DLayer(ParallelLayer, ABC):
         self._build({"weight": weight, "bias": self.product.bias}, device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply the layer.
-
-        Args:
-            x: The local shard of the input, its features last.
-
-        Returns:
-            The local shard of the output.
-        """
+        """Apply the layer."""
         return self.product(x, self.weight.mT, self.bias)
 
     @classmethod
@@ -72,24 +53,7 @@ class Conv1DLayer(ParallelLayer, ABC):
 class Conv1DCol(Conv1DLayer):
     """The column-parallel form: each rank makes some of the features.
 
-    Args:
-        nf: Features of the full output.
-        nx: Features of the full input.
-        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
-        dtype: Of the parameters.
-        device: Of the parameters.
-        mesh: The mesh; the ambient one by default.
-
     Communication: none forward; backward all_reduce, tp, the input's bytes.
-
-    Example:
-        >>> from transformers.pytorch_utils import Conv1D
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.shardformer import Conv1DCol
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(2):
-        ...     Conv1DCol.from_native(Conv1D(6, 4), ParallelMesh(tp=2)).weight.shape
-        torch.Size([4, 3])
     """
 
     _kind = ColumnParallel
@@ -99,24 +63,7 @@ class Conv1DCol(Conv1DLayer):
 class Conv1DRow(Conv1DLayer):
     """The row-parallel form: each rank takes some of the features, and the results are summed up.
 
-    Args:
-        nf: Features of the full output.
-        nx: Features of the full input.
-        split_sizes: The lengths of the projections packed into the output; each of them is sharded by itself.
-        dtype: Of the parameters.
-        device: Of the parameters.
-        mesh: The mesh; the ambient one by default.
-
     Communication: all_reduce, tp, the output's bytes; none backward.
-
-    Example:
-        >>> from transformers.pytorch_utils import Conv1D
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.shardformer import Conv1DRow
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(2):
-        ...     Conv1DRow.from_native(Conv1D(6, 4), ParallelMesh(tp=2)).weight.shape
-        torch.Size([2, 6])
     """
 
     _kind = RowParallel

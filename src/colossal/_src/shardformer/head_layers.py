@@ -44,31 +44,11 @@ class ReplicatedKVLinear(nn.Module):
 
     Every rank keeps all heads, which are few, and sums their gradients up.
 
-    Args:
-        native: The linear layer.
-        num_heads: Number of heads; the tp size must be a multiple of it.
-        mesh: The mesh.
-
-    Attributes:
-        weight: The full weight, the same on all ranks.
-        bias: The full bias, or None.
-        product: How it multiplies.
-
     Communication: backward all_reduce, tp, the input's bytes and those of the parameters.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.shardformer import ReplicatedKVLinear
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(4, rank=3):
-        ...     keys = ReplicatedKVLinear(torch.nn.Linear(8, 6), num_heads=2, mesh=ParallelMesh(tp=4))
-        ...     keys(torch.ones(1, 8)).shape
-        torch.Size([1, 3])
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: nn.Parameter  # the full weight, the same on all ranks
+    bias: nn.Parameter | None  # the full bias, or None
 
     def __init__(self, native: nn.Module, num_heads: int, mesh: ParallelMesh) -> None:
         super().__init__()
@@ -83,14 +63,7 @@ class ReplicatedKVLinear(nn.Module):
             materialize_parameter(parameter).register_hook(Channel("tp", mesh).all_reduce)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the head of this rank.
-
-        Args:
-            x: The full input, its features last.
-
-        Returns:
-            The features of the head.
-        """
+        """Compute the head of this rank."""
         bias = None if self.bias is None else self.bias[self._own]
         return self.product(x, self.weight[self._own], bias)
 
@@ -104,30 +77,10 @@ def materialize_parameter(parameter: nn.Parameter) -> torch.Tensor:
 class HeadParallelEmbedding(ParallelLayer):
     """A table with a column for each head, such as a bias of positions; each rank looks up those of its heads.
 
-    Args:
-        num_embeddings: Rows of the table.
-        embedding_dim: Columns of the full table.
-        dtype: Of the table.
-        device: Of the table.
-        mesh: The mesh; the ambient one by default.
-
-    Attributes:
-        weight: This rank's columns.
-
     Communication: none.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.shardformer import HeadParallelEmbedding
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(2):
-        ...     table = HeadParallelEmbedding.from_native(torch.nn.Embedding(10, 4), ParallelMesh(tp=2))
-        ...     table(torch.tensor([1])).shape
-        torch.Size([1, 2])
     """
 
-    weight: nn.Parameter
+    weight: nn.Parameter  # this rank's columns
 
     def __init__(
         self,
@@ -142,14 +95,7 @@ class HeadParallelEmbedding(ParallelLayer):
         self._build({"weight": make_layout(self.mesh, (num_embeddings, embedding_dim), {1: ("tp",)})}, device)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Look numbers up.
-
-        Args:
-            numbers: Of rows, in any shape.
-
-        Returns:
-            Their columns of this rank's heads.
-        """
+        """Look numbers up."""
         return functional.embedding(numbers, self.weight)
 
     @classmethod

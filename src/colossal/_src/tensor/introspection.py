@@ -138,21 +138,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_regions_of(tensor: torch.Tensor, rank: int = 0) -> list[tuple[Region, torch.Tensor]]:
-    """Look at what this rank holds of a tensor as regions of the full one.
-
-    Args:
-        tensor: A DTensor, what `set_placement` knows, or any other tensor.
-        rank: The global rank of this process.
-
-    Returns:
-        Each region with its elements, which share memory with `tensor`.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.tensor import local_regions_of
-        >>> [(region.shape, part.shape) for region, part in local_regions_of(torch.zeros(2, 3))]
-        [((2, 3), torch.Size([2, 3]))]
-    """
+    """Look at what this rank holds of a tensor as regions of the full one."""
     if is_dtensor(tensor):
         (region,) = _layout_of_dtensor(tensor).regions_of(rank)
         return [(region, local_of(tensor))]
@@ -191,38 +177,12 @@ def full_tensor_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def comm_device(tensor: torch.Tensor) -> torch.device:
-    """Return the device on which the process groups of a tensor communicate.
-
-    Args:
-        tensor: Any tensor.
-
-    Returns:
-        The device of the tensor; that of its groups if it is offloaded to another.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.tensor import comm_device
-        >>> comm_device(torch.ones(3))
-        device(type='cpu')
-    """
+    """Return the device on which the process groups of a tensor communicate."""
     return placement_of(tensor).comm_device(tensor.device)
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a DTensor, without importing DTensor (half of torch's import time) if nothing has yet.
-
-    Args:
-        tensor: Any tensor.
-
-    Returns:
-        Whether it is a DTensor.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.tensor import is_dtensor
-        >>> is_dtensor(torch.ones(3))
-        False
-    """
+    """Return whether a tensor is a DTensor, without importing DTensor, which takes half as long as torch."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -199,64 +199,20 @@ def _optional(row: str) -> str:
 
 
 def base_model_of(model: nn.Module) -> nn.Module:
-    """Find the part of a model of Hugging Face that its heads have in common.
-
-    Args:
-        model: The model, with a head or without one.
-
-    Returns:
-        Its base model; the model itself if it has none.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal._src.tensor import base_model_of
-        >>> model = nn.Linear(1, 1)
-        >>> base_model_of(model) is model
-        True
-    """
+    """Find the part of a model of Hugging Face that its heads have in common."""
     model = unwrap_adapters(model)
     found = getattr(model, getattr(model, "base_model_prefix", None) or "base_model", None)
     return found if isinstance(found, nn.Module) else model
 
 
 def unwrap_adapters(model: nn.Module) -> nn.Module:
-    """Find the model that adapters of peft stand in.
-
-    Args:
-        model: Any model.
-
-    Returns:
-        The model as its class built it, whose layers may have adapters attached.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal._src.tensor import unwrap_adapters
-        >>> unwrap_adapters(nn.Linear(1, 1))
-        Linear(in_features=1, out_features=1, bias=True)
-    """
+    """Find the model that adapters of peft stand in."""
     find: Any = getattr(model, "get_base_model", None)
     return model if find is None else find()
 
 
 def find_modules(root: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    """Find the modules that a row of a plan names.
-
-    Args:
-        root: The model.
-        pattern: See `ParallelPlan`.
-
-    Returns:
-        The name of each module, and the module.
-
-    Raises:
-        PlanError: There is none, and the row does not allow it.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal._src.tensor import find_modules
-        >>> [name for name, _ in find_modules(nn.Sequential(nn.ReLU(), nn.ReLU()), "[1-9]")]
-        ['1']
-    """
+    """Find the modules that a row of a plan names."""
     names = pattern.removeprefix(_OPTIONAL).split(".")
     found: list[tuple[str, nn.Module]] = [
         (name, module)

@@ -14,20 +14,7 @@ from colossal._src.tensor.introspection import is_dtensor
 
 
 def set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Let a tensor have other values, of any shape, dtype and device.
-
-    Args:
-        tensor: Not part of a graph; nothing but the caller is in the middle of using it.
-        values: What it is from now on; their memory is shared.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.tensor import set_data
-        >>> weight = torch.nn.Parameter(torch.zeros(2))
-        >>> set_data(weight, torch.ones(3))
-        >>> weight.tolist()
-        [1.0, 1.0, 1.0]
-    """
+    """Let a tensor have other values, of any shape, dtype and device."""
     inside: Any = torch
     if inside._has_compatible_shallow_copy_type(tensor, values):  # noqa: SLF001 (as Module.to asks)
         tensor.data = values
@@ -40,23 +27,7 @@ def set_data(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def move_module(module: nn.Module, device: torch.device) -> nn.Module:
-    """Bring parameters, their gradients, and buffers to a device, as the objects that they are; but no parts of others.
-
-    Args:
-        module: The module; nothing in it is lazy any more.
-        device: Where it goes.
-
-    Returns:
-        The module.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.tensor import move_module
-        >>> layer = torch.nn.Linear(2, 3)
-        >>> weight = layer.weight
-        >>> move_module(layer, torch.device("cpu")).weight is weight
-        True
-    """
+    """Bring parameters, their gradients and buffers to a device, as the objects that they are; no parts of others."""
     for parameter in module.parameters():
         if parameter.device != device and not is_dtensor(parameter):
             grad, parameter.grad = parameter.grad, None
@@ -72,21 +43,7 @@ def move_module(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
-    """Find all names of the parameters of a model, of which several may be one parameter.
-
-    Args:
-        model: The model.
-
-    Returns:
-        The names of each, in the order of the model.
-
-    Example:
-        >>> from torch import nn
-        >>> from colossal._src.tensor import parameter_names
-        >>> layer = nn.Linear(2, 2, bias=False)
-        >>> list(parameter_names(nn.Sequential(layer, layer)).values())
-        [['0.weight', '1.weight']]
-    """
+    """Find all names of the parameters of a model, of which several may be one parameter."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(strip_compile_prefix(name))
@@ -94,17 +51,5 @@ def parameter_names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 
 
 def strip_compile_prefix(name: str) -> str:
-    """Leave out of a name what `torch.compile` adds to those of the modules that it wraps.
-
-    Args:
-        name: The name of a parameter or buffer.
-
-    Returns:
-        Its name in the model that is not compiled.
-
-    Example:
-        >>> from colossal._src.tensor import strip_compile_prefix
-        >>> strip_compile_prefix("layers.0._orig_mod.weight")
-        'layers.0.weight'
-    """
+    """Leave out of a name what `torch.compile` adds to those of the modules that it wraps."""
     return name.replace("_orig_mod.", "")

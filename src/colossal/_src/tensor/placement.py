@@ -221,26 +221,7 @@ def _full(shape: tuple[int, ...]) -> Placement:
 
 
 def set_placement(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
-    """Remember where the elements of a tensor are, so that norms, checkpoints and optimizers know.
-
-    Args:
-        tensor: What this rank holds.
-        placement: What it is.
-
-    Returns:
-        The same tensor.
-
-    Raises:
-        PlanError: It has another shape than the placement says.
-
-    Example:
-        >>> import torch
-        >>> from colossal.tensor import Layout, Placement, placement_of
-        >>> from colossal._src.tensor import set_placement
-        >>> half = set_placement(torch.zeros(3, 2), Placement(Layout.parse("S0R", (6, 2), grid=(2,)), rank=1))
-        >>> print(placement_of(half).layout, placement_of(half).shape)
-        S0R (6, 2)
-    """
+    """Remember where the elements of a tensor are, so that norms, checkpoints and optimizers know."""
     if tuple(tensor.shape) != placement.local_shape:
         raise PlanError(
             f"By its placement, this rank holds a tensor of the shape {placement.local_shape}. Found "
@@ -251,22 +232,7 @@ def set_placement(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 
 def copy_placement(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Remember that a tensor is placed as another one, such as a gradient or an optimizer state as its parameter.
-
-    Args:
-        tensor: Any tensor.
-        other: Any tensor.
-
-    Returns:
-        `tensor` itself, with the placement of `other` if it has that one's shape.
-
-    Example:
-        >>> import torch
-        >>> from colossal.tensor import placement_of
-        >>> from colossal._src.tensor import copy_placement
-        >>> placement_of(copy_placement(torch.zeros(2), torch.ones(2))).is_sharded
-        False
-    """
+    """Remember that a tensor is placed as another one, such as a gradient or an optimizer state as its parameter."""
     placement = known_placement(other)
     if placement is not None and tensor.shape == other.shape:
         setattr(tensor, _MARK, placement)
@@ -280,38 +246,12 @@ def known_placement(tensor: torch.Tensor) -> Placement | None:
 
 
 def set_backing_shard(parameter: torch.Tensor, part: torch.Tensor) -> None:
-    """Remember where the values of a parameter are while it has none of its own.
-
-    Args:
-        parameter: Of a model.
-        part: What this rank keeps of it, with its placement.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.tensor import set_backing_shard, backing_shard
-        >>> parameter, part = torch.nn.Parameter(torch.zeros(4)), torch.ones(2)
-        >>> set_backing_shard(parameter, part)
-        >>> backing_shard(parameter)
-        tensor([1., 1.])
-    """
+    """Remember where the values of a parameter are while it has none of its own."""
     setattr(parameter, _RESTING, part)
 
 
 def backing_shard(value: Any) -> Any:
-    """Look where the values of a parameter are.
-
-    Args:
-        value: A parameter, or anything else.
-
-    Returns:
-        The shard that `set_backing_shard` set; `value` itself if it has its own values.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.tensor import backing_shard
-        >>> backing_shard(torch.zeros(1))
-        tensor([0.])
-    """
+    """Look where the values of a parameter are."""
     return getattr(value, _RESTING, value)
 
 

@@ -22,29 +22,6 @@ class Bucket(FlatParameters):
     [Note: one buffer] The parameters of the model are views of `working`, and this rank's shards are views of its
     segment, or of a float32 copy of that. An update of the shards thus is an update of the model, and what remains to
     be done is one all-gather in place: nothing is packed or unpacked.
-
-    Args:
-        parameters: Of one dtype and device; from now on their data is in this buffer.
-        partition: The ranks.
-        config: What the user said.
-        pool: Lends buffers of gradients.
-        scratch: Lends room for the gradients of other ranks, where summing up takes any.
-
-    Attributes:
-        working: The parameters, one after the other, and zeros at the end.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.comm import Partition
-        >>> from colossal.testing import fake_world
-        >>> from colossal._src.zero import Bucket, BufferPool, ZeroConfig
-        >>> weight, bias = torch.nn.Linear(2, 3).parameters()
-        >>> with fake_world(2, rank=1):
-        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
-        ...     bucket = Bucket([weight, bias], partition, ZeroConfig(), BufferPool(), BufferPool())
-        >>> bucket.numel, [shard.numel() for shard in bucket.shards]
-        (10, [1, 3])
     """
 
     def __init__(
@@ -82,25 +59,14 @@ class Bucket(FlatParameters):
         }
 
     def start_gather(self, *, is_written: bool = False) -> PendingComm:
-        """Bring the new values of all segments to this rank.
-
-        Args:
-            is_written: The optimizer has written this rank's new values to their `targets` itself.
-
-        Returns:
-            What to wait for.
-        """
+        """Bring the new values of all segments to this rank."""
         self._update_shard(is_written)
         self._versions = self._changes()
         return self._partition.start_all_gather(self.working)
 
     @torch.no_grad()
     def refresh(self, only_written: bool = True) -> None:
-        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates.
-
-        Args:
-            only_written: Look only at parameters that torch has seen change.
-        """
+        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates."""
         versions = self._changes()
         self._update_master(versions if only_written else None)
         self._versions = versions

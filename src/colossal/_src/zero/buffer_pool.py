@@ -11,76 +11,31 @@ _HUGE_PAGE = 1 << 21
 
 
 class Pool(Protocol):
-    """What lends buffers.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.zero import BufferPool, Pool
-        >>> def borrow(pool: Pool) -> int:
-        ...     return pool.take(8, torch.float32, torch.device("cpu")).numel()
-        >>> borrow(BufferPool())
-        8
-    """
+    """What lends buffers."""
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Lend a buffer.
-
-        Args:
-            numel: How many elements.
-            dtype: Of which type.
-            device: Where.
-
-        Returns:
-            A tensor of one dimension with any content.
-        """
+        """Lend a buffer."""
         ...
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back.
-
-        Args:
-            buffer: What `take` lent; it is not in use any more.
-        """
+        """Take a buffer back."""
         ...
 
 
 @final
 class BufferPool:
-    """Buffers of gradients that are on their way: few at a time, while all parameters pass through them.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.zero import BufferPool
-        >>> pool = BufferPool()
-        >>> buffer = pool.take(4, torch.float32, torch.device("cpu"))
-        >>> pool.give_back(buffer)
-        >>> pool.take(3, torch.float32, torch.device("cpu")).data_ptr() == buffer.data_ptr()
-        True
-    """
+    """Buffers of gradients that are on their way: few at a time, while all parameters pass through them."""
 
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []
         self._largest = 0
 
     def expect(self, numel: int) -> None:
-        """Make new buffers so large that each fits whatever is going to be asked for.
-
-        Args:
-            numel: How many elements somebody is going to ask for.
-        """
+        """Make new buffers so large that each fits whatever is going to be asked for."""
         self._largest = max(self._largest, numel)
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Lend a buffer.
-
-        Args:
-            numel: How many elements.
-            dtype: Of which type.
-            device: Where.
-
-        Returns:
-            A tensor of one dimension with any content.
-        """
+        """Lend a buffer."""
         fitting = [
             free for free in self._free if (free.dtype, free.device) == (dtype, device) and free.numel() >= numel
         ]
@@ -91,11 +46,7 @@ class BufferPool:
         return smallest[:numel]
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back.
-
-        Args:
-            buffer: What `take` lent; it is not in use any more.
-        """
+        """Take a buffer back."""
         base = buffer if buffer._base is None else buffer._base  # noqa: SLF001 (it has no public name)
         self._free = sorted([*self._free, base], key=torch.Tensor.numel)[-_MOST_KEPT:]
 

@@ -25,36 +25,12 @@ class FlatParameters(ABC):
 
     [Note: announced bytes] A method that takes buffers is a generator: it yields how many bytes it is going to take,
     and takes them when it is resumed. So its caller frees memory in between, which neither this nor the pool does.
-
-    Args:
-        parameters: Of one dtype and device.
-        partition: The ranks.
-        config: What the user said.
-        pool: Lends buffers of gradients.
-        scratch: Lends room for the gradients of other ranks, where summing up takes any.
-        dtype: Of the parameters; that of the first by default.
-
-    Attributes:
-        parameters: The parameters of the model.
-        numel: Their elements, and some more, so that all segments are of one length.
-        dtype: The type that the parameters are computed in.
-        device: Where they are computed.
-        grad_shard: The average gradient of this rank's segment; None before the first reduction.
-        used: For each parameter whether a gradient came since they were last thrown away.
-        shard: This rank's segment of the parameters.
-        master: What the optimizer updates: this rank's segment, or a float32 copy of it.
-        shards: What is here of each parameter; a range of `master`, maybe an empty one.
-
-    Example:
-        >>> from colossal._src.zero import Bucket, FlatParameters
-        >>> issubclass(Bucket, FlatParameters)
-        True
     """
 
-    shard: torch.Tensor
-    master: torch.Tensor
+    shard: torch.Tensor  # this rank's segment of the parameters
+    master: torch.Tensor  # what the optimizer updates: this rank's segment, or a float32 copy of it
     _versions: list[int]
-    shards: list[nn.Parameter]
+    shards: list[nn.Parameter]  # what is here of each parameter; a range of `master`, maybe an empty one
 
     def __init__(
         self,
@@ -103,14 +79,7 @@ class FlatParameters(ABC):
 
     @abstractmethod
     def start_gather(self, *, is_written: bool = False) -> PendingComm:
-        """Bring the new values of the shards to where the model computes.
-
-        Args:
-            is_written: The optimizer has written this rank's new values to their `targets` itself.
-
-        Returns:
-            What to wait for.
-        """
+        """Bring the new values of the shards to where the model computes."""
 
     @torch.no_grad()
     def start_upload(self) -> None:
@@ -120,11 +89,7 @@ class FlatParameters(ABC):
 
     @abstractmethod
     def refresh(self, only_written: bool = True) -> None:
-        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates.
-
-        Args:
-            only_written: Look only at parameters that torch has seen change.
-        """
+        """Take values that somebody wrote into the parameters over into the copy that the optimizer updates."""
 
     @property
     def trains(self) -> bool:
@@ -145,14 +110,7 @@ class FlatParameters(ABC):
 
     @torch.no_grad()
     def copy_grad(self, index: int) -> Iterator[int]:
-        """Move a gradient from its parameter into the buffer, ready to be summed up.
-
-        Args:
-            index: Which parameter.
-
-        Yields:
-            The bytes that it takes next, see the note.
-        """
+        """Move a gradient from its parameter into the buffer, ready to be summed up."""
         buffer = yield from self._gradients()
         parameter = self.parameters[index]
         grad, place = parameter.grad, self._view_of(buffer, index)
@@ -172,14 +130,7 @@ class FlatParameters(ABC):
 
     @torch.no_grad()
     def keep(self, index: int) -> Iterator[int]:
-        """Let a gradient accumulate in the buffer, not yet to be summed up.
-
-        Args:
-            index: Which parameter.
-
-        Yields:
-            The bytes that it takes next, see the note.
-        """
+        """Let a gradient accumulate in the buffer, not yet to be summed up."""
         parameter = self.parameters[index]
         assert parameter.grad is not None
         self.used[index] = True
@@ -190,11 +141,7 @@ class FlatParameters(ABC):
 
     @torch.no_grad()
     def start_reduction(self) -> Iterator[int]:
-        """Begin to sum up what is here; parameters without a gradient count as zeros.
-
-        Yields:
-            The bytes that it takes next, see the note.
-        """
+        """Begin to sum up what is here; parameters without a gradient count as zeros."""
         buffer = yield from self._gradients()
         for index, parameter in enumerate(self.parameters):
             if index not in self._filled and parameter.grad is not None:
@@ -214,11 +161,7 @@ class FlatParameters(ABC):
 
     @torch.no_grad()
     def finish_reduction(self) -> Iterator[int]:
-        """Wait for the sum, and add it to what was summed up since gradients were last thrown away.
-
-        Yields:
-            The bytes that it takes next, see the note.
-        """
+        """Wait for the sum, and add it to what was summed up since gradients were last thrown away."""
         if self._reduction is None:
             return
         (pending, summed), self._reduction = self._reduction, None
@@ -247,11 +190,7 @@ class FlatParameters(ABC):
         yield from ()
 
     def grads(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """Go through the averaged gradients.
-
-        Yields:
-            Each shard with its gradient, in the dtype and on the device of the shard.
-        """
+        """Go through the averaged gradients."""
         assert self.grad_shard is not None
         self._download.wait()
         self.grad_shard = self.grad_shard.to(self.master.device, self.master.dtype)

@@ -58,45 +58,7 @@ def shard_optimizer(
     param_names: Mapping[nn.Parameter, str] | None = None,
     full_spec: FullOptimizerSpec | None = None,
 ) -> OptimizerWrapper:
-    """Let an optimizer update this rank's shards of a model's parameters.
-
-    Args:
-        model: The model, in the dtype that it runs in.
-        optimizer: Of its parameters; changed in place.
-        partition: The ranks.
-        config: How gradients travel, and where states are.
-        scaler: The loss scaler; none by default.
-        max_norm: Clip the common norm of the gradients to it before each step; 0 does not.
-        norm_type: The p of that norm.
-        units: Parts of the model that wait for their own parameters, if the next forward pass begins early.
-        peers: The ranks that have other parameters of the model; none by default.
-        param_names: Names in the full model; by default in `model`.
-        full_spec: The full optimizer, if this one has only some of its parameters.
-
-    Returns:
-        The optimizer, wrapped; its gradients are averages over all ranks.
-
-    Raises:
-        ConfigError: A parameter has no values, or one of its own storage for each element.
-        UnsupportedError: The optimizer or the model does not support shards.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.comm import Partition
-        >>> from colossal.testing import run_threads
-        >>> from colossal._src.zero import ZeroConfig, shard_optimizer
-        >>> def program():
-        ...     torch.nn.init.ones_((model := torch.nn.Linear(2, 1, bias=False)).weight)
-        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
-        ...     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        ...     optimizer = shard_optimizer(model, optimizer, partition, ZeroConfig(stage=2))
-        ...     optimizer.backward(model(torch.tensor([[1.0, 2.0 * partition.rank]])).sum())
-        ...     optimizer.step()
-        ...     return model.weight.tolist()
-        >>> run_threads(program, 2)
-        [[[0.0, 0.0]], [[0.0, 0.0]]]
-    """
+    """Let an optimizer update this rank's shards of a model's parameters."""
     check_optimizer(optimizer, shards=True)
     _check_model(model, optimizer, config, needs_values=dist.get_backend(partition.group) != "fake")
     names = param_names or {parameter: name for name, parameter in model.named_parameters()}

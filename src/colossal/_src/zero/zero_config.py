@@ -13,35 +13,20 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @final
 @dataclass(frozen=True)
 class ZeroConfig:
-    """How gradients are communicated, and where optimizer states are.
+    """How gradients are communicated, and where optimizer states are."""
 
-    Args:
-        stage: 1 keeps full gradients on every rank, so that they can accumulate without communication; 2 keeps of each
-            gradient only the shard that this rank updates.
-        bucket_numel: Gradients are reduced when this many elements of them are there; a larger one gets its own bucket.
-        communication_dtype: The dtype that gradients are summed in; that of the gradients by default.
-        overlap_communication: Let the backward pass go on while gradients are reduced.
-        overlap_allgather: Let the next forward pass begin while updated parameters still arrive.
-        cpu_offload: Keep master weights and optimizer states in host memory.
-        master_weights: Update float32 copies of parameters in half precision.
-        fp8_communication: Communicate gradients in 8 bits, with a scale for each block of them; sums are in float32.
-
-    Raises:
-        ConfigError: A value is outside its range.
-
-    Example:
-        >>> from colossal._src.zero import ZeroConfig
-        >>> ZeroConfig(stage=2).keeps_gradients
-        False
-    """
-
+    # 1 keeps full gradients on every rank, so that they can accumulate without communication; 2 keeps of each gradient
+    # only the shard that this rank updates
     stage: int = 1
+    # gradients are reduced when this many elements of them are there; a larger one gets its own bucket
     bucket_numel: int = 12 * 1024 * 1024
+    # the dtype that gradients are summed in; that of the gradients by default
     communication_dtype: torch.dtype | None = None
-    overlap_communication: bool = True
-    overlap_allgather: bool = False
-    cpu_offload: bool = False
-    master_weights: bool = True
+    overlap_communication: bool = True  # let the backward pass go on while gradients are reduced
+    overlap_allgather: bool = False  # let the next forward pass begin while updated parameters still arrive
+    cpu_offload: bool = False  # keep master weights and optimizer states in host memory
+    master_weights: bool = True  # update float32 copies of parameters in half precision
+    # communicate gradients in 8 bits, with a scale for each block of them; sums are in float32
     fp8_communication: bool = False
 
     def __post_init__(self) -> None:

@@ -55,34 +55,8 @@ class ZeroShards(MasterParams):
     Each rank updates its shards, which have the same size on all ranks, and then gathers those of the other ranks.
     Parameters of the model become views of common buffers; they keep their names, shapes and values.
 
-    Args:
-        optimizer: As the user built it; from now on its groups hold shards.
-        order: Parameters in the order in which a forward pass uses them, as far as that is known.
-        partition: The ranks.
-        config: What the user said.
-        chunks: Returns the existing buffers of some parameters; by default new ones are made.
-        agree: Takes numbers of this rank, and returns for each the largest of all ranks; by default just that.
-        reserve: Makes room for so many bytes of gradients; by default there is always room.
-
-    Attributes:
-        buckets: The buffers, in the order in which a backward pass fills them.
-
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
     https://arxiv.org/abs/1910.02054, sections 5.1 and 5.2.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal._src.comm import Partition
-        >>> from colossal.testing import fake_world
-        >>> from colossal._src.zero import ZeroConfig, ZeroShards
-        >>> model = torch.nn.Linear(3, 3)
-        >>> optimizer = torch.optim.AdamW(model.parameters())
-        >>> with fake_world(2):
-        ...     partition = Partition(ParallelMesh(dp=2).group("dp"))
-        ...     shards = ZeroShards(optimizer, model.parameters(), partition, ZeroConfig())
-        >>> [shard.numel() for shard in optimizer.param_groups[0]["params"]]  # of 9 weights and 3 biases
-        [3, 3]
     """
 
     def __init__(
@@ -121,12 +95,6 @@ class ZeroShards(MasterParams):
     def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
         """Share the parameters of a group that was added to the optimizer.
 
-        Args:
-            group: One of the optimizer's groups; changed in place.
-
-        Returns:
-            The new shards, and the parameter of each.
-
         Communication: all_gather, dp, the parameters' bytes: all ranks begin with the values of the owners.
         """
         before = len(self.buckets)
@@ -137,9 +105,6 @@ class ZeroShards(MasterParams):
 
     def backward_pass(self) -> AbstractContextManager[Any]:
         """Open the context in which gradients of the working parameters are computed.
-
-        Returns:
-            A new context manager, at whose end all gradients are reduced.
 
         Communication: reduce_scatter, dp, the gradients' bytes; none inside of `no_sync`.
         """
@@ -188,11 +153,7 @@ class ZeroShards(MasterParams):
             self.wait()
 
     def wait(self, buckets: Iterable[FlatParameters] | None = None) -> None:
-        """Wait until updated parameters are here.
-
-        Args:
-            buckets: Which of them; all by default.
-        """
+        """Wait until updated parameters are here."""
         for bucket in list(self._gathers) if buckets is None else buckets:
             if bucket in self._gathers:
                 self._gathers.pop(bucket).wait()
@@ -203,12 +164,7 @@ class ZeroShards(MasterParams):
             bucket.refresh(only_written=False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Throw the gradients of the working parameters away.
-
-        Args:
-            set_to_none: Free them; otherwise those that were summed up stay as they are in the shards, where the
-                optimizer fills them with zeros.
-        """
+        """Throw the gradients of the working parameters away."""
         self._reducer.reset()
         self._num_pulled = None
         for bucket in self.buckets:

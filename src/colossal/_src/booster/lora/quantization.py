@@ -11,23 +11,10 @@ from colossal.errors import ConfigError, UnsupportedError
 
 
 class Quantizer(Protocol):
-    """Stores the weights of a frozen model in fewer bits.
-
-    Example:
-        >>> from colossal._src.booster.lora.quantization import BitsAndBytes, Quantizer
-        >>> quantizer: Quantizer = BitsAndBytes()
-        >>> callable(quantizer.quantize)
-        True
-    """
+    """Stores the weights of a frozen model in fewer bits."""
 
     def quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
-        """Replace the linear layers of a model by quantized ones, in place, and move it to the device.
-
-        Args:
-            model: The model.
-            device: Where it is trained.
-            config: How to quantize; a default of the implementation if None.
-        """
+        """Replace the linear layers of a model by quantized ones, in place, and move it to the device."""
         ...
 
 
@@ -70,30 +57,10 @@ class BitsAndBytes:
     The output embeddings stay as they are, and so do the layers that the configuration skips.
 
     Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, https://arxiv.org/abs/2305.14314.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.booster.lora.quantization import BitsAndBytes
-        >>> from colossal.errors import UnsupportedError
-        >>> try:
-        ...     BitsAndBytes().quantize(torch.nn.Linear(2, 1), torch.device("cpu"), None)
-        ... except UnsupportedError as error:
-        ...     print(str(error).partition(".")[0])
-        quantize=True stores weights by bitsandbytes on a GPU
     """
 
     def quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
-        """Replace the linear layers of a model by quantized ones, in place, and move it to the device.
-
-        Args:
-            model: The model.
-            device: A GPU.
-            config: A `transformers.BitsAndBytesConfig` or accelerate's `BnbQuantizationConfig`; 4 bits by default.
-
-        Raises:
-            ConfigError: The configuration asks for neither 4 nor 8 bits, or there is no layer to quantize.
-            UnsupportedError: There is no GPU, or bitsandbytes is not installed.
-        """
+        """Replace the linear layers of a model by quantized ones, in place, and move it to the device."""
         recipe = _QuantizationOptions.of(config)
         if device.type != "cuda":
             raise UnsupportedError(

@@ -17,22 +17,11 @@ _AHEAD = 2
 
 
 class P2PMessage(NamedTuple):
-    """Hidden states, or their gradients, of one micro-batch between two adjacent stages.
+    """Hidden states, or their gradients, of one micro-batch between two adjacent stages."""
 
-    Attributes:
-        is_grad: Whether it goes back.
-        stage: The earlier of the two stages.
-        microbatch: The micro-batch.
-
-    Example:
-        >>> from colossal._src.pipeline import P2PMessage
-        >>> P2PMessage(False, stage=0, microbatch=1).stage
-        0
-    """
-
-    is_grad: bool
-    stage: int
-    microbatch: int
+    is_grad: bool  # whether it goes back
+    stage: int  # the earlier of the two stages
+    microbatch: int  # the micro-batch
 
 
 class PeerMessage(NamedTuple):
@@ -71,22 +60,6 @@ def p2p_messages(orders: PipelineOrder, placement: StagePlacement, source: int, 
     """Go through the messages of a step from one rank to another, in the order of the sender.
 
     See [Note: order of messages].
-
-    Args:
-        orders: What each rank of the pp axis does.
-        placement: Which rank has which stage.
-        source: The rank that sends.
-        target: The rank that receives.
-
-    Yields:
-        The messages.
-
-    Example:
-        >>> from colossal.pipeline import SCHEDULES, StagePlacement
-        >>> from colossal._src.pipeline import p2p_messages
-        >>> place = StagePlacement(2)
-        >>> [message.microbatch for message in p2p_messages(SCHEDULES["1f1b"](place, 3), place, 0, 1)]
-        [0, 1, 2]
     """
     for action in orders[source]:
         given = message_sent_by(action, placement)

@@ -23,31 +23,6 @@ def check_schedule(orders: PipelineOrder, placement: StagePlacement, shared: Seq
 
     Every pass has to be made once, after what it needs, by the rank that has its stage. Then the messages of a step
     are simulated: with shapes, as in a first step, and without.
-
-    Args:
-        orders: What each rank does.
-        placement: Which rank has which stage.
-        shared: The parameters that several stages have, whose gradients are exchanged in the end.
-
-    Raises:
-        ConfigError: A pass is missing, made twice, too early or by another rank; or ranks wait for each other, and
-            which of them waits for what.
-
-    Example:
-        >>> from colossal.errors import ConfigError
-        >>> from colossal.pipeline import Action, StagePlacement, one_forward_one_backward
-        >>> from colossal._src.pipeline import check_schedule
-        >>> placement = StagePlacement(2)
-        >>> check_schedule(one_forward_one_backward(placement, 2), placement)
-        >>> first = tuple(Action(kind, 0, microbatch) for microbatch in range(2) for kind in "FB")
-        >>> last = tuple(Action(kind, 1, microbatch) for kind in "FB" for microbatch in range(2))
-        >>> try:
-        ...     check_schedule((first, last), placement)
-        ... except ConfigError as error:
-        ...     for part in str(error).partition("Found that ")[2].partition(".")[0].split("; "):
-        ...         print(part)
-        rank 0 waits for the gradients of micro-batch 0 after stage 0 from rank 1
-        rank 1 waits for the hidden states of micro-batch 1 after stage 0 from rank 0
     """
     _check_passes(orders, placement)
     for is_first in (True, False):

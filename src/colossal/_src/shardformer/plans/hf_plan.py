@@ -23,23 +23,7 @@ _KEY_VALUE = ("k_proj", "v_proj")
 
 
 def hf_plan(config: Any) -> ParallelPlan | None:
-    """Make a plan from the tensor-parallel plan of a configuration.
-
-    Args:
-        config: Of a model of Hugging Face.
-
-    Returns:
-        The plan, in which the embedding and the head stay replicated; None if the configuration has none.
-
-    Raises:
-        PlanError: It names a style that is not known here.
-
-    Example:
-        >>> from transformers import GemmaConfig
-        >>> from colossal._src.shardformer import hf_plan
-        >>> hf_plan(GemmaConfig()).styles["layers.*.mlp.down_proj"]
-        'rowwise'
-    """
+    """Make a plan from the tensor-parallel plan of a configuration."""
     rows: Mapping[str, str] | None = getattr(config, "base_model_tp_plan", None)
     if not rows:
         return None

@@ -28,38 +28,8 @@ class Chunk(FlatParameters):
     NaN, in their own shapes, which makes a read of them visible. If nothing is sharded or moved, `shard` is a view of
     `full`, which stays.
 
-    Args:
-        parameters: Of one dtype and device, in the order in which the model has them.
-        partition: The ranks.
-        config: What the user said of gradients.
-        memory: Lends what is on the device.
-        traffic: Counts what moves.
-        placement: Where the parts are between their uses.
-        dtype: What the parameters are computed in.
-        index: The number of this chunk.
-
-    Attributes:
-        index: The number of this chunk.
-        placement: Where the parts are between their uses.
-        shard: This rank's segment of the parameters.
-        full: All of them; None while they are in shards.
-        states: What is being done with each parameter.
-        num_pins: How many operations are using it.
-        num_updates: How often the values have changed.
-
     Source: Fang et al., "Parallel Training of Pre-Trained Models via Chunk-Based Dynamic Memory Management", 2021,
     https://arxiv.org/abs/2108.05818, section 5.
-
-    Example:
-        >>> import torch
-        >>> from colossal.testing import fake_world
-        >>> from colossal.zero.gemini import GeminiDDP
-        >>> from colossal._src.zero.gemini import Chunk
-        >>> with fake_world(2):
-        ...     model = GeminiDDP(torch.nn.Linear(2, 3), mixed_precision=None)
-        >>> (chunk,) = model.chunks.chunks
-        >>> isinstance(chunk, Chunk), chunk.full, chunk.shard.numel(), chunk.parameters[0].shape
-        (True, None, 5, torch.Size([3, 2]))
     """
 
     def __init__(
@@ -140,12 +110,7 @@ class Chunk(FlatParameters):
 
     @torch.no_grad()
     def load_values(self, index: int, values: torch.Tensor) -> None:
-        """Take the values of a parameter, whose own memory is given back.
-
-        Args:
-            index: Which parameter.
-            values: All of its values, on any device.
-        """
+        """Take the values of a parameter, whose own memory is given back."""
         if self.is_always_full:
             assert self.full is not None
             self._view_of(self.full, index).copy_(values)
@@ -167,9 +132,6 @@ class Chunk(FlatParameters):
     @torch.no_grad()
     def start_fetch(self) -> PendingComm:
         """Begin to gather the full buffer on the device; `attach` then makes the parameters views of it.
-
-        Returns:
-            What to wait for.
 
         Communication: all_gather, dp, the parameters' bytes.
         """
@@ -214,50 +176,27 @@ class Chunk(FlatParameters):
         self._all_become(TensorState.FREE)
 
     def copy_grad(self, index: int) -> Iterator[int]:
-        """Move a gradient from its parameter into the buffer, ready to be summed up.
-
-        Args:
-            index: Which parameter.
-
-        Yields:
-            The bytes that it takes next.
-        """
+        """Move a gradient from its parameter into the buffer, ready to be summed up."""
         yield from super().copy_grad(index)
         self._recomputed.discard(index)
         self.states[index] = self.states[index].transition_to(TensorState.READY_FOR_REDUCE)
 
     def mark_read(self, index: int, is_recomputed: bool = False) -> None:
-        """Note that an operation has read a parameter.
-
-        Args:
-            index: Which parameter.
-            is_recomputed: It was repeated for a backward pass, which holds views until it brings the gradient.
-        """
+        """Note that an operation has read a parameter."""
         if is_recomputed and self.parameters[index].requires_grad:
             self._recomputed.add(index)
         calm = TensorState.FREE if self.full is None else TensorState.HOLD
         self.states[index] = TensorState.READY_FOR_REDUCE if index in self._filled else calm
 
     def mark_backward_read(self, index: int) -> None:
-        """Note that a backward pass reads a parameter.
-
-        Args:
-            index: Which parameter.
-        """
+        """Note that a backward pass reads a parameter."""
         if self.states[index] is not TensorState.READY_FOR_REDUCE:
             self.states[index] = (
                 self.states[index].transition_to(TensorState.COMPUTE).transition_to(TensorState.HOLD_AFTER_BWD)
             )
 
     def uses_storage(self, storage: torch.UntypedStorage) -> bool:
-        """Return whether a storage is that of the full buffer.
-
-        Args:
-            storage: The storage.
-
-        Returns:
-            Whether it is.
-        """
+        """Return whether a storage is that of the full buffer."""
         return self.full is not None and self.full.untyped_storage()._cdata == storage._cdata  # noqa: SLF001 (the identity of a memory has no public name)
 
     def spill(self) -> None:
@@ -298,14 +237,7 @@ class Chunk(FlatParameters):
 
     @torch.no_grad()
     def start_gather(self, *, is_written: bool = False) -> PendingComm:
-        """Copy the new values of the shards to `shard`, and update the full buffer, or free it.
-
-        Args:
-            is_written: The optimizer has written this rank's new values to their `targets` itself.
-
-        Returns:
-            What to wait for.
-        """
+        """Copy the new values of the shards to `shard`, and update the full buffer, or free it."""
         self._update_shard(is_written)
         if (
             self.has_copy
@@ -319,11 +251,7 @@ class Chunk(FlatParameters):
 
     @torch.no_grad()
     def refresh(self, only_written: bool = True) -> None:
-        """Copy values that were written into `shard`, such as those of a checkpoint, to the master and the full buffer.
-
-        Args:
-            only_written: Copy only parameters whose version counter has changed.
-        """
+        """Copy values written into `shard`, such as those of a checkpoint, to the master and the full buffer."""
         if self.is_prefetching:
             self._arrival.wait()  # of what was to be used and was not, before an optimizer writes to `shard`
         versions = self._changes()

@@ -28,35 +28,6 @@ class ChunkManager:
     because they decide by what is the same on all of them: the order in which chunks are used, the sizes of buffers,
     and the largest of the ranks' measurements of non-model data. Before each step they verify that they have used the
     same chunks in the same order.
-
-    Args:
-        chunks: In the order of the model.
-        partition: The ranks.
-        memory: That of the device.
-        placement: How much of it chunks may take.
-        traffic: Counts what moves.
-        num_ahead: How many chunks are gathered ahead of their use.
-        scatter_after_inference: Release all chunks after a forward pass without gradients.
-
-    Attributes:
-        chunks: In the order of the model.
-        trace: The order in which they are used.
-        memory: That of the device.
-        traffic: What moved.
-        partition: The ranks.
-
-    Example:
-        >>> import torch
-        >>> from colossal.testing import fake_world
-        >>> from colossal.zero.gemini import GeminiDDP
-        >>> from colossal._src.zero.gemini import ChunkManager
-        >>> with fake_world(2):
-        ...     model = GeminiDDP(torch.nn.Linear(4, 3), mixed_precision=None)
-        ...     _ = model(torch.ones(1, 4))
-        >>> isinstance(model.chunks, ChunkManager)
-        True
-        >>> [chunk.numel for chunk in model.chunks.chunks], model.chunks.trace.period
-        ([16], 1)
     """
 
     def __init__(
@@ -88,36 +59,15 @@ class ChunkManager:
                 self._index_storage(chunk)
 
     def chunk_of(self, parameter: nn.Parameter) -> tuple[Chunk, int]:
-        """Return the chunk of a parameter.
-
-        Args:
-            parameter: Of the model.
-
-        Returns:
-            The chunk, and the number of the parameter in it.
-        """
+        """Return the chunk of a parameter."""
         return self._places[id(parameter)]
 
     def has_parameter(self, parameter: nn.Parameter) -> bool:
-        """Return whether a parameter is in one of the chunks.
-
-        Args:
-            parameter: Any parameter.
-
-        Returns:
-            Whether it does.
-        """
+        """Return whether a parameter is in one of the chunks."""
         return id(parameter) in self._places
 
     def chunks_of(self, parameters: Sequence[nn.Parameter]) -> list[Chunk]:
-        """Return the chunks of some parameters.
-
-        Args:
-            parameters: Of the model.
-
-        Returns:
-            Each chunk once, the last of the model first, as a backward pass fills them.
-        """
+        """Return the chunks of some parameters."""
         found = {self._places[id(parameter)][0].index for parameter in parameters}
         return [self.chunks[index] for index in sorted(found, reverse=True)]
 
@@ -144,19 +94,7 @@ class ChunkManager:
                 self.release_all()
 
     def run_with_full(self, parameters: Sequence[nn.Parameter], call: Callable[[], Any]) -> Any:
-        """Make a call that reads parameters, while their chunks are gathered.
-
-        Args:
-            parameters: Those that it reads.
-            call: The call.
-
-        Returns:
-            What it returns.
-
-        Raises:
-            UnsupportedError: No pass is running.
-            ConfigError: The budget of the device is too small for what the call needs.
-        """
+        """Make a call that reads parameters, while their chunks are gathered."""
         is_backward = _in_backward()
         if not self._depth and not is_backward:
             raise UnsupportedError(
@@ -179,12 +117,7 @@ class ChunkManager:
                 chunk.mark_read(index, is_recomputed=is_backward)
 
     def fetch(self, chunk: Chunk, index: int) -> None:
-        """Gather a chunk for a backward pass.
-
-        Args:
-            chunk: The chunk.
-            index: The parameter of it that is read.
-        """
+        """Gather a chunk for a backward pass."""
         self._had_backward = True
         chunk.num_pins += 1
         try:
@@ -200,16 +133,6 @@ class ChunkManager:
 
     def agree(self, values: list[int]) -> list[int]:
         """Take the largest of all ranks' numbers, and make sure that all have used the same chunks in the same order.
-
-        Args:
-            values: Numbers of this rank, of 32 bits; equally many on all.
-
-        Returns:
-            For each the largest.
-
-        Raises:
-            CommunicationError: Ranks have gathered different chunks since the last time, and so may have computed with
-                wrong parameters; on all ranks.
 
         Communication: all_reduce, dp, 4 bytes for each number, and 8.
         """
@@ -301,13 +224,6 @@ class ChunkManager:
 
         [Note: spilling] One rank may need memory while others do not, such as for a longer batch. It then moves a full
         chunk to its host, and back when it is used. This needs no communication, so that the others are not affected.
-
-        Args:
-            num_bytes: What is going to be taken next.
-            kind: What it is going to hold.
-
-        Raises:
-            ConfigError: The budget does not allow it, even when all that can be moved away is.
         """
         if self.memory.budget is None:
             return
@@ -317,15 +233,7 @@ class ChunkManager:
             self._free_memory_or_raise(num_bytes, kind)
 
     def account(self, kind: Kind, num_bytes: int) -> None:
-        """Account for bytes on the device that are in no buffer of its memory, and free memory for them.
-
-        Args:
-            kind: What they hold.
-            num_bytes: How many; negative when they are gone.
-
-        Raises:
-            ConfigError: The budget does not allow it, even when all that can be moved away is.
-        """
+        """Account for bytes on the device that are in no buffer of its memory, and free memory for them."""
         while num_bytes > self.memory.available:
             self._free_memory_or_raise(num_bytes, kind)
         self.memory.add(kind, num_bytes)

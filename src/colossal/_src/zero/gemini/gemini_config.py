@@ -17,57 +17,32 @@ _POLICIES = ("static", "auto", *_FRACTIONS_OF)
 @final
 @dataclass(frozen=True)
 class GeminiConfig:
-    """How parameters are put into chunks, and where these are kept.
+    """How parameters are put into chunks, and where these are kept."""
 
-    Args:
-        chunk_config_dict: For numbers of ranks, ``{"chunk_size": elements, "keep_gathered": bool}``; by default the
-            size is searched for.
-        placement_policy: ``"static"``: as the fractions below say; ``"cuda"``: all on the device; ``"cpu"``,
-            ``"const"``: all in host memory, parameters between their uses; ``"auto"``: on the device while it fits.
-        max_prefetch: How many chunks are gathered ahead of their use.
-        shard_param_frac: Static: the fraction of the parameters that is sharded.
-        offload_optim_frac: Static: the fraction of the optimizer that is in host memory.
-        offload_param_frac: Static: the fraction of the parameters that is in host memory between its uses.
-        warmup_non_model_data_ratio: Auto: the fraction of the device memory that the first pass keeps free.
-        steady_cuda_cap_ratio: Auto: the fraction of a GPU's memory that is the budget, if there is none.
-        pin_memory: Page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to
-            page-lock.
-        strict_ddp_mode: Keep full parameters on all ranks, on the device under each policy but ``"auto"``.
-        search_range_m: How far above the smallest chunk the size is searched for; in units of 2**20 elements.
-        hidden_dim: The step of that search, in elements; 1024 by default.
-        min_chunk_size_m: The smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter.
-        device_budget: The most bytes on the device, for parameters, gradients, optimizer states, and with the auto
-            policy for what autograd saves.
-        verbose: Log the chunk configuration.
-        nvme_param_frac: Static: the fraction of the parameters that is in files between its uses.
-        nvme_offload_dir: The folder of these, on a fast disk; that of temporary files by default.
-
-    Raises:
-        ConfigError: A value is outside its range, or two contradict each other.
-
-    Example:
-        >>> from colossal._src.zero.gemini import GeminiConfig
-        >>> type(GeminiConfig(placement_policy="auto").placement).__name__
-        'AutoPlacement'
-    """
-
+    # for numbers of ranks, ``{"chunk_size": elements, "keep_gathered": bool}``; by default the size is searched for
     chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None
+    # ``"static"``: as the fractions below say; ``"cuda"``: all on the device; ``"cpu"``, ``"const"``: all in host
+    # memory, parameters between their uses; ``"auto"``: on the device while it fits
     placement_policy: str = "static"
-    max_prefetch: int = 0
-    shard_param_frac: float = 1.0
-    offload_optim_frac: float = 0.0
-    offload_param_frac: float = 0.0
-    warmup_non_model_data_ratio: float = 0.8
-    steady_cuda_cap_ratio: float = 0.9
+    max_prefetch: int = 0  # how many chunks are gathered ahead of their use
+    shard_param_frac: float = 1.0  # static: the fraction of the parameters that is sharded
+    offload_optim_frac: float = 0.0  # static: the fraction of the optimizer that is in host memory
+    offload_param_frac: float = 0.0  # static: the fraction of the parameters that is in host memory between its uses
+    warmup_non_model_data_ratio: float = 0.8  # auto: the fraction of the device memory that the first pass keeps free
+    steady_cuda_cap_ratio: float = 0.9  # auto: the fraction of a GPU's memory that is the budget, if there is none
+    # page-lock the host memory of chunks, from which a GPU copies faster; on a CPU there is nothing to page-lock
     pin_memory: bool = False
-    strict_ddp_mode: bool = False
-    search_range_m: float = 32
-    hidden_dim: int | None = None
+    strict_ddp_mode: bool = False  # keep full parameters on all ranks, on the device under each policy but ``"auto"``
+    search_range_m: float = 32  # how far above the smallest chunk the size is searched for; in units of 2**20 elements
+    hidden_dim: int | None = None  # the step of that search, in elements; 1024 by default
+    # the smallest chunk, in units of 2**20 elements; none is smaller than the largest parameter
     min_chunk_size_m: float = 32
+    # the most bytes on the device, for parameters, gradients, optimizer states, and with the auto policy for what
+    # autograd saves
     device_budget: int | None = None
-    verbose: bool = False
-    nvme_param_frac: float = 0.0
-    nvme_offload_dir: str | None = None
+    verbose: bool = False  # log the chunk configuration
+    nvme_param_frac: float = 0.0  # static: the fraction of the parameters that is in files between its uses
+    nvme_offload_dir: str | None = None  # the folder of these, on a fast disk; that of temporary files by default
 
     def __post_init__(self) -> None:
         if self.placement_policy not in _POLICIES:
@@ -116,14 +91,7 @@ class GeminiConfig:
         return StaticPlacement(sharded, optim, param, self.max_prefetch, self.nvme_param_frac)
 
     def budget_on(self, device: torch.device) -> int | None:
-        """Find the most bytes that may be used on a device.
-
-        Args:
-            device: The device.
-
-        Returns:
-            Bytes; None for no limit.
-        """
+        """Find the most bytes that may be used on a device."""
         available = None if self.placement_policy == "static" else get_accelerator(device.type).available_memory()
         if self.device_budget is not None or available is None:
             return self.device_budget

@@ -37,25 +37,6 @@ class SavedTensors:
     needs and when: no structure of the model is assumed, and what it does not read, such as biases and embeddings, is
     not gathered. The same holds for operations that a backward pass recomputes. Where hooks of other code are active,
     such as those of non-reentrant activation checkpointing, these get a view of a parameter instead of the parameter.
-
-    Args:
-        fetch: Gathers a chunk, for a parameter of it.
-        count: Called with the bytes by which the non-model data grows or shrinks; None not to count.
-
-    Attributes:
-        chunks_by_storage: The chunks that are or were gathered, by the identity of their memory.
-
-    Example:
-        >>> import torch
-        >>> from colossal._src.zero.gemini import SavedTensors
-        >>> seen = []
-        >>> saved = SavedTensors(fetch=print, count=seen.append)
-        >>> weight = torch.ones(3, requires_grad=True)
-        >>> with saved.hooks():
-        ...     loss = (weight * torch.ones(3)).sum()
-        >>> loss.backward()
-        >>> seen
-        [12, -12]
     """
 
     def __init__(self, fetch: Callable[[Chunk, int], None], count: Callable[[int], None] | None) -> None:
@@ -64,19 +45,11 @@ class SavedTensors:
         self._held: dict[int, int] = {}
 
     def hooks(self) -> saved_tensors_hooks:
-        """Open the context in which the forward pass runs.
-
-        Returns:
-            A new context manager.
-        """
+        """Open the context in which the forward pass runs."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def op_hooks(self) -> AbstractContextManager[Any]:
-        """Open the context in which one operation runs that reads parameters.
-
-        Returns:
-            A new context manager, which does nothing inside of `hooks`.
-        """
+        """Open the context in which one operation runs that reads parameters."""
         backend: Any = torch._C  # noqa: SLF001 (no public function returns it)
         top = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (nor this)
         if top is None:
@@ -110,23 +83,13 @@ class SavedTensors:
         return saved.tensor if isinstance(saved, _Counted) else saved
 
     def grow(self, key: int, num_bytes: int) -> None:
-        """Count one more tensor that shares a memory.
-
-        Args:
-            key: The memory.
-            num_bytes: Its bytes, which count once.
-        """
+        """Count one more tensor that shares a memory."""
         if key not in self._held and self._count is not None:
             self._count(num_bytes)
         self._held[key] = self._held.get(key, 0) + 1
 
     def shrink(self, key: int, num_bytes: int) -> None:
-        """Count one tensor less.
-
-        Args:
-            key: The memory.
-            num_bytes: Its bytes.
-        """
+        """Count one tensor less."""
         self._held[key] -= 1
         if not self._held[key]:
             del self._held[key]

@@ -31,26 +31,12 @@ from colossal.errors import MeshError
 @final
 @dataclass(frozen=True)
 class TPSharding:
-    """Which axes of the mesh shard what.
+    """Which axes of the mesh shard what."""
 
-    Args:
-        tokens: The axes that shard the first dimension of an activation, the outermost first.
-        features: The axes that shard the last dimension.
-        vocabulary: The axes that shard the rows of an embedding table.
-        replica_axes: The axes along which a weight is the same on all ranks.
-
-    Example:
-        >>> from colossal._src.nn.layer.tp import TP_SHARDINGS, TPSharding
-        >>> TP_SHARDINGS["2.5d"].tokens
-        ('depth', 'row')
-        >>> TPSharding(tokens=("depth", "row"), replica_axes=("depth",)).inner
-        ('row',)
-    """
-
-    tokens: tuple[Axis, ...] = ()
-    features: tuple[Axis, ...] = ()
-    vocabulary: tuple[Axis, ...] = ()
-    replica_axes: tuple[Axis, ...] = ()
+    tokens: tuple[Axis, ...] = ()  # the axes that shard the first dimension of an activation, the outermost first
+    features: tuple[Axis, ...] = ()  # the axes that shard the last dimension
+    vocabulary: tuple[Axis, ...] = ()  # the axes that shard the rows of an embedding table
+    replica_axes: tuple[Axis, ...] = ()  # the axes along which a weight is the same on all ranks
 
     @property
     def inner(self) -> tuple[Axis, ...]:
@@ -69,23 +55,7 @@ TP_SHARDINGS: dict[TensorParallelMode | None, TPSharding] = {
 
 
 def find_mesh(mesh: ParallelMesh | None, mode: TensorParallelMode | None = None) -> ParallelMesh | None:
-    """Find the mesh that a layer is made for.
-
-    Args:
-        mesh: The mesh that was asked for; the ambient one by default.
-        mode: What its tp axis must be; anything by default.
-
-    Returns:
-        The mesh; None where one rank has everything.
-
-    Raises:
-        MeshError: The tp axis is not arranged in that mode.
-
-    Example:
-        >>> from colossal._src.nn.layer.tp import find_mesh
-        >>> print(find_mesh(None))
-        None
-    """
+    """Find the mesh that a layer is made for."""
     mesh = mesh or ambient_mesh()
     found = None if mesh is None or (mesh.tp_mode == "1d" and mesh.size("tp") == 1) else mesh
     if mode is not None and (mesh is None or mesh.tp_mode != mode):
@@ -97,19 +67,7 @@ def find_mesh(mesh: ParallelMesh | None, mode: TensorParallelMode | None = None)
 
 
 def tp_sharding_of(mesh: ParallelMesh | None) -> TPSharding:
-    """Find the arrangement of a mesh.
-
-    Args:
-        mesh: The mesh, or None for one rank that has everything.
-
-    Returns:
-        Its arrangement.
-
-    Example:
-        >>> from colossal._src.nn.layer.tp import tp_sharding_of
-        >>> tp_sharding_of(None)
-        TPSharding(tokens=(), features=(), vocabulary=(), replica_axes=())
-    """
+    """Find the arrangement of a mesh."""
     return TP_SHARDINGS[mesh and mesh.tp_mode]
 
 
@@ -119,22 +77,7 @@ def make_layout(
     dims: Mapping[int, tuple[Axis, ...]],
     groups: Mapping[int, Sequence[int]] | None = None,
 ) -> Layout:
-    """Make the layout of a tensor on the tp axis.
-
-    Args:
-        mesh: The mesh, or None for one rank that has everything.
-        shape: The shape of the full tensor.
-        dims: For sharded dimensions, the axes that shard them, the outermost first.
-        groups: For packed dimensions, the lengths of the blocks.
-
-    Returns:
-        The layout.
-
-    Example:
-        >>> from colossal._src.nn.layer.tp import make_layout
-        >>> print(make_layout(None, (4, 2), {}))
-        RR
-    """
+    """Make the layout of a tensor on the tp axis."""
     packed = tuple(tuple((groups or {}).get(dim, (length,))) for dim, length in enumerate(shape))
     if mesh is None:
         return Layout(tuple(shape), groups=packed)
