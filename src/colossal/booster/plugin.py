@@ -1,8 +1,7 @@
 """Recipes of parallelism for `Booster`. The names are loaded when they are first used: a program needs one of them."""
 
+import importlib
 from typing import TYPE_CHECKING
-
-from colossal._src.booster import plugin as _plugin
 
 if TYPE_CHECKING:
     from colossal._src.booster.plugin import (
@@ -16,6 +15,18 @@ if TYPE_CHECKING:
         plan_step,
         wrap_parts,
     )
+
+_MODULE_OF = {
+    "GeminiPlugin": "colossal._src.booster.plugin",
+    "HybridParallelPlugin": "colossal._src.booster.plugin",
+    "LowLevelZeroPlugin": "colossal._src.booster.plugin",
+    "Plugin": "colossal._src.booster.plugin",
+    "StepPlan": "colossal._src.booster.plugin",
+    "TorchDDPPlugin": "colossal._src.booster.plugin",
+    "TorchFSDPPlugin": "colossal._src.booster.plugin",
+    "plan_step": "colossal._src.booster.plugin",
+    "wrap_parts": "colossal._src.booster.plugin",
+}
 
 __all__ = [
     "GeminiPlugin",
@@ -31,9 +42,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'colossal.booster.plugin' has no attribute {name!r}")
-    return getattr(_plugin, name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
