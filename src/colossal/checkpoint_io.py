@@ -1,4 +1,4 @@
-"""Rest: what a run needs to go on later, in files that Hugging Face and plain PyTorch read as well."""
+"""Checkpoints that Hugging Face and plain PyTorch read as well, saved and loaded at any world size."""
 
 from colossal._src.checkpoint_io import (
     CheckpointIndexFile,

@@ -1,4 +1,4 @@
-"""The machine as a program sees it: processes, the mesh that they form, and how they are started."""
+"""Start processes, and arrange them in a mesh of named axes."""
 
 from colossal._src.cluster import (
     TENSOR_PARALLEL_MODES,

@@ -1,4 +1,4 @@
-"""Data in motion: collectives along the axes of a mesh, with gradients, and counted."""
+"""Collectives along the axes of a mesh, with gradients, and counters of what they send."""
 
 from colossal._src.comm import (
     Channel,

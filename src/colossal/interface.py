@@ -1,4 +1,4 @@
-"""What `Booster.boost` hands back: a model and an optimizer with the same verbs under every plugin."""
+"""The model and the optimizer that `Booster.boost` returns: the same methods under every plugin."""
 
 from colossal._src.interface import (
     ModelWrapper,

@@ -1,7 +1,4 @@
-"""Arithmetic, copies and files where the way they are done matters: fast implementations, and what takes their place.
-
-The names are loaded when they are first used: most programs need few of them.
-"""
+"""The step of Adam in one pass over memory, and memory in huge pages."""
 
 from colossal._src.kernel import (
     AdamStep,

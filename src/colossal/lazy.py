@@ -1,4 +1,4 @@
-"""Models that take no memory until it is known which part of them is needed."""
+"""Models that take no memory until each rank knows which part of them it needs."""
 
 from colossal._src.lazy import (
     LazyInitContext,

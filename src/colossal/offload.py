@@ -1,7 +1,4 @@
-"""States on disk: files of tensors, read and written past the operating system's cache while training goes on.
-
-The names are loaded when they are first used: most programs keep nothing on disk.
-"""
+"""Optimizer states on disk, read and written past the page cache while training goes on."""
 
 from colossal._src.offload import (
     StateStore,

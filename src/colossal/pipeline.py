@@ -1,4 +1,4 @@
-"""Models partitioned into stages over the pp axis, and batches that pass through them in micro-batches."""
+"""Pipeline stages, their schedules, and the executor that passes micro-batches through them."""
 
 from colossal._src.pipeline import (
     SCHEDULES,

@@ -1,3 +1,3 @@
-"""Numerical precision of a training step: what runs in half precision, and how the loss is scaled."""
+"""Mixed precision by its documented names; programs choose it with `colossal.booster.mixed_precision`."""
 
 __all__ = []

@@ -1,9 +1,6 @@
-"""Parts that a model and its training loop are made of.
+"""Layers, losses and metrics that follow the ambient mesh.
 
-* :mod:`colossal.nn.layer` - layers that follow the ambient mesh; their names are here as well.
-* :mod:`colossal.nn.loss` and :mod:`colossal.nn.metric` - losses and figures of merit for what they put out.
-* :mod:`colossal.nn.lr_scheduler` - learning-rate schedules that know how many steps the training has.
-* :mod:`colossal.nn.optimizer` - optimizers, for full parameters and for shards of them.
+Learning-rate schedules are in :mod:`colossal.nn.lr_scheduler`, optimizers in :mod:`colossal.nn.optimizer`.
 """
 
 from colossal._src.nn import (

@@ -1,4 +1,4 @@
-"""Gemini: ZeRO-3 by chunks, whose parts are on the device, on the host, or on both."""
+"""Gemini: ZeRO-3 in chunks, which are on the device, on the host, or partly on both."""
 
 from colossal._src.zero.gemini import (
     AccessTrace,
