@@ -33,6 +33,27 @@ _MODULES = {
     "launch_from_torch": "colossal.cluster",
 }
 
+_SUBMODULES = {
+    "accelerator",
+    "amp",
+    "booster",
+    "checkpoint_io",
+    "cluster",
+    "comm",
+    "errors",
+    "interface",
+    "kernel",
+    "lazy",
+    "logging",
+    "nn",
+    "offload",
+    "pipeline",
+    "shardformer",
+    "tensor",
+    "testing",
+    "zero",
+}  # `import colossal` is enough for `colossal.nn.Linear`
+
 __all__ = [
     "Booster",
     "ParallelMesh",
@@ -51,10 +72,12 @@ register()
 
 
 def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"colossal.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'colossal' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_SUBMODULES})

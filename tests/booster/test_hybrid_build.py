@@ -44,7 +44,7 @@ def net() -> nn.Module:
 
 def module_of(frame: FrameType) -> str | None:
     """The package of the library whose code runs in a frame; what it calls of other packages is passed over."""
-    root = Path(colossal.__file__).parent
+    root = Path(colossal.__file__).parent / "_src"
     path = Path(frame.f_code.co_filename)
     return path.relative_to(root).parts[0].removesuffix(".py") if path.is_relative_to(root) else None
 

@@ -67,7 +67,7 @@ def aligned(num_bytes: int) -> torch.Tensor:
 
 def run(program: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(Path(io_engine.__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(io_engine.__file__).parents[3])}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 

@@ -7,5 +7,7 @@ from colossal._src.booster import (
     Executor,
     Parts,
 )
+from colossal.booster import mixed_precision as mixed_precision
+from colossal.booster import plugin as plugin
 
 __all__ = ["Boosted", "Booster", "Capabilities", "Executor", "Parts"]

@@ -4,5 +4,6 @@ from colossal._src.zero import (
     zero_model_wrapper,
     zero_optim_wrapper,
 )
+from colossal.zero import gemini as gemini
 
 __all__ = ["zero_model_wrapper", "zero_optim_wrapper"]

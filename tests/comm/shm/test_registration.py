@@ -40,7 +40,7 @@ import sys
 before = list(sys.meta_path)
 import colossal
 assert not [name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy")]
-assert "colossal.comm" not in sys.modules
+assert "colossal._src.comm" not in sys.modules
 (finder,) = [each for each in sys.meta_path if each not in before]
 import importlib
 assert finder.find_spec("json", None, None) is None
@@ -52,7 +52,7 @@ except ModuleNotFoundError:
     pass
 import torch.distributed.distributed_c10d as c10d
 assert c10d.__spec__.loader is not None
-assert "colossal.comm" not in sys.modules
+assert "colossal._src.comm" not in sys.modules
 """
 
 TORCH_FIRST = """
@@ -61,7 +61,7 @@ import torch.distributed
 before = list(sys.meta_path)
 import colossal
 assert sys.meta_path == before
-assert "colossal.comm" not in sys.modules
+assert "colossal._src.comm" not in sys.modules
 """
 
 PARTS_FIRST = """

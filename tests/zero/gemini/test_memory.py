@@ -291,7 +291,7 @@ def callers_above(frame: Any) -> list[str]:
     found: list[str] = []
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if name.startswith("colossal.zero") and found[-1:] != [name]:
+        if name.startswith("colossal._src.zero") and found[-1:] != [name]:
             found.append(name)
         frame = frame.f_back
     return found
