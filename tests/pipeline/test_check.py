@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from colossal._src.pipeline import P2PMessage, SharedParameter, check_schedule
-from colossal._src.pipeline.schedule.p2p_programs import Operation, P2PPrograms, p2p_programs
+from colossal._src.pipeline.schedule.p2p_programs import P2POperation, P2PPrograms, p2p_programs
 from colossal._src.pipeline.schedule.verification import check_programs
 from colossal.errors import ConfigError
 from colossal.pipeline import (
@@ -45,11 +45,11 @@ def test_every_schedule_ends_even_if_each_send_waits_for_its_receive(style, size
         check_schedule(forward_only(placement, number), placement, shared)
 
 
-def programs(number: int = 3) -> list[list[Operation]]:
+def programs(number: int = 3) -> list[list[P2POperation]]:
     return [list(each) for each in p2p_programs(one_forward_one_backward(TWO, number), TWO)]
 
 
-def check(changed: list[list[Operation]]) -> None:
+def check(changed: list[list[P2POperation]]) -> None:
     check_programs(tuple(map(tuple, changed)))
 
 
@@ -73,7 +73,7 @@ def test_two_messages_that_are_swapped_where_they_are_sent() -> None:
 def test_a_message_without_its_other_side(kind) -> None:
     changed = programs()
     source, target = (0, 1) if kind == "send" else (1, 0)
-    changed[0].remove(Operation(kind, 1, P2PMessage(kind == "post", 0, 2)))
+    changed[0].remove(P2POperation(kind, 1, P2PMessage(kind == "post", 0, 2)))
     with pytest.raises(ConfigError, match=rf"message 2 from rank {source} to rank {target} is .*nothing where it is"):
         check(changed)
 
@@ -107,8 +107,8 @@ def test_a_cycle_of_four_ranks_is_reported_alone() -> None:
     pairs = [(0, 1), (1, 2), (2, 3), (3, 1)]
     changed: P2PPrograms = tuple(
         (
-            Operation("send", target, message),
-            *(Operation("post", other, message) for other, here in pairs if here == source),
+            P2POperation("send", target, message),
+            *(P2POperation("post", other, message) for other, here in pairs if here == source),
         )
         for source, target in pairs
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from colossal._src.pipeline import Microbatching, Stage, join, partition_by_counts, split, stage_of_layer
+from colossal._src.pipeline import Microbatching, Stage, merge_outputs, partition_by_counts, split_batch, stage_of_layer
 from colossal._src.pipeline.microbatch import tensors_in
 from colossal._src.pipeline.p2p import TensorMeta, decode_metas, encode_metas
 from colossal.errors import ConfigError, PlanError, ShapeError
@@ -102,10 +102,10 @@ def test_stages_go_round_or_in_a_v() -> None:
     ],
 )
 def test_parts_are_built_as_the_batch_is(batch) -> None:
-    parts = split(batch, Microbatching(microbatch_size=2))
+    parts = split_batch(batch, Microbatching(microbatch_size=2))
     assert len(parts) == 3
     assert all(type(part) is type(batch) for part in parts)
-    again = join(parts)
+    again = merge_outputs(parts)
     assert type(again) is type(batch)
     for found, expected in zip(tensors_in(again), tensors_in(batch), strict=True):
         assert torch.equal(found, expected)
@@ -113,11 +113,11 @@ def test_parts_are_built_as_the_batch_is(batch) -> None:
 
 def test_batches_that_do_not_divide() -> None:
     with pytest.raises(ConfigError, match="Found 5 samples and num_microbatches=2"):
-        split(torch.ones(5), Microbatching(2))
+        split_batch(torch.ones(5), Microbatching(2))
     with pytest.raises(ConfigError, match=r"Found \[3, 4\] in a tuple"):
-        split((torch.ones(3), torch.ones(4)), Microbatching(1))
+        split_batch((torch.ones(3), torch.ones(4)), Microbatching(1))
     with pytest.raises(ConfigError, match="Found no tensor in a str"):
-        split("text", Microbatching(1))
+        split_batch("text", Microbatching(1))
     for wrong in ((None, None), (2, 2), (0, None)):
         with pytest.raises(ConfigError, match="num_microbatches says how many"):
             Microbatching(*wrong)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from colossal._src.shardformer import compiled_activation
 from colossal._src.shardformer.fused_norm import FusedOffsetRMSNorm, FusedRMSNorm, FusedScaleNorm
-from colossal._src.shardformer.model_options import OPTIONS
+from colossal._src.shardformer.model_options import MODEL_OPTIONS
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.lazy import LazyInitContext
@@ -100,9 +100,11 @@ def test_attention_and_norms_equal_one_process(name: str) -> None:
 def test_what_honours_an_option(name: str) -> None:
     model = build(name, "sdpa" if name.startswith(CHOSEN_WHEN_BUILT) else "eager")
     if not name.startswith(EAGER_ONLY):
-        assert OPTIONS["enable_flash_attention"].check(model) == "sdpa"
-    assert OPTIONS["enable_fused_normalization"].check(model) == ("fused" if name.startswith(FUSED) else "torch's")
-    assert OPTIONS["enable_jit_fused"].check(model) == ("compiled" if name.startswith(IN_PARTS) else "torch's")
+        assert MODEL_OPTIONS["enable_flash_attention"].check(model) == "sdpa"
+    assert MODEL_OPTIONS["enable_fused_normalization"].check(model) == (
+        "fused" if name.startswith(FUSED) else "torch's"
+    )
+    assert MODEL_OPTIONS["enable_jit_fused"].check(model) == ("compiled" if name.startswith(IN_PARTS) else "torch's")
 
 
 def test_the_matrix_is_what_models_say() -> None:
@@ -252,8 +254,8 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(UnsupportedError, match=r"a C\+\+ compiler on 'cpu'\. Found none\. Install g\+\+"):
-        OPTIONS["enable_jit_fused"].check(build("gpt2"))
-    assert OPTIONS["enable_jit_fused"].check(build("llama")) == "torch's"
+        MODEL_OPTIONS["enable_jit_fused"].check(build("gpt2"))
+    assert MODEL_OPTIONS["enable_jit_fused"].check(build("llama")) == "torch's"
 
 
 def test_on_an_accelerator_triton_is_asked_for_while_the_model_is_still_on_the_host(monkeypatch) -> None:
@@ -267,13 +269,13 @@ def test_on_an_accelerator_triton_is_asked_for_while_the_model_is_still_on_the_h
     for model in (build("gpt2"), lazy):
         has.clear()
         with pytest.raises(UnsupportedError, match=r"triton on 'xpu'\. Found none\. Install triton, or leave"):
-            OPTIONS["enable_jit_fused"].check(model)
+            MODEL_OPTIONS["enable_jit_fused"].check(model)
         has["triton"] = object()
-        assert OPTIONS["enable_jit_fused"].check(model) == "compiled"
+        assert MODEL_OPTIONS["enable_jit_fused"].check(model) == "compiled"
         has.clear()
         with monkeypatch.context() as patch:
             patch.setattr(torch, "get_device_module", {"xpu": SimpleNamespace(Scheduling=object)}.get)
-            assert OPTIONS["enable_jit_fused"].check(model) == "compiled"
+            assert MODEL_OPTIONS["enable_jit_fused"].check(model) == "compiled"
 
 
 # ------------------------------------------------------------------------------------------ checkpointing

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG, ADAPTERS
+from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory, sync
 
 # [Note: adapters and the index] peft reads adapters under one name only, so that new ones cannot be stored next to
@@ -22,7 +22,7 @@ class AdapterFiles:
         self, directory: Path, folder: str, use_safetensors: bool, config: Callable[[Path], object] | None
     ) -> None:
         self._folder, self._config = directory / folder, config
-        self._weights = ADAPTERS[use_safetensors]
+        self._weights = ADAPTER_WEIGHTS_FILES[use_safetensors]
         self._waiting = self._weights.replace(".", f"-{os.urandom(4).hex()}.")
 
     @property
@@ -47,19 +47,19 @@ class AdapterFiles:
     def stage_config(self, staging: Staging) -> None:
         """Write the configuration, to be put in place after the index."""
         if self._config is not None:
-            staging.add(self._folder / ADAPTER_CONFIG, self._config)
+            staging.add(self._folder / ADAPTER_CONFIG_FILE, self._config)
 
     def publish(self) -> None:
         """Let the weights take their place, after the index was put in its own, and delete what they replace."""
         (self._folder / self._waiting).replace(self.weights)
-        remove_adapters(self._folder, kept={self._weights, ADAPTER_CONFIG if self._config is not None else ""})
+        remove_adapters(self._folder, kept={self._weights, ADAPTER_CONFIG_FILE if self._config is not None else ""})
 
 
 def remove_adapters(folder: Path, kept: set[str] | None = None) -> None:
     """Delete the files of adapters in a folder that a save wrote, and the folder if nothing else is in it."""
     if not folder.is_dir():
         return
-    names = [ADAPTER_CONFIG, *ADAPTERS.values()]
+    names = [ADAPTER_CONFIG_FILE, *ADAPTER_WEIGHTS_FILES.values()]
     patterns = [*names, *(name.replace(".", "-????????.") for name in names), *(f".{name}.*.tmp" for name in names)]
     for entry in list(folder.iterdir()):
         if entry.name not in (kept or ()) and any(entry.match(pattern) for pattern in patterns):

@@ -74,10 +74,10 @@ OPTIMIZER = FileNames("pytorch_optim", ".safetensors")
 OLD_OPTIMIZER = FileNames("pytorch_optim", ".bin")
 """The names of an optimizer's files in PyTorch's format, which are read, and replaced by the next save."""
 
-ADAPTERS = {True: "adapter_model.safetensors", False: "adapter_model.bin"}
+ADAPTER_WEIGHTS_FILES = {True: "adapter_model.safetensors", False: "adapter_model.bin"}
 """The names of the files with adapters, as peft has them; by whether they are safetensors, which it looks for first."""
 
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG_FILE = "adapter_config.json"
 """The name of the configuration file of adapters, as peft has it."""
 
 

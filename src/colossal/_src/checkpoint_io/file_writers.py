@@ -14,7 +14,7 @@ from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
 from colossal._src.checkpoint_io.content import BlockWrite, Entry, assign_blocks
 from colossal._src.checkpoint_io.destination import Destination
 from colossal._src.checkpoint_io.directory import listing
-from colossal._src.checkpoint_io.safetensors_file import CODES, Header, bytes_of, digest_of, write_block
+from colossal._src.checkpoint_io.safetensors_file import CODES, Header, block_digest, bytes_of, write_block
 from colossal._src.checkpoint_io.source import write_torch
 from colossal._src.checkpoint_io.staging import cannot_write, sync
 from colossal._src.checkpoint_io.threads import map_in_threads
@@ -253,7 +253,7 @@ class SafetensorsWriter(FileWriter):
         place = self._headers[block_write.file].places[block_write.name]
         content = bytes_of(tensor.contiguous())
         write_block(descriptors[block_write.file], self._starts[block_write.file], place, block_write.block, content)
-        return block_write.file, block_write.name, block_write.block, digest_of(place, block_write.block, content)
+        return block_write.file, block_write.name, block_write.block, block_digest(place, block_write.block, content)
 
     def _write_headers(self, paths: Sequence[Path], digests: Digests) -> None:
         for number, name, block, digest in digests:

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG
-from colossal._src.interface import active_adapter, base_model_of, full_spec_of
+from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG_FILE
+from colossal._src.interface import active_adapter, full_spec_of, peft_base_model_of
 from colossal.errors import CheckpointError
 
 
@@ -21,7 +21,7 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
     """
     configs: list[Any] = []
     local_model, full_spec = model, full_spec_of(model)
-    model = base_model_of(model if full_spec is None else full_spec.roots[0])
+    model = peft_base_model_of(model if full_spec is None else full_spec.roots[0])
     config: Any = copy.deepcopy(getattr(model, "config", None) if full_spec is None else full_spec.config)
     if hasattr(config, "save_pretrained"):
         config.architectures = [_class_name(model)]
@@ -47,12 +47,12 @@ def adapter_config_file(model: nn.Module) -> dict[str, Callable[[Path], object]]
     config: Any = copy.deepcopy(configs[active_adapter(root)])
     config.inference_mode = True
     if config.task_type is None:
-        base = type(base_model_of(root))
+        base = type(peft_base_model_of(root))
         config.auto_mapping = {"base_model_class": base.__name__, "parent_library": base.__module__}
     with tempfile.TemporaryDirectory() as directory:
         _save(config, directory)
-        text = Path(directory, ADAPTER_CONFIG).read_bytes()
-    return {ADAPTER_CONFIG: partial(_write, text)}
+        text = Path(directory, ADAPTER_CONFIG_FILE).read_bytes()
+    return {ADAPTER_CONFIG_FILE: partial(_write, text)}
 
 
 def _class_name(model: nn.Module) -> str:

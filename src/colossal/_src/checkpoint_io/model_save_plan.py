@@ -9,7 +9,7 @@ from torch import nn
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
 from colossal._src.checkpoint_io.content import MIB, Content, Entry, plan_files
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
-from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG, MODEL, adapter_folder
+from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG_FILE, MODEL, adapter_folder
 from colossal._src.checkpoint_io.file_writers import (
     FileWriter,
     SafetensorsWriter,
@@ -68,7 +68,7 @@ class ModelSavePlan:
         if not self._shard:
             return SingleFileDestination(self._path)
         configs, adapters = dict(self._configs), None
-        config = configs.pop(ADAPTER_CONFIG, None)
+        config = configs.pop(ADAPTER_CONFIG_FILE, None)
         if self._state.has_adapters:
             from colossal._src.checkpoint_io.adapter_files import AdapterFiles
 

@@ -253,7 +253,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     return flat.reshape(-1).view(torch.uint8).numpy().data
 
 
-def digest_of(place: Place, region: Region, content: memoryview) -> str:
+def block_digest(place: Place, region: Region, content: memoryview) -> str:
     """Return the digest of a block: of its content, its place, and the tensor's name, dtype and shape."""
     import xxhash
 

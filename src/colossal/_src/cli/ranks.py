@@ -62,7 +62,9 @@ def run_ranks(
         **(environment or {}),
     }
     with tempfile.TemporaryDirectory(prefix="colossal-ranks-") as folder:
-        ranks = [_Rank(rank, [sys.executable, "-m", module, *words], shared, Path(folder)) for rank in range(size)]
+        ranks = [
+            _RankProcess(rank, [sys.executable, "-m", module, *words], shared, Path(folder)) for rank in range(size)
+        ]
         try:
             late = _wait(ranks, timeout_seconds)
         finally:
@@ -71,7 +73,7 @@ def run_ranks(
         return [rank.outcome(late=rank in late) for rank in ranks]
 
 
-class _Rank:
+class _RankProcess:
     """One process, and the files that it writes."""
 
     def __init__(self, rank: int, command: list[str], environment: Mapping[str, str], folder: Path) -> None:
@@ -108,7 +110,7 @@ class _Rank:
         return Outcome(self.rank, [json.loads(line) for line in complete_lines], code, "\n".join(printed))
 
 
-def _wait(ranks: Sequence[_Rank], timeout_seconds: float) -> list[_Rank]:
+def _wait(ranks: Sequence[_RankProcess], timeout_seconds: float) -> list[_RankProcess]:
     """Wait for all; after a first failure, only a little longer. Return those that did not come to an end."""
     deadline = time.monotonic() + timeout_seconds
     failed = False

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from colossal._src.interface.adapter_names import AdapterNames, active_adapter, base_model_of, is_peft_model
+from colossal._src.interface.adapter_names import AdapterNames, active_adapter, is_peft_model, peft_base_model_of
 from colossal._src.interface.boost_types import (
     Boosted,
     BoostResult,
@@ -57,7 +57,6 @@ __all__ = [
     "Peers",
     "TokenWeighting",
     "active_adapter",
-    "base_model_of",
     "check_equal_rounding",
     "check_known",
     "check_optimizer",
@@ -66,6 +65,7 @@ __all__ = [
     "get_pretrained_path",
     "is_peft_model",
     "keywords_of",
+    "peft_base_model_of",
     "reduce_in_each_pass",
     "refuse_unsupported",
     "set_pretrained_path",

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from colossal._src.lazy.lazy_init import LazyInitContext, lazy_tensors, materialize
     from colossal._src.lazy.pretrained import pretrained_path, remember_path
-    from colossal._src.lazy.rank_agreement import describe, operations_of, rng_states_of
-    from colossal._src.lazy.recipe import GENERATOR_LOCK, Operation
+    from colossal._src.lazy.rank_agreement import describe_operation, recorded_operations, rng_states_of
+    from colossal._src.lazy.recipe import GENERATOR_LOCK, RecordedOperation
     from colossal._src.lazy.tensor import LazyTensor
 
 _MODULE_OF = {
     "GENERATOR_LOCK": "colossal._src.lazy.recipe",
     "LazyInitContext": "colossal._src.lazy.lazy_init",
     "LazyTensor": "colossal._src.lazy.tensor",
-    "Operation": "colossal._src.lazy.recipe",
-    "describe": "colossal._src.lazy.rank_agreement",
+    "RecordedOperation": "colossal._src.lazy.recipe",
+    "describe_operation": "colossal._src.lazy.rank_agreement",
     "lazy_tensors": "colossal._src.lazy.lazy_init",
     "materialize": "colossal._src.lazy.lazy_init",
-    "operations_of": "colossal._src.lazy.rank_agreement",
+    "recorded_operations": "colossal._src.lazy.rank_agreement",
     "pretrained_path": "colossal._src.lazy.pretrained",
     "remember_path": "colossal._src.lazy.pretrained",
     "rng_states_of": "colossal._src.lazy.rank_agreement",
@@ -28,12 +28,12 @@ __all__ = [
     "GENERATOR_LOCK",
     "LazyInitContext",
     "LazyTensor",
-    "Operation",
-    "describe",
+    "RecordedOperation",
+    "describe_operation",
     "lazy_tensors",
     "materialize",
-    "operations_of",
     "pretrained_path",
+    "recorded_operations",
     "remember_path",
     "rng_states_of",
 ]

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast, final
 import torch
 from torch import nn
 
-from colossal._src.lazy.recipe import Operation, Recipe, View
+from colossal._src.lazy.recipe import Recipe, RecordedOperation, View
 from colossal._src.lazy.stored_tensor import StoredTensor, opened, stamp_of
 from colossal._src.lazy.tensor import LazyTensor, make_lazy_tensor
 from colossal.errors import CheckpointError, UnsupportedError
@@ -133,7 +133,7 @@ def stored_tensors(path: Path) -> dict[str, LazyTensor]:
 
 def _recalled(stored: StoredTensor, mapped: torch.Tensor) -> LazyTensor:
     meta = torch.empty(mapped.shape, dtype=mapped.dtype, device="meta")
-    recipe, read = Recipe(meta.nbytes, torch.device("cpu")), Operation(stored, (), {}, (), None)
+    recipe, read = Recipe(meta.nbytes, torch.device("cpu")), RecordedOperation(stored, (), {}, (), None)
     read.made[0] = View(recipe, meta)
     recipe.writes.append(read)
     return make_lazy_tensor(read.made[0], torch.device("cpu"))

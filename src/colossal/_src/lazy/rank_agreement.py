@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from colossal._src.lazy.recipe import Constant, Operation, Recipe, View
+from colossal._src.lazy.recipe import Constant, Recipe, RecordedOperation, View
 from colossal._src.lazy.stored_tensor import StoredTensor
 from colossal._src.lazy.tensor import LazyTensor, view_of
 
 
-def operations_of(tensors: Iterable[LazyTensor]) -> list[Operation]:
+def recorded_operations(tensors: Iterable[LazyTensor]) -> list[RecordedOperation]:
     """Find all operations that the values of tensors come from."""
     waiting, seen = deque(view_of(each).recipe for each in tensors), set[Recipe]()
-    found: dict[Operation, None] = {}
+    found: dict[RecordedOperation, None] = {}
     while waiting:
         recipe = waiting.popleft()
         if recipe not in seen:
@@ -25,7 +25,7 @@ def operations_of(tensors: Iterable[LazyTensor]) -> list[Operation]:
     return list(found)
 
 
-def describe(operation: Operation) -> str:
+def describe_operation(operation: RecordedOperation) -> str:
     """Say what an operation does, but for what it draws and where a file is."""
     name = operation.func.name if isinstance(operation.func, StoredTensor) else str(operation.func)
     sizes = [tuple(view.meta.shape) for view in (*operation.made.values(), *_inputs(operation, View))]
@@ -34,10 +34,10 @@ def describe(operation: Operation) -> str:
     return f"{name} {sizes} {constants} {state}"
 
 
-def rng_states_of(operations: Iterable[Operation]) -> list[torch.Tensor]:
+def rng_states_of(operations: Iterable[RecordedOperation]) -> list[torch.Tensor]:
     """Find the states of random generators that operations draw from."""
     return [operation.draw.state for operation in operations if operation.draw is not None]
 
 
-def _inputs(operation: Operation, kind: type[Any]) -> list[Any]:
+def _inputs(operation: RecordedOperation, kind: type[Any]) -> list[Any]:
     return [each for each in tree_leaves((operation.args, operation.kwargs)) if isinstance(each, kind)]

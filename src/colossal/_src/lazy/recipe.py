@@ -151,7 +151,7 @@ class Constant:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Operation:
+class RecordedOperation:
     """One call of an operator."""
 
     func: Any  # the overload
@@ -219,7 +219,7 @@ class Recipe:
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.num_bytes, self.device = num_bytes, device
-        self.writes: list[Operation] = []
+        self.writes: list[RecordedOperation] = []
         self._owner: ref[Owner] | None = None
         self._kept: torch.UntypedStorage | None = None
         self._kept_at = -1  # what is kept holds from this index on
@@ -259,7 +259,7 @@ class Recipe:
             world[self] = torch.UntypedStorage(self.num_bytes, device=self.device)
         return world[self]
 
-    def event_before(self, index: int) -> "tuple[int, Operation | Recipe]":
+    def event_before(self, index: int) -> "tuple[int, RecordedOperation | Recipe]":
         """Find what made the values that an operation sees: a write, or what is kept."""
         last = bisect_left(self.writes, index, key=lambda operation: operation.index) - 1
         assert last >= 0, "an operation sees a storage before it is made"
@@ -300,21 +300,21 @@ def _replay(wanted: Mapping[Recipe, int]) -> dict[Recipe, torch.UntypedStorage]:
     return world
 
 
-def _needed(wanted: Mapping[Recipe, int]) -> Iterator[Operation | Recipe]:
+def _needed(wanted: Mapping[Recipe, int]) -> Iterator[RecordedOperation | Recipe]:
     """Go back in time from storages that are wanted, past all that they come from, latest first."""
     open_recipes: set[Recipe] = set()
-    heap: list[tuple[int, bool, int, Operation | Recipe]] = []
+    heap: list[tuple[int, bool, int, RecordedOperation | Recipe]] = []
     ties = itertools.count()
 
     def need(recipe: Recipe, index: int) -> None:
         if recipe not in open_recipes:
             open_recipes.add(recipe)
             at, event = recipe.event_before(index)
-            heapq.heappush(heap, (-at, isinstance(event, Operation), next(ties), event))
+            heapq.heappush(heap, (-at, isinstance(event, RecordedOperation), next(ties), event))
 
     for recipe, index in wanted.items():
         need(recipe, index)
-    done: set[Operation] = set()
+    done: set[RecordedOperation] = set()
     while heap:
         *_, event = heapq.heappop(heap)
         if isinstance(event, Recipe):

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
-from colossal._src.lazy.recipe import LATEST, Operation, View
+from colossal._src.lazy.recipe import LATEST, RecordedOperation, View
 from colossal._src.tensor import Layout, Region
 from colossal.errors import CheckpointError
 
@@ -89,7 +89,7 @@ def read_range(view: View, begin: int, end: int, index: int = LATEST) -> torch.T
     computed in full, and then sliced.
     """
     _, event = view.recipe.event_before(index)
-    if isinstance(event, Operation) and generates_in_order(view, event):
+    if isinstance(event, RecordedOperation) and generates_in_order(view, event):
         offset = int(view.meta.storage_offset())
         if isinstance(event.func, StoredTensor):
             return event.func.read(offset + begin, offset + end)
@@ -104,7 +104,7 @@ def read_range(view: View, begin: int, end: int, index: int = LATEST) -> torch.T
     return part
 
 
-def generates_in_order(view: View, event: Operation) -> bool:
+def generates_in_order(view: View, event: RecordedOperation) -> bool:
     """Whether an operation makes a storage whose elements are in the same order as in the view."""
     made = next((each for each in event.made.values() if each.recipe is view.recipe), None)
     return made is not None and _is_plain(made) and _is_plain(view) and made.meta.dtype == view.meta.dtype
@@ -125,7 +125,7 @@ def reader_of(view: View, index: int = LATEST) -> Reader | None:
     such as the experts of a layer.
     """
     _, event = view.recipe.event_before(index)
-    if not (isinstance(event, Operation) and generates_in_order(view, event) and view.is_full):
+    if not (isinstance(event, RecordedOperation) and generates_in_order(view, event) and view.is_full):
         return None
     if isinstance(event.func, StoredTensor):
         return event.func.read_region
@@ -159,7 +159,7 @@ def _starts(layout: Layout, dim: int, place: Sequence[int]) -> list[int]:
     return [sum(lengths[:number]) for number in range(len(lengths))]
 
 
-def _copying(copy: Operation, inner: Reader) -> Reader:
+def _copying(copy: RecordedOperation, inner: Reader) -> Reader:
     options = {name: value for name, value in copy.kwargs.items() if name != "memory_format"}
     return lambda region: copy.func(inner(region), *copy.args[1:], **options)
 

@@ -12,7 +12,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from colossal._src.lazy.recipe import Constant, Operation, Owner, RandomDraw, Recipe, View, is_random
+from colossal._src.lazy.recipe import Constant, Owner, RandomDraw, Recipe, RecordedOperation, View, is_random
 from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _record_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     touched = dict.fromkeys(
         view_of(each).recipe for each in _written(func, args, kwargs) if isinstance(each, LazyTensor)
     )
-    operation = Operation(func, stored_args, stored_kwargs, list(touched), draw)
+    operation = RecordedOperation(func, stored_args, stored_kwargs, list(touched), draw)
     wrapped = _wrapped(operation, tree_leaves(results), lazy, device)
     for recipe in operation.writes():
         recipe.writes.append(operation)
@@ -297,7 +297,10 @@ def _record_operation(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def _wrapped(
-    operation: Operation, results: Sequence[Any], lazy: Sequence[tuple[LazyTensor, torch.Tensor]], device: torch.device
+    operation: RecordedOperation,
+    results: Sequence[Any],
+    lazy: Sequence[tuple[LazyTensor, torch.Tensor]],
+    device: torch.device,
 ) -> list[Any]:
     """Wrap results as lazy tensors; unknown storages were made by the operation."""
     recipes = {_place(meta): view_of(leaf).recipe for leaf, meta in lazy}

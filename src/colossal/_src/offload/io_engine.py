@@ -63,7 +63,7 @@ class IOEngine(ABC):
         """Finish what is under way and end all threads."""
 
 
-class _Order(ctypes.Structure):
+class _TransferOrder(ctypes.Structure):
     _fields_ = (
         ("memory", ctypes.c_void_p),
         *((name, ctypes.c_uint64) for name in ("offset", "bytes")),
@@ -107,7 +107,7 @@ class NativeIOEngine(IOEngine):
     def submit(self, transfer: FileTransfer) -> object:
         """Begin a transfer."""
         one = transfer
-        order = _Order(one.address, one.offset, one.num_bytes, one.buffered, one.direct, one.is_write)
+        order = _TransferOrder(one.address, one.offset, one.num_bytes, one.buffered, one.direct, one.is_write)
         return self._functions.submit(self._engine, ctypes.byref(order))
 
     def is_done(self, handle: object) -> bool:

@@ -1,9 +1,9 @@
 """Models partitioned into stages over the pp axis, and batches that pass through them in micro-batches."""
 
-from colossal._src.pipeline.execution_sequence import ExecutionSequence, is_sequence
+from colossal._src.pipeline.execution_sequence import ExecutionSequence, is_layer_sequence
 from colossal._src.pipeline.executor import PipelineExecutor
 from colossal._src.pipeline.layer_costs import count_layer_parameters, measure_layer_times
-from colossal._src.pipeline.microbatch import Microbatching, join, map_tensors, split, tensors_in
+from colossal._src.pipeline.microbatch import Microbatching, map_tensors, merge_outputs, split_batch, tensors_in
 from colossal._src.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
 from colossal._src.pipeline.placeholders import StageBoundary
 from colossal._src.pipeline.schedule import (
@@ -59,10 +59,10 @@ __all__ = [
     "count_layers",
     "forward_only",
     "interleaved",
-    "is_sequence",
-    "join",
+    "is_layer_sequence",
     "map_tensors",
     "measure_layer_times",
+    "merge_outputs",
     "model_arguments",
     "one_forward_one_backward",
     "p2p_messages",
@@ -70,7 +70,7 @@ __all__ = [
     "partition_by_counts",
     "partition_uniform",
     "simulate",
-    "split",
+    "split_batch",
     "stage_of_layer",
     "tensors_in",
     "zero_bubble_v",

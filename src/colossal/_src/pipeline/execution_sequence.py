@@ -97,7 +97,7 @@ class ExecutionSequence(nn.Module):
         self._units = tuple(self._units[index] for index in kept)
 
 
-def is_sequence(model: nn.Module) -> TypeGuard[nn.Sequential | ExecutionSequence]:
+def is_layer_sequence(model: nn.Module) -> TypeGuard[nn.Sequential | ExecutionSequence]:
     """Whether a model runs its modules one after the other, so that it can be split between any two of them."""
     if isinstance(model, nn.Sequential):
         return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from colossal._src.cluster import ParallelMesh, host_group
 from colossal._src.comm import Channel
 from colossal._src.interface import OptimizerWrapper
-from colossal._src.pipeline.microbatch import Microbatching, map_tensors, split, tensors_in
+from colossal._src.pipeline.microbatch import Microbatching, map_tensors, split_batch, tensors_in
 from colossal._src.pipeline.p2p import RecvQueue, TensorMeta, make_links, peer_pairs, wait
 from colossal._src.pipeline.pipeline_step import PipelineStep
 from colossal._src.pipeline.schedule import SCHEDULES, Pass, PipelineOrder, forward_only, p2p_messages
@@ -180,7 +180,7 @@ class PipelineExecutor:
         """Split the next batch into micro-batches, and check that all ranks have the same batch."""
         batches, signature, problem = [], 0, None
         try:
-            batches = split(self._to_device(next(data_iter)), self._microbatching)
+            batches = split_batch(self._to_device(next(data_iter)), self._microbatching)
             descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
             text = repr((len(batches), trains, descriptions)).encode()
             signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())

@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch import nn
 
 from colossal._src.cluster import host_group
-from colossal._src.pipeline.execution_sequence import is_sequence, unit_names
+from colossal._src.pipeline.execution_sequence import is_layer_sequence, unit_names
 from colossal._src.pipeline.microbatch import map_tensors, tensors_in
 from colossal._src.pipeline.stage_extraction import layers_of
 from colossal._src.tensor import Stages, configs_with_cache
@@ -135,7 +135,7 @@ def _median(layer: nn.Module, args: Any, kwargs: Any, num_runs: int) -> float:
 
 
 def _layers_of(model: nn.Module, stages: Stages | None) -> Sequence[nn.Module]:
-    if is_sequence(model):
+    if is_layer_sequence(model):
         return [model.get_submodule(name) for name in unit_names(model)]
     if stages is None:
         raise PlanError(

@@ -38,7 +38,7 @@ class Microbatching:
         return self.num_microbatches or batch_size // parts
 
 
-def split(batch: Any, microbatching: Microbatching) -> list[Any]:
+def split_batch(batch: Any, microbatching: Microbatching) -> list[Any]:
     """Split a batch into micro-batches."""
     sizes = {len(tensor) for tensor in tensors_in(batch) if tensor.dim()}
     if len(sizes) != 1:
@@ -50,7 +50,7 @@ def split(batch: Any, microbatching: Microbatching) -> list[Any]:
     return [map_tensors(batch, lambda tensor, index=index: _part(tensor, number, index)) for index in range(number)]
 
 
-def join(parts: Sequence[Any]) -> Any:
+def merge_outputs(parts: Sequence[Any]) -> Any:
     """Merge the outputs of micro-batches."""
     flat = [list(tensors_in(part)) for part in parts]
     joined = iter([torch.cat(each) if each[0].dim() else torch.stack(each).mean() for each in zip(*flat, strict=True)])

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 
 from colossal._src.interface import OptimizerWrapper
-from colossal._src.pipeline.microbatch import join, map_tensors
+from colossal._src.pipeline.microbatch import map_tensors, merge_outputs
 from colossal._src.pipeline.p2p import P2PLink, RecvQueue, TensorMeta, encode_metas
 from colossal._src.pipeline.schedule import Action, P2PMessage
 from colossal._src.pipeline.schedule.stage_placement import StagePlacement
@@ -61,7 +61,7 @@ class PipelineStep:
 
     def join_outputs(self) -> Any:
         """Put the outputs of all micro-batches together."""
-        return join(self._outputs) if self._outputs else None
+        return merge_outputs(self._outputs) if self._outputs else None
 
     def _forward(self, stage: Stage, microbatch: int) -> None:
         key, batch = (stage.index, microbatch), self._batches[microbatch]

@@ -10,7 +10,7 @@ from colossal._src.shardformer.activation_checkpointing import (
 from colossal._src.shardformer.causal_loss import ParallelCausalLoss
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear
-from colossal._src.shardformer.model_options import OPTIONS, apply_options, choose_options
+from colossal._src.shardformer.model_options import MODEL_OPTIONS, apply_options, choose_options
 from colossal._src.shardformer.plans import FAMILIES, plan_of
 from colossal._src.shardformer.plans.hf_plan import hf_plan
 from colossal._src.shardformer.sequence_parallel_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig
@@ -21,8 +21,8 @@ from colossal._src.shardformer.support_matrix import option_matrix, supported_op
 
 __all__ = [
     "FAMILIES",
+    "MODEL_OPTIONS",
     "MODES_OF_TP",
-    "OPTIONS",
     "STYLES",
     "Conv1DCol",
     "Conv1DRow",

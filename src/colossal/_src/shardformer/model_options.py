@@ -13,7 +13,7 @@ from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
 
 
-class Option(NamedTuple):
+class ModelOption(NamedTuple):
     """One option."""
 
     # takes a full model, returns what implements the option, and raises `UnsupportedError` if nothing does
@@ -21,32 +21,32 @@ class Option(NamedTuple):
     apply: Callable[[nn.Module], None]  # takes a model, or a stage of it, and changes it
 
 
-OPTIONS: Mapping[str, Option] = {
-    "enable_flash_attention": Option(check_flash_attention, use_flash_attention),
-    "enable_fused_normalization": Option(check_fused_norms, fuse_norms),
-    "enable_jit_fused": Option(check_compiled_activations, compile_activations),
+MODEL_OPTIONS: Mapping[str, ModelOption] = {
+    "enable_flash_attention": ModelOption(check_flash_attention, use_flash_attention),
+    "enable_fused_normalization": ModelOption(check_fused_norms, fuse_norms),
+    "enable_jit_fused": ModelOption(check_compiled_activations, compile_activations),
 }
 """The options, by the names of their keywords."""
 
 
 def choose_options(model: nn.Module, config: ShardConfig) -> list[str]:
     """Find which options a model gets."""
-    asked = [name for name in OPTIONS if getattr(config, name)]
-    applied = {name: OPTIONS[name].check(model) for name in asked}
+    asked = [name for name in MODEL_OPTIONS if getattr(config, name)]
+    applied = {name: MODEL_OPTIONS[name].check(model) for name in asked}
     if not config.enable_all_optimization:
         return asked
     rejected = []
-    for name in [name for name in OPTIONS if name not in asked]:
+    for name in [name for name in MODEL_OPTIONS if name not in asked]:
         try:
-            applied[name] = OPTIONS[name].check(model)
+            applied[name] = MODEL_OPTIONS[name].check(model)
         except UnsupportedError as error:
             rejected.append(f"{name} is left out: {error}")
     messages = [*(f"{name}: {how}" for name, how in applied.items()), *rejected]
     get_dist_logger().info(f"{type(model).__name__}: {'; '.join(messages)}", ranks=[0])
-    return [name for name in OPTIONS if name in applied]
+    return [name for name in MODEL_OPTIONS if name in applied]
 
 
 def apply_options(model: nn.Module, names: Collection[str]) -> None:
     """Change a model as options say."""
     for name in names:
-        OPTIONS[name].apply(model)
+        MODEL_OPTIONS[name].apply(model)

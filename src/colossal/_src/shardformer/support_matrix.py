@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from colossal._src.shardformer.activation_checkpointing import check_checkpointing
-from colossal._src.shardformer.model_options import OPTIONS
+from colossal._src.shardformer.model_options import MODEL_OPTIONS
 from colossal._src.shardformer.plans import FAMILIES, plan_of
 from colossal._src.tensor import base_model_of
 from colossal.errors import PlanError, UnsupportedError
@@ -99,6 +99,6 @@ _COLUMNS: Mapping[str, Callable[[nn.Module], str]] = {
     "pipeline_parallelism": _supports_pipeline,
     "sequence_parallelism_on_tp": _shards_sequences_over_tp,
     "sequence_parallelism_on_sp": _shards_sequences_over_sp,
-    **{name: option.check for name, option in OPTIONS.items()},
+    **{name: option.check for name, option in MODEL_OPTIONS.items()},
     "gradient_checkpoint_config": _checkpoints,
 }

@@ -54,7 +54,7 @@ class WorldError(AssertionError):
 
 @final
 @dataclass(frozen=True)
-class _Order:
+class _Task:
     """What one process is asked to do."""
 
     rank: int
@@ -161,11 +161,11 @@ def kept_pids() -> set[int]:
 
 
 @dataclass
-class _Rank:
+class _RankRun:
     """What one process was asked to do, and what came back from it."""
 
     process: _Process
-    order: _Order
+    order: _Task
     result: Any = None
     error: str | None = None
     done: bool = False
@@ -238,7 +238,7 @@ def run_processes(
     file, module = inspect.getfile(function), function.__module__
     with tempfile.TemporaryDirectory(prefix="colossal-world-") as folder:
         orders = [
-            _Order(
+            _Task(
                 rank,
                 size,
                 form,
@@ -256,8 +256,8 @@ def run_processes(
         return _run(orders, pool.take(size) if pool else [_Process() for _ in range(size)], timeout_seconds)
 
 
-def _run(orders: list[_Order], processes: list[_Process], timeout_seconds: float) -> list[Any]:
-    ranks = [_Rank(process, order) for process, order in zip(processes, orders, strict=True)]
+def _run(orders: list[_Task], processes: list[_Process], timeout_seconds: float) -> list[Any]:
+    ranks = [_RankRun(process, order) for process, order in zip(processes, orders, strict=True)]
     try:
         failed = _collect(ranks, timeout_seconds)
     finally:
@@ -267,12 +267,12 @@ def _run(orders: list[_Order], processes: list[_Process], timeout_seconds: float
     return [rank.result for rank in ranks]
 
 
-def _collect(ranks: list[_Rank], timeout_seconds: float) -> list[_Rank]:
+def _collect(ranks: list[_RankRun], timeout_seconds: float) -> list[_RankRun]:
     """Send all orders, and wait for all ranks; after a first failure, only a little longer."""
     for rank in ranks:
         rank.send()
     deadline = time.monotonic() + timeout_seconds
-    failed: list[_Rank] = []
+    failed: list[_RankRun] = []
     while waiting := {rank.process.replies: rank for rank in ranks if not rank.done}:
         ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
         if not ready:
@@ -290,12 +290,12 @@ def _collect(ranks: list[_Rank], timeout_seconds: float) -> list[_Rank]:
     return failed
 
 
-def _failure(failed: list[_Rank], size: int) -> WorldError:
+def _failure(failed: list[_RankRun], size: int) -> WorldError:
     reports = "\n".join(f"Rank {rank.order.rank}: {rank.error}" for rank in failed)
     return WorldError(f"{len(failed)} of {size} processes failed, the first one first.\n{reports}")
 
 
-def _end(ranks: list[_Rank]) -> None:
+def _end(ranks: list[_RankRun]) -> None:
     """End the processes that serve no further call; after a failure, all of them."""
     failed = not all(rank.done and rank.error is None for rank in ranks)
     for rank in ranks:
@@ -323,13 +323,13 @@ def _serve(orders: "connection.Connection[Any, Any]", replies: "connection.Conne
     state: ProcessState | None = None
     with suppress(EOFError):  # no more orders
         while True:
-            order: _Order = orders.recv()
+            order: _Task = orders.recv()
             if not order.is_last:
                 state = state or ProcessState()
             _carry_out(order, replies, state)
 
 
-def _carry_out(order: _Order, replies: "connection.Connection[Any, Any]", state: ProcessState | None) -> None:
+def _carry_out(order: _Task, replies: "connection.Connection[Any, Any]", state: ProcessState | None) -> None:
     os.environ.update(order.environment)
     with order.stack_file.open("w") as stack:
         faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
@@ -349,7 +349,7 @@ def _carry_out(order: _Order, replies: "connection.Connection[Any, Any]", state:
         dist.destroy_process_group()
 
 
-def _call(order: _Order) -> Any:
+def _call(order: _Task) -> Any:
     function = reduce(getattr, order.qualname.split("."), _load(order.file, order.module))
     args, kwargs = pickle.loads(order.arguments)  # noqa: S301 (from our own parent)
     if order.form:

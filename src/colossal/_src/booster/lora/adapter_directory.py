@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colossal._src.checkpoint_io import ADAPTER_CONFIG, ADAPTERS, Staging, prepare_directory
+from colossal._src.checkpoint_io import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES, Staging, prepare_directory
 from colossal.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -15,10 +15,10 @@ def read_adapter_config(directory: Path) -> "LoraConfig":
     """Read the configuration of saved adapters, for training on."""
     from peft import LoraConfig, PeftConfig
 
-    if not (directory / ADAPTER_CONFIG).is_file():
+    if not (directory / ADAPTER_CONFIG_FILE).is_file():
         found = "a directory without it" if directory.is_dir() else "no directory"
         raise CheckpointError(
-            f"pretrained_dir is a directory with saved adapters, which holds {ADAPTER_CONFIG}. Found {found} at "
+            f"pretrained_dir is a directory with saved adapters, which holds {ADAPTER_CONFIG_FILE}. Found {found} at "
             f"{directory}. Check the path; booster.save_lora_as_pretrained and peft's save_pretrained write such "
             "directories."
         )
@@ -27,7 +27,7 @@ def read_adapter_config(directory: Path) -> "LoraConfig":
         config = PeftConfig.from_pretrained(str(directory))
     except Exception as error:
         raise CheckpointError(
-            f"Adapters need a readable configuration. Found {directory / ADAPTER_CONFIG}, which peft cannot read: "
+            f"Adapters need a readable configuration. Found {directory / ADAPTER_CONFIG_FILE}, which peft cannot read: "
             f"{type(error).__name__}: {error}. Check that it was copied completely."
         ) from error
     if not isinstance(config, LoraConfig):
@@ -42,11 +42,11 @@ def read_adapter_config(directory: Path) -> "LoraConfig":
 
 def adapter_weights_path(directory: Path) -> Path:
     """Return the file with the adapters, the one that peft would read if there are two."""
-    for name in ADAPTERS.values():
+    for name in ADAPTER_WEIGHTS_FILES.values():
         if (directory / name).is_file():
             return directory / name
     raise CheckpointError(
-        f"Saved adapters are in {' or '.join(ADAPTERS.values())}. Found neither in {directory}. "
+        f"Saved adapters are in {' or '.join(ADAPTER_WEIGHTS_FILES.values())}. Found neither in {directory}. "
         "Check that the directory was copied completely."
     )
 
@@ -66,10 +66,10 @@ def write_adapter_directory(
     """Move adapters and configuration into place, and remove adapters in the other format: peft would prefer them."""
     try:
         with Staging() as staging:
-            staging.add(directory / ADAPTERS[use_safetensors], aside.replace)
+            staging.add(directory / ADAPTER_WEIGHTS_FILES[use_safetensors], aside.replace)
             for name, write in config.items():
                 staging.add(directory / name, write)
             staging.commit()
-        (directory / ADAPTERS[not use_safetensors]).unlink(missing_ok=True)
+        (directory / ADAPTER_WEIGHTS_FILES[not use_safetensors]).unlink(missing_ok=True)
     finally:
         aside.unlink(missing_ok=True)

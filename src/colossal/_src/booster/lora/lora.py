@@ -17,7 +17,7 @@ from colossal._src.booster.lora.adapter_directory import (
 )
 from colossal._src.booster.lora.adapter_injection import adapter_tree, inject_adapters, require_peft, restore_on_error
 from colossal._src.booster.lora.quantization import Quantizer
-from colossal._src.checkpoint_io import ADAPTERS, CheckpointGroup, CheckpointIO, adapter_config_file
+from colossal._src.checkpoint_io import ADAPTER_WEIGHTS_FILES, CheckpointGroup, CheckpointIO, adapter_config_file
 from colossal._src.cluster import Axis, ParallelMesh, current_mesh
 from colossal._src.comm import Channel
 from colossal._src.interface import ModelWrapper, full_spec_of, is_peft_model
@@ -113,7 +113,7 @@ class Lora:
         require_peft()
         tree, adapted = _adapters_of(model)
         directory = Path(checkpoint)
-        aside = directory / f".{ADAPTERS[use_safetensors]}.aside"
+        aside = directory / f".{ADAPTER_WEIGHTS_FILES[use_safetensors]}.aside"
         self._writers.write(lambda: prepare_adapter_directory(directory))
         self._io.save_model(tree, aside, use_safetensors=use_safetensors)
         self._writers.write(

@@ -9,7 +9,15 @@ from torch import nn
 
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, equal_on_all_ranks
-from colossal._src.lazy import LazyTensor, Operation, describe, lazy_tensors, materialize, operations_of, rng_states_of
+from colossal._src.lazy import (
+    LazyTensor,
+    RecordedOperation,
+    describe_operation,
+    lazy_tensors,
+    materialize,
+    recorded_operations,
+    rng_states_of,
+)
 from colossal._src.tensor import placement_of
 from colossal.errors import ConfigError
 
@@ -111,7 +119,7 @@ def broadcast_initial_values(module: nn.Module, mesh: ParallelMesh) -> None:
     all_reduce, 16 bytes.
     """
     lazy = list(dict.fromkeys(lazy_tensors(module)))
-    operations = operations_of(lazy)
+    operations = recorded_operations(lazy)
     if not _agree(_describe(module, operations), mesh):
         materialize(module)
         operations = []
@@ -122,10 +130,10 @@ def broadcast_initial_values(module: nn.Module, mesh: ParallelMesh) -> None:
         Channel(axis, mesh).broadcast([*(replicated if axis == "tp" else values), *rng_states_of(operations)])
 
 
-def _describe(module: nn.Module, operations: Sequence[Operation]) -> str:
+def _describe(module: nn.Module, operations: Sequence[RecordedOperation]) -> str:
     named = (*module.named_parameters(), *module.named_buffers())
     lines = [f"{name} {placement_of(each).shape} {each.dtype} {type(each).__name__}" for name, each in named]
-    return "\n".join([*lines, *map(describe, operations)])
+    return "\n".join([*lines, *map(describe_operation, operations)])
 
 
 def _agree(text: str, mesh: ParallelMesh) -> bool:

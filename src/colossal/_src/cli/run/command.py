@@ -24,7 +24,7 @@ from colossal._src.cli.run.job import (
     program_file,
     python_folder,
 )
-from colossal._src.cli.run.launcher import Launcher, connect
+from colossal._src.cli.run.launcher import Launcher, connect_nodes
 from colossal._src.cli.run.node import Node
 from colossal._src.cli.run.outcome import Ending, report
 from colossal._src.cli.run.output import Printer
@@ -154,7 +154,7 @@ def _run(options: Options) -> int:
             Node(rank, host.name, link, None if host.is_local else options.timeout)
             for rank, (host, link) in enumerate(zip(hosts, links, strict=True))
         ]
-        connect(nodes)
+        connect_nodes(nodes)
         launcher = Launcher(nodes, Printer([host.name for host in hosts]))
         details = _details(job, streams)
         code = launcher.run(lambda node: node.order(commands[node.number], details))

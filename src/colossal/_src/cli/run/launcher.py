@@ -26,7 +26,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BROKEN_PIPE_STATUS = 128 + signal.SIGPIPE
 
 
-def connect(nodes: Sequence[Node]) -> None:
+def connect_nodes(nodes: Sequence[Node]) -> None:
     """Reach all nodes at once."""
     with ThreadPoolExecutor(min(len(nodes), 64)) as pool:
         reasons = list(pool.map(_try_to_open, nodes))

@@ -60,7 +60,7 @@ class _Call(ctypes.Structure):
     )
 
 
-class _Order(ctypes.Structure):
+class _CollectiveOrder(ctypes.Structure):
     _fields_ = (
         ("call", _Call),
         ("inputs", ctypes.c_void_p),
@@ -145,7 +145,7 @@ class Engine:
             raise MemoryError(f"Shared memory for {self.size} ranks could not be mapped.")
         self._inputs, self._outputs = (_P * self.size)(), (_P * self.size)()
         self._splits = (_L * (2 * self.size))()
-        self._order = _Order(inputs=ctypes.addressof(self._inputs), outputs=ctypes.addressof(self._outputs))
+        self._order = _CollectiveOrder(inputs=ctypes.addressof(self._inputs), outputs=ctypes.addressof(self._outputs))
         self._call, self._address = self._order.call, ctypes.addressof(self._order)
         self._turn = threading.Lock()
         self._abandoned: list[object] = []

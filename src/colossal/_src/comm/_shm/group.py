@@ -21,8 +21,8 @@ from colossal._src.comm._shm.tensors import (
     addresses,
     check_full,
     check_length,
-    check_parts,
     check_peer,
+    check_rank_parts,
     checked,
     packed,
     part_addresses,
@@ -126,7 +126,7 @@ class SharedMemoryGroup(_ProcessGroup):
         """Reduce a list of tensors, one for each rank, to that rank."""
         opts = options(opts, c10d.ReduceScatterOptions)
         (output,), (parts,) = outputs, inputs
-        check_parts("reduce_scatter", parts, output, self._num_ranks)
+        check_rank_parts("reduce_scatter", parts, output, self._num_ranks)
         reduction = native_reduction(opts, output)
         if reduction is None:
             flat_parts = [packed(part).view(-1) for part in parts]
@@ -169,7 +169,7 @@ class SharedMemoryGroup(_ProcessGroup):
         """Collect every rank's tensor in a list."""
         opts = options(opts, c10d.AllgatherOptions)
         (parts,), (tensor,) = outputs, inputs
-        check_parts("all_gather", parts, tensor, self._num_ranks)
+        check_rank_parts("all_gather", parts, tensor, self._num_ranks)
 
         def task() -> None:
             own = packed(tensor)
@@ -259,7 +259,7 @@ class SharedMemoryGroup(_ProcessGroup):
         (tensor,), root = inputs, opts.rootRank
         parts: _Tensors = outputs[0] if self._rank == root else ()
         if self._rank == root:
-            check_parts("gather", parts, tensor, self._num_ranks)
+            check_rank_parts("gather", parts, tensor, self._num_ranks)
 
         def task() -> None:
             own = packed(tensor)
@@ -275,7 +275,7 @@ class SharedMemoryGroup(_ProcessGroup):
         (output,), root = outputs, opts.rootRank
         parts: _Tensors = inputs[0] if self._rank == root else ()
         if self._rank == root:
-            check_parts("scatter", parts, output, self._num_ranks)
+            check_rank_parts("scatter", parts, output, self._num_ranks)
 
         def task() -> None:
             dense = [packed(part) for part in parts]

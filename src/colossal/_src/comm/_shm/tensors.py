@@ -32,7 +32,7 @@ def check_length(name: str, tensors: _Tensors, size: int) -> None:
         raise ShapeError(f"{name} needs a tensor for each of {size} ranks. Found {len(tensors)}. Pass one for each.")
 
 
-def check_parts(name: str, parts: _Tensors, full: _Tensor, size: int) -> None:
+def check_rank_parts(name: str, parts: _Tensors, full: _Tensor, size: int) -> None:
     """Check that there is a tensor for each rank, of the size and dtype of another one."""
     check_length(name, parts, size)
     for part in parts:

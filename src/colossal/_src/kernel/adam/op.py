@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from colossal._src.kernel.adam.step import AdamStep, AdamTensors, Columns, Runner, check
+from colossal._src.kernel.adam.step import AdamStep, AdamTensors, Columns, Runner, check_columns
 from colossal.errors import UnsupportedError
 from colossal.logging import get_dist_logger
 
@@ -94,7 +94,7 @@ def runner_of(device: str) -> Runner:
 
 
 def _run(*columns: list[torch.Tensor], beta1: float, beta2: float, num_threads: int = 0, **numbers: float) -> None:
-    check(columns)
+    check_columns(columns)
     step = AdamStep(betas=(beta1, beta2), **numbers)  # type: ignore[arg-type]
     runner_of(columns[0][0].device.type)(columns, step, num_threads)
     _count_change(columns)
@@ -107,7 +107,7 @@ def _count_change(columns: Columns) -> None:
 
 
 def _fake(*columns: list[torch.Tensor], **_: float) -> None:
-    check(columns)
+    check_columns(columns)
 
 
 _LIBRARY.impl("adam_step", _run, "CompositeExplicitAutograd")

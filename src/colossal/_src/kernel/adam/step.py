@@ -88,7 +88,7 @@ class AdamTensors:
     copy: torch.Tensor | None = None
 
 
-def check(columns: Columns) -> None:
+def check_columns(columns: Columns) -> None:
     """Refuse tensors that a kernel, which knows addresses only, would take for something else."""
     lengths = [len(column) for column in columns]
     if lengths[:4] != lengths[:1] * 4 or lengths[4] not in (0, lengths[0]):

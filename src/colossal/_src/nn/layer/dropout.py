@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from colossal._src.cluster import ParallelMesh
-from colossal._src.nn.layer.tp.parallel_layer import synced_rng
+from colossal._src.nn.layer.tp.parallel_layer import broadcast_rng_state
 from colossal._src.nn.layer.tp.sharding import find_mesh, tp_sharding_of
 from colossal.errors import ConfigError
 
@@ -51,8 +51,7 @@ class Dropout(torch.nn.Module):
         if not 0.0 <= p <= 1.0:
             raise ConfigError(f"The probability of dropout is between 0 and 1. Found p={p!r}. Pass such a number.")
         self.p, self.inplace, self.parallel_input, self.mesh = p, inplace, parallel_input, find_mesh(mesh)
-        with synced_rng(self.mesh):
-            pass
+        broadcast_rng_state(self.mesh)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Drop elements of this rank's local shard of an activation, in training.

@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from colossal._src.kernel import AdamStep, AdamTensors, adam_step
 from colossal._src.nn.optimizer.adam_states import MOMENTS, AdamStates, ParamMoments
-from colossal._src.nn.optimizer.base import (
+from colossal._src.nn.optimizer.checked_optimizer import (
     CheckedOptimizer,
     Closure,
     call_closure,

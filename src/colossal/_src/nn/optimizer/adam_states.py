@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 import torch
 
 from colossal._src.kernel import huge_zeros
-from colossal._src.nn.optimizer.base import state_dtype
+from colossal._src.nn.optimizer.checked_optimizer import state_dtype
 from colossal._src.nn.optimizer.disk_states import StatesOnDisk
 from colossal._src.tensor import copy_placement, local_of
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 
 import torch
 
-from colossal._src.nn.optimizer.base import state_dtype
+from colossal._src.nn.optimizer.checked_optimizer import state_dtype
 from colossal._src.offload import StateStore
 from colossal._src.tensor import local_of
 from colossal.errors import ConfigError, UnsupportedError

@@ -9,7 +9,7 @@ import torch
 from torch import distributed as dist
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.base import reject_option
+from colossal._src.nn.optimizer.checked_optimizer import reject_option
 from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal._src.nn.optimizer.factored import SumRequests
 from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer

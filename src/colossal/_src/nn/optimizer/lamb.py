@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.base import reject_option
+from colossal._src.nn.optimizer.checked_optimizer import reject_option
 from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal._src.nn.optimizer.factored import SumRequests, run_with_batched_sums
 from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer, sum_of_squares

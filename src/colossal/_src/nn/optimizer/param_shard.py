@@ -8,7 +8,7 @@ from typing import Any, final
 
 import torch
 
-from colossal._src.nn.optimizer.base import CheckedOptimizer, state_dtype
+from colossal._src.nn.optimizer.checked_optimizer import CheckedOptimizer, state_dtype
 from colossal._src.nn.optimizer.factored import SumRequests, run_with_batched_sums
 from colossal._src.tensor import Placement, copy_placement, is_dtensor, layout_of, local_of, placement_of
 from colossal.errors import UnsupportedError

@@ -5,7 +5,7 @@ from typing import Any, final
 import torch
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.base import CheckedOptimizer, state_dtype
+from colossal._src.nn.optimizer.checked_optimizer import CheckedOptimizer, state_dtype
 from colossal._src.tensor import copy_placement, local_of
 from colossal.errors import ConfigError
 

@@ -15,17 +15,17 @@ from colossal._src.pipeline.schedule.p2p_messages import (
 from colossal._src.pipeline.schedule.stage_placement import SharedParameter, StagePlacement
 
 
-class Header(NamedTuple):
+class StageOutputShapes(NamedTuple):
     """The shapes of what leaves a stage."""
 
     stage: int
 
 
-Payload = P2PMessage | Header | SharedParameter
+Payload = P2PMessage | StageOutputShapes | SharedParameter
 """What is sent: a message, its shapes ahead of the first one, or the gradient of a tied parameter."""
 
 
-class Operation(NamedTuple):
+class P2POperation(NamedTuple):
     """One thing that a rank does to a link."""
 
     kind: Literal["send", "post", "wait"]  # it sends, posts a receive, or waits for what it has posted
@@ -36,12 +36,12 @@ class Operation(NamedTuple):
         verb, direction = {"send": ("sends", "to"), "post": ("receives", "from"), "wait": ("waits for", "from")}[
             self.kind
         ]
-        return f"{verb} {describe(self.payload)} {direction} rank {self.peer}"
+        return f"{verb} {describe_payload(self.payload)} {direction} rank {self.peer}"
 
 
-def describe(payload: Payload) -> str:
+def describe_payload(payload: Payload) -> str:
     """Name what is sent."""
-    if isinstance(payload, Header):
+    if isinstance(payload, StageOutputShapes):
         return f"the shapes after stage {payload.stage}"
     if isinstance(payload, SharedParameter):
         return f"the gradient of {payload.names[0]}"
@@ -49,7 +49,7 @@ def describe(payload: Payload) -> str:
     return f"the {what} of micro-batch {payload.microbatch} after stage {payload.stage}"
 
 
-P2PPrograms = tuple[tuple[Operation, ...], ...]
+P2PPrograms = tuple[tuple[P2POperation, ...], ...]
 """What each rank does to its links, in its order."""
 
 
@@ -58,7 +58,7 @@ def p2p_programs(
 ) -> P2PPrograms:
     """Find what ranks do to their links in a step."""
     trains = any(action.kind != "F" for order in orders for action in order)
-    programs: list[tuple[Operation, ...]] = []
+    programs: list[tuple[P2POperation, ...]] = []
     for rank, order in enumerate(orders):
         program = _Program(orders, placement, rank, set() if is_first else set(range(placement.num_stages)))
         for action in order:
@@ -78,7 +78,7 @@ class _Program:
     placement: StagePlacement
     rank: int
     known: set[int]
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[P2POperation] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._recv_queues = {
@@ -96,7 +96,7 @@ class _Program:
         if action.kind == "F" and action.stage not in self.known:
             self.known.add(action.stage)
             if given is not None:
-                self._add("send", given.peer, Header(action.stage))
+                self._add("send", given.peer, StageOutputShapes(action.stage))
         if given is not None:
             self._add("send", given.peer, given.message)
 
@@ -110,10 +110,10 @@ class _Program:
 
     def _post(self, peer: int, message: P2PMessage) -> None:
         if message.stage not in self.known:
-            self._add("post", peer, Header(message.stage))
-            self._add("wait", peer, Header(message.stage))
+            self._add("post", peer, StageOutputShapes(message.stage))
+            self._add("wait", peer, StageOutputShapes(message.stage))
             self.known.add(message.stage)
         self._add("post", peer, message)
 
     def _add(self, kind: Literal["send", "post", "wait"], peer: int, payload: Payload) -> None:
-        self.operations.append(Operation(kind, peer, payload))
+        self.operations.append(P2POperation(kind, peer, payload))

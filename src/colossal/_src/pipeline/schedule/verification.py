@@ -6,7 +6,13 @@ from itertools import zip_longest
 from typing import final
 
 from colossal._src.pipeline.schedule.action import Action, ActionKind, PipelineOrder
-from colossal._src.pipeline.schedule.p2p_programs import Operation, P2PPrograms, Payload, describe, p2p_programs
+from colossal._src.pipeline.schedule.p2p_programs import (
+    P2POperation,
+    P2PPrograms,
+    Payload,
+    describe_payload,
+    p2p_programs,
+)
 from colossal._src.pipeline.schedule.stage_placement import SharedParameter, StagePlacement
 from colossal.errors import ConfigError
 
@@ -108,7 +114,7 @@ def _match(programs: P2PPrograms, source: int, target: int) -> None:
 
 
 def _name(payload: Payload | None) -> str:
-    return "nothing" if payload is None else describe(payload)
+    return "nothing" if payload is None else describe_payload(payload)
 
 
 @final
@@ -118,7 +124,7 @@ class _Run:
     def __init__(self, programs: P2PPrograms) -> None:
         self._programs = programs
         self._at = [0 for _ in programs]
-        self._reached = set[tuple[int, Operation]]()
+        self._reached = set[tuple[int, P2POperation]]()
         moved = True
         while moved:
             moved = any(self._advance(rank) for rank in range(len(programs)))
@@ -149,11 +155,14 @@ class _Run:
             self._at[rank] += 1
         return self._at[rank] > begin
 
-    def _can_end(self, rank: int, operation: Operation) -> bool:
+    def _can_end(self, rank: int, operation: P2POperation) -> bool:
         """A send needs the other's receive, a wait its own receive and the other's send."""
         kind, peer, payload = operation
         if kind == "post":
             return True
         if kind == "send":
-            return (peer, Operation("post", rank, payload)) in self._reached
-        return {(rank, Operation("post", peer, payload)), (peer, Operation("send", rank, payload))} <= self._reached
+            return (peer, P2POperation("post", rank, payload)) in self._reached
+        return {
+            (rank, P2POperation("post", peer, payload)),
+            (peer, P2POperation("send", rank, payload)),
+        } <= self._reached

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from colossal._src.interface import OptimizerWrapper, unwrap_model
-from colossal._src.pipeline import Microbatching, join, map_tensors, model_arguments, split
+from colossal._src.pipeline import Microbatching, map_tensors, merge_outputs, model_arguments, split_batch
 from colossal.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ class BatchExecutor:
         """Run the next batch: forward, and backward if there is an optimizer and gradients are enabled."""
         optimizer = optimizer if torch.is_grad_enabled() else None
         batch = map_tensors(next(data_iter), lambda tensor: tensor.to(self._device, non_blocking=True))
-        parts = [batch] if self._microbatching is None else split(batch, self._microbatching)
+        parts = [batch] if self._microbatching is None else split_batch(batch, self._microbatching)
         losses, left = list[torch.Tensor](), list[Any]()
         for number, part in enumerate(parts, start=1):
             with nullcontext() if number == len(parts) else self._no_sync():
@@ -48,7 +48,7 @@ class BatchExecutor:
             del outputs
         return {
             "loss": sum(losses[1:], losses[0]) if return_loss else None,
-            "outputs": (left[0] if len(left) == 1 else join(left)) if return_outputs else None,
+            "outputs": (left[0] if len(left) == 1 else merge_outputs(left)) if return_outputs else None,
         }
 
     def _run(

@@ -16,12 +16,12 @@ from colossal._src.pipeline import (
     StageOutput,
     copy_structure,
     count_layers,
-    is_sequence,
+    is_layer_sequence,
     partition_by_counts,
     partition_uniform,
 )
 from colossal._src.shardformer import (
-    OPTIONS,
+    MODEL_OPTIONS,
     ShardConfig,
     ShardFormer,
     apply_options,
@@ -60,7 +60,7 @@ def choose_plan(
 
 
 def _needs_plan(model: nn.Module, options: HybridOptions, mesh: ParallelMesh) -> bool:
-    is_split = mesh.size("pp") > 1 and not is_sequence(model)
+    is_split = mesh.size("pp") > 1 and not is_layer_sequence(model)
     is_sharded = any(
         placement_of(parameter).is_compute_sharded for parameter in model.parameters()
     )  # as layers of colossal.nn
@@ -100,7 +100,7 @@ def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], 
         checkpoint_layers(stage.module, plan, config.gradient_checkpoint_config, stage.index, stage.num_stages)
     apply_options(stage.module, chosen)
     if plan is not None:
-        done = dict.fromkeys((*OPTIONS, "enable_all_optimization"), False)
+        done = dict.fromkeys((*MODEL_OPTIONS, "enable_all_optimization"), False)
         shard_former = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
         shard_former.optimize(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)
 
@@ -118,7 +118,7 @@ def stage_inputs(
 ) -> list[StageOutput | None]:
     """Compute the inputs of this rank's stages, by running the previous stages."""
     stage_indices = options.placement.stages_of(mesh.rank("pp"))
-    if plan is None and mesh.size("pp") > 1 and not is_sequence(model):
+    if plan is None and mesh.size("pp") > 1 and not is_layer_sequence(model):
         plan = plan_of(model)
     carries: list[StageOutput | None] = [None]
     with torch.no_grad():
@@ -168,7 +168,7 @@ def _extract_stage(model: nn.Module, index: int, plan: ParallelPlan | None, opti
     number = options.placement.num_stages
     if number == 1:
         return Stage(model, 0, 1)
-    if is_sequence(model):
+    if is_layer_sequence(model):
         return Stage.of_sequential(model, _partition(len(model), options), index)
     if plan is None or plan.stages is None:
         raise UnsupportedError(

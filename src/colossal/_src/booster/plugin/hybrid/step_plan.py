@@ -22,7 +22,7 @@ from colossal._src.booster.plugin.hybrid.stage_sharding import stage_inputs
 from colossal._src.cluster import AXES, Axis
 from colossal._src.comm import CommCounter, count_collective
 from colossal._src.interface import OptimizerWrapper
-from colossal._src.pipeline import SCHEDULES, PipelineOrder, map_tensors, p2p_messages, split
+from colossal._src.pipeline import SCHEDULES, PipelineOrder, map_tensors, p2p_messages, split_batch
 from colossal._src.tensor import placement_of
 from colossal._src.zero import ZeroShards
 from colossal.errors import ConfigError, MeshError, UnsupportedError
@@ -143,7 +143,7 @@ def plan_step(
     _check(begin)
     full = map_tensors(batch, lambda tensor: tensor.to(_META))
     microbatching = begin.options.microbatching
-    return _plan(begin, [full] if microbatching is None else split(full, microbatching), criterion)
+    return _plan(begin, [full] if microbatching is None else split_batch(full, microbatching), criterion)
 
 
 def _plan(begin: Assembly, microbatches: Sequence[Any], criterion: Callable[[Any, Any], torch.Tensor]) -> StepPlan:

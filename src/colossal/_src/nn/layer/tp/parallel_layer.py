@@ -1,8 +1,7 @@
 """The base class of layers that hold a shard of the parameters of a serial module."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Self
 
@@ -122,12 +121,12 @@ class ParallelLayer(torch.nn.Module, ABC):
     ) -> None:
         """Initialize the full parameters and keep this rank's shard."""
         self.layouts = dict(layouts)
-        with synced_rng(self.mesh):
-            native = self._make_native(device)
-            for name, fill in (initializers or {}).items():
-                full = getattr(native, name, None)
-                if fill is not None and full is not None:
-                    initialize(fill, full.data, fans)
+        broadcast_rng_state(self.mesh)
+        native = self._make_native(device)
+        for name, fill in (initializers or {}).items():
+            full = getattr(native, name, None)
+            if fill is not None and full is not None:
+                initialize(fill, full.data, fans)
         self._take(native)
 
     def _take(self, native: torch.nn.Module) -> None:
@@ -170,9 +169,8 @@ def native_of(native: torch.nn.Module, *kinds: type[torch.nn.Module]) -> Any:
     return native
 
 
-@contextmanager
-def synced_rng(mesh: ParallelMesh | None) -> Iterator[None]:
-    """Let all ranks of the tp axis draw what its first one draws, inside and afterwards.
+def broadcast_rng_state(mesh: ParallelMesh | None) -> None:
+    """Let all ranks of the tp axis draw from now on what its first one draws.
 
     Communication: broadcast, tp, the state of the random numbers: 5 KB, and that of an accelerator's generator.
     """
@@ -188,4 +186,3 @@ def synced_rng(mesh: ParallelMesh | None) -> Iterator[None]:
         if of_device is not None:
             Channel("tp", mesh).broadcast([of_device])
             mesh.accelerator.set_rng_state(of_device)
-    yield
