@@ -119,8 +119,8 @@ def _check_result(info: Any, load_config: Any) -> None:
         name, stored, expected = min(info.mismatched_keys)
         raise CheckpointError(
             f"A checkpoint must fit its model. Found {name} of shape {tuple(stored)} in "
-            f"{load_config.pretrained_model_name_or_path}, where the model has {tuple(expected)}. Change the config, "
-            "or pass ignore_mismatched_sizes=True to draw such weights anew."
+            f"{load_config.pretrained_model_name_or_path}, where the model has {tuple(expected)}. Load it with its "
+            "own config, or pass ignore_mismatched_sizes=True to draw such weights anew."
         )
 
 

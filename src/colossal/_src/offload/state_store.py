@@ -95,7 +95,7 @@ class StateStore:
             raise ConfigError(
                 "A store of states has entries of 0 elements or more, at least 1 tensor in each, and reads at least 1 "
                 f"ahead. Found {min(numels, default=0)} elements, {tensors_per_entry} tensors and {ahead} ahead. "
-                "Change these."
+                "Pass no number below these; the defaults are tensors_per_entry=2 and ahead=2."
             )
         self._numels = tuple(numels)
         self._num_tensors = tensors_per_entry

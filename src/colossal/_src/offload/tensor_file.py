@@ -144,7 +144,8 @@ class TensorFile:
         if engine not in (None, *ENGINES) or min(slot_sizes, default=0) < 0:
             raise ConfigError(
                 f"A file of tensors takes sizes from 0 and an engine out of {', '.join(ENGINES)}. Found engine "
-                f"{engine!r} and sizes from {min(slot_sizes, default=0)}. Change them."
+                f"{engine!r} and sizes from {min(slot_sizes, default=0)}. Leave engine out to use the "
+                "first of these that works here, and pass no size below 0."
             )
         self.slot_sizes = tuple(slot_sizes)
         self._offsets = [0, *accumulate(map(padded, self.slot_sizes))]

@@ -149,27 +149,33 @@ def _units_of(model: nn.Module, steps: Sequence[Step]) -> Iterator[_Unit]:
     for step in steps:
         if isinstance(step, str):
             if step not in known:
-                raise _wrong(step, f"{type(model).__name__} has {', '.join(sorted(known))}")
+                raise _wrong(step, f"{type(model).__name__} has {', '.join(sorted(known))}", "Name one of these")
             if unit is not None:
                 yield unit
             unit, waiting = _Unit(step, tuple(waiting), ()), []
             continue
         function, place = step if isinstance(step, tuple) else (step, "behind" if unit else "front")
         if isinstance(function, nn.Module) or not callable(function) or place not in _PLACES:
-            raise _wrong(step, "a function must not be a module, and goes with 'front' or 'behind'")
+            raise _wrong(
+                step,
+                "a function must not be a module, and goes with 'front' or 'behind'",
+                "Name the module, or pass (function, 'front')",
+            )
         if place == "front":
             waiting.append(function)
         elif unit is None or waiting:
-            raise _wrong(step, "there is no module before it that it could stay with")
+            raise _wrong(
+                step, "there is no module before it that it could stay with", "Put it behind a name, or pass 'front'"
+            )
         else:
             unit = unit._replace(after=(*unit.after, function))
     if unit is None or waiting:
-        raise _wrong(steps[-1] if steps else steps, "no module follows")
+        raise _wrong(steps[-1] if steps else steps, "no module follows", "Name one at the end, or pass 'behind'")
     yield unit
 
 
-def _wrong(step: Any, reason: str) -> ConfigError:
+def _wrong(step: Any, reason: str, advice: str) -> ConfigError:
     return ConfigError(
         "A step of a sequence is the name of a module, a function, or a function with 'front' or 'behind'. Found "
-        f"{step!r}, but {reason}. Correct it."
+        f"{step!r}, but {reason}. {advice}."
     )

@@ -33,7 +33,7 @@ class Microbatching:
             name = "num_microbatches" if self.num_microbatches else "microbatch_size"
             raise ConfigError(
                 f"A batch divides by {name}, so that all micro-batches weigh the same. Found {batch_size} samples and "
-                f"{name}={parts}. Change one of them, or leave the last batch out by drop_last=True."
+                f"{name}={parts}. Pass a {name} that divides the batch, or leave the last batch out by drop_last=True."
             )
         return self.num_microbatches or batch_size // parts
 

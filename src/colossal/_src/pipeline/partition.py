@@ -75,9 +75,10 @@ def partition_balanced(weights: Sequence[float], num_stages: int) -> list[range]
 def partition_by_counts(counts: Sequence[int], num_layers: int | None = None) -> list[range]:
     """Give each stage the number of layers that the caller chose."""
     if min(counts) < 1 or num_layers not in (None, sum(counts)):
+        layers = sum(counts) if num_layers is None else num_layers
         raise ConfigError(
             "Each stage of a pipeline has a layer at least, and together they have the layers of the model. Found "
-            f"{list(counts)} for {sum(counts) if num_layers is None else num_layers} layers. Change the numbers."
+            f"{list(counts)} for {layers} layers. Pass numbers of at least 1 that add up to {layers}."
         )
     return [range(*pair) for pair in pairwise([0, *accumulate(counts)])]
 

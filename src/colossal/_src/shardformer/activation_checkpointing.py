@@ -88,7 +88,7 @@ class PipelineGradientCheckpointConfig:
         if self.num_ckpt_layers_per_stage is not None and any(each < 0 for each in self.num_ckpt_layers_per_stage):
             raise ConfigError(
                 "num_ckpt_layers_per_stage has numbers of layers, 0 or more. Found "
-                f"{list(self.num_ckpt_layers_per_stage)}. Correct them."
+                f"{list(self.num_ckpt_layers_per_stage)}. Pass 0 for a stage that checkpoints nothing."
             )
 
     def num_layers(self, held: int, stage: int = 0, num_stages: int = 1) -> int:

@@ -248,20 +248,32 @@ class Layout:
 
     def _check(self) -> None:
         used = [*self.partial, *(axis for axes in self.dims for axis in axes)]
-        problems = {
-            "a rank for each place of its grid": math.prod(self.grid) == len(self.ranks) == len(set(self.ranks)),
-            "the axes of its grid, each of them once": len(set(used)) == len(used)
-            and set(used) <= {*range(len(self.grid))},
-            "axes for each dimension of the tensor": len(self.dims) == len(self.shape),
-            "groups whose lengths add up to those of the dimensions": tuple(map(sum, self.groups)) == self.shape,
-            "a name for each axis, or none": len(self.axes) in (0, len(self.grid)),
+        rules = {  # with what to pass instead
+            (
+                "a rank for each place of its grid",
+                f"Pass {math.prod(self.grid)} different ranks, or another grid",
+            ): math.prod(self.grid) == len(self.ranks) == len(set(self.ranks)),
+            (
+                "the axes of its grid, each of them once",
+                f"Use each axis from 0 to {len(self.grid) - 1} at most once, in dims or in partial",
+            ): len(set(used)) == len(used) and set(used) <= {*range(len(self.grid))},
+            (
+                "axes for each dimension of the tensor",
+                f"Pass {len(self.shape)} tuples as dims, () for a dimension that is not sharded",
+            ): len(self.dims) == len(self.shape),
+            (
+                "groups whose lengths add up to those of the dimensions",
+                f"Leave groups out, or pass lengths that add up to {self.shape}",
+            ): tuple(map(sum, self.groups)) == self.shape,
+            ("a name for each axis, or none", f"Pass {len(self.grid)} names as axes, or leave axes out"): len(self.axes)
+            in (0, len(self.grid)),
         }
-        for needed, is_met in problems.items():
+        for (needed, advice), is_met in rules.items():
             if not is_met:
                 raise PlanError(
                     f"A layout needs {needed}. Found {len(self.ranks)} ranks {self.ranks}, grid {self.grid}, dims "
                     f"{self.dims}, partial {self.partial}, groups {self.groups}, axes {self.axes}, shape {self.shape}. "
-                    "Change what does not fit."
+                    f"{advice}."
                 )
 
 

@@ -77,7 +77,8 @@ def unshard(parts: Mapping[int, torch.Tensor], layout: Layout) -> torch.Tensor:
     missing = [rank for rank, place in layout.coordinates.items() if _key(place, used_axes) not in seen]
     if full is None or missing:
         raise ShapeError(
-            f"A full tensor needs the local shards of all ranks. Found none for the ranks {missing}. Pass them too."
+            f"A full tensor needs the local shards of all ranks. Found none for the ranks {missing}. "
+            "Pass the shards of these ranks too."
         )
     return full
 

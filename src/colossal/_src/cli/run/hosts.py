@@ -93,7 +93,7 @@ def _read_line(words: Sequence[str], where: str) -> Host:
         if match is None:
             raise ConfigError(
                 f"After a host, only slots=N, the number of its processes, and a comment after # are valid. "
-                f"Found {word!r} in {where}. Correct or remove it."
+                f"Found {word!r} in {where}. Write, for example, node1 slots=4."
             )
         slots = int(match[1])
     try:

@@ -94,7 +94,7 @@ def check_columns(columns: Columns) -> None:
     if lengths[:4] != lengths[:1] * 4 or lengths[4] not in (0, lengths[0]):
         raise ShapeError(
             "A step of Adam takes as many gradients and means as parameters, and as many copies or none. Found lists "
-            f"of {', '.join(map(str, lengths))}. Make them equally long."
+            f"of {', '.join(map(str, lengths))}. Pass one of each for each parameter, or no copies."
         )
     device = columns[0][0].device
     numels = [param.numel() for param in columns[0]]
@@ -105,5 +105,6 @@ def check_columns(columns: Columns) -> None:
                 raise ShapeError(
                     f"The {name} of a step of Adam is a contiguous tensor of {numel} elements on {device}, in "
                     f"{' or '.join(map(str, dtypes))}. Found {tuple(tensor.shape)} in {tensor.dtype} on "
-                    f"{tensor.device}{'' if tensor.is_contiguous() else ', not contiguous'}. Convert it."
+                    f"{tensor.device}{'' if tensor.is_contiguous() else ', not contiguous'}. Pass one as large as the "
+                    f"parameter, after .to('{device}', {dtypes[0]}).contiguous()."
                 )

@@ -100,7 +100,8 @@ class KernelAdam(CheckedOptimizer):
                 raise ShapeError(
                     f"The copy of a parameter is contiguous, of {local_of(param).numel()} elements on {param.device}, "
                     f"in {' or '.join(map(str, _COPIES))}. Found {tuple(copy.shape)} in {copy.dtype} on {copy.device}"
-                    f"{'' if copy.is_contiguous() else ', not contiguous'}. Convert it."
+                    f"{'' if copy.is_contiguous() else ', not contiguous'}. Pass, say, "
+                    "torch.empty_like(param, dtype=torch.bfloat16, memory_format=torch.contiguous_format)."
                 )
         self._copies = {**copies}
 

@@ -106,7 +106,8 @@ def _placement(param: torch.Tensor, work: torch.Tensor, group: dist.ProcessGroup
     if room < 0 or padding not in (None, room):
         raise ShapeError(
             f"The chunks of a working parameter have its {numel} elements and the padding. Found {size} of "
-            f"{param.numel()}, and padding_map says {padding}. Pass the padding that there is."
+            f"{param.numel()}, and padding_map says {padding}. Pass chunks of {-(-numel // size)} "
+            "elements or more, and padding_map=None."
         )
     ends = [min(numel, i * param.numel()) for i in range(size + 1)]
     flat = FlatLayout(full.local_shape, tuple(dist.get_process_group_ranks(group)), tuple(pairwise(ends)))

@@ -56,7 +56,7 @@ class FusedSGD(CheckedOptimizer):
         if nesterov and (not momentum or dampening):
             raise ConfigError(
                 f"Nesterov's way needs momentum and no dampening. Found momentum={momentum} and "
-                f"dampening={dampening}. Change them, or leave nesterov out."
+                f"dampening={dampening}. Pass, say, momentum=0.9 and dampening=0, or leave nesterov out."
             )
         numbers = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, numbers | {"nesterov": nesterov, "wd_after_momentum": wd_after_momentum})

@@ -8,6 +8,13 @@ ActionKind = Literal["F", "B", "I", "W"]
 """A forward pass, a backward pass, or the two parts of one: the gradient of the input, then those of weights."""
 
 
+ORDER_ADVICE = (
+    "On each rank, put F after F of the stage before, B or I after F of its stage and after B or I of the next stage, "
+    "and W after its I, in the same order of micro-batches on both sides of a link."
+)
+"""What a schedule must be like that does not end."""
+
+
 class Action(NamedTuple):
     """One pass of one micro-batch through one stage.
 

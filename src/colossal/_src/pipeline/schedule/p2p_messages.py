@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple, final
 
-from colossal._src.pipeline.schedule.action import Action, PipelineOrder
+from colossal._src.pipeline.schedule.action import ORDER_ADVICE, Action, PipelineOrder
 from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 from colossal.errors import ConfigError
 
@@ -79,8 +79,8 @@ class RecvOrder:
         while message not in self._posted:
             if not self._order:
                 raise ConfigError(
-                    f"A rank waits for messages that another one sends. Found that no rank sends {message}. Correct "
-                    "the order of the schedule."
+                    f"A rank waits for messages that another one sends. Found that no rank sends {message}. "
+                    f"{ORDER_ADVICE}"
                 )
             yield self._next()
         self._posted.remove(message)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from colossal._src.pipeline.schedule.action import Action, Costs, PipelineOrder
+from colossal._src.pipeline.schedule.action import ORDER_ADVICE, Action, Costs, PipelineOrder
 from colossal._src.pipeline.schedule.stage_placement import StagePlacement
 from colossal.errors import ConfigError
 
@@ -59,7 +59,7 @@ def simulate(orders: PipelineOrder, placement: StagePlacement, costs: Costs | No
             waiting = [order[place] for place, order in zip(places, orders, strict=True) if place < len(order)]
             raise ConfigError(
                 f"Each pass of a schedule waits for passes that come. Found that {waiting} wait for each other. "
-                "Correct the order of the schedule."
+                f"{ORDER_ADVICE}"
             )
     return list(done.values())
 

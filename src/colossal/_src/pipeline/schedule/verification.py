@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import final
 
-from colossal._src.pipeline.schedule.action import Action, ActionKind, PipelineOrder
+from colossal._src.pipeline.schedule.action import ORDER_ADVICE, Action, ActionKind, PipelineOrder
 from colossal._src.pipeline.schedule.p2p_programs import (
     P2POperation,
     P2PPrograms,
@@ -20,8 +20,6 @@ from colossal.errors import ConfigError
 # A send is taken to hold its rank until the other one has posted the receive. Of all that backends do this is the
 # strictest: NCCL's messages wait in a stream for each direction of a pair while the rank goes on, gloo and shared
 # memory keep small ones. With fewer waits everything only comes earlier, so a schedule that ends here ends on all.
-
-_ADVICE = "Correct the order of the schedule."
 
 
 def check_schedule(orders: PipelineOrder, placement: StagePlacement, shared: Sequence[SharedParameter] = ()) -> None:
@@ -43,7 +41,7 @@ def check_programs(programs: P2PPrograms) -> None:
     if stuck := _Run(programs).stuck():
         raise ConfigError(
             "Ranks of a pipeline never deadlock in a cycle of waits, and a send waits until its receive is posted. "
-            f"Found that {'; '.join(stuck)}. {_ADVICE}"
+            f"Found that {'; '.join(stuck)}. {ORDER_ADVICE}"
         )
 
 
@@ -65,7 +63,7 @@ def _check_passes(orders: PipelineOrder, placement: StagePlacement) -> None:
             if early := [each for each in _needs_here(action, placement) if each not in done]:
                 raise ConfigError(
                     f"A pass comes after the passes that it needs. Found that rank {rank} makes {action} before "
-                    f"{early[0]}. {_ADVICE}"
+                    f"{early[0]}. Put {early[0]} before it."
                 )
             done.add(action)
     _check_numbers(orders, placement)
@@ -96,7 +94,8 @@ def _check_numbers(orders: PipelineOrder, placement: StagePlacement) -> None:
         if found[action] != (action.kind in wanted):
             raise ConfigError(
                 f"Every micro-batch has the passes {', '.join(wanted)} of every stage once. Found {action} "
-                f"{found[action]} times, of {number} micro-batches. {_ADVICE}"
+                f"{found[action]} times, of {number} micro-batches. "
+                f"{'Put it once into the order of its rank' if action.kind in wanted else 'Leave it out'}."
             )
 
 
@@ -109,7 +108,7 @@ def _match(programs: P2PPrograms, source: int, target: int) -> None:
             raise ConfigError(
                 f"A rank receives what another one sends, in its order. Found that message {place} from rank {source} "
                 f"to rank {target} is {_name(given)} where it is sent, and {_name(taken)} where it is received. "
-                f"{_ADVICE}"
+                f"{ORDER_ADVICE}"
             )
 
 
