@@ -11,37 +11,36 @@ from colossal.errors import PlanError
 
 __all__ = ["FAMILIES", "plan_of"]
 
-_PLAN_MODULES = {
-    "bert": "bert",
-    "blip-2": "blip_2",
-    "bloom": "bloom",
-    "cohere": "llama",
-    "deepseek_v3": "deepseek_v3",
-    "falcon": "falcon",
-    "glm": "glm",
-    "gpt2": "gpt2",
-    "gptj": "gptj",
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "mixtral",
-    "mt5": "t5",
-    "opt": "opt",
-    "qwen2": "llama",
-    "qwen3": "qwen3",
-    "sam": "sam",
-    "t5": "t5",
-    "umt5": "t5",
-    "vit": "vit",
-    "whisper": "whisper",
+_PLANS = {  # the module and the name of each table, or of what makes it from a configuration
+    "bert": "bert.BERT",
+    "blip-2": "blip_2.blip_2_plan",
+    "bloom": "bloom.BLOOM",
+    "cohere": "llama.LLAMA",
+    "deepseek_v3": "deepseek_v3.DEEPSEEK_V3",
+    "falcon": "falcon.falcon_plan",
+    "glm": "llama.GLM",
+    "gpt2": "gpt2.GPT2",
+    "gptj": "gptj.GPTJ",
+    "llama": "llama.LLAMA",
+    "mistral": "llama.LLAMA",
+    "mixtral": "llama.MIXTRAL",
+    "mt5": "t5.T5",
+    "opt": "opt.OPT",
+    "qwen2": "llama.LLAMA",
+    "qwen3": "llama.QWEN3",
+    "sam": "sam.SAM",
+    "t5": "t5.T5",
+    "umt5": "t5.UMT5",
+    "vit": "vit.VIT",
+    "whisper": "whisper.WHISPER",
 }
-
 _SUBMODEL_PLANS = {
-    "blip_2_qformer": "blip_2",
-    "blip_2_vision_model": "blip_2",
-    "sam_vision_model": "sam",
+    "blip_2_qformer": "blip_2.BLIP_2_QFORMER",
+    "blip_2_vision_model": "blip_2.BLIP_2_VISION",
+    "sam_vision_model": "sam.SAM_VISION",
 }
 
-FAMILIES = tuple(_PLAN_MODULES)
+FAMILIES = tuple(_PLANS)
 """The families that have a table, by the ``model_type`` of their configurations."""
 
 
@@ -65,9 +64,10 @@ def plan_of(model: nn.Module) -> ParallelPlan:
     """
     config: Any = getattr(model, "config", None)
     family = str(getattr(config, "model_type", None))
-    name = (_PLAN_MODULES | _SUBMODEL_PLANS).get(family)
-    if name is not None:
-        return importlib.import_module(f"{__name__}.{name}").plan(config)
+    if place := (_PLANS | _SUBMODEL_PLANS).get(family):
+        module, _, name = place.partition(".")
+        table = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        return table if isinstance(table, ParallelPlan) else table(config)
     found = hf_plan(config)
     if found is None:
         raise PlanError(

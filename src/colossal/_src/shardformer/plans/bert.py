@@ -1,7 +1,5 @@
 """BERT."""
 
-from typing import Any
-
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 BERT = ParallelPlan(
@@ -18,8 +16,3 @@ BERT = ParallelPlan(
     stages=Stages("encoder.layer", pre_layers=("embeddings",)),
     attention="encoder.layer.*.attention.self",
 )
-
-
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return BERT

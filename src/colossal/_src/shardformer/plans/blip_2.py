@@ -48,12 +48,10 @@ STAGES = {  # by the family of the language model
         layer_outputs=LAYER_OUTPUTS, previous=ENCODER_STAGES,
     ),
 }  # fmt: skip
-_PARTS = {"blip_2_vision_model": "vision_model.", "blip_2_qformer": "qformer."}
+BLIP_2_VISION = submodel_plan(BLIP_2, "vision_model.")
+BLIP_2_QFORMER = submodel_plan(BLIP_2, "qformer.")
 
 
-def plan(config: Any) -> ParallelPlan:
-    """Return the plan of a configuration."""
-    part = _PARTS.get(config.model_type)
-    if part:
-        return submodel_plan(BLIP_2, part)
+def blip_2_plan(config: Any) -> ParallelPlan:
+    """Return the plan of a configuration, which says what the language model is."""
     return replace(BLIP_2, stages=STAGES.get(config.text_config.model_type))

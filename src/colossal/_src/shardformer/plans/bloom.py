@@ -1,7 +1,5 @@
 """BLOOM, whose query, key and value are interleaved by head, and whose positions are a bias for each head (ALiBi)."""
 
-from typing import Any
-
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 BLOOM = ParallelPlan(
@@ -21,8 +19,3 @@ BLOOM = ParallelPlan(
     ),
     attention="h.*.self_attention",
 )
-
-
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return BLOOM

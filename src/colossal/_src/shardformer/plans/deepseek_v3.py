@@ -1,7 +1,5 @@
 """DeepSeek-V3, whose keys and values come from few features, some of which all heads use as they are."""
 
-from typing import Any
-
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 DEEPSEEK_V3 = ParallelPlan(
@@ -26,8 +24,3 @@ DEEPSEEK_V3 = ParallelPlan(
     stages=Stages("layers", pre_layers=("embed_tokens",)),
     attention="layers.*.self_attn",
 )
-
-
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return DEEPSEEK_V3

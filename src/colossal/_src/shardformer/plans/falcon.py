@@ -5,8 +5,8 @@ from typing import Any
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 
-def plan(config: Any) -> ParallelPlan:
-    """Return the plan of a configuration."""
+def falcon_plan(config: Any) -> ParallelPlan:
+    """Return the plan of a configuration, which says how many keys and values there are."""
     has_one_key = config.multi_query and not config.new_decoder_architecture
     numbers = ("num_heads", "hidden_size", "split_size", *(() if has_one_key else ("num_kv_heads",)))
     heads = HeadCounts(attention="h.*.self_attention" if has_one_key else None)  # Falcon-7B has 71, a prime number

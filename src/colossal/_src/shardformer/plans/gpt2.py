@@ -1,7 +1,5 @@
 """GPT-2, whose linear layers have transposed weights, and whose query, key and value are one layer."""
 
-from typing import Any
-
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 GPT2 = ParallelPlan(
@@ -24,8 +22,3 @@ GPT2 = ParallelPlan(
     stages=Stages("h", pre_layers=("wte", "wpe"), reshapes=True),
     attention="h.*.attn",
 )  # fmt: skip
-
-
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return GPT2

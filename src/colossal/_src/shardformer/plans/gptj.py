@@ -1,7 +1,5 @@
 """GPT-J."""
 
-from typing import Any
-
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 GPTJ = ParallelPlan(
@@ -18,8 +16,3 @@ GPTJ = ParallelPlan(
     stages=Stages("h", pre_layers=("wte",), layer_outputs=("hidden_states", ""), reshapes=True),
     attention="h.*.attn",
 )
-
-
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return GPTJ

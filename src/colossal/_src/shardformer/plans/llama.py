@@ -1,6 +1,6 @@
-"""Llama, and what differs from it in numbers only: Mistral, Qwen2, Cohere."""
+"""Llama, what differs from it in numbers only (Mistral, Qwen2, Cohere), and what has other layers in some places."""
 
-from typing import Any
+from dataclasses import replace
 
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
@@ -19,8 +19,20 @@ LLAMA = ParallelPlan(
     stages=Stages("layers", pre_layers=("embed_tokens",)),
     attention="layers.*.self_attn",
 )
+_ATTENTION = {row: style for row, style in LLAMA.styles.items() if ".mlp." not in row}
 
+QWEN3 = replace(LLAMA, styles={**LLAMA.styles, "layers.*.self_attn.[qk]_norm": "replicated_with_grad_allreduce"})
+"""With a norm of each head, with the same weight for all heads."""
 
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return LLAMA
+GLM = replace(
+    LLAMA,
+    styles={
+        **_ATTENTION,
+        "layers.*.mlp.gate_up_proj": "packed_colwise(2)",
+        "layers.*.mlp.down_proj": "rowwise",
+    },
+)
+"""Whose gate and up projections are one layer."""
+
+MIXTRAL = replace(LLAMA, styles={**_ATTENTION, "layers.*.mlp.experts": "moe_tp_experts"})
+"""With experts whose features are sharded."""

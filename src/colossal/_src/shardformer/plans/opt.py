@@ -1,7 +1,5 @@
 """OPT."""
 
-from typing import Any
-
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 OPT = ParallelPlan(
@@ -20,8 +18,3 @@ OPT = ParallelPlan(
     ),
     attention="decoder.layers.*.self_attn",
 )
-
-
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return OPT

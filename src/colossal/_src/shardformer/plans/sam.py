@@ -1,7 +1,5 @@
 """SAM, whose images have the same relative positions for all heads, and whose masks have three kinds of attention."""
 
-from typing import Any
-
 from colossal._src.shardformer.plans._submodel import submodel_plan
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
@@ -27,9 +25,4 @@ SAM = ParallelPlan(
     counts=(HeadCounts("vision_config.num_attention_heads"), HeadCounts("mask_decoder_config.num_attention_heads")),
     stages=Stages("vision_encoder.layers", pre_layers=("vision_encoder.patch_embed", "vision_encoder.pos_embed")),
 )  # fmt: skip
-
-
-def plan(config: Any) -> ParallelPlan:
-    """Return the plan of a configuration."""
-    is_full_model = config.model_type == "sam"
-    return SAM if is_full_model else submodel_plan(SAM, "vision_encoder.", is_inside=False)
+SAM_VISION = submodel_plan(SAM, "vision_encoder.", is_inside=False)

@@ -1,7 +1,6 @@
 """T5, mT5 and UMT5, whose positions are a table of heads."""
 
 from dataclasses import replace
-from typing import Any
 
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
@@ -40,8 +39,3 @@ T5 = ParallelPlan(
     stages=stages(LAYER_OUTPUTS),
 )  # fmt: skip
 UMT5 = replace(T5, stages=stages(()))  # each block has a table of its own
-
-
-def plan(config: Any) -> ParallelPlan:
-    """Return the plan of a configuration."""
-    return UMT5 if config.model_type == "umt5" else T5

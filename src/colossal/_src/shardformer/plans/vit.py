@@ -1,7 +1,5 @@
 """ViT."""
 
-from typing import Any
-
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 VIT = ParallelPlan(
@@ -16,8 +14,3 @@ VIT = ParallelPlan(
     stages=Stages("layers", pre_layers=("embeddings",)),
     attention="layers.*.attention",
 )
-
-
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return VIT

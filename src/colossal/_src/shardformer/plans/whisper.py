@@ -1,7 +1,5 @@
 """Whisper."""
 
-from typing import Any
-
 from colossal._src.tensor import HeadCounts, ParallelPlan, Stages
 
 WHISPER = ParallelPlan(
@@ -28,8 +26,3 @@ WHISPER = ParallelPlan(
         ),
     ),
 )  # fmt: skip
-
-
-def plan(config: Any) -> ParallelPlan:  # noqa: ARG001 (the same for all)
-    """Return the plan of a configuration."""
-    return WHISPER
