@@ -13,7 +13,7 @@ from families import LENGTH, build, inputs_of
 from float64 import KeepFloat64
 from torch import nn
 
-from colossal._src.shardformer.sequence_parallel_config import MODES_OF_TP
+from colossal._src.shardformer.shard_config import MODES_OF_TP
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin
 from colossal.testing import run_processes

@@ -25,6 +25,8 @@ def test_class_names_are_unique(library: Path) -> None:
 def test_finds_a_repeated_class(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("class Header: ...\nclass Own: ...\n", encoding="utf-8")
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "c.py").write_text("@final\nclass Header: ...\nclass Outer:\n    class Own: ...\n", encoding="utf-8")
+    (tmp_path / "b" / "c.py").write_text(
+        "@final\nclass Header: ...\nclass Outer:\n    class Own: ...\n", encoding="utf-8"
+    )
     [violation] = repeated_classes(tmp_path)
     assert violation.startswith("Header is a class of a.py and of b/c.py")

@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 
 from colossal._src.pipeline import P2PMessage, SharedParameter, check_schedule
-from colossal._src.pipeline.schedule.p2p_programs import P2POperation, P2PPrograms, p2p_programs
+from colossal._src.pipeline.schedule.p2p_messages import P2POperation, P2PPrograms, p2p_programs
 from colossal._src.pipeline.schedule.verification import check_programs
 from colossal.errors import ConfigError
 from colossal.pipeline import (

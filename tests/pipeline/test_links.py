@@ -13,7 +13,7 @@ from torch import nn
 
 from colossal._src.pipeline import Microbatching, PipelineStyle, SharedParameter, Stage, copy_structure
 from colossal._src.pipeline.p2p import P2PLink, make_links, open_links, peer_pairs
-from colossal._src.pipeline.schedule.p2p_programs import p2p_programs
+from colossal._src.pipeline.schedule.p2p_messages import p2p_programs
 from colossal.cluster import ParallelMesh
 from colossal.errors import CommunicationError
 from colossal.interface import OptimizerWrapper

@@ -3,9 +3,8 @@ import io
 import pytest
 
 from colossal._src.cli.run import supervisor
-from colossal._src.cli.run.failure_diagnosis import FailureDiagnosis, Weight
-from colossal._src.cli.run.frames import Frames
-from colossal._src.cli.run.outcome import Ending, NodeEnd, first_failure, lost, report
+from colossal._src.cli.run.node import Frames
+from colossal._src.cli.run.outcome import Ending, FailureDiagnosis, NodeEnd, Weight, first_failure, lost, report
 from colossal._src.cli.run.output import Lines, Printer
 from colossal._src.cli.watchdog import ADVICE
 

@@ -10,13 +10,20 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, SingleProcessIO
-from colossal._src.checkpoint_io.content import MIB, Content, Entry, ParameterContent, plan_files
+from colossal._src.checkpoint_io.content import (
+    MIB,
+    Content,
+    Entry,
+    ParameterContent,
+    extract_tensors,
+    insert_tensors,
+    plan_files,
+)
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
 from colossal._src.checkpoint_io.directory import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
 from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
 from colossal._src.checkpoint_io.model_state import ModelState
 from colossal._src.checkpoint_io.optimizer_state import OptimizerState, optimizer_tree, plain_of
-from colossal._src.checkpoint_io.plain_data import extract_tensors, insert_tensors
 from colossal._src.checkpoint_io.save_queue import SaveQueue
 from colossal._src.checkpoint_io.source import Source
 from colossal._src.interface import OptimizerWrapper, unwrap_model

@@ -15,9 +15,8 @@ from colossal._src.checkpoint_io.content import BlockWrite, Entry, assign_blocks
 from colossal._src.checkpoint_io.destination import Destination
 from colossal._src.checkpoint_io.directory import listing
 from colossal._src.checkpoint_io.safetensors_file import CODES, Header, block_digest, bytes_of, write_block
-from colossal._src.checkpoint_io.source import write_torch
+from colossal._src.checkpoint_io.source import map_in_threads, write_torch
 from colossal._src.checkpoint_io.staging import cannot_write, sync
-from colossal._src.checkpoint_io.threads import map_in_threads
 from colossal._src.kernel import huge_zeros, stream_copy
 from colossal._src.tensor import Region
 from colossal.errors import CheckpointError

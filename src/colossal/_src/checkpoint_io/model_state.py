@@ -11,8 +11,7 @@ from torch.autograd.graph import increment_version
 
 from colossal._src.checkpoint_io.content import Content, Entry, ParameterContent
 from colossal._src.checkpoint_io.directory import listing
-from colossal._src.checkpoint_io.source import Item
-from colossal._src.checkpoint_io.threads import map_in_threads
+from colossal._src.checkpoint_io.source import Item, map_in_threads
 from colossal._src.interface import AdapterNames, full_spec_of, peft_base_model_of
 from colossal._src.tensor import (
     backing_shard,

@@ -9,11 +9,16 @@ from typing import Any, final
 import torch
 from torch.optim import Optimizer
 
-from colossal._src.checkpoint_io.content import Content, Entry, ParameterContent
+from colossal._src.checkpoint_io.content import (
+    Content,
+    Entry,
+    ParameterContent,
+    as_mapping,
+    extract_tensors,
+    insert_tensors,
+)
 from colossal._src.checkpoint_io.directory import listing
-from colossal._src.checkpoint_io.plain_data import as_mapping, extract_tensors, insert_tensors
-from colossal._src.checkpoint_io.source import Item, Source, in_memory
-from colossal._src.checkpoint_io.threads import map_in_threads
+from colossal._src.checkpoint_io.source import Item, Source, in_memory, map_in_threads
 from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper
 from colossal._src.tensor import copy_placement, local_regions_of, placement_of
 from colossal.errors import CheckpointError

@@ -1,20 +1,53 @@
 """The files of a checkpoint as a source of tensors: which there are, and a part of any of them."""
 
 import copy
+import threading
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self, cast, final
+from typing import IO, Any, Self, TypeVar, cast, final
 
 import torch
 
 from colossal._src.checkpoint_io.directory import CheckpointIndexFile, FileNames, find_checkpoint, listing
 from colossal._src.checkpoint_io.safetensors_file import SafeFile
-from colossal._src.checkpoint_io.threads import map_in_threads
 from colossal._src.tensor import Region
 from colossal.errors import CheckpointError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def map_in_threads(function: Callable[[T], R], items: Sequence[T], num_threads: int) -> list[R]:
+    """Apply a function to each item.
+
+    Threads of its own rather than an executor's, which refuses work once the program has begun to end: that is when the
+    last asynchronous save is written.
+    """
+    results: list[R | None] = [None] * len(items)
+    errors: list[Exception] = []
+    numbers = iter(range(len(items)))  # the next of an iterator of a range is one step of the interpreter
+
+    def work() -> None:
+        for number in numbers:
+            if errors:
+                return
+            try:
+                results[number] = function(items[number])
+            except Exception as error:  # noqa: BLE001 - raised by the calling thread
+                errors.append(error)
+
+    helpers = [threading.Thread(target=work) for _ in range(min(num_threads, len(items)) - 1)]
+    for helper in helpers:
+        helper.start()
+    work()
+    for helper in helpers:
+        helper.join()
+    if errors:
+        raise errors[0]
+    return results  # type: ignore[return-value]
 
 
 def compact(content: dict[Any, Any]) -> dict[Any, Any]:

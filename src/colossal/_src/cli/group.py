@@ -7,8 +7,7 @@ from typing import final
 
 import click
 
-from colossal._src.cli.click_settings import SETTINGS
-from colossal._src.cli.version import VERSION
+from colossal._src.cli.common import SETTINGS, VERSION
 
 
 @final

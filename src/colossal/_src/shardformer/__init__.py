@@ -13,8 +13,7 @@ from colossal._src.shardformer.head_layers import HeadParallelEmbedding, Replica
 from colossal._src.shardformer.model_options import MODEL_OPTIONS, apply_options, choose_options
 from colossal._src.shardformer.plans import FAMILIES, plan_of
 from colossal._src.shardformer.plans.hf_plan import hf_plan
-from colossal._src.shardformer.sequence_parallel_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig
-from colossal._src.shardformer.shard_config import ShardConfig
+from colossal._src.shardformer.shard_config import MODES_OF_TP, SequenceMode, SequenceParallelConfig, ShardConfig
 from colossal._src.shardformer.shardformer import ShardFormer
 from colossal._src.shardformer.styles import STYLES, StyleContext
 from colossal._src.shardformer.support_matrix import option_matrix, supported_options

@@ -12,7 +12,7 @@ from torch import nn
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.nn.attention import Mask, ring_attention
-from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig
+from colossal._src.shardformer.shard_config import SequenceParallelConfig
 from colossal.errors import PlanError, UnsupportedError
 
 _numbers = itertools.count()

@@ -8,8 +8,8 @@ from torch import nn
 
 from colossal._src import comm
 from colossal._src.shardformer.sequence_attention import parallelize_attention
-from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig
 from colossal._src.shardformer.sequence_tensor_parallel import shard_activations
+from colossal._src.shardformer.shard_config import SequenceParallelConfig
 from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, stop_caching
 from colossal.errors import PlanError, UnsupportedError
 

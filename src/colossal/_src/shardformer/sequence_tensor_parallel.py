@@ -20,8 +20,8 @@ from colossal._src.comm import Channel
 from colossal._src.nn.layer.tp import ColumnParallel, RowParallel
 from colossal._src.shardformer.head_layers import materialize_parameter
 from colossal._src.shardformer.input_gradients import MergedInputGradient
-from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig
 from colossal._src.shardformer.sequence_ring import RingInput, multiply_on_ring
+from colossal._src.shardformer.shard_config import SequenceParallelConfig
 from colossal._src.shardformer.styles import ExpertTokens
 from colossal._src.tensor import ParallelPlan, find_modules
 from colossal.errors import PlanError

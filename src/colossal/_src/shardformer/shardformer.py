@@ -1,6 +1,6 @@
 """Shard a model as its plan says."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import Any, final
 
@@ -21,13 +21,34 @@ from colossal._src.shardformer.input_gradients import merge_input_gradients
 from colossal._src.shardformer.model_options import apply_options, choose_options
 from colossal._src.shardformer.plans import plan_of
 from colossal._src.shardformer.sequence_parallel import shard_sequence
-from colossal._src.shardformer.sequence_parallel_config import SequenceParallelConfig
-from colossal._src.shardformer.shard_config import ShardConfig
+from colossal._src.shardformer.shard_config import SequenceParallelConfig, ShardConfig
 from colossal._src.shardformer.styles import STYLES, StyleContext
-from colossal._src.shardformer.tied_parameters import find_tied_parameters, retie_parameters
-from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, unwrap_adapters
+from colossal._src.tensor import ParallelPlan, base_model_of, find_modules, parameter_names, unwrap_adapters
 from colossal.errors import MeshError, PlanError
 from colossal.logging import get_dist_logger
+
+
+def find_tied_parameters(model: nn.Module) -> list[list[str]]:
+    """Find parameters with several names."""
+    return [names for names in parameter_names(model).values() if len(names) > 1]
+
+
+def retie_parameters(model: nn.Module, ties: Sequence[Sequence[str]], sharded: Collection[nn.Module]) -> None:
+    """Tie parameters again, after some of them were sharded."""
+    for names in ties:
+        places = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
+        chosen = next((getattr(module, last) for module, last in places if module in sharded), None)
+        if chosen is None:
+            continue
+        for name, (module, last) in zip(names, places, strict=True):
+            found = getattr(module, last)
+            if found.shape != chosen.shape and (module in sharded or not any(module.children())):
+                raise PlanError(
+                    f"Tied parameters are sharded in the same way. Found {tuple(chosen.shape)} and, of {name}, "
+                    f"{tuple(found.shape)} on this rank. Give all of {', '.join(names)} a style that shards rows."
+                )
+            setattr(module, last, chosen)
+
 
 _LARGE = 1 << 20
 _KEEP_MODULE = ("replicate", "replicated_with_grad_allreduce", "split_input", "moe_tp_experts")

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from colossal._src.cli.benchmark.settings import DTYPES, LinkSettings, Settings
-from colossal._src.cli.click_settings import SETTINGS
+from colossal._src.cli.common import SETTINGS
 
 JSON_VERSION = 1
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")

@@ -9,7 +9,7 @@ import click
 from colossal._src.cli.check import communication, compatibility, devices, kernels, machine, versions
 from colossal._src.cli.check.report import Report, Row, Section, show
 from colossal._src.cli.check.selftest import self_tests
-from colossal._src.cli.click_settings import SETTINGS
+from colossal._src.cli.common import SETTINGS
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _AFTER_VERSIONS = (compatibility.SECTION, devices.SECTION, communication.SECTION, kernels.SECTION)

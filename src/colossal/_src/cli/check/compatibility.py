@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from colossal._src import _native as native
 from colossal._src.cli.check.report import Row, Section
 from colossal._src.cli.check.versions import PACKAGES, kind_of_build, release
-from colossal._src.cli.version import VERSION
+from colossal._src.cli.common import VERSION
 
 TITLE = "compatibility"
 _LANGUAGES = {".cpp": "C++", ".cu": "CUDA"}

@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import final
 
 from colossal._src.cli.check.report import Row, Section
-from colossal._src.cli.version import VERSION
+from colossal._src.cli.common import VERSION
 
 TITLE = "versions"
 PYTHON = "3.11"

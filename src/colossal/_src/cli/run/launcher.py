@@ -10,9 +10,8 @@ from queue import Empty, SimpleQueue
 from typing import final
 
 from colossal._src.cli.run import supervisor
-from colossal._src.cli.run.failure_diagnosis import Weight
 from colossal._src.cli.run.node import Node
-from colossal._src.cli.run.outcome import Ending, NodeEnd, first_failure, lost
+from colossal._src.cli.run.outcome import Ending, NodeEnd, Weight, first_failure, lost
 from colossal._src.cli.run.output import Printer
 from colossal.errors import LaunchError
 

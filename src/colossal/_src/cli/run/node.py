@@ -4,16 +4,58 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, final
 
 from colossal._src.cli.run import supervisor
 from colossal._src.cli.run.connection import NodeConnection
-from colossal._src.cli.run.failure_diagnosis import FailureDiagnosis
-from colossal._src.cli.run.frames import Frames
-from colossal._src.cli.run.outcome import Ending, NodeEnd, lost
+from colossal._src.cli.run.outcome import Ending, FailureDiagnosis, NodeEnd, lost
 from colossal._src.cli.run.output import Lines, Printer
+
+_NOISE_BYTES = 65536
+
+
+@final
+class Frames:
+    """Splits a stream of bytes into frames.
+
+    What comes before the first one is noise: a login shell's greeting, or a complaint that there is no Python.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the supervisor has answered."""
+        return self._begun
+
+    @property
+    def noise(self) -> str:
+        """What came instead of an answer."""
+        return "" if self._begun else self._rest.decode(errors="replace").strip()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Add received bytes; yield letter and content of each complete frame."""
+        self._rest += data
+        if not self._begun and not self._begin():
+            return
+        head = supervisor.FRAME.size
+        while len(self._rest) >= head:
+            letter, length = supervisor.FRAME.unpack_from(self._rest)
+            if len(self._rest) < head + length:
+                return
+            content, self._rest = self._rest[head : head + length], self._rest[head + length :]
+            yield letter, content
+
+    def _begin(self) -> bool:
+        noise, magic, rest = self._rest.partition(supervisor.MAGIC)
+        self._begun = bool(magic)
+        self._rest = rest if magic else noise[-_NOISE_BYTES:]
+        return self._begun
+
 
 _POLL_SECONDS = 0.5
 _GUARD_SECONDS = 10.0

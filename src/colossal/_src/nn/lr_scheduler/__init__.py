@@ -14,8 +14,12 @@ Four rules hold for all of them:
 Build a schedule on the plain PyTorch optimizer, before :meth:`colossal.Booster.boost`.
 """
 
-from colossal._src.nn.lr_scheduler.cosine import CosineAnnealingLR, CosineAnnealingWarmupLR
-from colossal._src.nn.lr_scheduler.flat_annealing import FlatAnnealingLR, FlatAnnealingWarmupLR
+from colossal._src.nn.lr_scheduler.annealing import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmupLR,
+    FlatAnnealingLR,
+    FlatAnnealingWarmupLR,
+)
 from colossal._src.nn.lr_scheduler.lambda_lr import LambdaLR, MultiplicativeLR
 from colossal._src.nn.lr_scheduler.multistep import ExponentialLR, MultiStepLR, MultiStepWarmupLR, StepLR
 from colossal._src.nn.lr_scheduler.onecycle import OneCycleLR

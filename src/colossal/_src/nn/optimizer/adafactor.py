@@ -5,7 +5,6 @@ from typing import Any, final
 import torch
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal._src.nn.optimizer.factored import (
     SumRequests,
     clip_rms,
@@ -15,7 +14,12 @@ from colossal._src.nn.optimizer.factored import (
     row_and_column_sums,
     update_factors,
 )
-from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer, sum_of_squares
+from colossal._src.nn.optimizer.param_shard import (
+    ParamShard,
+    SetupDistributedMixin,
+    ShardAwareOptimizer,
+    sum_of_squares,
+)
 from colossal.errors import ConfigError
 
 _LARGEST_STEP, _WARMUP_STEP = 1e-2, 1e-6

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 from colossal._src.kernel import AdamStep, AdamTensors, adam_step
-from colossal._src.nn.optimizer.adam_states import MOMENTS, AdamStates, ParamMoments
+from colossal._src.nn.optimizer.adam_states import MOMENTS, AdamStates, ParamMoments, StatesOnDisk, make_disk_states
 from colossal._src.nn.optimizer.checked_optimizer import (
     CheckedOptimizer,
     Closure,
@@ -18,7 +18,6 @@ from colossal._src.nn.optimizer.checked_optimizer import (
     reject_option,
     state_dtype,
 )
-from colossal._src.nn.optimizer.disk_states import StatesOnDisk, make_disk_states
 from colossal._src.tensor import copy_placement, local_of
 from colossal.errors import ConfigError, ShapeError
 

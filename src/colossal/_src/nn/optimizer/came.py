@@ -4,7 +4,6 @@ from typing import Any, final
 
 from torch.optim.optimizer import ParamsT
 
-from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal._src.nn.optimizer.factored import (
     SumRequests,
     clip_rms,
@@ -13,7 +12,12 @@ from colossal._src.nn.optimizer.factored import (
     row_and_column_sums,
     update_factors,
 )
-from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer, sum_of_squares
+from colossal._src.nn.optimizer.param_shard import (
+    ParamShard,
+    SetupDistributedMixin,
+    ShardAwareOptimizer,
+    sum_of_squares,
+)
 from colossal.errors import ConfigError
 
 

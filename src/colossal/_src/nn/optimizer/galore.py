@@ -10,9 +10,8 @@ from torch import distributed as dist
 from torch.optim.optimizer import ParamsT
 
 from colossal._src.nn.optimizer.checked_optimizer import reject_option
-from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal._src.nn.optimizer.factored import SumRequests
-from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer
+from colossal._src.nn.optimizer.param_shard import ParamShard, SetupDistributedMixin, ShardAwareOptimizer
 from colossal._src.tensor import Placement
 from colossal.errors import ConfigError
 

@@ -9,9 +9,13 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from colossal._src.nn.optimizer.checked_optimizer import reject_option
-from colossal._src.nn.optimizer.distributed_setup import SetupDistributedMixin
 from colossal._src.nn.optimizer.factored import SumRequests, run_with_batched_sums
-from colossal._src.nn.optimizer.param_shard import ParamShard, ShardAwareOptimizer, sum_of_squares
+from colossal._src.nn.optimizer.param_shard import (
+    ParamShard,
+    SetupDistributedMixin,
+    ShardAwareOptimizer,
+    sum_of_squares,
+)
 
 _LARGEST_NORM = 10.0
 

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import final
 
 from colossal._src.pipeline.schedule.action import ORDER_ADVICE, Action, ActionKind, PipelineOrder
-from colossal._src.pipeline.schedule.p2p_programs import (
+from colossal._src.pipeline.schedule.p2p_messages import (
     P2POperation,
     P2PPrograms,
     Payload,
