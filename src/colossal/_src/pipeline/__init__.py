@@ -4,7 +4,13 @@ from colossal._src.pipeline.execution_sequence import ExecutionSequence, is_laye
 from colossal._src.pipeline.executor import PipelineExecutor
 from colossal._src.pipeline.layer_costs import count_layer_parameters, measure_layer_times
 from colossal._src.pipeline.microbatch import Microbatching, map_tensors, merge_outputs, split_batch, tensors_in
-from colossal._src.pipeline.partition import partition_balanced, partition_by_counts, partition_uniform, stage_of_layer
+from colossal._src.pipeline.partition import (
+    PipelineStageManager,
+    partition_balanced,
+    partition_by_counts,
+    partition_uniform,
+    stage_of_layer,
+)
 from colossal._src.pipeline.placeholders import StageBoundary
 from colossal._src.pipeline.schedule import (
     SCHEDULES,
@@ -26,7 +32,6 @@ from colossal._src.pipeline.schedule import (
 from colossal._src.pipeline.schedule.stage_placement import PipelineStyle, SharedParameter, StagePlacement
 from colossal._src.pipeline.stage import Stage, StageOutput, model_arguments
 from colossal._src.pipeline.stage_extraction import copy_structure, count_layers
-from colossal._src.pipeline.stage_manager import PipelineStageManager
 from colossal._src.pipeline.tied_gradients import broadcast_tied_parameters
 from colossal._src.pipeline.timeline import Timeline
 from colossal._src.pipeline.weight_grads import WeightGrads

@@ -11,7 +11,7 @@ from typing import Any, final
 
 import click
 
-from colossal._src.cli.run.connection import LocalConnection, NodeConnection
+from colossal._src.cli.run.connection import LocalConnection, NodeConnection, SSHSession
 from colossal._src.cli.run.hosts import Host, parse_hosts, read_hostfile, select
 from colossal._src.cli.run.job import (
     DEFAULT_PORT,
@@ -28,7 +28,6 @@ from colossal._src.cli.run.launcher import Launcher, connect_nodes
 from colossal._src.cli.run.node import Node
 from colossal._src.cli.run.outcome import Ending, report
 from colossal._src.cli.run.output import Printer
-from colossal._src.cli.run.ssh_session import SSHSession
 from colossal._src.cli.watchdog import HINT
 from colossal.errors import ColossalError, ConfigError
 
