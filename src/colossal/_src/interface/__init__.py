@@ -22,7 +22,7 @@ from colossal._src.interface.optimizer_check import check_optimizer
 if TYPE_CHECKING:
     from colossal._src.interface.fp8_comm_check import check_equal_rounding
     from colossal._src.interface.full_state_dict import full_state
-    from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_of, refuse_unsupported
+    from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
 
@@ -34,7 +34,7 @@ _MODULE_OF = {
     "check_known": "colossal._src.interface.keywords",
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
-    "keywords_of": "colossal._src.interface.keywords",
+    "keywords_for": "colossal._src.interface.keywords",
     "refuse_unsupported": "colossal._src.interface.keywords",
     "set_pretrained_path": "colossal._src.interface.pretrained",
 }  # which few programs need
@@ -65,7 +65,7 @@ __all__ = [
     "full_state",
     "get_pretrained_path",
     "is_peft_model",
-    "keywords_of",
+    "keywords_for",
     "reduce_in_each_pass",
     "refuse_unsupported",
     "set_pretrained_path",

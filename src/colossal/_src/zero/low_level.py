@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 
 from colossal._src.amp import LossScaler
 from colossal._src.comm import Partition
-from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper, Peers, check_equal_rounding, check_optimizer
+from colossal._src.interface import (
+    Clipping,
+    FullOptimizerSpec,
+    OptimizerWrapper,
+    Peers,
+    check_equal_rounding,
+    check_optimizer,
+)
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal._src.zero.zero_shards import ZeroShards
@@ -51,8 +58,7 @@ def shard_optimizer(
     config: ZeroConfig,
     *,
     scaler: LossScaler | None = None,
-    max_norm: float = 0.0,
-    norm_type: float = 2.0,
+    clipping: Clipping = Clipping(),  # noqa: B008 (frozen)
     units: Sequence[nn.Module] = (),
     peers: Peers | None = None,
     param_names: Mapping[nn.Parameter, str] | None = None,
@@ -65,7 +71,7 @@ def shard_optimizer(
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:
         wait_before_use(model, units, shards)
-    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers, full_spec)
+    return OptimizerWrapper(optimizer, scaler, names, shards, clipping.max_norm, clipping.norm_type, peers, full_spec)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer, config: ZeroConfig, needs_values: bool) -> None:

@@ -186,7 +186,7 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
             zero.partition(assembly.replicas),
             zero.zero,
             scaler=scaler,
-            max_norm=zero.max_norm,
+            clipping=zero.clipping,
             units=find_units(assembly.trained, None, set()) if zero.zero.overlap_allgather else (),
             peers=peers,
             param_names=names,
@@ -194,7 +194,7 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
         )
     else:
         wrapper = OptimizerWrapper(
-            optimizer, scaler, names, assembly.masters, zero.max_norm, peers=peers, full_spec=full_spec
+            optimizer, scaler, names, assembly.masters, zero.clipping.max_norm, peers=peers, full_spec=full_spec
         )
     return replace(assembly, wrapper=wrapper)
 
