@@ -16,13 +16,14 @@ from colossal._src.interface import (
     FullOptimizerSpec,
     OptimizerWrapper,
     Peers,
+    check_dense_gradients,
     check_equal_rounding,
     check_optimizer,
 )
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal._src.zero.zero_shards import ZeroShards
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 
 
 def wait_before_use(model: nn.Module, units: Sequence[nn.Module], shards: ZeroShards) -> None:
@@ -87,9 +88,4 @@ def _check_model(model: nn.Module, optimizer: Optimizer, config: ZeroConfig, nee
                 f"{name}: {type(parameter.data).__name__} in {parameter.dtype} on {parameter.device}. Build the model "
                 "on a real device, and leave parameters of other kinds out of the optimizer."
             )
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            raise UnsupportedError(
-                f"ZeRO reduces dense gradients. Found sparse=True in {name or type(module).__name__}. "
-                "Build the embedding with sparse=False, or take TorchDDPPlugin."
-            )
+    check_dense_gradients(model, "ZeRO")

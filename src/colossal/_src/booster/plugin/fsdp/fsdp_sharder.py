@@ -9,11 +9,11 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_model, find_ignored, unit_dtypes
+from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_fully_shardable, find_ignored, unit_dtypes
 from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
     check_on_dtensors,
     disable_foreach_for_mixed_groups,
-    rebind_param_groups,
+    shard_like,
     state_by_name,
 )
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
@@ -28,6 +28,7 @@ from colossal._src.booster.plugin.replica_sync import (
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, count_collective, reduce_scatter_fp8
+from colossal._src.interface import rebind_param_groups
 from colossal._src.tensor import move_module
 from colossal.errors import ConfigError
 
@@ -50,7 +51,7 @@ class FSDPSharder:
         Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
         count; all_reduce, dp, 16 bytes, and 16 more otherwise.
         """
-        check_model(model)
+        check_fully_shardable(model)
         ignored = find_ignored(model, self._options.ignored_modules)
         scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
         if optimizer is not None:
@@ -139,7 +140,7 @@ class FSDPSharder:
                 sharded.set_force_sum_reduction_for_comms(True)
             if optimizer is not None:
                 parts = dict(module.named_parameters(remove_duplicate=False))
-                rebind_param_groups(optimizer, {parameter: parts[name] for name, parameter in full.items()})
+                rebind_param_groups(optimizer, {each: parts[name] for name, each in full.items()}, shard_like)
         self._modules = modules
         if digests:
             check_equal_digests(digests, self._mesh)
