@@ -379,7 +379,8 @@ class Booster(CheckpointMixin):
         if lora is None:
             raise UnsupportedError(
                 f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
-                "Use TorchDDPPlugin, or train the full model."
+                "Use a plugin of colossal.booster.plugin, all of which do, such as TorchDDPPlugin or GeminiPlugin, or "
+                "train the full model."
             )
         return lora
 

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from colossal._src.interface.adapter_names import AdapterNames, active_adapter, base_model_of, is_peft_model
+from colossal._src.interface.adapter_names import AdapterNames, active_adapter, is_peft_model, model_without_adapters
 from colossal._src.interface.boost_types import (
     Boosted,
     BoostResult,
@@ -60,7 +60,6 @@ __all__ = [
     "Peers",
     "TokenWeighting",
     "active_adapter",
-    "base_model_of",
     "check_dense_gradients",
     "check_equal_rounding",
     "check_known",
@@ -70,6 +69,7 @@ __all__ = [
     "get_pretrained_path",
     "is_peft_model",
     "keywords_for",
+    "model_without_adapters",
     "rebind_param_groups",
     "reduce_in_each_pass",
     "refuse_unsupported",

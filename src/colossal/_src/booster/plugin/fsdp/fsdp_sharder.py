@@ -22,7 +22,7 @@ from colossal._src.booster.plugin.replica_sync import (
     broadcast_buffers_before_forward,
     check_equal_digests,
     check_same_lazy_tensors,
-    digest_of,
+    hash_values,
     persistent_buffers,
 )
 from colossal._src.booster.plugin.wrap_units import find_units
@@ -95,11 +95,11 @@ class FSDPSharder:
         start = {**dict(model.named_parameters()), **persistent_buffers(model), **state}
         check_same_lazy_tensors({name: isinstance(tensor, LazyTensor) for name, tensor in start.items()}, self._mesh)
         with_values = {name: tensor for name, tensor in start.items() if not isinstance(tensor, LazyTensor)}
-        if self._options.broadcast_first:
+        if self._options.sync_module_states:
             others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]
             Channel("dp", self._mesh).broadcast(dict.fromkeys([*with_values.values(), *others]))
         else:
-            check_equal_digests({name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
+            check_equal_digests({name: hash_values(tensor) for name, tensor in with_values.items()}, self._mesh)
 
     def _apply_fully_shard(
         self, modules: list[nn.Module], unsharded: set[nn.Parameter], optimizer: Optimizer | None
@@ -149,14 +149,14 @@ class FSDPSharder:
         """Give values to what was built lazily; return their digests where they are not those of the first rank."""
         from colossal._src.lazy import LazyTensor, materialize
 
-        buffers = dict(module.named_buffers()) if self._options.broadcast_first else persistent_buffers(module)
+        buffers = dict(module.named_buffers()) if self._options.sync_module_states else persistent_buffers(module)
         tensors = {**dict(module.named_parameters()), **buffers}
         lazy = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, LazyTensor)}
         move_module(materialize(module), self._mesh.accelerator.get_current_device())
-        if self._options.broadcast_first:
+        if self._options.sync_module_states:
             Channel("dp", self._mesh).broadcast(lazy.values())
             return {}
-        return {name: digest_of(tensor) for name, tensor in lazy.items()}
+        return {name: hash_values(tensor) for name, tensor in lazy.items()}
 
     def _reduce(self, enabled: bool) -> None:
         self._modules[-1].set_requires_gradient_sync(enabled)

@@ -11,8 +11,7 @@ from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.replica_sync import broadcast_buffers_before_forward
 from colossal._src.booster.plugin.zero_options import ZeroOptions
-from colossal._src.checkpoint_io import ProcessGroupIO
-from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh, current_mesh
+from colossal._src.cluster import ParallelMesh, ambient_mesh, current_mesh
 from colossal._src.interface import (
     Boosted,
     Capabilities,
@@ -26,7 +25,6 @@ from colossal._src.zero import ZeroConfig
 from colossal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from colossal._src.booster.lora import Lora
     from colossal._src.shardformer import ShardConfig
 
 
@@ -145,6 +143,7 @@ class GeminiPlugin(DataParallelPlugin):
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True
+    _lora_axes = ("tp", "dp")
 
     chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None
     chunk_init_device: torch.device | str | int | None = None
@@ -231,38 +230,12 @@ class GeminiPlugin(DataParallelPlugin):
         assert self._own_mesh is not None
         return self._own_mesh
 
-    def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
-        """Return which ranks have to boost the same.
+    def _find_mesh(self) -> ParallelMesh:
+        return self.mesh
 
-        Returns:
-            The mesh of the plugin, and all its axes.
-
-        Raises:
-            MeshError: No process group is initialized, or `tp_size` does not divide its world size.
-        """
-        return self.mesh, AXES
-
-    def data_parallel_rank_and_size(self) -> tuple[int, int]:
-        """Return which shard of the data this rank sees.
-
-        Returns:
-            Its index on the dp axis, and the size of that axis.
-        """
-        mesh = self.mesh
-        return mesh.rank("dp"), mesh.size("dp")
-
-    def get_lora(self) -> "Lora":
-        """Make what adds low-rank adapters to models and saves them.
-
-        Returns:
-            A LoRA whose adapters start equal on all ranks. Weights are quantized only where tp does not shard them.
-
-        Raises:
-            MeshError: No process group is initialized, or `tp_size` does not divide its world size.
-        """
-        from colossal._src.booster.lora import BitsAndBytes, Lora
-
-        return Lora(ProcessGroupIO(), ("tp", "dp"), BitsAndBytes() if self.tp_size == 1 else None, self.mesh)
+    @property
+    def _keeps_full_weights(self) -> bool:
+        return self.tp_size == 1
 
     def configure(
         self,
