@@ -19,9 +19,7 @@ def module(name: str) -> ModuleType:
 def test_lines_are_summed_up_by_package() -> None:
     numbers = {"amp/a.py": (1, 2), "amp/b/c.py": (3, 4), "errors.py": (5, 5)}
     files = {
-        f"src/colossal/{name}" if name == "errors.py" else f"src/colossal/_src/{name}": {
-            "summary": {"covered_lines": ran, "num_statements": lines}
-        }
+        f"src/colossal/{name}" if name == "errors.py" else f"src/colossal/_src/{name}": {"summary": {"covered_lines": ran, "num_statements": lines}}
         for name, (ran, lines) in numbers.items()
     }
     assert module("covered").covered(files) == {"amp": (4, 6), "top level": (5, 5), "colossal": (9, 11)}
