@@ -1,7 +1,7 @@
 """Parts that a model and its training loop are made of.
 
-* :mod:`colossal.nn.layer` - layers that follow the ambient mesh; their names are here as well.
-* :mod:`colossal.nn.loss` and :mod:`colossal.nn.metric` - losses and figures of merit for what they put out.
+* Here: layers that follow the ambient mesh, and losses and figures of merit for what they put out.
+* :mod:`colossal.nn.attention` - attention over sequences that are sharded.
 * :mod:`colossal.nn.lr_scheduler` - learning-rate schedules that know how many steps the training has.
 * :mod:`colossal.nn.optimizer` - optimizers, for full parameters and for shards of them.
 """
