@@ -79,7 +79,8 @@ class Inventory:
 def _name_rank(target: Target) -> tuple[bool, int, str]:
     """How well a name fits the place of the definition; the longest shared path wins, and its own spelling."""
     module, _, spelling = target.name.rpartition(".")
-    shared = _num_common_parts(module.split("."), target.module.split("."))
+    place = [part for part in target.module.split(".") if not part.startswith("_")]
+    shared = _num_common_parts(module.split("."), place)
     return spelling == target.qualname, shared, target.name
 
 
