@@ -48,11 +48,15 @@ class Contents:
 
     def chosen(self, names: tuple[str, ...]) -> "Contents":
         """Only the pages with these names, and the groups that have one."""
+        if set(names) >= {page.name for page in self.pages}:
+            return self
         groups = [
             ApiGroup(group.name, group.title, tuple(page for page in group.pages if page.name in names))
             for group in self.groups
         ]
-        return Contents(tuple(group for group in groups if group.pages), self.opening)
+        # The page to begin with links to pages that are missing then; its heading is left.
+        headings = {language: text.partition("\n")[0] for language, text in self.opening.items()}
+        return Contents(tuple(group for group in groups if group.pages), headings)
 
     def as_json(self) -> dict[str, Any]:
         """What api.json holds."""
