@@ -66,8 +66,7 @@ class Contents:
 def from_json(content: Mapping[str, Any]) -> Contents:
     """The contents that api.json holds."""
     groups = [
-        ApiGroup(one["name"], one["title"], tuple(_page(page) for page in one["pages"]))
-        for one in content["groups"]
+        ApiGroup(one["name"], one["title"], tuple(_page(page) for page in one["pages"])) for one in content["groups"]
     ]
     return Contents(tuple(groups), content["opening"])
 

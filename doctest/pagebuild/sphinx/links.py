@@ -54,7 +54,7 @@ class LinkResolver:
         if main:
             domain = env.domains.python_domain
             found = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", main, node, shown)
-            return shown if found is None and not _is_described(main, app.config.api_described) else found
+            return shown if found is None and not self._is_described(main, app.config.api_described) else found
         value = self._find_value(name, target)
         is_annotation = node.get("reftype") == "class" and any(map(_is_signature, _enclosing_description(node)))
         return shown if value is not None and (is_annotation or self._is_external(name, value)) else None
@@ -70,6 +70,11 @@ class LinkResolver:
             parameters = signature_of(target, self._inventory.resolver).parameters or ()
             self._places[target.name] = DocstringContext(target, frozenset(parameter.name for parameter in parameters))
         return self._places[target.name]
+
+    def _is_described(self, main: str, described: Collection[str]) -> bool:
+        """Whether an object, or what it is a member of, is on a page that is built."""
+        is_member = self._inventory.main[main].owner is not None
+        return (main.rpartition(".")[0] if is_member else main) in described
 
     def _find_value(self, name: str, target: Target | None) -> Any:
         """What a name stands for in the description of an object, or anywhere; None if that is nothing."""
@@ -135,11 +140,6 @@ def _docstring_words(doctree: nodes.document, inventory: Inventory) -> Iterator[
         target = _described_target(description, inventory) if description else module
         if target and isinstance(word, nodes.Element):
             yield word, target
-
-
-def _is_described(main: str, described: Collection[str]) -> bool:
-    """Whether an object, or what it is a member of, is on a page that is built."""
-    return main in described or main.rpartition(".")[0] in described
 
 
 def _is_signature(node: nodes.Node) -> bool:
