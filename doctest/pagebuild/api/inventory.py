@@ -10,9 +10,10 @@ from pagebuild.api.names import DocumentedNames
 from pagebuild.api.target import Resolver, Target, UnknownNameError
 
 # [Note: main names]
-# `colossal.Booster`, `colossal.booster.Booster` and `colossal._src.booster.booster.Booster` are one class. It is described
-# under the name whose module is nearest to its definition among the public ones: `colossal.booster.Booster`. Every
-# other name is an alias: it has an entry of its own, which says the same and points to the main one.
+# `colossal.Booster`, `colossal.booster.Booster` and `colossal._src.booster.booster.Booster` are one class. It is
+# described under the public name whose module is nearest to its definition, private packages not counted:
+# `colossal.booster.Booster`. Every other name is an alias: it has an entry of its own, which says the same and points
+# to the main one.
 
 
 @dataclass(frozen=True)
