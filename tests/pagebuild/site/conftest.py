@@ -69,8 +69,8 @@ API = {
     "contents": {
         "groups": [{"name": "make", "title": TEXTS, "pages": [PACK]}],
         "opening": {
-            "en": "# API\n\nBegin with [things](things.md).\n",
-            "zh-Hans": "# 接口\n\n从[物件](things.md)开始。\n",
+            "en": "# API\n\nBegin: [things](things.md).\n",
+            "zh-Hans": "# 接口\n\n[物件](things.md)。\n",
         },
     },
     "objects": {

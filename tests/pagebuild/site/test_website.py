@@ -163,7 +163,7 @@ def test_the_sidebars_and_their_labels(make) -> None:
 
 def test_the_reference_has_the_pages_of_its_contents(docs, make) -> None:
     files = make()
-    for folder, title, opening in (("docs", "Things", "# API\n\nBegin"), (f"{ZH}/current", "物件", "# 接口\n\n从")):
+    for folder, title, opening in (("docs", "Things", "# API\n\nBegin"), (f"{ZH}/current", "物件", "# 接口\n\n[物件]")):
         content = files[f"{folder}/api/things.md"]
         assert content.decode().split("---\n")[2] == (
             f"# {title}\n\nAbout pack: `go`\n\n{{{{ autodoc:pack.Thing }}}}\n\n{{{{ autodoc:pack.go }}}}\n"
