@@ -82,9 +82,8 @@ def read_contents(library: Library) -> Contents:
     table, *openings = contents_files(library.root)
     if not table.is_file():
         pages = tuple(_module_page(module, names) for module, names in library.modules.items() if names)
-        title = dict.fromkeys(LANGUAGES, library.package)
-        opening = dict.fromkeys(LANGUAGES, f"# {library.package}\n")
-        return Contents((ApiGroup("modules", title, pages),), opening)
+        opening = _in_all_languages(f"# {library.package}\n")
+        return Contents((ApiGroup("modules", _in_all_languages(library.package), pages),), opening)
     groups = tomllib.loads(table.read_text(encoding="utf-8"))["group"]
     texts = (path.read_text(encoding="utf-8") for path in openings)
     return from_json({"groups": groups, "opening": dict(zip(LANGUAGES, texts, strict=True))})
@@ -117,4 +116,8 @@ def _page(content: Mapping[str, Any]) -> ApiPage:
 
 def _module_page(module: str, names: tuple[str, ...]) -> ApiPage:
     objects = (module, *(f"{module}.{name}" for name in names))
-    return ApiPage(module, dict.fromkeys(LANGUAGES, module), objects)
+    return ApiPage(module, _in_all_languages(module), objects)
+
+
+def _in_all_languages(text: str) -> dict[str, str]:
+    return dict.fromkeys(LANGUAGES, text)
