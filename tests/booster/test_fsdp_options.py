@@ -2,6 +2,7 @@
 """Every documented keyword of TorchFSDPPlugin means something to FSDP2, or is refused with what to do instead."""
 
 import functools
+import inspect
 from typing import Any
 
 import pytest
@@ -456,7 +457,8 @@ def test_gradients_travel_in_the_dtype_that_is_asked_for(kind, reduce_dtype) -> 
 
 
 def test_offloaded_parameters_take_the_precision_of_the_plugin() -> None:
-    options = parse_fsdp_options(None, None, True, None, None, None, False, False)
+    given = dict.fromkeys(inspect.signature(TorchFSDPPlugin).parameters)
+    options = parse_fsdp_options({**given, "cpu_offload": True})
     with pytest.raises(
         UnsupportedError, match=r"mixed_precision='bf16'\. Pass TorchFSDPPlugin\(cpu_offload=True, mixed"
     ):

@@ -46,7 +46,10 @@ def module_of(frame: FrameType) -> str | None:
     """The package of the library whose code runs in a frame; what it calls of other packages is passed over."""
     root = Path(colossal.__file__).parent / "_src"
     path = Path(frame.f_code.co_filename)
-    return path.relative_to(root).parts[0].removesuffix(".py") if path.is_relative_to(root) else None
+    if not path.is_relative_to(root):
+        return None
+    parts = path.relative_to(root).parts
+    return parts[parts[0] == "_src"].removesuffix(".py")  # of _src its packages, beside it what has none
 
 
 def upward_calls(function: Any, *args: Any) -> list[str]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from colossal._src.checkpoint_io import CheckpointManager, adapter_files
-from colossal._src.interface import AdapterNames, peft_base_model_of
+from colossal._src.interface import AdapterNames, model_without_adapters
 from colossal.checkpoint_io import CheckpointIndexFile, CheckpointIO
 from colossal.errors import CheckpointError
 
@@ -112,12 +112,12 @@ def test_tied_weights_and_an_adapter_of_another_name(tmp_path: Path, safe: bool)
 
 def test_the_base_inside_of_adapters_is_saved_as_the_whole_is(tmp_path: Path) -> None:
     model = adapted()
-    IO.save_model(peft_base_model_of(model), tmp_path, shard=True, use_safetensors=True)
+    IO.save_model(model_without_adapters(model), tmp_path, shard=True, use_safetensors=True)
     base, info = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert torch.equal(logits(peft.PeftModel.from_pretrained(base, tmp_path / "adapter")), logits(model))
     fresh = adapted(1)
-    IO.load_model(peft_base_model_of(fresh), tmp_path)
+    IO.load_model(model_without_adapters(fresh), tmp_path)
     assert_same(fresh, model)
 
 

@@ -11,12 +11,12 @@ from torch import nn
 
 from colossal._src.amp import ScalerConfig
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
-from colossal._src.booster.plugin.gemini.gemini_options import GeminiOptions
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.booster.plugin.zero_options import ZeroOptions
-from colossal._src.interface.keywords import FIELDS, REFUSED, Clipping, Keywords, check_known, keywords_of
+from colossal._src.interface.keywords import FIELDS, REFUSED, Clipping, Keywords, check_known, keywords_for
 from colossal._src.zero import ZeroConfig
 from colossal._src.zero.gemini import GeminiConfig
+from colossal.booster.mixed_precision import FP16NaiveMixedPrecision
 from colossal.booster.plugin import (
     GeminiPlugin,
     HybridParallelPlugin,
@@ -27,10 +27,11 @@ from colossal.booster.plugin import (
 from colossal.errors import ConfigError, UnsupportedError
 from colossal.shardformer import ShardConfig
 from colossal.testing import fake_world
+from colossal.zero import zero_optim_wrapper
 from colossal.zero.gemini import GeminiAdamOptimizer, GeminiDDP, GeminiOptimizer
 
 CONCERNS = (ScalerConfig, Clipping, ZeroConfig, ZeroOptions, DDPConfig, ShardConfig)
-CONCERNS += (GeminiConfig, GeminiOptions, HybridOptions)
+CONCERNS += (GeminiConfig, HybridOptions)
 FIELD_NAMES = {field.name for concern in CONCERNS for field in fields(concern)}
 
 OF_THE_MODEL = {"module", "chunk_init_device", "device", "memstats", "force_outputs_fp32", "scatter_after_inference"}
@@ -55,6 +56,8 @@ def test_every_keyword_is_a_field_of_a_concern_or_refused(front: Any) -> None:
     meant = {FIELDS[name].name if name in FIELDS else name for name in names - REFUSED.keys() - FRONTS[front]}
     assert meant <= FIELD_NAMES
 
+
+LOSS_SCALE = {"initial_scale", *(field.name for field in fields(ScalerConfig))} - {"init_scale"}
 
 OTHER_VALUES: dict[str, Any] = {
     "use_fp8": True,
@@ -100,12 +103,31 @@ def test_units_and_other_names() -> None:
     assert (config.search_range_m, config.min_chunk_size_m) == (3, 7)
 
 
-def test_options_as_keywords_are_read_again() -> None:
-    for options in (ScalerConfig(8.0, hysteresis=3), Clipping(max_norm=2.0), GeminiConfig(max_prefetch=2)):
-        assert Keywords("a test", keywords_of(options)).read(type(options)) == options
+def test_keywords_that_are_passed_on_are_read_again() -> None:
+    given = {"initial_scale": 8.0, "hysteresis": 3, "max_norm": 2.0, "max_prefetch": 2, "search_range_mb": 3}
+    passed = keywords_for(GeminiOptimizer, given), keywords_for(GeminiDDP, given)
+    assert passed[0] == {"initial_scale": 8.0, "hysteresis": 3, "max_norm": 2.0}
+    assert passed[1] == {"max_prefetch": 2, "search_range_mb": 3}
+    for options, keywords in zip(
+        (ScalerConfig(8.0, hysteresis=3), Clipping(max_norm=2.0), GeminiConfig(max_prefetch=2, search_range_m=3)),
+        (passed[0], passed[0], passed[1]),
+        strict=True,
+    ):
+        assert Keywords("a test", keywords).read(type(options)) == options
     with fake_world(1):
-        optimizer = GeminiAdamOptimizer(GeminiDDP(nn.Linear(2, 2)), **keywords_of(ScalerConfig(8.0, min_scale=1.0)))
+        optimizer = GeminiAdamOptimizer(GeminiDDP(nn.Linear(2, 2)), initial_scale=8.0, min_scale=1.0)
     assert optimizer.scaler.scale_value == 8.0
+
+
+def test_one_loss_scale_by_default() -> None:
+    fronts = (LowLevelZeroPlugin, GeminiPlugin, HybridParallelPlugin, GeminiOptimizer, zero_optim_wrapper)
+    fronts += (FP16NaiveMixedPrecision,)
+    defaults = [
+        {name: each.default for name, each in inspect.signature(front).parameters.items() if name in LOSS_SCALE}
+        for front in fronts
+    ]
+    assert set(defaults[0]) == LOSS_SCALE
+    assert defaults.count(defaults[0]) == len(fronts)
 
 
 def test_unknown_keywords_of_a_dictionary() -> None:

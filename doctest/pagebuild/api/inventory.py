@@ -10,9 +10,10 @@ from pagebuild.api.names import DocumentedNames
 from pagebuild.api.target import Resolver, Target, UnknownNameError
 
 # [Note: main names]
-# `colossal.Booster`, `colossal.booster.Booster` and `colossal._src.booster.booster.Booster` are one class. It is described
-# under the name whose module is nearest to its definition among the public ones: `colossal.booster.Booster`. Every
-# other name is an alias: it has an entry of its own, which says the same and points to the main one.
+# `colossal.Booster`, `colossal.booster.Booster` and `colossal._src.booster.booster.Booster` are one class. It is
+# described under the public name whose module is nearest to its definition, private packages not counted:
+# `colossal.booster.Booster`. Every other name is an alias: it has an entry of its own, which says the same and points
+# to the main one.
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Inventory:
 def _name_rank(target: Target) -> tuple[bool, int, str]:
     """How well a name fits the place of the definition; the longest shared path wins, and its own spelling."""
     module, _, spelling = target.name.rpartition(".")
-    shared = _num_common_parts(module.split("."), target.module.split("."))
+    place = [part for part in target.module.split(".") if not part.startswith("_")]
+    shared = _num_common_parts(module.split("."), place)
     return spelling == target.qualname, shared, target.name
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagebuild.api.communication import CommunicationGraph
+from pagebuild.api.contents import Contents, contents_faults, read_contents
 from pagebuild.api.docstring_checks import DocstringChecker
 from pagebuild.api.docstrings import read_docstrings
 from pagebuild.api.entry import Entry, make_entry
@@ -25,12 +26,13 @@ class Reference:
 
     version: str
     objects: Mapping[str, Entry]
+    contents: Contents
     findings: tuple[Finding, ...]  # what is wrong: names that pages ask for in vain, docstrings that cannot be read
 
     @property
     def text(self) -> str:
         """The file api.json."""
-        content = {"version": self.version, "objects": self.objects}
+        content = {"version": self.version, "contents": self.contents.as_json(), "objects": self.objects}
         return json.dumps(content, ensure_ascii=False, indent=1) + "\n"
 
 
@@ -43,18 +45,20 @@ def build_reference(library: Library, pages: Iterable[Page]) -> Reference:
     faults = {name: public.why_unknown(name) for name, _, _ in asked}
     findings = [Finding(path, line, fault) for name, path, line in asked if (fault := faults[name])]
     inventory = Inventory(resolver, tuple(sorted(name for name, fault in faults.items() if not fault)))
-    contents, warnings = read_docstrings(inventory.main.values(), resolver)
+    docstrings, warnings = read_docstrings(inventory.main.values(), resolver)
     findings += [warning_finding(line, resolver) for line in warnings]
     objects = {}
     for name, target in inventory.entries.items():
         try:
-            objects[name] = make_entry(target, contents.get(inventory.names.main(name) or "", []), inventory)
+            objects[name] = make_entry(target, docstrings.get(inventory.names.main(name) or "", []), inventory)
         except UnsupportedMarkupError as error:
             findings.append(_finding_at(target, resolver, str(error)))
     coverage = DocstringChecker(inventory, CommunicationGraph(library))
     findings += [gap for name in inventory.main if name in objects for gap in coverage.gaps(objects[name])]
     version = getattr(resolver.resolve(library.package).value, "__version__", "0")
-    return Reference(version, objects, tuple(sorted(set(findings))))
+    contents = read_contents(library)
+    findings += contents_faults(contents, public)
+    return Reference(version, objects, contents, tuple(sorted(set(findings))))
 
 
 def _finding_at(target: Target, resolver: Resolver, message: str) -> Finding:

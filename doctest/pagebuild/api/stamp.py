@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pagebuild.api.contents import contents_files
 from pagebuild.api.library import Library
 from pagetest.model.page import Page
 
@@ -49,17 +50,22 @@ class Stamp:
 
 
 def inputs_of(library: Library, pages: Iterable[Page], program: Path = _PROGRAM) -> str:
-    """The digest of all that the reference depends on: the library's files, the names in hooks, and this program."""
+    """The digest of all that the reference depends on: the library, names in hooks, its contents, and this program."""
     hooks = sorted({hook.text for page in pages for hook in page.hooks})
     parts = [sys.version, *map(_version, _PARSERS), library.package, *hooks]
     for folder in (library.folder, program):
         parts += ["", *_hash_folder(folder)]
+    parts += ["", *(_hash(path) for path in contents_files(library.root) if path.is_file())]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _hash_folder(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*.py")):
-        yield from (path.relative_to(folder).as_posix(), hashlib.sha256(path.read_bytes()).hexdigest())
+        yield from (path.relative_to(folder).as_posix(), _hash(path))
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _version(distribution: str) -> str:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pagebuild.api.contents import Contents, from_json
 from pagebuild.runs import record_folders
 from pagetest.finding import Finding
 from pagetest.model.page import Page
@@ -50,6 +51,11 @@ class Edition:
     def objects(self) -> dict[str, Any]:
         """The documented objects by name."""
         return self.reference["objects"]
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The pages of the API reference."""
+        return from_json(self.reference["contents"])
 
     def pages(self) -> Iterator[Page]:
         """Every page in every language that it exists in."""

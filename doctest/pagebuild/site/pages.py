@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagebuild.api.contents import API_FOLDER, contents_files
 from pagebuild.runs import shown_outputs, shown_run
 from pagebuild.site.coverage import Coverage
 from pagebuild.site.downloads import downloadable_script, executed_notebook
 from pagebuild.site.edition import BrokenInputError, Edition
 from pagebuild.site.front_matter import PageFacts, first_sentence, front_matter, website_page
 from pagebuild.site.project import Project
-from pagebuild.site.reference import module_pages, summary
-from pagebuild.site.sidebar import API_FOLDER
+from pagebuild.site.reference import reference_page, summary
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
@@ -102,12 +102,20 @@ class EditionWriter:
                     yield f"{self.edition.folder(language)}/{place.as_posix()}", file.read_bytes()
 
     def _reference(self) -> Iterator[tuple[str, bytes]]:
-        objects = self.edition.objects
-        for module, text in module_pages(objects).items():
-            source = objects[module]["source"]["file"]
-            edit = self.project.edit_address(source) if self.edition.is_current else None
-            for language in LANGUAGES:
-                name = f"{API_FOLDER}/{module}"
-                words = {"title": module, "description": summary(objects[module]) or module}
-                head = front_matter(name, language, PageFacts(source, edit, "api"), **words)
-                yield f"{self.edition.folder(language)}/{name}.md", (head + text).encode()
+        """The pages of the API reference; what is edited is the table of its contents, or the page to begin with."""
+        table, *openings = map(self._relative_source, contents_files(self.root))
+        contents, objects = self.edition.contents, self.edition.objects
+        for language, opening in zip(LANGUAGES, openings, strict=True):
+            text = contents.opening[language]
+            title = text.partition("\n")[0].removeprefix("# ")
+            yield self._reference_page("index", language, opening, text, title=title, description=title)
+            for page in contents.pages:
+                title, text = page.title[language], reference_page(page, objects, language)
+                words = summary(objects[page.objects[0]]) or title
+                yield self._reference_page(page.name, language, table, text, title=title, description=words)
+
+    def _reference_page(self, name: str, language: str, source: str, text: str, **words: str) -> tuple[str, bytes]:
+        edit = self.project.edit_address(source) if self.edition.is_current else None
+        place = f"{API_FOLDER}/{name}"
+        head = front_matter(place, language, PageFacts(source, edit, "api"), **words)
+        return f"{self.edition.folder(language)}/{place}.md", (head + text).encode()

@@ -1,28 +1,40 @@
 """The sidebars of the website and their labels."""
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
+from pagebuild.api.contents import API_FOLDER
 from pagebuild.site.edition import BrokenInputError, Edition, read_json
 from pagetest.checks.navigation import LABELS, check_navigation
+from pagetest.model.tree import LANGUAGES
 
 API_SIDEBAR = "apiSidebar"
-API_FOLDER = "api"
 
 
-def make_sidebars(edition: Edition, modules: Sequence[str]) -> dict[str, Any]:
-    """The author's sidebars, and one of the API pages."""
+def make_sidebars(edition: Edition) -> dict[str, Any]:
+    """The author's sidebars, and one of the API pages, by their groups."""
     if findings := list(check_navigation(edition.tree, edition.sidebars.parent)):
         raise BrokenInputError(*findings)
     own = read_json(edition.sidebars, "write the sidebars")
-    return own | {API_SIDEBAR: [f"{API_FOLDER}/{module}" for module in modules]}
+    groups = [
+        {
+            "type": "category",
+            "label": group.title[LANGUAGES[0]],
+            "items": [f"{API_FOLDER}/{page.name}" for page in group.pages],
+        }
+        for group in edition.contents.groups
+    ]
+    return own | {API_SIDEBAR: [f"{API_FOLDER}/index", *groups]}
 
 
 def make_labels(edition: Edition, language: str) -> dict[str, Any]:
     """The labels of the sidebars in another language, and the label of the version."""
     own = read_json(edition.tree.source / language / LABELS, "translate the labels of the sidebar")
-    return {"version.label": {"message": "main" if edition.is_current else edition.version}} | own
+    groups = {
+        f"sidebar.{API_SIDEBAR}.category.{group.title[LANGUAGES[0]]}": {"message": group.title[language]}
+        for group in edition.contents.groups
+    }
+    return {"version.label": {"message": "main" if edition.is_current else edition.version}} | own | groups
 
 
 def categories(content: dict[str, Any]) -> list[tuple[str, str, list[str]]]:

@@ -2,16 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from pagebuild.api.contents import API_FOLDER, contents_files
 from pagebuild.changes import changed_files_since_base, git_output
 from pagebuild.site.edition import Edition, current_edition, released_editions
 from pagebuild.site.pages import IMAGES
-from pagebuild.site.reference import module_pages, sorted_names
-from pagebuild.site.sidebar import API_FOLDER
 from pagetest.model.page import Page
 from pagetest.model.tree import LANGUAGES
 
@@ -63,9 +62,10 @@ def _page_sources(root: Path, edition: Edition) -> Iterator[tuple[str, frozenset
             if language in edition.tree.languages(name):
                 page = edition.tree.page(name, language)
                 yield f"{prefix}{name}/", frozenset(_source_files(root, edition, page))
-        for module in module_pages(edition.objects):
-            names = [module, *sorted_names(module, edition.objects)]
-            yield f"{prefix}{API_FOLDER}/{module}/", frozenset(_definition_files(root, edition, names))
+        opening = contents_files(root)[1 + LANGUAGES.index(language)] if edition.is_current else edition.api
+        yield f"{prefix}{API_FOLDER}/", frozenset([opening])
+        for one in edition.contents.pages:
+            yield f"{prefix}{API_FOLDER}/{one.name}/", frozenset(_definition_files(root, edition, one.objects))
 
 
 def _address_prefix(root: Path, edition: Edition, language: str) -> str:
@@ -84,7 +84,7 @@ def _source_files(root: Path, edition: Edition, page: Page) -> Iterator[Path]:
     yield from _definition_files(root, edition, [hook.text for hook in page.hooks])
 
 
-def _definition_files(root: Path, edition: Edition, names: list[str]) -> Iterator[Path]:
+def _definition_files(root: Path, edition: Edition, names: Iterable[str]) -> Iterator[Path]:
     """The files that define some objects and their members; those of a release do not change with the code."""
     if not edition.is_current:
         yield edition.api

@@ -8,7 +8,7 @@ from pagebuild.site.edition import BrokenInputError, Edition, current_edition, r
 from pagebuild.site.landing.data import landing_data
 from pagebuild.site.pages import EditionWriter
 from pagebuild.site.project import Project
-from pagebuild.site.reference import missing_names, module_pages
+from pagebuild.site.reference import missing_names
 from pagebuild.site.sidebar import encode_json, make_labels, make_sidebars
 from pagetest.finding import Finding
 from pagetest.model.tree import LANGUAGES
@@ -56,7 +56,7 @@ def _edition_files(root: Path, project: Project, edition: Edition, coverage: Cov
             *(Finding(edition.api, 1, f"{name} is public and not described: {remedy}") for name in lost)
         )
     data: dict[str, Any] = {
-        edition.sidebars_target: make_sidebars(edition, list(module_pages(edition.objects))),
+        edition.sidebars_target: make_sidebars(edition),
         edition.api_target: edition.reference,
     }
     data |= {edition.labels_target(language): make_labels(edition, language) for language in LANGUAGES[1:]}

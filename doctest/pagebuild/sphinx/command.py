@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagebuild.api.command import library_of
+from pagebuild.api.contents import read_contents
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.target import Resolver
 from pagebuild.changes import BASE_HELP, changed_files_since_base
@@ -25,6 +26,7 @@ _SHARED_INPUTS = (
     "src",
     "doctest",
     "docs/sphinx",
+    "docs/api",
     "docs/verified",
     "docs/sidebars.json",
     "docs/glossary.json",
@@ -45,7 +47,7 @@ class SiteBuild:
     output: Path
     work: Path  # where the sources that Sphinx reads are written
     language: str
-    modules: tuple[str, ...]  # the modules that the reference describes
+    api_pages: tuple[str, ...]  # the pages of the reference that are built
     check: bool  # whether warnings are all that is wanted
 
     @property
@@ -73,16 +75,16 @@ def configure(parser: argparse.ArgumentParser, root: Path) -> None:
     parser.add_argument("--check", action="store_true", help="look for faults only, in the languages a change reaches")
     parser.add_argument("--html", dest="check", action="store_false", help="build the HTML after all")
     parser.add_argument("--base", default="", help=BASE_HELP)
-    parser.add_argument("--module", action="append", help="which module the reference describes (all public ones)")
+    parser.add_argument("--api-page", action="append", help="which page of the API reference is built (all)")
 
 
 def run(options: argparse.Namespace, root: Path) -> int:
     """Builds the sites in parallel; any warning is a fault."""
-    public = tuple(library_of(root).modules)
-    modules = tuple(dict.fromkeys(options.module or public))
-    if unknown := sorted(set(modules) - set(public)):
+    known = tuple(page.name for page in read_contents(library_of(root)).pages)
+    api_pages = tuple(dict.fromkeys(options.api_page or known))
+    if unknown := sorted(set(api_pages) - set(known)):
         sys.stderr.write(
-            f"docs_build.py sphinx: {', '.join(unknown)} is no public module; there are {', '.join(public)}\n"
+            f"docs_build.py sphinx: {', '.join(unknown)} is no page of the reference; there are {', '.join(known)}\n"
         )
         return USAGE
     source, output, work = (path.resolve() for path in (options.source, options.output, options.work))
@@ -91,7 +93,7 @@ def run(options: argparse.Namespace, root: Path) -> int:
     except UsageError as error:
         sys.stderr.write(f"docs_build.py sphinx: {error}\n")
         return USAGE
-    builds = [SiteBuild(root, source, output, work, language, modules, options.check) for language in languages]
+    builds = [SiteBuild(root, source, output, work, language, api_pages, options.check) for language in languages]
     failed = False
     context = multiprocessing.get_context("spawn")  # see [Note: one process for each language]
     with ProcessPoolExecutor(len(builds), mp_context=context) as pool:
@@ -121,7 +123,8 @@ def build_site(site_build: SiteBuild) -> SiteResult:
     configuration = site_build.root / "docs" / "sphinx"
     tree = Tree(site_build.source)
     find = current_runs(site_build.root, tree, record_folders(site_build.root, site_build.source.parent))
-    sources = SphinxSources(tree, inventory, site_build.work, configuration / "locale", site_build.modules, find)
+    contents = read_contents(inventory.resolver.library).chosen(site_build.api_pages)
+    sources = SphinxSources(tree, inventory, site_build.work, configuration / "locale", contents, find)
     pages = sources.write(site_build.language)
     site = SphinxSite(
         site_build.language,
@@ -130,7 +133,7 @@ def build_site(site_build: SiteBuild) -> SiteResult:
         site_build.target,
         BUILDER if site_build.check else "html",
         inventory.resolver,
-        site_build.modules,
+        [name for page in contents.pages for name in page.objects],
     )
     findings = site.build(pages)
     return SiteResult(site_build, len(pages), tuple(findings), time.monotonic() - start)

@@ -20,7 +20,7 @@ from pagebuild.api.target import Resolver
 from pagebuild.sphinx import formulas
 from pagebuild.sphinx.check_builder import check_doctree
 from pagebuild.sphinx.links import LinkResolver
-from pagebuild.sphinx.modules import describe_object
+from pagebuild.sphinx.reference import describe_object
 
 
 class ApiObject(SphinxDirective):
@@ -35,7 +35,7 @@ class ApiObject(SphinxDirective):
     inventory: ClassVar[Inventory]
 
     def run(self) -> list[nodes.Node]:
-        """Describes the object; its home is the page of its module."""
+        """Describes the object; its home is a page of the reference."""
         asked = self.arguments[0]
         if fault := self.inventory.why_unknown(asked):
             raise self.error(fault)
@@ -81,7 +81,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Registers everything with Sphinx."""
     inventory = Inventory(Resolver(library_of(Path(app.confdir).parents[1])))
     linker = LinkResolver(inventory)
-    app.add_config_value("api_modules", tuple(inventory.resolver.library.modules), "env")
+    app.add_config_value("api_described", (), "env")
     app.add_directive("api-object", type("ApiObject", (ApiObject,), {"inventory": inventory}))
     app.add_html_math_renderer("mathml", (formulas.visit_inline, None), (formulas.visit_block, None))
     app.connect("autodoc-process-docstring", insert_empty_types, priority=1)

@@ -44,7 +44,7 @@ class LinkResolver:
     ) -> nodes.Element | None:
         """Finds what Sphinx did not: other names of documented objects, and names of other libraries."""
         # A name of another library has no page here; it is accepted if it can be imported, and shown as text.
-        # So is one of a module that the site leaves out.
+        # So is one that is described on a page that is not built, and a private type in an annotation.
         if node.get("refdomain") != "py":
             return None
         name, target = node["reftarget"], self._described_object(node)
@@ -54,14 +54,10 @@ class LinkResolver:
         if main:
             domain = env.domains.python_domain
             found = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", main, node, shown)
-            return shown if found is None and self._is_in_left_out_module(main, app.config.api_modules) else found
-        return shown if self._is_external(name, target) else None
-
-    def _is_in_left_out_module(self, main: str, modules: Collection[str]) -> bool:
-        """Whether a documented object has its home in a module that is none of those that the site describes."""
-        parts = main.split(".")
-        outer = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-        return next(one for one in outer if one in self._inventory.resolver.library.modules) not in modules
+            return shown if found is None and not self._is_described(main, app.config.api_described) else found
+        value = self._find_value(name, target)
+        is_annotation = node.get("reftype") == "class" and any(map(_is_signature, _enclosing_description(node)))
+        return shown if value is not None and (is_annotation or self._is_external(name, value)) else None
 
     def _described_object(self, node: nodes.Node) -> Target | None:
         """The object in whose description a node stands."""
@@ -75,14 +71,20 @@ class LinkResolver:
             self._places[target.name] = DocstringContext(target, frozenset(parameter.name for parameter in parameters))
         return self._places[target.name]
 
-    def _is_external(self, name: str, target: Target | None) -> bool:
-        """Whether a name stands for something of another library, or for a variable of types."""
+    def _is_described(self, main: str, described: Collection[str]) -> bool:
+        """Whether an object, or what it is a member of, is on a page that is built."""
+        is_member = self._inventory.main[main].owner is not None
+        return (main.rpartition(".")[0] if is_member else main) in described
+
+    def _find_value(self, name: str, target: Target | None) -> Any:
+        """What a name stands for in the description of an object, or anywhere; None if that is nothing."""
         value = find_in_module(target.module, name) if target else None
-        value = import_object(name) if value is None else value
+        return import_object(name) if value is None else value
+
+    def _is_external(self, name: str, value: Any) -> bool:
+        """Whether a name stands for something of another library, or for a variable of types."""
         module = getattr(value, "__module__", None) or name
-        return value is not None and (
-            isinstance(value, _VARIABLES) or not self._inventory.resolver.library.owns(module)
-        )
+        return isinstance(value, _VARIABLES) or not self._inventory.resolver.library.owns(module)
 
 
 def find_in_module(module: str, name: str) -> Any:
@@ -140,8 +142,14 @@ def _docstring_words(doctree: nodes.document, inventory: Inventory) -> Iterator[
             yield word, target
 
 
+def _is_signature(node: nodes.Node) -> bool:
+    return isinstance(node, addnodes.desc_signature)
+
+
 def _module_of(doctree: nodes.document) -> str:
-    return next((str(node.get("ids", [""])[0])[len("module-") :] for node in doctree.findall(nodes.target)), "")
+    """The module whose text a page shows first."""
+    ids = (str(one) for node in doctree.findall(nodes.target) for one in node.get("ids", ()))
+    return next((one.removeprefix("module-") for one in ids if one.startswith("module-")), "")
 
 
 def _enclosing_description(node: nodes.Node) -> Iterator[nodes.Node]:

@@ -27,7 +27,7 @@ class SphinxSite:
     output: Path
     builder: str  # Sphinx's name for what is built: `html`, or `dummy` for the warnings alone
     resolver: Resolver  # knows where objects are defined
-    modules: Sequence[str]  # the modules that the reference describes
+    described: Sequence[str]  # the objects that have a page
 
     def build(self, pages: Mapping[Path, tuple[Path, MystPage]]) -> list[Finding]:
         """Builds the site anew; returns Sphinx's warnings, each of which is a fault."""
@@ -43,7 +43,7 @@ class SphinxSite:
                 confoverrides={
                     "language": LANGUAGE_CODES[self.language],
                     "html_context.page_language": self.language,
-                    "api_modules": tuple(self.modules),
+                    "api_described": tuple(self.described),
                 },
                 status=None,
                 warning=warnings,

@@ -2,15 +2,16 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pagebuild.api.contents import API_FOLDER, Contents
 from pagebuild.api.inventory import Inventory
 from pagebuild.runs import FindRun, shown_run
-from pagebuild.sphinx.modules import module_page
 from pagebuild.sphinx.myst import MystPage, to_myst
+from pagebuild.sphinx.reference import reference_pages, toctree
 from pagebuild.sphinx.texts import texts_of
 from pagetest.checks.navigation import LABELS
 from pagetest.model.tree import Tree
@@ -24,7 +25,7 @@ class SphinxSources:
     inventory: Inventory
     folder: Path
     locales: Path
-    modules: Sequence[str]  # the modules that the reference describes
+    contents: Contents  # the pages of the reference
     find_run: FindRun  # the run of a page that holds
 
     def write(self, language: str) -> Mapping[Path, tuple[Path, MystPage]]:
@@ -36,11 +37,10 @@ class SphinxSources:
         if (pictures := self.tree.source / language / "images").is_dir():
             shutil.copytree(pictures, target / "images")
         shutil.copytree(self.locales, target / "locale")
-        (target / "api").mkdir()
-        for module in self.modules:
-            (target / "api" / f"{module}.rst").write_text(module_page(module, self.inventory), encoding="utf-8")
+        (target / API_FOLDER).mkdir()
+        for name, text in reference_pages(self.contents, self.inventory, language).items():
+            (target / API_FOLDER / f"{name}.md").write_text(text, encoding="utf-8")
         (target / "index.md").write_text("\n".join(self._index(language)), encoding="utf-8")
-        (target / "api" / "index.md").write_text("\n".join(self._api_index(language)), encoding="utf-8")
         return written
 
     def _write_pages(self, language: str, target: Path) -> Iterator[tuple[Path, tuple[Path, MystPage]]]:
@@ -56,12 +56,9 @@ class SphinxSources:
         texts = texts_of(language)
         yield from ("# colossal", "", texts.summary, "")
         for label, names in self._categories(language):
-            yield from _toctree(label, names)
-        yield from _toctree(texts.reference, ["api/index"])
-
-    def _api_index(self, language: str) -> Iterator[str]:
-        yield from (f"# {texts_of(language).api}", "")
-        yield from _toctree("", list(self.modules))
+            yield from toctree(label, names)
+        groups = ["index", *(group.name for group in self.contents.groups)]
+        yield from toctree(texts.api, [f"{API_FOLDER}/{name}" for name in groups])
 
     def _categories(self, language: str) -> Iterator[tuple[str, list[str]]]:
         """The sidebar's categories with the labels of the language, in their order."""
@@ -75,8 +72,3 @@ class SphinxSources:
 
 def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-
-
-def _toctree(caption: str, names: list[str]) -> Iterator[str]:
-    options = [f":caption: {caption}"] if caption else []
-    yield from ("```{toctree}", ":maxdepth: 1", *options, "", *names, "```", "")

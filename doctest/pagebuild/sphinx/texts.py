@@ -12,8 +12,8 @@ class SiteTexts:
     """The texts of one language."""
 
     summary: str
-    reference: str
     api: str
+    aliases: str  # stands above other names of objects
     not_run: str  # stands above code that is not run; holds `{reason}`
     recorded: str  # stands above an output that was recorded; holds `{date}` and `{machine}`
 

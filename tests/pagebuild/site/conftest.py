@@ -62,8 +62,17 @@ def described(name: str, kind: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "kind": kind, "body": body, "source": {"file": "src/pack/__init__.py"}, "members": []} | more
 
 
+TEXTS = {"en": "Make things", "zh-Hans": "制造"}
+PACK = {"name": "things", "title": {"en": "Things", "zh-Hans": "物件"}, "objects": ["pack", "pack.Thing", "pack.go"]}
 API = {
     "version": "0.1.0",
+    "contents": {
+        "groups": [{"name": "make", "title": TEXTS, "pages": [PACK]}],
+        "opening": {
+            "en": "# API\n\nBegin: [things](things.md).\n",
+            "zh-Hans": "# 接口\n\n[物件](things.md)。\n",
+        },
+    },
     "objects": {
         "pack": described("pack", "module", members=["pack.go", "pack.Thing", "pack.inner"]),
         "pack.inner": described("pack.inner", "module"),

@@ -10,7 +10,8 @@ from pagebuild.site import touched
 from pagebuild.site.touched import find_touched_pages
 
 LESSONS = {"/docs/basics/lesson/", "/zh-Hans/docs/basics/lesson/"}
-MODULES = {"/docs/api/pack/", "/zh-Hans/docs/api/pack/"}
+REFERENCE = {"/docs/api/things/", "/zh-Hans/docs/api/things/"}
+OPENINGS = {"/docs/api/", "/zh-Hans/docs/api/"}
 TALKS = {"/docs/talk/", "/zh-Hans/docs/talk/"}
 
 
@@ -39,7 +40,7 @@ def project(docs) -> Any:
         ("docs/source/en/talk.md", {"/docs/talk/"}),
         ("docs/source/zh-Hans/talk.md", {"/zh-Hans/docs/talk/"}),
         ("docs/source/en/images/figure.svg", {"/docs/basics/lesson/"}),
-        ("src/pack/__init__.py", LESSONS | MODULES),
+        ("src/pack/__init__.py", LESSONS | REFERENCE),
         ("README.md", set()),
     ],
 )
@@ -63,7 +64,7 @@ def test_the_websites_own_code_touches_every_page(project, file) -> None:
 
 
 def test_where_nothing_is_known_the_commit_chooses_a_sample(docs, monkeypatch) -> None:
-    assert set(find_touched_pages(docs.root).pages or ()) == LESSONS | MODULES | TALKS
+    assert set(find_touched_pages(docs.root).pages or ()) == LESSONS | REFERENCE | OPENINGS | TALKS
     monkeypatch.setattr(touched, "SAMPLE", 2)
     git(docs, "init", "-q", "-b", "main")
     monkeypatch.setattr(touched, "changed_files_since_base", lambda *_: ("", None))
@@ -92,5 +93,5 @@ def test_a_released_version_has_its_address_and_changes_with_its_own_files(proje
     commit(project)
     project.write("src/pack/__init__.py", "x = 1\n")
     assert set(find_touched_pages(project.root, "HEAD").pages or ()) == {
-        page.replace("/docs/", "/docs/next/") for page in LESSONS | MODULES
+        page.replace("/docs/", "/docs/next/") for page in LESSONS | REFERENCE
     }

@@ -90,7 +90,7 @@ def test_without_an_address_of_the_repository_no_page_can_be_edited(docs) -> Non
         docs.root, Project("", "c", "2026-11-20"), current_edition(docs.root), docs.coverage()
     ).files()
     pages = [front(content) for name, content in files.items() if name.endswith(".md")]
-    assert len(pages) == 6
+    assert len(pages) == 8
     assert {page["custom_edit_url"] for page in pages} == {None}
 
 
@@ -151,24 +151,29 @@ def test_the_notebook_is_offered_if_it_was_made_from_this_text_and_this_code(doc
 def test_the_sidebars_and_their_labels(make) -> None:
     files = make()
     tutorials = [{"type": "category", "label": "Basics", "items": ["basics/lesson", {"type": "doc", "id": "talk"}]}]
-    assert json.loads(files["sidebars.json"]) == {"tutorialSidebar": tutorials, "apiSidebar": ["api/pack"]}
+    reference = ["api/index", {"type": "category", "label": "Make things", "items": ["api/things"]}]
+    assert json.loads(files["sidebars.json"]) == {"tutorialSidebar": tutorials, "apiSidebar": reference}
     assert json.loads(files[f"{ZH}/current.json"]) == {
         "version.label": {"message": "main"},
         "sidebar.tutorialSidebar.category.Basics": {"message": "基础"},
+        "sidebar.apiSidebar.category.Make things": {"message": "制造"},
     }
     assert json.loads(files["versions.json"]) == []
 
 
-def test_the_reference_has_a_page_per_module_that_hooks_every_public_name(docs, make) -> None:
+def test_the_reference_has_the_pages_of_its_contents(docs, make) -> None:
     files = make()
-    for folder in ("docs", f"{ZH}/current"):
-        content = files[f"{folder}/api/pack.md"]
+    for folder, title, opening in (("docs", "Things", "# API\n\nBegin"), (f"{ZH}/current", "物件", "# 接口\n\n[物件]")):
+        content = files[f"{folder}/api/things.md"]
         assert content.decode().split("---\n")[2] == (
-            "# pack\n\nAbout pack: `go`\n\n{{ autodoc:pack.Thing }}\n\n{{ autodoc:pack.go }}\n"
+            f"# {title}\n\nAbout pack: `go`\n\n{{{{ autodoc:pack.Thing }}}}\n\n{{{{ autodoc:pack.go }}}}\n"
         )
         words = front(content)
-        assert (words["title"], words["description"], words["page"]["kind"]) == ("pack", "About pack: `go`", "api")
-        assert f"{folder}/api/pack.inner.md" not in files
+        assert (words["title"], words["description"], words["page"]["kind"]) == (title, "About pack: `go`", "api")
+        assert files[f"{folder}/api/index.md"].decode().split("---\n")[2].startswith(opening)
+        assert {name for name in files if name.startswith(f"{folder}/api/")} == {
+            f"{folder}/api/{name}.md" for name in ("index", "things")
+        }
     assert json.loads(files["data/api.json"]) == json.loads((docs.root / "build/docs/api.json").read_text())
 
 
@@ -269,7 +274,7 @@ def test_a_released_version_has_pages_reference_and_labels_of_its_own(docs, make
     for name in (
         "static/downloads/0.0.9/zh-Hans/basics/lesson.py",
         "versioned_sidebars/version-0.0.9-sidebars.json",
-        "versioned_docs/version-0.0.9/api/pack.md",
+        "versioned_docs/version-0.0.9/api/things.md",
         "versioned_docs/version-0.0.9/images/figure.svg",
         f"{ZH}/version-0.0.9/basics/lesson.md",
         "data/versions/0.0.9/api.json",

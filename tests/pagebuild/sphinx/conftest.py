@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pagebuild.api.contents import Contents, read_contents
 from pagebuild.api.inventory import Inventory
 from pagebuild.api.library import Library
 from pagebuild.api.target import Resolver
@@ -12,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="session")
-def library_modules() -> tuple[str, ...]:
-    """The public modules of the project's own package."""
-    return tuple(Library(ROOT, ROOT / "src" / "colossal").modules)
+def contents() -> Contents:
+    """The pages of the project's own reference."""
+    return read_contents(Library(ROOT, ROOT / "src" / "colossal"))
 
 
 @pytest.fixture(scope="session")

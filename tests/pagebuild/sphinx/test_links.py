@@ -21,9 +21,9 @@ def linker() -> LinkResolver:
     return LinkResolver(Inventory(Resolver(Library(ROOT, ROOT / "src" / "colossal"))))
 
 
-def resolved(linker: LinkResolver, name: str, inside: str = "", domain: str = "py") -> bool:
+def resolved(linker: LinkResolver, name: str, inside: str = "", domain: str = "py", role: str = "") -> bool:
     """Whether a name that Sphinx did not find passes, inside the description of an object or outside of any."""
-    node = addnodes.pending_xref("", refdomain=domain, reftarget=name)
+    node = addnodes.pending_xref("", refdomain=domain, reftarget=name, reftype=role)
     module, _, fullname = inside.rpartition(".")
     signature = addnodes.desc_signature("", "", node, module=module, fullname=fullname)
     around = addnodes.desc("", signature) if inside else node
@@ -65,6 +65,12 @@ def test_the_names_of_a_module_count_inside_its_descriptions(name, linker) -> No
 def test_our_own_names_must_be_documented(name, linker) -> None:
     assert not resolved(linker, name)
     assert not resolved(linker, name.rpartition(".")[2], inside="colossal.booster.Booster")
+
+
+def test_a_private_type_in_an_annotation_is_text(linker) -> None:
+    assert resolved(linker, "CheckpointGroup", inside="colossal.checkpoint_io.CheckpointIO", role="class")
+    assert not resolved(linker, "CheckpointGrou", inside="colossal.checkpoint_io.CheckpointIO", role="class")
+    assert not resolved(linker, "CheckpointGroup", inside="colossal.checkpoint_io.CheckpointIO", role="exc")
 
 
 def test_a_variable_of_types_has_no_entry_and_needs_none(linker) -> None:

@@ -76,7 +76,8 @@ OTHER = "# Other\n\n## 第二节 显存\n\n优化器与梯度累积。Back to [t
 FIGURE = '<svg xmlns="http://www.w3.org/2000/svg" width="10" height="10"><rect width="9" height="9"/></svg>\n'
 SIDEBAR = '{"s": [{"type": "category", "label": "Basics", "items": ["basics/lesson", "basics/other", "basics/run"]}]}'
 LABELS = '{"s": {"message": ""}, "sidebar.s.category.Basics": {"message": "基础"}}'
-MODULES = ("colossal.errors", "colossal.booster", "colossal.interface", "colossal.nn.lr_scheduler")
+API_PAGES = ("errors", "booster", "wrappers", "lr_schedules_with_warmup")
+GROUPS = ("train", "optimizers_and_schedules", "tests_and_errors")
 FAULTY = """# Faulty
 
 {{ autodoc:colossal._src.booster.Boster }}
@@ -128,11 +129,11 @@ def write(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def build(folder: Path, languages: Sequence[str], modules: Sequence[str], *more: str) -> Built:
+def build(folder: Path, languages: Sequence[str], api_pages: Sequence[str], *more: str) -> Built:
     source, html, work = folder / "docs" / "source", folder / "html", folder / "work"
     places = ["--source", source, "--output", html, "--work", work]
     chosen = [word for language in languages for word in ("--lang", language)]
-    chosen += [word for module in modules for word in ("--module", module)]
+    chosen += [word for page in api_pages for word in ("--api-page", page)]
     command = [sys.executable, "docs_build.py", "sphinx", *map(str, places), *chosen, *more]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.stderr == ""
@@ -156,7 +157,7 @@ def site(tmp_path_factory) -> Built:
         write(folder / "docs" / "source" / language, pages)
     write(folder / "docs" / "source" / "zh-Hans", {"sidebar_category_translation.json": LABELS})
     Records(folder / "docs" / "verified").write(record_of(Tree(folder / "docs" / "source").page("basics/run", "en")))
-    return build(folder, ["en", "zh-Hans"], MODULES)
+    return build(folder, ["en", "zh-Hans"], API_PAGES)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def faulty(tmp_path_factory) -> Built:
     sidebar = '{"s": [{"type": "category", "label": "A", "items": ["a/faulty"]}]}'
     write(folder / "docs", {"sidebars.json": sidebar, "source/en/a/faulty.md": FAULTY})
     write(folder / "html" / "en", {"index.html": "built before"})
-    return build(folder, ["en"], MODULES[:1], "--check")
+    return build(folder, ["en"], API_PAGES[:1], "--check")
 
 
 LANGUAGES = pytest.mark.parametrize("language", ["en", "zh-Hans"])
@@ -186,7 +187,7 @@ def test_a_hook_is_a_description_and_in_a_fence_it_stays_literal(language, site)
     assert 'class="sig-name descname"><span class="pre">Booster</span>' in article
     assert article.count('class="sig-name descname"><span class="pre">save_model</span>') == 1
     assert article.count('class="sig-name descname"><span class="pre">boost</span>') == 1
-    assert 'href="../api/colossal.errors.html#colossal.errors.ConfigError"' in article
+    assert 'href="../api/errors.html#colossal.errors.ConfigError"' in article
 
 
 @LANGUAGES
@@ -213,20 +214,37 @@ def test_an_output_that_the_author_left_open_is_the_recorded_one(language, capti
 
 
 @LANGUAGES
-def test_every_module_that_was_asked_for_has_a_page(language, site) -> None:
+def test_every_page_of_the_reference_that_was_asked_for_is_there(language, contents, site) -> None:
     pages = {path.stem for path in (site.folder / "html" / language / "api").glob("*.html")}
-    assert pages == {"index", *MODULES}
-    for module in MODULES:
-        assert f"<h1>{module}<" in site.html(f"{language}/api/{module}")
+    assert pages == {"index", *GROUPS, *API_PAGES}
+    for page in contents.chosen(API_PAGES).pages:
+        assert f"<h1>{page.title[language]}<" in site.html(f"{language}/api/{page.name}")
 
 
-def test_names_of_modules_that_are_left_out_are_text(site) -> None:
-    article = site.article("en/api/colossal.booster")
-    assert '<span class="pre">colossal.booster.plugin</span>' in article
-    assert 'href="colossal.booster.plugin' not in article
+@LANGUAGES
+def test_the_sidebar_has_the_groups_and_a_group_its_pages(language, contents, site) -> None:
+    sidebar = site.html(f"{language}/index").partition('class="sidebar-tree"')[2].partition("</aside>")[0]
+    for group in contents.chosen(API_PAGES).groups:
+        assert f'href="api/{group.name}.html">{group.title[language]}</a>' in sidebar
+        for page in group.pages:
+            assert f'href="api/{page.name}.html">{page.title[language]}</a>' in sidebar
+    assert "LinearWarmupLR" in site.words(f"{language}/api/optimizers_and_schedules")
 
 
-def test_every_public_module_is_described_unless_some_are_chosen(library_modules, monkeypatch) -> None:
+def test_a_page_names_what_else_its_objects_are_called(site) -> None:
+    assert "The same objects under other names" in site.words("en/api/booster")
+    assert "colossal.Booster: colossal.booster.Booster" in site.words("en/api/booster")
+    assert "同一对象的其他名称" in site.words("zh-Hans/api/booster")
+    assert "under other names" not in site.words("en/api/errors")
+
+
+def test_names_on_pages_that_are_left_out_are_text(site) -> None:
+    article = site.article("en/api/booster")
+    assert '<span class="pre">Plugin</span>' in article
+    assert "#colossal.booster.plugin.Plugin" not in article
+
+
+def test_the_whole_reference_is_built_unless_some_pages_are_chosen(contents, monkeypatch) -> None:
     orders = []
 
     def note(order: command.SiteBuild) -> command.SiteResult:
@@ -236,38 +254,36 @@ def test_every_public_module_is_described_unless_some_are_chosen(library_modules
     monkeypatch.setattr(command, "ProcessPoolExecutor", lambda *_, **__: nullcontext(SimpleNamespace(map=map)))
     monkeypatch.setattr(command, "build_site", note)
     assert cli.main(["sphinx", "--lang", "en"], ROOT) == 0
-    assert cli.main(["sphinx", "--lang", "en", "--module", "colossal.errors"], ROOT) == 0
-    assert [order.modules for order in orders] == [library_modules, ("colossal.errors",)]
+    assert cli.main(["sphinx", "--lang", "en", "--api-page", "errors"], ROOT) == 0
+    assert [order.api_pages for order in orders] == [tuple(page.name for page in contents.pages), ("errors",)]
 
 
-def test_every_module_of_an_order_is_written_and_listed(inventory, library_modules, tmp_path) -> None:
-    sources = SphinxSources(
-        Tree(tmp_path),
-        inventory,
-        tmp_path / "work",
-        ROOT / "docs" / "sphinx" / "locale",
-        library_modules,
-        lambda *_: None,
-    )
+def test_every_object_is_written_on_its_page_and_listed(inventory, contents, tmp_path) -> None:
+    locales = ROOT / "docs" / "sphinx" / "locale"
+    sources = SphinxSources(Tree(tmp_path), inventory, tmp_path / "work", locales, contents, lambda *_: None)
     sources.write("en")
-    listed = (tmp_path / "work" / "en" / "api" / "index.md").read_text(encoding="utf-8").splitlines()
-    for module in library_modules:
-        text = (tmp_path / "work" / "en" / "api" / f"{module}.rst").read_text(encoding="utf-8")
-        assert f".. automodule:: {module}\n" in text
-        assert module in listed
+    folder = tmp_path / "work" / "en" / "api"
+    for group in contents.groups:
+        listed = (folder / f"{group.name}.md").read_text(encoding="utf-8")
+        for page in group.pages:
+            assert f"\n{page.name}\n" in listed
+            text = (folder / f"{page.name}.md").read_text(encoding="utf-8")
+            for name in page.objects:
+                shown = name.rpartition(".")[2] if inventory.main[name].kind == "data" else name
+                assert re.search(rf"^\.\. [\w:]+:: {re.escape(shown)}$", text, re.MULTILINE), name
 
 
-def test_a_module_that_is_not_there_is_refused(capsys) -> None:
-    assert cli.main(["sphinx", "--module", "colossal.boster"], ROOT) == 2
-    assert "colossal.boster is no public module; there are colossal" in capsys.readouterr().err
+def test_a_page_of_the_reference_that_is_not_there_is_refused(capsys) -> None:
+    assert cli.main(["sphinx", "--api-page", "boster"], ROOT) == 2
+    assert "boster is no page of the reference; there are booster" in capsys.readouterr().err
 
 
 def test_signatures_and_words_link_to_their_homes(site) -> None:
-    article = site.article("en/api/colossal.booster")
+    article = site.article("en/api/booster")
     assert 'id="colossal.booster.Booster.boost"' in article
-    assert 'href="colossal._src.interface.html#colossal.interface.OptimizerWrapper"' in article
-    lr_scheduler = site.article("en/api/colossal.nn.lr_scheduler")
-    assert 'href="colossal._src.booster.html#colossal.booster.Booster.boost"' in lr_scheduler
+    assert 'href="wrappers.html#colossal.interface.OptimizerWrapper"' in article
+    lr_scheduler = site.article("en/api/lr_schedules_with_warmup")
+    assert 'href="booster.html#colossal.booster.Booster.boost"' in lr_scheduler
     assert '<code class="docutils literal notranslate"><span class="pre">eta_min</span></code>' in lr_scheduler
     assert "<cite>" not in lr_scheduler
 

@@ -18,7 +18,7 @@ const PAGES = [
   '/zh-Hans/docs/basics/booster_api/',
   '/docs/concepts/distributed_training/',
   '/docs/get_started/installation/',
-  '/docs/api/colossal.comm/',
+  '/docs/api/collectives/',
   '/search/?q=optimizer',
   '/versions/',
 ];

@@ -21,6 +21,19 @@ def check_plugin(plugin: Plugin | None) -> Plugin | None:
     return plugin
 
 
+def check_supported(plugin_name: str, option: str, value: str, supported: tuple[str, ...]) -> None:
+    """Reject an option of the Booster that its plugin does not take."""
+    if not supported:
+        raise UnsupportedError(
+            f"{plugin_name} takes no {option}. Found {option}={value!r} for the Booster. Leave it out."
+        )
+    if value not in supported:
+        raise UnsupportedError(
+            f"{plugin_name} takes {option} {' or '.join(map(repr, supported))}. Found {option}={value!r}. "
+            f"The nearest that works is {supported[0]!r}."
+        )
+
+
 def check_precision(given: MixedPrecision | str | None, plugin: Plugin) -> None:
     """Reject settings of a precision next to a plugin that has a precision of its own."""
     if plugin.has_own_precision and isinstance(given, MixedPrecision):

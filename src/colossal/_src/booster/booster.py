@@ -19,6 +19,7 @@ from colossal._src.booster.argument_checks import (
     check_parts,
     check_plugin,
     check_precision,
+    check_supported,
 )
 from colossal._src.booster.checkpoint_mixin import CheckpointMixin
 from colossal._src.booster.mixed_precision import MixedPrecision, mixed_precision_factory
@@ -107,9 +108,10 @@ class Booster(CheckpointMixin):
             mixed_precision_factory(mixed_precision) if isinstance(mixed_precision, str) else mixed_precision
         )
         self._accelerator, devices = get_accelerator(device), self.plugin.supported_devices
-        self._check_supported("device", self._accelerator.name, devices or (self._accelerator.name,))
+        check_supported(self._plugin_name, "device", self._accelerator.name, devices or (self._accelerator.name,))
         if self.mixed_precision is not None:
-            self._check_supported("mixed_precision", self.mixed_precision.name, self.plugin.supported_precisions)
+            precisions = self.plugin.supported_precisions
+            check_supported(self._plugin_name, "mixed_precision", self.mixed_precision.name, precisions)
             check_precision(mixed_precision, self.plugin)
         # Weak keys, so that models can be freed: Capabilities refer to the modules inside of the wrapper, not to it.
         self._boosted: WeakKeyDictionary[nn.Module, tuple[OptimizerWrapper | None, Capabilities]] = WeakKeyDictionary()
@@ -379,7 +381,8 @@ class Booster(CheckpointMixin):
         if lora is None:
             raise UnsupportedError(
                 f"LoRA needs a plugin that supports it. Found {self._plugin_name}, which does not yet. "
-                "Use TorchDDPPlugin, or train the full model."
+                "Use a plugin of colossal.booster.plugin, all of which do, such as TorchDDPPlugin or GeminiPlugin, or "
+                "train the full model."
             )
         return lora
 
@@ -395,14 +398,3 @@ class Booster(CheckpointMixin):
                 f"{len(self._boosted)} boosted models. Pass what boost returned."
             )
         return found[0]
-
-    def _check_supported(self, option: str, value: str, supported: tuple[str, ...]) -> None:
-        if not supported:
-            raise UnsupportedError(
-                f"{self._plugin_name} takes no {option}. Found {option}={value!r} for the Booster. Leave it out."
-            )
-        if value not in supported:
-            raise UnsupportedError(
-                f"{self._plugin_name} takes {option} {' or '.join(map(repr, supported))}. Found {option}={value!r}. "
-                f"The nearest that works is {supported[0]!r}."
-            )

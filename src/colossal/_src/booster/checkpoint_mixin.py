@@ -140,7 +140,14 @@ class CheckpointMixin:
         without a plugin.
         """
         self.checkpoint_io.save_model(
-            model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
+            model,
+            checkpoint,
+            shard=shard,
+            gather_dtensor=gather_dtensor,
+            prefix=prefix,
+            size_per_shard=size_per_shard,
+            use_safetensors=use_safetensors,
+            use_async=use_async,
         )
 
     def load_model(
@@ -171,7 +178,9 @@ class CheckpointMixin:
 
         Communication: as in `save_model`, five times; every rank reads only its shards from the files.
         """
-        return self.checkpoint_io.load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
+        return self.checkpoint_io.load_model(
+            model, checkpoint, strict=strict, low_cpu_mem_mode=low_cpu_mem_mode, num_threads=num_threads
+        )
 
     def save_optimizer(
         self,
@@ -201,7 +210,13 @@ class CheckpointMixin:
         Communication: as in `save_model`.
         """
         self.checkpoint_io.save_optimizer(
-            optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async
+            optimizer,
+            checkpoint,
+            shard=shard,
+            gather_dtensor=gather_dtensor,
+            prefix=prefix,
+            size_per_shard=size_per_shard,
+            use_async=use_async,
         )
 
     def load_optimizer(
@@ -224,7 +239,9 @@ class CheckpointMixin:
 
         Communication: as in `load_model`.
         """
-        self.checkpoint_io.load_optimizer(optimizer, checkpoint, low_cpu_mem_mode, num_threads)
+        self.checkpoint_io.load_optimizer(
+            optimizer, checkpoint, low_cpu_mem_mode=low_cpu_mem_mode, num_threads=num_threads
+        )
 
     def save_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str | Path) -> None:
         """Save the state of a schedule.

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG_FILE
-from colossal._src.interface import active_adapter, full_spec_of, peft_base_model_of
+from colossal._src.interface import active_adapter, full_spec_of, model_without_adapters
 from colossal.errors import CheckpointError
 
 
@@ -21,7 +21,7 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
     """
     configs: list[Any] = []
     local_model, full_spec = model, full_spec_of(model)
-    model = peft_base_model_of(model if full_spec is None else full_spec.roots[0])
+    model = model_without_adapters(model if full_spec is None else full_spec.roots[0])
     config: Any = copy.deepcopy(getattr(model, "config", None) if full_spec is None else full_spec.config)
     if hasattr(config, "save_pretrained"):
         config.architectures = [_class_name(model)]
@@ -47,7 +47,7 @@ def adapter_config_file(model: nn.Module) -> dict[str, Callable[[Path], object]]
     config: Any = copy.deepcopy(configs[active_adapter(root)])
     config.inference_mode = True
     if config.task_type is None:
-        base = type(peft_base_model_of(root))
+        base = type(model_without_adapters(root))
         config.auto_mapping = {"base_model_class": base.__name__, "parent_library": base.__module__}
     with tempfile.TemporaryDirectory() as directory:
         _save(config, directory)

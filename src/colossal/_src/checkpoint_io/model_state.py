@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from colossal._src.checkpoint_io.content import Content, Entry, ParameterContent
 from colossal._src.checkpoint_io.directory import listing
 from colossal._src.checkpoint_io.source import Item, map_in_threads
-from colossal._src.interface import AdapterNames, full_spec_of, peft_base_model_of
+from colossal._src.interface import AdapterNames, full_spec_of, model_without_adapters
 from colossal._src.tensor import (
     backing_shard,
     copy_placement,
@@ -128,7 +128,7 @@ class ModelState:
 
     def _leading(self, names: list[str]) -> str:
         """Return the name that is not tied to another one by the model's own list; the first if there is none."""
-        base = peft_base_model_of(self._roots[0])
+        base = model_without_adapters(self._roots[0])
         tied: Any = getattr(base, "all_tied_weights_keys", None)
         tied = tied or getattr(base, "_tied_weights_keys", None) or ()
         return next((name for name in names if not any(re.search(pattern, name) for pattern in tied)), names[0])

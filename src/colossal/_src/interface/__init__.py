@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from colossal._src.interface.adapter_names import AdapterNames, active_adapter, is_peft_model, peft_base_model_of
+from colossal._src.interface.adapter_names import AdapterNames, active_adapter, is_peft_model, model_without_adapters
 from colossal._src.interface.boost_types import (
     Boosted,
     BoostResult,
@@ -20,9 +20,10 @@ from colossal._src.interface.optimizer import OptimizerWrapper
 from colossal._src.interface.optimizer_check import check_optimizer
 
 if TYPE_CHECKING:
-    from colossal._src.interface.fp8_comm_check import check_equal_rounding
     from colossal._src.interface.full_state_dict import full_state
-    from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_of, refuse_unsupported
+    from colossal._src.interface.gradient_checks import check_dense_gradients, check_equal_rounding
+    from colossal._src.interface.keywords import Clipping, Keywords, check_known, keywords_for, refuse_unsupported
+    from colossal._src.interface.param_groups import rebind_param_groups
     from colossal._src.interface.pretrained import get_pretrained_path, set_pretrained_path
     from colossal._src.interface.token_weighting import TokenWeighting
 
@@ -30,11 +31,13 @@ _MODULE_OF = {
     "Clipping": "colossal._src.interface.keywords",
     "Keywords": "colossal._src.interface.keywords",
     "TokenWeighting": "colossal._src.interface.token_weighting",
-    "check_equal_rounding": "colossal._src.interface.fp8_comm_check",
+    "check_dense_gradients": "colossal._src.interface.gradient_checks",
+    "check_equal_rounding": "colossal._src.interface.gradient_checks",
     "check_known": "colossal._src.interface.keywords",
     "full_state": "colossal._src.interface.full_state_dict",
     "get_pretrained_path": "colossal._src.interface.pretrained",
-    "keywords_of": "colossal._src.interface.keywords",
+    "keywords_for": "colossal._src.interface.keywords",
+    "rebind_param_groups": "colossal._src.interface.param_groups",
     "refuse_unsupported": "colossal._src.interface.keywords",
     "set_pretrained_path": "colossal._src.interface.pretrained",
 }  # which few programs need
@@ -57,6 +60,7 @@ __all__ = [
     "Peers",
     "TokenWeighting",
     "active_adapter",
+    "check_dense_gradients",
     "check_equal_rounding",
     "check_known",
     "check_optimizer",
@@ -64,8 +68,9 @@ __all__ = [
     "full_state",
     "get_pretrained_path",
     "is_peft_model",
-    "keywords_of",
-    "peft_base_model_of",
+    "keywords_for",
+    "model_without_adapters",
+    "rebind_param_groups",
     "reduce_in_each_pass",
     "refuse_unsupported",
     "set_pretrained_path",

@@ -33,7 +33,7 @@ class AdapterNames:
         found = get_peft_model_state_dict(
             adapted, state_dict=state, adapter_name=active_adapter(adapted), save_embedding_layers=False
         )
-        base = peft_base_model_of(model)
+        base = model_without_adapters(model)
         start = next(name for name, module in model.named_modules() if module is base)
         prefix, missing = (f"{start}." if start else ""), ("" if start else _PREFIX)
         paths = {name: _base_path(base, name.removeprefix(prefix)) for name in state if name.startswith(prefix)}
@@ -43,7 +43,7 @@ class AdapterNames:
         )
 
 
-def peft_base_model_of(module: nn.Module) -> nn.Module:
+def model_without_adapters(module: nn.Module) -> nn.Module:
     """Return the base model of a model with adapters."""
     found: Any = module
     return found.get_base_model() if is_peft_model(module) else module

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from colossal._src.interface.adapter_names import peft_base_model_of
+from colossal._src.interface.adapter_names import model_without_adapters
 from colossal._src.interface.full_spec import full_spec_of
 from colossal._src.tensor import backing_shard, full_tensor_of, placement_of, strip_compile_prefix
 from colossal.errors import UnsupportedError
@@ -41,7 +41,7 @@ def refuse_partial_export(model: nn.Module) -> None:
     full_spec = full_spec_of(model)
     for root in (model,) if full_spec is None else full_spec.roots:
         missing = _sharded(root) if full_spec is None else _sharded(root) or _absent(root, full_spec.names)
-        exporters = [each for each in (root, peft_base_model_of(root)) if hasattr(each, "save_pretrained")]
+        exporters = [each for each in (root, model_without_adapters(root)) if hasattr(each, "save_pretrained")]
         for exporter in [*exporters, model] if missing and exporters else ():
             vars(exporter)["save_pretrained"] = partial(_refuse, missing)
 

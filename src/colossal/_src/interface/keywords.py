@@ -4,7 +4,8 @@ A keyword is a field of the options that it concerns, such as `ScalerConfig` or 
 `FIELDS` has another one; or it is in `REFUSED`, with what to use instead.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar, final
 
@@ -131,10 +132,9 @@ class Keywords:
         return concern(**named | known)
 
 
-def keywords_of(*options: Any) -> dict[str, Any]:
-    """Write options as the keywords that set them: what `Keywords.read` does, backwards."""
-    renamed = {field.name: name for name, field in FIELDS.items() if field.unit is None and not field.is_alias}
-    return {renamed.get(each.name, each.name): getattr(of, each.name) for of in options for each in fields(of)}
+def keywords_for(front: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the keywords that a function or a class has as well, to pass them on."""
+    return {name: given[name] for name in inspect.signature(front).parameters if name in given}
 
 
 def check_known(owner: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
-from colossal._src.interface.adapter_names import peft_base_model_of
+from colossal._src.interface.adapter_names import model_without_adapters
 from colossal._src.interface.full_spec import full_spec_of
 from colossal.errors import ConfigError
 
@@ -137,7 +137,7 @@ class ModelWrapper(nn.Module):
             The unwrapped module: not a wrapper such as `ModelWrapper` and `DistributedDataParallel`.
         """
         module = unwrap_model(self.module)
-        return peft_base_model_of(module) if unwrap_peft else module
+        return model_without_adapters(module) if unwrap_peft else module
 
 
 def _is_clipping() -> bool:

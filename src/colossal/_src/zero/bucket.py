@@ -12,8 +12,6 @@ from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.host_copies import host_buffer
 from colossal._src.zero.zero_config import ZeroConfig
 
-_HALF = (torch.float16, torch.bfloat16)
-
 
 @final
 class Bucket(FlatParameters):
@@ -44,20 +42,6 @@ class Bucket(FlatParameters):
         self.shards = [self._shard_of(index) for index in range(len(self.parameters))]
         self._versions = self._changes()
 
-    @property
-    def has_copy(self) -> bool:
-        """Whether the optimizer updates a copy of the segment instead of the segment itself."""
-        return self.master.data_ptr() != self.shard.data_ptr()
-
-    @property
-    def targets(self) -> dict[nn.Parameter, torch.Tensor]:
-        """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
-        if not self.has_copy or self.shard.device != self.master.device:
-            return {}
-        return {
-            shard: self.shard[begin:end] for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
-        }
-
     def start_gather(self, *, is_written: bool = False) -> PendingComm:
         """Bring the new values of all segments to this rank."""
         self._update_shard(is_written)
@@ -78,8 +62,7 @@ class Bucket(FlatParameters):
             parameter.data = place
 
     def _make_master(self) -> torch.Tensor:
-        own = self.shard
-        wide = torch.float32 if self._config.master_weights and own.dtype in _HALF else own.dtype
+        own, wide = self.shard, self._master_dtype
         if self._config.cpu_offload and not own.is_cpu:
             self._host_grad = host_buffer(own.numel(), wide, own.device)
             return host_buffer(own.numel(), wide, own.device).copy_(own)

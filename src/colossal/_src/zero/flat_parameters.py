@@ -1,7 +1,7 @@
 """Flattened parameters whose gradients are reduced together, each segment to the rank that owns it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -68,14 +68,23 @@ class FlatParameters(ABC):
         return self._config.keeps_gradients
 
     @property
-    @abstractmethod
     def has_copy(self) -> bool:
         """Whether the optimizer updates a copy of the segment instead of the segment itself."""
+        return self.master is not self.shard
 
     @property
-    @abstractmethod
-    def targets(self) -> Mapping[nn.Parameter, torch.Tensor]:
+    def targets(self) -> dict[nn.Parameter, torch.Tensor]:
         """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
+        if not self.has_copy or self.shard.device != self.master.device:
+            return {}
+        return {
+            shard: self.shard[begin:end] for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
+        }
+
+    @property
+    def _master_dtype(self) -> torch.dtype:
+        """What the optimizer updates."""
+        return torch.float32 if self._config.master_weights and self.dtype in _HALF else self.dtype
 
     @abstractmethod
     def start_gather(self, *, is_written: bool = False) -> PendingComm:

@@ -11,11 +11,19 @@ from torch.optim import Optimizer
 
 from colossal._src.amp import LossScaler
 from colossal._src.comm import Partition
-from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper, Peers, check_equal_rounding, check_optimizer
+from colossal._src.interface import (
+    Clipping,
+    FullOptimizerSpec,
+    OptimizerWrapper,
+    Peers,
+    check_dense_gradients,
+    check_equal_rounding,
+    check_optimizer,
+)
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal._src.zero.zero_shards import ZeroShards
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 
 
 def wait_before_use(model: nn.Module, units: Sequence[nn.Module], shards: ZeroShards) -> None:
@@ -51,8 +59,7 @@ def shard_optimizer(
     config: ZeroConfig,
     *,
     scaler: LossScaler | None = None,
-    max_norm: float = 0.0,
-    norm_type: float = 2.0,
+    clipping: Clipping = Clipping(),  # noqa: B008 (frozen)
     units: Sequence[nn.Module] = (),
     peers: Peers | None = None,
     param_names: Mapping[nn.Parameter, str] | None = None,
@@ -65,7 +72,7 @@ def shard_optimizer(
     shards = ZeroShards(optimizer, model.parameters(), partition, config)
     if config.overlap_allgather:
         wait_before_use(model, units, shards)
-    return OptimizerWrapper(optimizer, scaler, names, shards, max_norm, norm_type, peers, full_spec)
+    return OptimizerWrapper(optimizer, scaler, names, shards, clipping.max_norm, clipping.norm_type, peers, full_spec)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer, config: ZeroConfig, needs_values: bool) -> None:
@@ -81,9 +88,4 @@ def _check_model(model: nn.Module, optimizer: Optimizer, config: ZeroConfig, nee
                 f"{name}: {type(parameter.data).__name__} in {parameter.dtype} on {parameter.device}. Build the model "
                 "on a real device, and leave parameters of other kinds out of the optimizer."
             )
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            raise UnsupportedError(
-                f"ZeRO reduces dense gradients. Found sparse=True in {name or type(module).__name__}. "
-                "Build the embedding with sparse=False, or take TorchDDPPlugin."
-            )
+    check_dense_gradients(model, "ZeRO")

@@ -85,8 +85,8 @@ class Reducer:
         grad = parameter.grad
         if grad is not None and grad.layout != torch.strided:
             raise UnsupportedError(
-                "Low-level ZeRO sums up dense gradients. Found a sparse one, of a parameter of shape "
-                f"{tuple(parameter.shape)}. Build the embedding with sparse=False."
+                "ZeRO sums up dense gradients. Found a sparse one, of a parameter of shape "
+                f"{tuple(parameter.shape)}. Build the embedding with sparse=False, or take TorchDDPPlugin."
             )
         if not self.enabled:
             self._run(bucket.keep(index))

@@ -33,12 +33,13 @@ class ZeroConfig:
         if self.stage not in (1, 2):
             raise ConfigError(
                 f"Low-level ZeRO shards optimizer states (stage 1), and gradients too (stage 2). Found stage="
-                f"{self.stage}. Pass 1 or 2; parameters are sharded by TorchFSDPPlugin."
+                f"{self.stage}. Pass 1 or 2; to shard parameters too, use GeminiPlugin, TorchFSDPPlugin or "
+                "zero_model_wrapper(model, zero_stage=3)."
             )
         if self.bucket_numel < 1:
             raise ConfigError(
                 f"Gradients are reduced in buckets of at least one element. Found {self.bucket_numel} elements. "
-                "The default of reduce_bucket_size_in_m is 12."
+                "Pass a larger bucket size; the default is 12 * 2**20 elements."
             )
         if self.communication_dtype not in (None, *_FLOATS):
             raise ConfigError(

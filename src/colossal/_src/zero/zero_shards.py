@@ -11,34 +11,13 @@ from torch.utils.hooks import RemovableHandle
 
 from colossal._src.amp import MasterParams
 from colossal._src.comm import Partition, PendingComm
+from colossal._src.interface import rebind_param_groups
 from colossal._src.tensor import copy_placement, placement_of
 from colossal._src.zero.bucket import Bucket
 from colossal._src.zero.buffer_pool import BufferPool
 from colossal._src.zero.flat_parameters import FlatParameters
 from colossal._src.zero.reducer import Reducer
 from colossal._src.zero.zero_config import ZeroConfig
-
-
-def rebind_param_groups(
-    optimizer: Optimizer, groups: list[dict[str, Any]], shards: Mapping[nn.Parameter, nn.Parameter]
-) -> None:
-    """Replace the parameters in the groups of an optimizer by shards, and shard existing states like them."""
-    state: Any = optimizer.state
-    for group in groups:
-        held = group["params"]
-        for parameter in held:
-            if parameter in state:
-                state[shards[parameter]] = _shard_state(state.pop(parameter), parameter, shards[parameter])
-        held[:] = [shards[parameter] for parameter in held]
-
-
-def _shard_state(entries: dict[str, Any], full: nn.Parameter, shard: nn.Parameter) -> dict[str, Any]:
-    return {
-        name: _shard_like(value, shard)
-        if isinstance(value, torch.Tensor) and value.shape == full.shape and name != "step"
-        else value
-        for name, value in entries.items()
-    }
 
 
 def _shard_like(value: torch.Tensor, shard: nn.Parameter) -> torch.Tensor:
@@ -90,7 +69,7 @@ class ZeroShards(MasterParams):
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
         places = {parameter: place for place, parameter in enumerate(order)}
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._shard_params(sorted(held, key=lambda each: places.get(each, -1), reverse=True), optimizer.param_groups)
+        self._shard_params(sorted(held, key=lambda each: places.get(each, -1), reverse=True))
 
     def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
         """Share the parameters of a group that was added to the optimizer.
@@ -98,7 +77,7 @@ class ZeroShards(MasterParams):
         Communication: all_gather, dp, the parameters' bytes: all ranks begin with the values of the owners.
         """
         before = len(self.buckets)
-        added = self._shard_params(list(reversed(group["params"])), [group])
+        added = self._shard_params(list(reversed(group["params"])))
         for bucket in self.buckets[before:]:
             bucket.start_gather().wait()
         return added
@@ -175,9 +154,7 @@ class ZeroShards(MasterParams):
         for handle in self._handles:
             handle.remove()
 
-    def _shard_params(
-        self, parameters: list[nn.Parameter], groups: list[dict[str, Any]]
-    ) -> Mapping[nn.Parameter, nn.Parameter]:
+    def _shard_params(self, parameters: list[nn.Parameter]) -> Mapping[nn.Parameter, nn.Parameter]:
         """Find the buffers of parameters, and put their shards into the groups of the optimizer."""
         buckets = self._buffers_of(parameters)
         shards = {
@@ -185,7 +162,7 @@ class ZeroShards(MasterParams):
             for bucket in buckets
             for parameter, shard in zip(bucket.parameters, bucket.shards, strict=True)
         }
-        rebind_param_groups(self._optimizer, groups, shards)
+        rebind_param_groups(self._optimizer, shards, _shard_like)
         new = [bucket for bucket in buckets if bucket not in self.buckets]
         self._handles += self._reducer.watch(new)
         self.buckets += new

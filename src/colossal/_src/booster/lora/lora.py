@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def synced_rng(axes: Sequence[Axis], device: torch.device, mesh: ParallelMesh | None = None) -> Iterator[None]:
+def rng_of_first_rank(axes: Sequence[Axis], device: torch.device, mesh: ParallelMesh | None = None) -> Iterator[None]:
     """Give all ranks along some axes the state of the first rank's random generators."""
     if not axes:
         yield
@@ -97,7 +97,7 @@ class Lora:
         with restore_on_error(model):
             if quantize:
                 self._quantize(model, device, bnb_quantization_config)
-            with synced_rng(self._axes, device, self._mesh):
+            with rng_of_first_rank(self._axes, device, self._mesh):
                 adapted = self._writers.read(lambda: inject_adapters(model, config))
             if pretrained_dir is not None:
                 weights = self._writers.read(lambda: adapter_weights_path(Path(pretrained_dir)))
@@ -155,7 +155,8 @@ class Lora:
         if self._quantizer is None:
             raise UnsupportedError(
                 "Quantized weights have to stay unsharded on each rank. Found quantize=True under a plugin that shards "
-                "them. Pass quantize=False, or use TorchDDPPlugin."
+                "them. Pass quantize=False, or use TorchDDPPlugin, LowLevelZeroPlugin, or GeminiPlugin or "
+                "HybridParallelPlugin without tensor and pipeline parallelism."
             )
         self._quantizer.quantize(model, device, config)
 

@@ -14,7 +14,7 @@ from colossal._src.amp import (
     castable_parameters,
 )
 from colossal._src.booster.mixed_precision.base import MixedPrecision
-from colossal._src.interface import Criterion, ModelWrapper, OptimizerWrapper
+from colossal._src.interface import Criterion, Keywords, ModelWrapper, OptimizerWrapper
 
 
 @final
@@ -72,9 +72,7 @@ class FP16NaiveMixedPrecision(MixedPrecision):
         growth_interval: int = 1000,
         min_scale: float | None = 1.0,
     ) -> None:
-        self._rule = ScalerConfig(
-            initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
-        )
+        self._rule = Keywords("FP16NaiveMixedPrecision", locals()).read(ScalerConfig)
         self._log_zeros = log_num_zeros_in_grad
         self._verbose = bool(verbose)
 

@@ -172,7 +172,27 @@ def wrap_parts(
     precision: MixedPrecision | None,
     shard: Callable[[nn.Module, Optimizer | None], None] | None = None,
 ) -> Boosted:
-    """Move a model to its device, wrap model and optimizer, and apply the precision: what all plugins begin with."""
+    """Move a model to its device, wrap model and optimizer, and apply the precision: what all plugins begin with.
+
+    Args:
+        parts: What the program passed to the Booster.
+        device: Where the parameters are to be.
+        precision: Converts the model and wraps the optimizer; None leaves both in the precision that they have.
+        shard: Places the parameters instead of `device`: it is called with the model, which may still be lazy, and the
+            optimizer, after the model was converted.
+
+    Returns:
+        The wrapped parts; data loader and schedule are the ones that were passed.
+
+    Example:
+        >>> import torch
+        >>> from colossal.booster import Parts
+        >>> from colossal.booster.plugin import wrap_parts
+        >>> model = torch.nn.Linear(2, 1)
+        >>> parts = Parts(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> wrap_parts(parts, torch.device("cpu"), precision=None).model.unwrap() is model
+        True
+    """
     from colossal._src.lazy import materialize
 
     model = parts.model if shard is not None else materialize(parts.model)

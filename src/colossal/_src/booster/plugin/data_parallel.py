@@ -1,6 +1,6 @@
 """What the plugins have in common whose ranks along the dp axis each see their own shard of the data."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -26,6 +26,17 @@ def check_device(device: torch.device, mesh: ParallelMesh) -> None:
 class DataParallelPlugin(Plugin):
     """A plugin whose ranks compute gradients of different data, along the dp axis of the mesh."""
 
+    _lora_axes: ClassVar[tuple[Axis, ...]] = ("dp",)  # whose ranks draw the same adapters
+
+    @property
+    def _keeps_full_weights(self) -> bool:
+        """Whether a rank has unsharded weights, which can be quantized."""
+        return True
+
+    def _find_mesh(self) -> ParallelMesh:
+        """Find the mesh of the ranks that train together."""
+        return current_mesh()
+
     def get_checkpoint_io(self) -> CheckpointIO:
         """Make what reads and writes checkpoints.
 
@@ -38,25 +49,28 @@ class DataParallelPlugin(Plugin):
         """Make what adds low-rank adapters to models and saves them.
 
         Returns:
-            A LoRA whose adapters start from the same values on all data-parallel ranks, and that rank 0 writes.
+            A LoRA whose adapters start from the same values on all ranks, and that rank 0 writes. It quantizes weights
+            only where no rank has a shard of them.
 
         Raises:
             ConfigError: No process group is initialized.
+            MeshError: The sizes of the plugin do not fit the world size.
         """
         from colossal._src.booster.lora import BitsAndBytes, Lora
 
-        return Lora(ProcessGroupIO(), axes=("dp",), quantizer=BitsAndBytes())
+        quantizer = BitsAndBytes() if self._keeps_full_weights else None
+        return Lora(ProcessGroupIO(), self._lora_axes, quantizer, self._find_mesh())
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
         """Return which ranks have to boost the same.
 
         Returns:
-            The mesh in force, and all its axes.
+            The mesh of the plugin, or else that in force, and all its axes.
 
         Raises:
-            MeshError: No process group is initialized.
+            MeshError: No process group is initialized, or the sizes of the plugin do not fit its world size.
         """
-        return current_mesh(), AXES
+        return self._find_mesh(), AXES
 
     def data_parallel_rank_and_size(self) -> tuple[int, int]:
         """Return which shard of the data this rank sees.
@@ -64,5 +78,5 @@ class DataParallelPlugin(Plugin):
         Returns:
             Its index on the dp axis, and the size of that axis.
         """
-        mesh = current_mesh()
+        mesh = self._find_mesh()
         return mesh.rank("dp"), mesh.size("dp")

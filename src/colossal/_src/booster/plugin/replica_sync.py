@@ -55,7 +55,7 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
         )
 
 
-def digest_of(tensor: torch.Tensor) -> int:
+def hash_values(tensor: torch.Tensor) -> int:
     """Hash the values of a tensor."""
     return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
@@ -137,5 +137,4 @@ def _describe(module: nn.Module, operations: Sequence[RecordedOperation]) -> str
 
 
 def _agree(text: str, mesh: ParallelMesh) -> bool:
-    digest = xxhash.xxh3_64_intdigest(text.encode()) - 2**63
-    return all(equal_on_all_ranks([digest], [mesh.group(axis) for axis in _AXES]))
+    return all(equal_on_all_ranks([_digest(text.encode())], [mesh.group(axis) for axis in _AXES]))

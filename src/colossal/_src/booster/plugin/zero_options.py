@@ -48,11 +48,6 @@ class ZeroOptions:
         """What the model is cast to; None leaves it as it is."""
         return _DTYPES[self.precision or _DEFAULT]
 
-    @property
-    def max_norm(self) -> float:
-        """The largest common norm of the gradients; 0 does not clip."""
-        return self.clipping.max_norm
-
     def partition(self, mesh: ParallelMesh) -> Partition:
         """Find the ranks over which states are partitioned, and those that hold the same shard."""
         size, compress_fp8 = mesh.size("dp"), self.zero.fp8_communication

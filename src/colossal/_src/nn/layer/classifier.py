@@ -60,7 +60,9 @@ class Classifier(_ClassifierLayer):
         MeshError: The mesh has another mode.
         ShapeError: The tied weight does not have the shape of this rank's shard.
 
-    Communication: 1D: that of a row-parallel layer. On a grid, see `colossal._src.nn.layer.tp.linear_product`.
+    Communication: 1D: that of a row-parallel layer. 2D, 2.5D and 3D: all_gather, the inner token axes, the bytes of the
+    weight's features on this rank; all_reduce, the feature axes, the output's bytes. Backward reduce_scatter, the inner
+    token axes, the same.
 
     Example:
         >>> import torch

@@ -132,7 +132,9 @@ class Linear(LinearLayer):
         ShapeError: The packed blocks do not add up to the output, or are not divisible on this grid.
         UnsupportedError: There are packed blocks in mode 3d; or the output is to be gathered on a grid.
 
-    Communication: see `colossal._src.nn.layer.tp.linear_product`.
+    Communication: 1D: none forward; backward all_reduce, tp, the input's bytes. 2D and 2.5D: that of
+    `colossal.comm.summa_ab`; backward for 2.5D all_reduce, depth, the weight's bytes. 3D: that of
+    `colossal.comm.matmul_3d`.
 
     Example:
         >>> import torch

@@ -1,6 +1,6 @@
 """Parameters in one flat buffer of which each rank keeps a segment, and which is full only while it is used."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import final
 
 import torch
@@ -15,8 +15,6 @@ from colossal._src.zero.gemini.tensor_state import ChunkPlacement, MemoryTier, T
 from colossal._src.zero.gemini.transfer_log import TransferLog
 from colossal._src.zero.host_copies import CopyEvent
 from colossal._src.zero.zero_config import ZeroConfig
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @final
@@ -221,20 +219,6 @@ class Chunk(FlatParameters):
         calm = TensorState.FREE if self.full is None else TensorState.HOLD
         self.states = [calm] * len(self.states)
 
-    @property
-    def has_copy(self) -> bool:
-        """Whether the optimizer updates a copy of the segment instead of the segment itself."""
-        return self.master is not self.shard
-
-    @property
-    def targets(self) -> Mapping[nn.Parameter, torch.Tensor]:
-        """Where an optimizer may write the new values of each shard itself; nowhere if that is on another device."""
-        if not self.has_copy or self.shard.device != self.master.device:
-            return {}
-        return {
-            shard: self.shard[begin:end] for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True)
-        }
-
     @torch.no_grad()
     def start_gather(self, *, is_written: bool = False) -> PendingComm:
         """Copy the new values of the shards to `shard`, and update the full buffer, or free it."""
@@ -291,7 +275,7 @@ class Chunk(FlatParameters):
         return self._memory.allocate_host(length, self.dtype)
 
     def _make_master(self) -> torch.Tensor:
-        wide = torch.float32 if self._config.master_weights and self.dtype in _HALF else self.dtype
+        wide = self._master_dtype
         is_off_device = MemoryTier.DEVICE not in (self.placement.optimizer, self.placement.parameters)
         if wide == self.dtype and (is_off_device or self.placement.optimizer is self.placement.parameters):
             return self.shard

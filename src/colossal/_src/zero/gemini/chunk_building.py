@@ -7,6 +7,7 @@ from torch import nn
 
 from colossal._src.amp import cast_model, castable_parameters
 from colossal._src.comm import Channel, Partition
+from colossal._src.interface import check_dense_gradients
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
 from colossal._src.zero.gemini.chunk_search import (
@@ -22,7 +23,7 @@ from colossal._src.zero.gemini.managed_parameter import ManagedParameter, manage
 from colossal._src.zero.gemini.tensor_state import ChunkPlacement, MemoryTier
 from colossal._src.zero.gemini.transfer_log import TransferLog
 from colossal._src.zero.zero_config import ZeroConfig
-from colossal.errors import ConfigError, UnsupportedError
+from colossal.errors import ConfigError
 
 _DEFAULT_STEP = 1024
 
@@ -43,7 +44,7 @@ def build_chunks(
 
     Communication: broadcast, dp, the model's bytes.
     """
-    check_model(model)
+    check_chunkable(model)
     memory, traffic = _memory(partition, config, device), TransferLog()
     half, chunks = set() if dtype is None else set(castable_parameters(model)), list[Chunk]()
     for run, chunk_placement in _plan(model, partition, config, memory, memstats):
@@ -74,7 +75,7 @@ def check_devices(device: torch.device, wanted: DeviceLike = None, chunk_init_de
         )
 
 
-def check_model(model: nn.Module) -> None:
+def check_chunkable(model: nn.Module) -> None:
     """Raise an error for a model that chunks cannot hold."""
     from colossal._src.lazy import LazyTensor
 
@@ -90,12 +91,7 @@ def check_model(model: nn.Module) -> None:
                 f"{name}: {type(parameter).__name__} in {parameter.dtype} on {parameter.device}. Build the model on a "
                 "real device, or inside of LazyInitContext."
             )
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            raise UnsupportedError(
-                f"Chunks hold dense gradients. Found sparse=True in {name or type(module).__name__}. Build the "
-                "embedding with sparse=False, or take TorchDDPPlugin."
-            )
+    check_dense_gradients(model, "Gemini")
 
 
 def _memory(partition: Partition, config: GeminiConfig, device: torch.device) -> DeviceMemory:

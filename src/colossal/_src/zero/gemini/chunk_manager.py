@@ -144,7 +144,7 @@ class ChunkManager:
             raise CommunicationError(
                 "All ranks use the same parameters in the same order. Found that they gathered different chunks since "
                 "the last step, so their gradients are wrong. Make what the forward pass does independent of the data "
-                "of a rank, or train with TorchDDPPlugin."
+                "of a rank, or train with TorchDDPPlugin or LowLevelZeroPlugin."
             )
         return agreed
 

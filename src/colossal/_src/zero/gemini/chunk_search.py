@@ -44,11 +44,22 @@ _ParamSize = tuple[int, int]  # the elements of a parameter, and the shortest ch
 @final
 @dataclass(frozen=True)
 class ChunkUsage:
-    """How much of a model's chunks holds parameters; as text it is what the search logs."""
+    """How much of a model's chunks holds parameters; as text it is what the search logs.
 
-    chunk_numel: int  # the elements of a chunk
-    used_numel: int  # the elements of all parameters
-    wasted_numel: int  # the elements of all chunks that hold none
+    Args:
+        chunk_numel: The elements of a chunk.
+        used_numel: The elements of all parameters.
+        wasted_numel: The elements of all chunks that hold none.
+
+    Example:
+        >>> from colossal.zero.gemini import ChunkUsage
+        >>> ChunkUsage(chunk_numel=1024, used_numel=1536, wasted_numel=512).wasted_percentage
+        25.0
+    """
+
+    chunk_numel: int
+    used_numel: int
+    wasted_numel: int
 
     @property
     def wasted_percentage(self) -> float:
@@ -103,7 +114,7 @@ def search_chunk_configuration(
 
     Example:
         >>> from torch import nn
-        >>> from colossal._src.zero.gemini.chunk_search import search_chunk_configuration
+        >>> from colossal.zero.gemini import search_chunk_configuration
         >>> model = nn.Sequential(nn.Linear(1000, 1000), nn.Linear(1000, 1000)).to("meta")
         >>> search_chunk_configuration(model, 1, 1024, min_chunk_size_m=1)
         ({1: {'chunk_size': 2002944, 'keep_gathered': False}}, 2002000, 944)
@@ -153,6 +164,21 @@ def unshared_parameters(model: nn.Module, chunk_numel: int) -> set[nn.Parameter]
 
     A tied parameter is used in several layers of the model, often the first and the last. Other parameters of its chunk
     would have to stay gathered all the time in between, so that it gets a chunk for itself, unless it is short.
+
+    Args:
+        model: Its parameters are to be put into chunks.
+        chunk_numel: The elements of a chunk.
+
+    Returns:
+        The tied parameters that are longer than a quarter of a chunk.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.zero.gemini import unshared_parameters
+        >>> model = nn.Sequential(nn.Embedding(100, 10), nn.Linear(10, 100, bias=False))
+        >>> model[1].weight = model[0].weight
+        >>> len(unshared_parameters(model, chunk_numel=2048)), len(unshared_parameters(model, chunk_numel=8192))
+        (1, 0)
     """
     return {parameter for parameter in _tied(model) if _TIED_FRACTION * parameter.numel() > chunk_numel}
 
@@ -165,6 +191,26 @@ def pack_parameters(
     A chunk holds parameters of one dtype, of one type of device, and either with gradients or without. Of each such
     kind one chunk is open. A parameter that does not fit into it closes it, and begins the next one. A parameter that
     is longer than a chunk, or is in `separate`, gets one for itself; the open one stays open.
+
+    Args:
+        parameters: What is put into chunks, in this order.
+        chunk_numel: The elements of a chunk; at least 1.
+        separate: Parameters that get a chunk for themselves.
+
+    Returns:
+        The parameters of each chunk.
+
+    Raises:
+        ConfigError: `chunk_numel` is below 1.
+
+    Example:
+        >>> from torch import nn
+        >>> from colossal.zero.gemini import pack_parameters
+        >>> model = nn.Linear(10, 5)
+        >>> [len(run) for run in pack_parameters(model.parameters(), chunk_numel=64)]
+        [2]
+        >>> [len(run) for run in pack_parameters(model.parameters(), chunk_numel=52)]
+        [1, 1]
     """
     if chunk_numel < 1:
         raise ConfigError(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from colossal._src.amp import DynamicScaler, ScalerConfig
-from colossal._src.interface import Clipping, OptimizerWrapper, check_optimizer, refuse_unsupported, unwrap_model
+from colossal._src.interface import Clipping, Keywords, OptimizerWrapper, check_optimizer, keywords_for, unwrap_model
 from colossal._src.zero.gemini.chunk import Chunk
 from colossal._src.zero.gemini.chunk_manager import ChunkManager
 from colossal._src.zero.gemini.gemini_ddp import GeminiDDP
@@ -89,17 +89,8 @@ class GeminiOptimizer(OptimizerWrapper):
         norm_type: float = 2.0,
         verbose: bool = False,
     ) -> None:
-        refuse_unsupported("GeminiOptimizer", {"gpu_margin_mem_ratio": gpu_margin_mem_ratio})
-        scaler, clipping = None, Clipping(max_norm=max_norm, norm_type=norm_type)
-        rule = ScalerConfig(
-            init_scale=initial_scale,
-            growth_factor=growth_factor,
-            backoff_factor=backoff_factor,
-            growth_interval=growth_interval,
-            min_scale=min_scale,
-            max_scale=max_scale,
-            hysteresis=hysteresis,
-        )
+        keywords, scaler = Keywords("GeminiOptimizer", locals()), None
+        rule, clipping = keywords.read(ScalerConfig), keywords.read(Clipping)
         if module.dtype == torch.float16:
             device_type = module.chunks.memory.device.type
             scaler = DynamicScaler(rule, device_type, verbose, unscale_fp16_grads=not module.master_weights)
@@ -127,13 +118,11 @@ class GeminiAdamOptimizer(GeminiOptimizer):
     """
 
     def __init__(self, model: GeminiDDP, **defaults: Any) -> None:
-        import inspect
-
         from colossal._src.nn.optimizer import HybridAdam
 
-        known = inspect.signature(GeminiOptimizer).parameters
-        own = {name: defaults.pop(name) for name in list(defaults) if name in known}
-        super().__init__(HybridAdam(model.parameters(), **defaults), model, **own)
+        own = keywords_for(GeminiOptimizer, defaults)
+        others = {name: value for name, value in defaults.items() if name not in own}
+        super().__init__(HybridAdam(model.parameters(), **others), model, **own)
 
 
 def _chunks_of(chunks: ChunkManager, parameters: Sequence[nn.Parameter]) -> list[Chunk]:

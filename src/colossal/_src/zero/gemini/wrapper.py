@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from colossal._src.amp import DynamicScaler, ScalerConfig
 from colossal._src.cluster import current_mesh
 from colossal._src.comm import Channel, Partition
-from colossal._src.interface import Clipping, Keywords, ModelWrapper, OptimizerWrapper, check_known, keywords_of
+from colossal._src.interface import Clipping, Keywords, ModelWrapper, OptimizerWrapper, check_known, keywords_for
 from colossal._src.zero.low_level import shard_optimizer
 from colossal._src.zero.zero_config import ZeroConfig
 from colossal.errors import ConfigError
@@ -121,53 +121,37 @@ def zero_optim_wrapper(
         >>> optimizer.scale_loss(torch.tensor(1.0)).item()
         8.0
     """
-    rule = ScalerConfig(initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis)
-    clipping, given = Clipping(max_norm=max_norm, norm_type=norm_type), optim_config or {}
-    check_known("optim_config", given, _KNOWN)
+    given = dict(locals())
+    config = dict(optim_config or {})
+    check_known("optim_config", config, _KNOWN)
+    given["verbose"] = config.pop("verbose", False) or verbose
     wrap = _over_chunks if isinstance(model, ModelWrapper) else _over_buckets  # a GeminiDDP, or the user's own model
-    others = {name: value for name, value in given.items() if name != "verbose"}
-    return wrap(model, optimizer, rule, clipping, others, verbose or given.get("verbose", False))
+    return wrap(model, optimizer, given, config)
 
 
 def _over_buckets(
-    model: nn.Module,
-    optimizer: Optimizer,
-    rule: ScalerConfig,
-    clipping: Clipping,
-    given: dict[str, Any],
-    verbose: bool,
+    model: nn.Module, optimizer: Optimizer, given: dict[str, Any], config: dict[str, Any]
 ) -> OptimizerWrapper:
-    config = Keywords("zero_optim_wrapper", given).read(ZeroConfig, stage=_stage_of(model))
+    keywords = Keywords("zero_optim_wrapper", given | config)
+    rule, zero = keywords.read(ScalerConfig), keywords.read(ZeroConfig, stage=_stage_of(model))
     half = [parameter for parameter in model.parameters() if parameter.dtype == torch.float16]
     scaler = None
     if half:
-        scaler = DynamicScaler(rule, half[0].device.type, verbose, unscale_fp16_grads=not config.master_weights)
-    return shard_optimizer(
-        model,
-        optimizer,
-        Partition(current_mesh().group("dp")),
-        config,
-        scaler=scaler,
-        **keywords_of(clipping),
-    )
+        device_type = half[0].device.type
+        scaler = DynamicScaler(rule, device_type, given["verbose"], unscale_fp16_grads=not zero.master_weights)
+    partition = Partition(current_mesh().group("dp"))
+    return shard_optimizer(model, optimizer, partition, zero, scaler=scaler, clipping=keywords.read(Clipping))
 
 
-def _over_chunks(
-    model: Any,
-    optimizer: Optimizer,
-    rule: ScalerConfig,
-    clipping: Clipping,
-    given: dict[str, Any],
-    verbose: bool,
-) -> OptimizerWrapper:
+def _over_chunks(model: Any, optimizer: Optimizer, given: dict[str, Any], config: dict[str, Any]) -> OptimizerWrapper:
     from colossal._src.zero.gemini.gemini_optimizer import GeminiOptimizer
 
-    if given:
+    if config:
         raise ConfigError(
             "Of stage 3 the gemini_config of zero_model_wrapper says all there is to say. Found "
-            f"optim_config={given}. Move it there."
+            f"optim_config={config}. Pass it there."
         )
-    return GeminiOptimizer(optimizer, model, verbose=verbose, **keywords_of(rule, clipping))
+    return GeminiOptimizer(optimizer, model, **keywords_for(GeminiOptimizer, given))
 
 
 def _stage_of(model: nn.Module) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from colossal._src.interface import check_dense_gradients
 from colossal._src.tensor import placement_of
 from colossal.errors import ConfigError, UnsupportedError
 
@@ -20,7 +21,7 @@ def check_values(model: nn.Module) -> None:
         )
 
 
-def check_model(model: nn.Module) -> None:
+def check_fully_shardable(model: nn.Module) -> None:
     """Reject models that FSDP2 would fail on later, or train wrongly."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
@@ -39,12 +40,7 @@ def check_model(model: nn.Module) -> None:
             "axis. Train layers of colossal.nn on such a mesh with TorchDDPPlugin, LowLevelZeroPlugin or "
             "GeminiPlugin, or use torch.nn's layers and HybridParallelPlugin."
         )
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            raise UnsupportedError(
-                f"FSDP2 reduces dense gradients. Found sparse=True in {name or type(module).__name__}. "
-                "Build the embedding with sparse=False, or take TorchDDPPlugin."
-            )
+    check_dense_gradients(model, "FSDP2")
 
 
 def find_ignored(model: nn.Module, modules: Iterable[nn.Module]) -> set[nn.Parameter]:

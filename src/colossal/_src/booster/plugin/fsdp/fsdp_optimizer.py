@@ -12,7 +12,6 @@ from colossal.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
 
 
 def check_on_dtensors(optimizer: Optimizer, scalars: set[nn.Parameter], mesh: "DeviceMesh") -> None:
@@ -53,18 +52,6 @@ def state_by_name(optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> di
     return {f"{name} of {names[parameter]}": value for parameter, name, value in _tensors_in_state(optimizer)}
 
 
-def rebind_param_groups(optimizer: Optimizer, shards: Mapping[nn.Parameter, nn.Parameter]) -> None:
-    """Let an optimizer update shards; groups keep their hyperparameters and order, and state is sharded too."""
-    for group in optimizer.param_groups:
-        group["params"] = [shards.get(parameter, parameter) for parameter in group["params"]]
-    state: Any = optimizer.state  # keyed by parameters, whatever torch declares
-    before = dict(state)
-    state.clear()
-    for parameter, entries in before.items():
-        shard = shards.get(parameter)
-        state[parameter if shard is None else shard] = entries if shard is None else _shard_state(entries, shard)
-
-
 def disable_foreach_for_mixed_groups(optimizer: Optimizer) -> None:
     """Keep unsharded and sharded parameters of a group from going to one kernel, as torch does by default."""
     for group in optimizer.param_groups:
@@ -73,19 +60,11 @@ def disable_foreach_for_mixed_groups(optimizer: Optimizer) -> None:
             group["foreach"] = False
 
 
-def _shard_state(entries: dict[str, Any], shard: nn.Parameter) -> dict[str, Any]:
-    return {
-        name: _shard_like(value, shard.data)
-        if isinstance(value, torch.Tensor) and value.shape == shard.shape and value.dim()
-        else value
-        for name, value in entries.items()
-    }
-
-
-def _shard_like(value: torch.Tensor, shard: "DTensor | torch.Tensor") -> torch.Tensor:
-    """Shard a full tensor, which every rank has, with the placements of a shard."""
+def shard_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """Shard a full tensor, which every rank has, with the placements of a parameter."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
+    shard = parameter.data
     if not isinstance(shard, DTensor):
         return value
     there = value.to(shard.device_mesh.device_type)

@@ -1,6 +1,6 @@
 """The documented keywords of `TorchFSDPPlugin`, which are those of FSDP1, in the terms of FSDP2's `fully_shard`."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, final
@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from colossal._src.cluster import ParallelMesh
-from colossal._src.interface import refuse_unsupported
+from colossal._src.interface import Keywords
 from colossal.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class FSDPOptions:
     auto_wrap_policy: Any
     casts: MixedPrecisionPolicies | None
     ignored_modules: tuple[nn.Module, ...]
-    broadcast_first: bool
+    sync_module_states: bool  # start from the values of the first rank
     fp8_communication: bool
 
     def mesh_for(self, mesh: ParallelMesh) -> DeviceMesh:
@@ -86,33 +86,22 @@ class FSDPOptions:
             )
 
 
-def parse_fsdp_options(
-    process_group: Any,
-    sharding_strategy: Any,
-    cpu_offload: Any,
-    auto_wrap_policy: Any,
-    mixed_precision: Any,
-    ignored_modules: Iterable[nn.Module] | None,
-    sync_module_states: bool,
-    fp8_communication: bool,
-) -> FSDPOptions:
-    """Translate the options of FSDP1 that `fully_shard` supports."""
-    _check_group(process_group)
-    strategy = _strategy_of(sharding_strategy, isinstance(process_group, DeviceMesh))
-    return FSDPOptions(
-        process_group,
-        strategy in {"FULL_SHARD", "HYBRID_SHARD"},
-        _offload_of(cpu_offload),
-        auto_wrap_policy,
-        None if mixed_precision is None else _casts_of(mixed_precision),
-        tuple(ignored_modules or ()),
-        sync_module_states,
-        fp8_communication,
+def parse_fsdp_options(given: Mapping[str, Any]) -> FSDPOptions:
+    """Translate the keywords of the plugin, which are those of FSDP1, as far as `fully_shard` supports them."""
+    _check_prefetch(given["backward_prefetch"])
+    keywords, group, casts = Keywords("TorchFSDPPlugin", given), given["process_group"], given["mixed_precision"]
+    _check_group(group)
+    strategy = _strategy_of(given["sharding_strategy"], isinstance(group, DeviceMesh))
+    return keywords.read(
+        FSDPOptions,
+        reshard_after_forward=strategy in {"FULL_SHARD", "HYBRID_SHARD"},
+        offload=_offload_of(given["cpu_offload"]),
+        casts=None if casts is None else _casts_of(casts),
+        ignored_modules=tuple(given["ignored_modules"] or ()),
     )
 
 
-def reject_unsupported_options(backward_prefetch: Any, param_init_fn: Any) -> None:
-    """Reject options that have no counterpart in FSDP2."""
+def _check_prefetch(backward_prefetch: Any) -> None:
     prefetch = _name_of(backward_prefetch)
     if prefetch == "BACKWARD_POST":
         raise UnsupportedError(
@@ -124,7 +113,6 @@ def reject_unsupported_options(backward_prefetch: Any, param_init_fn: Any) -> No
             f"backward_prefetch is a member of torch.distributed.fsdp.BackwardPrefetch. Found {backward_prefetch!r}. "
             "Pass BACKWARD_PRE or leave it out."
         )
-    refuse_unsupported("TorchFSDPPlugin", {"param_init_fn": param_init_fn})
 
 
 def _check_group(group: Any) -> None:

@@ -9,11 +9,11 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_model, find_ignored, unit_dtypes
+from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_fully_shardable, find_ignored, unit_dtypes
 from colossal._src.booster.plugin.fsdp.fsdp_optimizer import (
     check_on_dtensors,
     disable_foreach_for_mixed_groups,
-    rebind_param_groups,
+    shard_like,
     state_by_name,
 )
 from colossal._src.booster.plugin.fsdp.fsdp_options import FSDPOptions
@@ -22,12 +22,13 @@ from colossal._src.booster.plugin.replica_sync import (
     broadcast_buffers_before_forward,
     check_equal_digests,
     check_same_lazy_tensors,
-    digest_of,
+    hash_values,
     persistent_buffers,
 )
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel, count_collective, reduce_scatter_fp8
+from colossal._src.interface import rebind_param_groups
 from colossal._src.tensor import move_module
 from colossal.errors import ConfigError
 
@@ -50,7 +51,7 @@ class FSDPSharder:
         Communication: broadcast, dp, the model's and the optimizer's bytes, where the first rank's values are to
         count; all_reduce, dp, 16 bytes, and 16 more otherwise.
         """
-        check_model(model)
+        check_fully_shardable(model)
         ignored = find_ignored(model, self._options.ignored_modules)
         scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
         if optimizer is not None:
@@ -94,11 +95,11 @@ class FSDPSharder:
         start = {**dict(model.named_parameters()), **persistent_buffers(model), **state}
         check_same_lazy_tensors({name: isinstance(tensor, LazyTensor) for name, tensor in start.items()}, self._mesh)
         with_values = {name: tensor for name, tensor in start.items() if not isinstance(tensor, LazyTensor)}
-        if self._options.broadcast_first:
+        if self._options.sync_module_states:
             others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]
             Channel("dp", self._mesh).broadcast(dict.fromkeys([*with_values.values(), *others]))
         else:
-            check_equal_digests({name: digest_of(tensor) for name, tensor in with_values.items()}, self._mesh)
+            check_equal_digests({name: hash_values(tensor) for name, tensor in with_values.items()}, self._mesh)
 
     def _apply_fully_shard(
         self, modules: list[nn.Module], unsharded: set[nn.Parameter], optimizer: Optimizer | None
@@ -139,7 +140,7 @@ class FSDPSharder:
                 sharded.set_force_sum_reduction_for_comms(True)
             if optimizer is not None:
                 parts = dict(module.named_parameters(remove_duplicate=False))
-                rebind_param_groups(optimizer, {parameter: parts[name] for name, parameter in full.items()})
+                rebind_param_groups(optimizer, {each: parts[name] for name, each in full.items()}, shard_like)
         self._modules = modules
         if digests:
             check_equal_digests(digests, self._mesh)
@@ -148,14 +149,14 @@ class FSDPSharder:
         """Give values to what was built lazily; return their digests where they are not those of the first rank."""
         from colossal._src.lazy import LazyTensor, materialize
 
-        buffers = dict(module.named_buffers()) if self._options.broadcast_first else persistent_buffers(module)
+        buffers = dict(module.named_buffers()) if self._options.sync_module_states else persistent_buffers(module)
         tensors = {**dict(module.named_parameters()), **buffers}
         lazy = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, LazyTensor)}
         move_module(materialize(module), self._mesh.accelerator.get_current_device())
-        if self._options.broadcast_first:
+        if self._options.sync_module_states:
             Channel("dp", self._mesh).broadcast(lazy.values())
             return {}
-        return {name: digest_of(tensor) for name, tensor in lazy.items()}
+        return {name: hash_values(tensor) for name, tensor in lazy.items()}
 
     def _reduce(self, enabled: bool) -> None:
         self._modules[-1].set_requires_gradient_sync(enabled)

@@ -13,16 +13,13 @@ from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import wrap_parts
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.fsdp.fsdp_model_checks import check_values
-from colossal._src.booster.plugin.fsdp.fsdp_options import parse_fsdp_options, reject_unsupported_options
+from colossal._src.booster.plugin.fsdp.fsdp_options import parse_fsdp_options
 from colossal._src.booster.plugin.fsdp.fsdp_sharder import FSDPSharder
-from colossal._src.checkpoint_io import ProcessGroupIO
 from colossal._src.cluster import current_mesh
 from colossal._src.interface import Boosted, Capabilities, Parts
 
 if TYPE_CHECKING:
     from torch.distributed import fsdp
-
-    from colossal._src.booster.lora import Lora
 
 
 @final
@@ -105,17 +102,7 @@ class TorchFSDPPlugin(DataParallelPlugin):
         sync_module_states: bool = False,
         fp8_communication: bool = False,
     ) -> None:
-        reject_unsupported_options(backward_prefetch, param_init_fn)
-        self._options = parse_fsdp_options(
-            process_group,
-            sharding_strategy,
-            cpu_offload,
-            auto_wrap_policy,
-            mixed_precision,
-            ignored_modules,
-            sync_module_states,
-            fp8_communication,
-        )
+        self._options = parse_fsdp_options(locals())
 
     def configure(self, parts: Parts, device: torch.device, precision: MixedPrecision | None) -> Boosted:
         """Wrap the parts of a training program for this plugin.
@@ -149,15 +136,6 @@ class TorchFSDPPlugin(DataParallelPlugin):
             boosted.optimizer.register_zero_grad_hook(sharding.discard)
         return replace(boosted, capabilities=Capabilities(no_sync=sharding.no_sync))
 
-    def get_lora(self) -> "Lora":
-        """Make what adds low-rank adapters to models and saves them.
-
-        Returns:
-            A LoRA whose adapters start equal on all data-parallel ranks. Quantized frozen weights cannot be sharded.
-
-        Raises:
-            ConfigError: No process group is initialized.
-        """
-        from colossal._src.booster.lora import Lora
-
-        return Lora(ProcessGroupIO(), axes=("dp",))
+    @property
+    def _keeps_full_weights(self) -> bool:
+        return False

@@ -1,21 +1,31 @@
 """Data parallelism that shards parameters, gradients and optimizer states by chunks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from colossal._src.amp import ScalerConfig
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
-from colossal._src.booster.plugin.gemini.gemini_options import GeminiOptions
 from colossal._src.booster.plugin.replica_sync import broadcast_buffers_before_forward
-from colossal._src.checkpoint_io import ProcessGroupIO
-from colossal._src.cluster import AXES, Axis, ParallelMesh, ambient_mesh, current_mesh
-from colossal._src.interface import Boosted, Capabilities, Keywords, Parts, keywords_of, reduce_in_each_pass
+from colossal._src.booster.plugin.zero_options import ZeroOptions
+from colossal._src.cluster import ParallelMesh, ambient_mesh, current_mesh
+from colossal._src.interface import (
+    Boosted,
+    Capabilities,
+    Clipping,
+    Keywords,
+    Parts,
+    keywords_for,
+    reduce_in_each_pass,
+)
+from colossal._src.zero import ZeroConfig
+from colossal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from colossal._src.booster.lora import Lora
+    from colossal._src.shardformer import ShardConfig
 
 
 @final
@@ -133,6 +143,7 @@ class GeminiPlugin(DataParallelPlugin):
     supported_axes = ("dp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True
+    _lora_axes = ("tp", "dp")
 
     chunk_config_dict: Mapping[int, Mapping[str, Any]] | None = None
     chunk_init_device: torch.device | str | int | None = None
@@ -181,12 +192,32 @@ class GeminiPlugin(DataParallelPlugin):
     device: torch.device | str | int | None = None
     search_range_mb: float | None = None
     min_chunk_size_mb: float | None = None
-    _options: GeminiOptions = field(init=False)
+    _zero: ZeroOptions = field(init=False)
+    _sharding: "ShardConfig" = field(init=False)
     _own_mesh: ParallelMesh | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", None if self.device is None else torch.device(self.device))
-        object.__setattr__(self, "_options", GeminiOptions.read(Keywords.of(self)))
+        from colossal._src.shardformer import ShardConfig
+        from colossal._src.zero.gemini import GeminiConfig
+
+        if self.tp_size < 1:
+            raise ConfigError(f"At least one rank has a tensor. Found tp_size={self.tp_size}. Pass 1 or more.")
+        keywords = Keywords.of(self)
+        for concern in (ScalerConfig, GeminiConfig):  # passed on by `configure`: here only checked
+            keywords.read(concern)
+        zero, clipping = keywords.read(ZeroConfig, stage=2), keywords.read(Clipping)
+        options = keywords.read(ZeroOptions, plugin="GeminiPlugin", zero=zero, clipping=clipping)
+        object.__setattr__(self, "_zero", options)
+        object.__setattr__(self, "_sharding", keywords.read(ShardConfig, parallel_output=False))
+
+    @property
+    def _shards_model(self) -> bool:
+        """Whether `ShardFormer` has something to do: to shard over tp, or to apply an option."""
+        options = {each.name for each in fields(self._sharding) if each.name.startswith("enable_")}
+        return self.tp_size > 1 or any(
+            getattr(self._sharding, name) for name in options - {"enable_tensor_parallelism"}
+        )
 
     @property
     def mesh(self) -> ParallelMesh:
@@ -199,38 +230,12 @@ class GeminiPlugin(DataParallelPlugin):
         assert self._own_mesh is not None
         return self._own_mesh
 
-    def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
-        """Return which ranks have to boost the same.
+    def _find_mesh(self) -> ParallelMesh:
+        return self.mesh
 
-        Returns:
-            The mesh of the plugin, and all its axes.
-
-        Raises:
-            MeshError: No process group is initialized, or `tp_size` does not divide its world size.
-        """
-        return self.mesh, AXES
-
-    def data_parallel_rank_and_size(self) -> tuple[int, int]:
-        """Return which shard of the data this rank sees.
-
-        Returns:
-            Its index on the dp axis, and the size of that axis.
-        """
-        mesh = self.mesh
-        return mesh.rank("dp"), mesh.size("dp")
-
-    def get_lora(self) -> "Lora":
-        """Make what adds low-rank adapters to models and saves them.
-
-        Returns:
-            A LoRA whose adapters start equal on all ranks. Weights are quantized only where tp does not shard them.
-
-        Raises:
-            MeshError: No process group is initialized, or `tp_size` does not divide its world size.
-        """
-        from colossal._src.booster.lora import BitsAndBytes, Lora
-
-        return Lora(ProcessGroupIO(), ("tp", "dp"), BitsAndBytes() if self.tp_size == 1 else None, self.mesh)
+    @property
+    def _keeps_full_weights(self) -> bool:
+        return self.tp_size == 1
 
     def configure(
         self,
@@ -259,34 +264,24 @@ class GeminiPlugin(DataParallelPlugin):
         """
         from colossal._src.zero.gemini import GeminiDDP, GeminiOptimizer
 
-        mesh, given = self.mesh, self._options
-        options = replace(given, zero=given.zero.in_precision(precision))
+        mesh, options = self.mesh, self._zero.in_precision(precision)
         check_device(device, mesh)
-        if options.shards_model:
+        if self._shards_model:
             from colossal._src.booster.plugin.gemini.gemini_tensor_parallel import shard_model
 
-            shard_model(parts.model, parts.optimizer, options.shard_config(mesh), mesh)
-        partition = options.zero.partition(mesh)
+            shard_model(parts.model, parts.optimizer, replace(self._sharding, mesh=mesh), mesh)
+        partition, keywords = options.partition(mesh), vars(self)
         with mesh:
             model = GeminiDDP(
                 parts.model,
-                chunk_init_device=self.chunk_init_device,
-                device=self.device,
-                memstats=self.memstats,
-                force_outputs_fp32=self.force_outputs_fp32,
-                scatter_after_inference=self.scatter_after_inference,
-                mixed_precision=options.zero.dtype,
+                mixed_precision=options.dtype,
                 zero_group=partition.group,
                 extra_dp_group=partition.replicas,
-                master_weights=self.master_weights,
-                enable_async_reduce=self.enable_async_reduce,
-                fp8_communication=self.fp8_communication,
-                **keywords_of(options.chunks),
+                **keywords_for(GeminiDDP, keywords),
             )
         optimizer = None
         if parts.optimizer is not None:
-            keywords = keywords_of(options.loss_scale, options.zero.clipping)
-            optimizer = GeminiOptimizer(parts.optimizer, model, verbose=self.verbose, **keywords)
+            optimizer = GeminiOptimizer(parts.optimizer, model, **keywords_for(GeminiOptimizer, keywords))
         broadcast_buffers_before_forward(parts.model, mesh)
         capabilities = Capabilities(no_sync=reduce_in_each_pass)
         return Boosted(model, optimizer, parts.criterion, parts.dataloader, parts.lr_scheduler, capabilities)

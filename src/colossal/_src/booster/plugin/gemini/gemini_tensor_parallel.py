@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import nn
 from torch.optim import Optimizer
 
-from colossal._src.booster.plugin.hybrid.stage_sharding import mark_replicas, rebind_param_groups
+from colossal._src.booster.plugin.hybrid.stage_sharding import mark_replicas, rebind_to_stages
 from colossal._src.booster.plugin.replica_sync import broadcast_initial_values
 from colossal._src.cluster import ParallelMesh
 from colossal._src.pipeline import Stage
@@ -28,4 +28,4 @@ def shard_model(model: nn.Module, optimizer: Optimizer | None, config: ShardConf
     if config.enable_tensor_parallelism:
         mark_replicas(model.parameters(), mesh)
     if optimizer is not None:
-        rebind_param_groups(optimizer, names, [Stage(model, 0, 1)])
+        rebind_to_stages(optimizer, names, [Stage(model, 0, 1)])

@@ -31,7 +31,7 @@ from colossal._src.booster.plugin.hybrid.stage_sharding import (
     cast_stage_inputs_and_outputs,
     choose_plan,
     extract_stages,
-    rebind_param_groups,
+    rebind_to_stages,
     set_placements,
     shard_stages,
 )
@@ -148,7 +148,7 @@ def materialize_shards(assembly: Assembly) -> Assembly:
 def rebind_optimizer(assembly: Assembly) -> Assembly:
     """Replace the parameters of the full model in the optimizer by those of this rank."""
     if assembly.optimizer is not None:
-        rebind_param_groups(assembly.optimizer, assembly.full_spec.names, assembly.stages)
+        rebind_to_stages(assembly.optimizer, assembly.full_spec.names, assembly.stages)
     return assembly
 
 
@@ -186,7 +186,7 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
             zero.partition(assembly.replicas),
             zero.zero,
             scaler=scaler,
-            max_norm=zero.max_norm,
+            clipping=zero.clipping,
             units=find_units(assembly.trained, None, set()) if zero.zero.overlap_allgather else (),
             peers=peers,
             param_names=names,
@@ -194,7 +194,7 @@ def wrap_optimizer(assembly: Assembly) -> Assembly:
         )
     else:
         wrapper = OptimizerWrapper(
-            optimizer, scaler, names, assembly.masters, zero.max_norm, peers=peers, full_spec=full_spec
+            optimizer, scaler, names, assembly.masters, zero.clipping.max_norm, peers=peers, full_spec=full_spec
         )
     return replace(assembly, wrapper=wrapper)
 

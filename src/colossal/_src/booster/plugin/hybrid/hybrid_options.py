@@ -45,7 +45,7 @@ class HybridOptions:
             raise ConfigError(
                 "tp_size, pp_size and sp_size are at least 1, and zero_stage is 0, 1 or 2. Found tp_size="
                 f"{self.tp_size}, pp_size={self.pp_size}, sp_size={self.sp_size}, zero_stage={self.zero_stage}. "
-                "Correct them."
+                "Pass 1 for a size without parallelism, and zero_stage=0 to partition nothing."
             )
         if self.sp_size > 1 and not self.sharding.enable_sequence_parallelism:
             raise ConfigError(
@@ -56,11 +56,12 @@ class HybridOptions:
             raise ConfigError(
                 f"A pipeline has a pp_style of {', '.join(map(repr, _CHUNKS))}. Found {self.style!r}. Pass one of them."
             )
-        fitting = _CHUNKS[self.style]
+        fitting, fitting_style = _CHUNKS[self.style], "1f1b" if self.num_chunks <= 1 else "interleaved"
         if self.pp_size > 1 and (self.num_chunks == 1 if fitting is None else self.num_chunks != fitting):
             raise ConfigError(
                 f"pp_style={self.style!r} has {'2 chunks of the model or more' if fitting is None else fitting} on "
-                f"each rank. Found num_model_chunks={self.num_chunks}. Change one of them."
+                f"each rank. Found num_model_chunks={self.num_chunks}. Pass num_model_chunks={fitting or 2}, or "
+                f"pp_style={fitting_style!r}."
             )
         if self.pp_size > 1 and self.microbatching is None:
             raise ConfigError(

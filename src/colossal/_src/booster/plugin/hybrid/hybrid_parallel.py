@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -13,15 +13,11 @@ from torch.optim import Optimizer
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.data_parallel import DataParallelPlugin, check_device
 from colossal._src.booster.plugin.hybrid.hybrid_options import parse_hybrid_options
-from colossal._src.checkpoint_io import ProcessGroupIO
-from colossal._src.cluster import AXES, Axis, ParallelMesh
+from colossal._src.cluster import ParallelMesh
 from colossal._src.interface import Boosted, Parts
 from colossal._src.pipeline import PipelineStageManager, PipelineStyle
 from colossal._src.shardformer import GradientCheckpointConfig, PipelineGradientCheckpointConfig, ShardConfig
 from colossal._src.tensor import ParallelPlan
-
-if TYPE_CHECKING:
-    from colossal._src.booster.lora import Lora
 
 
 @final
@@ -132,6 +128,7 @@ class HybridParallelPlugin(DataParallelPlugin):
     supported_axes = ("dp", "pp", "sp", "tp")
     supported_precisions = ("fp16", "bf16", "fp32")
     has_own_precision = True
+    _lora_axes = ("tp", "sp", "dp", "pp")
 
     def __init__(
         self,
@@ -256,38 +253,12 @@ class HybridParallelPlugin(DataParallelPlugin):
         """Where this rank is in the pipeline; None without one."""
         return PipelineStageManager(self.mesh, self._options.placement) if self.pp_size > 1 else None
 
-    def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:
-        """Return which ranks have to boost the same.
+    def _find_mesh(self) -> ParallelMesh:
+        return self.mesh
 
-        Returns:
-            The mesh of the plugin, and all its axes.
-
-        Raises:
-            MeshError: No process group is initialized, or the sizes do not fit its world size.
-        """
-        return self.mesh, AXES
-
-    def data_parallel_rank_and_size(self) -> tuple[int, int]:
-        """Return which shard of the data this rank sees.
-
-        Returns:
-            Its index on the dp axis, and the size of that axis.
-        """
-        return self.mesh.rank("dp"), self.mesh.size("dp")
-
-    def get_lora(self) -> "Lora":
-        """Make what adds low-rank adapters to models and saves them.
-
-        Returns:
-            A LoRA whose adapters start equal on all ranks. Weights are quantized only where they stay unsharded.
-
-        Raises:
-            MeshError: No process group is initialized, or the sizes do not fit its world size.
-        """
-        from colossal._src.booster.lora import BitsAndBytes, Lora
-
-        is_unsharded = self.tp_size == self.pp_size == 1
-        return Lora(ProcessGroupIO(), ("tp", "sp", "dp", "pp"), BitsAndBytes() if is_unsharded else None, self.mesh)
+    @property
+    def _keeps_full_weights(self) -> bool:
+        return self.tp_size == self.pp_size == 1
 
     def configure(
         self,

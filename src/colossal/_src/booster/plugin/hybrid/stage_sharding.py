@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from colossal._src.amp import cast_floats
 from colossal._src.booster.plugin.hybrid.hybrid_options import HybridOptions
 from colossal._src.cluster import ParallelMesh
+from colossal._src.interface import rebind_param_groups
 from colossal._src.pipeline import (
     Stage,
     StageOutput,
@@ -197,7 +198,7 @@ def parameters_of(stages: Sequence[Stage]) -> dict[str, nn.Parameter]:
     return {name: each for stage in stages for name, each in stage.module.named_parameters(remove_duplicate=False)}
 
 
-def rebind_param_groups(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: Sequence[Stage]) -> None:
+def rebind_to_stages(optimizer: Optimizer, names: dict[nn.Parameter, list[str]], stages: Sequence[Stage]) -> None:
     """Replace the parameters of a full model in its optimizer by those of this rank."""
     here = parameters_of(stages)
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -208,9 +209,8 @@ def rebind_param_groups(optimizer: Optimizer, names: dict[nn.Parameter, list[str
             f"{type(optimizer).__name__} with state of {len(optimizer.state)} parameters, of which this rank is going "
             "to have parts. Build a new one, and load its state by booster.load_optimizer."
         )
-    for group in optimizer.param_groups:
-        found = (here[name] for parameter in group["params"] for name in names[parameter] if name in here)
-        group["params"][:] = dict.fromkeys(found)
+    shards = {each: next((here[name] for name in names[each] if name in here), None) for each in held}
+    rebind_param_groups(optimizer, shards, shard_like=lambda value, _: value)  # of what is not sharded
 
 
 def cast_stage_inputs_and_outputs(stages: Sequence[Stage], dtype: torch.dtype) -> None:

@@ -23,7 +23,6 @@ from colossal._src.interface import (
     ModelWrapper,
     OptimizerWrapper,
     Parts,
-    keywords_of,
     reduce_in_each_pass,
 )
 from colossal._src.tensor import move_module
@@ -192,7 +191,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
             options.partition(mesh),
             options.zero,
             scaler=scaler,
-            **keywords_of(options.clipping),
+            clipping=options.clipping,
             units=find_units(model, None, set()) if options.zero.overlap_allgather else (),
         )
 

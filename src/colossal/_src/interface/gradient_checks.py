@@ -1,8 +1,9 @@
-"""Whether gradients that are sent in 8 bits are rounded equally on ranks that hold the same parameter."""
+"""Models whose gradients cannot be reduced in the way that a plugin does."""
 
 from collections.abc import Iterable
 
 import torch
+from torch import nn
 
 from colossal._src.tensor import placement_of
 from colossal.errors import UnsupportedError
@@ -27,3 +28,13 @@ def check_equal_rounding(parameters: Iterable[torch.Tensor], *, has_tied_stages:
             f"Found fp8_communication=True with {what}, which would drift apart. Leave fp8_communication out, or train "
             "without tensor parallelism and tied stages."
         )
+
+
+def check_dense_gradients(model: nn.Module, reducer: str) -> None:
+    """Reject embeddings whose gradients are sparse."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise UnsupportedError(
+                f"{reducer} reduces dense gradients. Found sparse=True in {name or type(module).__name__}. "
+                "Build the embedding with sparse=False, or take TorchDDPPlugin."
+            )

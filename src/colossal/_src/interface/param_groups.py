@@ -1,0 +1,31 @@
+"""An optimizer that was built of full parameters, and updates what a rank has of them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+
+def rebind_param_groups(
+    optimizer: Optimizer,
+    held: Mapping[nn.Parameter, nn.Parameter | None],
+    shard_like: Callable[[torch.Tensor, nn.Parameter], torch.Tensor],
+) -> None:
+    """Replace full parameters by what this rank has of them, if anything, and shard their state alike."""
+    state: Any = optimizer.state  # keyed by parameters, whatever torch declares
+    for group in optimizer.param_groups:
+        for full in group["params"]:
+            shard = held.get(full)
+            if shard is not None and shard is not full and full in state:
+                state[shard] = {
+                    name: shard_like(value, shard) if _is_elementwise(name, value, full) else value
+                    for name, value in state.pop(full).items()
+                }
+        here = dict.fromkeys(held.get(full, full) for full in group["params"])
+        group["params"][:] = [shard for shard in here if shard is not None]  # in place: LBFGS keeps this very list
+
+
+def _is_elementwise(name: str, value: object, full: nn.Parameter) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == full.shape and name != "step"
