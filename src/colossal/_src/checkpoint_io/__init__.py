@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from colossal._src.checkpoint_io.api import CheckpointIO, GeneralCheckpointIO
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup, ProcessGroupIO, SingleProcessIO
 from colossal._src.checkpoint_io.checkpoint_manager import CheckpointManager
-from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES, CheckpointIndexFile
+from colossal._src.checkpoint_io.index_and_names import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES, CheckpointIndexFile
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory
 
 if TYPE_CHECKING:

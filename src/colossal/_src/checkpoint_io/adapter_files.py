@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES
+from colossal._src.checkpoint_io.index_and_names import ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILES
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory, sync
 
 # [Note: adapters and the index] peft reads adapters under one name only, so that new ones cannot be stored next to

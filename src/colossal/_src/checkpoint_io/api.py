@@ -20,8 +20,8 @@ from colossal._src.checkpoint_io.content import (
     plan_files,
 )
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
-from colossal._src.checkpoint_io.directory import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
 from colossal._src.checkpoint_io.file_writers import FileWriter, SafetensorsWriter
+from colossal._src.checkpoint_io.index_and_names import MODEL, OLD_OPTIMIZER, OPTIMIZER, listing
 from colossal._src.checkpoint_io.model_state import ModelState
 from colossal._src.checkpoint_io.optimizer_state import OptimizerState, optimizer_tree, plain_of
 from colossal._src.checkpoint_io.save_queue import SaveQueue

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from colossal._src.checkpoint_io.api import CheckpointIO
-from colossal._src.checkpoint_io.directory import listing
+from colossal._src.checkpoint_io.index_and_names import listing
 from colossal._src.checkpoint_io.staging import sync
 from colossal._src.interface import OptimizerWrapper
 from colossal.accelerator import get_accelerator

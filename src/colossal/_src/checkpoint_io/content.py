@@ -10,7 +10,7 @@ from typing import Any, Self, final
 import torch
 
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
-from colossal._src.checkpoint_io.directory import listing
+from colossal._src.checkpoint_io.index_and_names import listing
 from colossal._src.checkpoint_io.safetensors_file import split_blocks
 from colossal._src.tensor import FlatLayout, Layout, Region, RegionLayout, layout_of, local_regions_of
 from colossal.errors import CheckpointError, ConfigError

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from colossal._src.checkpoint_io.directory import CheckpointIndexFile, FileNames, digest_of_file
+from colossal._src.checkpoint_io.index_and_names import CheckpointIndexFile, FileNames, digest_of_file
 from colossal._src.checkpoint_io.staging import Staging, prepare_directory, prepare_file, sync
 from colossal.errors import CheckpointError
 

@@ -13,7 +13,7 @@ import torch
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
 from colossal._src.checkpoint_io.content import BlockWrite, Entry, assign_blocks
 from colossal._src.checkpoint_io.destination import Destination
-from colossal._src.checkpoint_io.directory import listing
+from colossal._src.checkpoint_io.index_and_names import listing
 from colossal._src.checkpoint_io.safetensors_file import CODES, Header, block_digest, bytes_of, write_block
 from colossal._src.checkpoint_io.source import map_in_threads, write_torch
 from colossal._src.checkpoint_io.staging import cannot_write, sync

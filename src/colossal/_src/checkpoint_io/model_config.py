@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG_FILE
+from colossal._src.checkpoint_io.index_and_names import ADAPTER_CONFIG_FILE
 from colossal._src.interface import active_adapter, full_spec_of, model_without_adapters
 from colossal.errors import CheckpointError
 

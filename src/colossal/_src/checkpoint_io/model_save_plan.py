@@ -9,13 +9,13 @@ from torch import nn
 from colossal._src.checkpoint_io.checkpoint_group import CheckpointGroup
 from colossal._src.checkpoint_io.content import MIB, Content, Entry, plan_files
 from colossal._src.checkpoint_io.destination import Destination, ShardedDestination, SingleFileDestination
-from colossal._src.checkpoint_io.directory import ADAPTER_CONFIG_FILE, MODEL, adapter_folder
 from colossal._src.checkpoint_io.file_writers import (
     FileWriter,
     SafetensorsWriter,
     TorchFileWriter,
     copy_regions_to_host,
 )
+from colossal._src.checkpoint_io.index_and_names import ADAPTER_CONFIG_FILE, MODEL, adapter_folder
 from colossal._src.checkpoint_io.model_config import model_config_files
 from colossal._src.checkpoint_io.model_state import ModelState
 from colossal._src.interface import unwrap_model

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd.graph import increment_version
 
 from colossal._src.checkpoint_io.content import Content, Entry, ParameterContent
-from colossal._src.checkpoint_io.directory import listing
+from colossal._src.checkpoint_io.index_and_names import listing
 from colossal._src.checkpoint_io.source import Item, map_in_threads
 from colossal._src.interface import AdapterNames, full_spec_of, model_without_adapters
 from colossal._src.tensor import (

@@ -17,7 +17,7 @@ from colossal._src.checkpoint_io.content import (
     extract_tensors,
     insert_tensors,
 )
-from colossal._src.checkpoint_io.directory import listing
+from colossal._src.checkpoint_io.index_and_names import listing
 from colossal._src.checkpoint_io.source import Item, Source, in_memory, map_in_threads
 from colossal._src.interface import FullOptimizerSpec, OptimizerWrapper
 from colossal._src.tensor import copy_placement, local_regions_of, placement_of

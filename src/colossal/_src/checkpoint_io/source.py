@@ -11,7 +11,7 @@ from typing import IO, Any, Self, TypeVar, cast, final
 
 import torch
 
-from colossal._src.checkpoint_io.directory import CheckpointIndexFile, FileNames, find_checkpoint, listing
+from colossal._src.checkpoint_io.index_and_names import CheckpointIndexFile, FileNames, find_checkpoint, listing
 from colossal._src.checkpoint_io.safetensors_file import SafeFile
 from colossal._src.tensor import Region
 from colossal.errors import CheckpointError
