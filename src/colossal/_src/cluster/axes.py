@@ -2,7 +2,7 @@
 
 Adjacent indices on the last axis are adjacent global ranks, which are most likely on the same host. So tensor
 parallelism, which communicates most, comes last, and pipeline parallelism, which communicates least, comes first. The
-tp axis may itself be a grid, see `colossal._src.cluster.tp_grid`.
+tp axis may itself be a grid, see `tp_grid.py`.
 """
 
 from typing import Literal, get_args

@@ -145,7 +145,7 @@ class LinkCost:
     Raises:
         ConfigError: There is no such axis.
 
-    Source: see `colossal._src.cluster.link_cost`'s formulas: Hockney 1994; Thakur, Rabenseifner, Gropp 2005.
+    Source: Hockney 1994; Thakur, Rabenseifner, Gropp 2005.
 
     Example:
         >>> from colossal.cluster import AxisCost, Link, LinkCost
@@ -170,7 +170,7 @@ class LinkCost:
             op: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"all_to_all"``, ``"broadcast"`` or
                 ``"p2p"``.
             axis: The axis along which it runs.
-            num_bytes: Size of the full tensor, see `colossal._src.cluster.link_cost`.
+            num_bytes: Size of the full tensor, whatever part of it a rank sends.
             size: Number of ranks on the axis; by default as many as were measured.
 
         Returns:

@@ -96,7 +96,8 @@ def gather_packed_rows(weight: torch.Tensor, num_rows: int, mesh: ParallelMesh |
     if sum(own) != weight.shape[0]:
         raise ShapeError(
             f"Of {num_rows} rows that are packed for {q} x {q} x {q} ranks, this one has {sum(own)}. Found "
-            f"{weight.shape[0]}. Shard them as the table of colossal._src.comm.matmul3d says."
+            f"{weight.shape[0]}. Split all rows into "
+            f"{q} blocks, and shard each over the axes input and weight, as `colossal.nn.Linear` does."
         )
     padded = [-(-length // q) for length in lengths]
     parts = [pad_dim(part, 0, most) for part, most in zip(weight.split(own), padded, strict=True)]
