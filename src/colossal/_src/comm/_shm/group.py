@@ -55,8 +55,10 @@ class SharedMemoryGroup(_ProcessGroup):
         self._store, self._engine, self._timeout, self._name = store, engine, timeout, name
         self._rank, self._num_ranks = engine.rank, engine.size
         self._seconds = timeout.total_seconds()
+        # Two threads: collectives run in one order, and a message that waits for its peer would hold up those after it.
         self._collectives, self._messages = TaskThread("shm_collectives"), TaskThread("shm_messages")
         self._caretaker = ProgressThread("shm_caretaker")
+        # `stop` gets the parts and not self, as a reference to the group would keep it from ever being collected.
         self._finalizer = weakref.finalize(self, stop, engine, self._collectives, self._messages, self._caretaker)
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
@@ -155,6 +157,7 @@ class SharedMemoryGroup(_ProcessGroup):
         return self._carry_out(task, opts, [output])
 
     def _reduce_to_each(self, output: _Tensor, read: _Tensors, parts: Sequence[int], opts: Any, reduction: int) -> None:
+        # The output may be a slice of the input, which must stay as it is until all of it has been read.
         with WritableTensor(output, clear_of=read) as result:
             out = (result.data_ptr(),) * self._num_ranks
             self._run(Kind.REDUCE_SCATTER, result, result.numel(), parts, out, opts, reduction)
@@ -232,6 +235,7 @@ class SharedMemoryGroup(_ProcessGroup):
         def task() -> None:
             dense = packed(tensor)
             with WritableTensor(output, clear_of=[dense]) as result:
+                # Ranks compare counts. Those of uneven parts may differ, so each pair compares its bytes instead.
                 count = of[0] if is_even else 0
                 sent, expected = part_addresses(dense, of), part_addresses(result, to)
                 splits = None if is_even else [length * dense.itemsize for length in (*of, *to)]
@@ -318,12 +322,14 @@ class SharedMemoryGroup(_ProcessGroup):
 
     def _deliver(self, message: int, tensor: _Tensor) -> P2PWork:
         work = P2PWork(self._engine, message, tensor, self._seconds, self._messages.submit)
+        # A message that fits into its ring is over by now, and needs no thread.
         if not self._engine.is_over(message):
             self._caretaker.watch(work)
         return work
 
     def _carry_out(self, task: Callable[[], None], opts: Any, result: Any) -> Any:
         """Run a task at once if the caller waits and nothing is before it, else in the thread for collectives."""
+        # Not while others are queued: it would overtake them, and the ranks would no longer call in one order.
         if not opts.asyncOp and self._collectives.is_idle:
             task()
             return CompletedWork(result)
@@ -342,6 +348,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         if all(isinstance(work, CompletedWork) for work in works):
             return CompletedWork(result)
+        # It waits on the thread that carries out the parts, after them, so none of its waits blocks that thread.
         combined = PendingWork(wait, result)
         self._collectives.submit(combined)
         return combined
@@ -360,6 +367,7 @@ class SharedMemoryGroup(_ProcessGroup):
         *,
         is_elsewhere: bool = False,
     ) -> None:
+        # torch's options have a negative timeout if the caller gave none.
         given = opts.timeout.total_seconds()
         seconds = given if given > 0 else self._seconds
         self._engine.run(
@@ -370,6 +378,7 @@ class SharedMemoryGroup(_ProcessGroup):
         """Leave a collective to gloo, which takes no strides, once all ranks have said that they will."""
 
         def task() -> None:
+            # Gloo compares nothing: if only some ranks went there, all would wait until their timeouts.
             number, root = reduction_number(opts), getattr(opts, "rootRank", -1)
             self._run(kind, tensor, tensor.numel(), (), (), opts, number, root, is_elsewhere=True)
             if tensor.layout is not torch.strided:
@@ -382,6 +391,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
     @cached_property
     def _gloo(self) -> Any:
+        # Connecting is collective; all ranks come here, as they have just agreed to leave this call to gloo.
         return c10d.ProcessGroupGloo(
             dist.PrefixStore("gloo/", self._store), self._rank, self._num_ranks, timeout=self._timeout
         )
