@@ -133,6 +133,7 @@ class DistCoordinator:
                 yield
                 failed = False
             finally:
+                # Also after an error: the other ranks wait in this all-reduce, and learn by it that the block failed.
                 self._count_failures(failed, process_group)
         else:
             if self._count_failures(False, process_group):
