@@ -70,7 +70,7 @@ class TiedGradientReducer:
         if self._is_exchanging:
             return None
         self._kept[parameter] = self._kept[parameter] + grad if parameter in self._kept else grad.clone()
-        # The sum that is exchanged contains this part: in `.grad` now, it would count twice.
+        # The exchanged sum contains this gradient: in `.grad` now, it would count twice.
         return torch.zeros_like(grad)
 
 

@@ -86,7 +86,7 @@ def _interleave(rank: int, placement: StagePlacement, num_microbatches: int) -> 
     ]
     forward = [Action("F", stages[chunk], microbatch) for chunk, microbatch in in_order]
     backward = [Action("B", stages[chunks - 1 - chunk], microbatch) for chunk, microbatch in in_order]
-    # The first group passes all chunks but the last; and for each later rank one pass on its way there, one back.
+    # The first group passes all chunks but the last; and each later rank adds two: one pass to it, one from it.
     num_ahead = min(total, 2 * (size - rank - 1) + (chunks - 1) * size)
     steady = zip(forward[num_ahead:], backward, strict=False)
     return (*forward[:num_ahead], *chain.from_iterable(steady), *backward[total - num_ahead :])
