@@ -244,7 +244,7 @@ class ParallelMesh:
         if self.size("sp") == 1:
             return self
         folded = copy.copy(self)
-        # `copy` shares the list, so that leaving one mesh would end the scope of the other.
+        # Both would have one list, and leaving one mesh would end the scope of the other.
         folded._tokens = []  # noqa: SLF001 (of this class)
         folded._set_ranks(self._ranks.flatten(1, 2).unsqueeze(2))  # noqa: SLF001 (of this class)
         return folded

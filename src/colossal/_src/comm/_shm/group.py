@@ -235,8 +235,7 @@ class SharedMemoryGroup(_ProcessGroup):
         def task() -> None:
             dense = packed(tensor)
             with WritableTensor(output, clear_of=[dense]) as result:
-                # Ranks compare counts. Those of uneven parts may differ, so each pair compares its bytes instead.
-                count = of[0] if is_even else 0
+                count = of[0] if is_even else 0  # all ranks compare it; of uneven parts each pair compares bytes
                 sent, expected = part_addresses(dense, of), part_addresses(result, to)
                 splits = None if is_even else [length * dense.itemsize for length in (*of, *to)]
                 self._run(Kind.ALL_TO_ALL, dense, count, sent, expected, opts, splits=splits)
@@ -322,8 +321,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
     def _deliver(self, message: int, tensor: _Tensor) -> P2PWork:
         work = P2PWork(self._engine, message, tensor, self._seconds, self._messages.submit)
-        # A message that fits into its ring is over by now, and needs no thread.
-        if not self._engine.is_over(message):
+        if not self._engine.is_over(message):  # one that fitted into its ring is, and needs no thread
             self._caretaker.watch(work)
         return work
 
@@ -348,8 +346,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         if all(isinstance(work, CompletedWork) for work in works):
             return CompletedWork(result)
-        # It waits on the thread that carries out the parts, after them, so none of its waits blocks that thread.
-        combined = PendingWork(wait, result)
+        combined = PendingWork(wait, result)  # on the thread of its parts, after them: no wait blocks that thread
         self._collectives.submit(combined)
         return combined
 
@@ -367,8 +364,7 @@ class SharedMemoryGroup(_ProcessGroup):
         *,
         is_elsewhere: bool = False,
     ) -> None:
-        # torch's options have a negative timeout if the caller gave none.
-        given = opts.timeout.total_seconds()
+        given = opts.timeout.total_seconds()  # negative if the caller gave none
         seconds = given if given > 0 else self._seconds
         self._engine.run(
             kind, tensor.dtype, count, inputs, outputs, seconds, reduction, root, splits, is_elsewhere=is_elsewhere
