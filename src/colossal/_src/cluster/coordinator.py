@@ -172,6 +172,7 @@ class DistCoordinator:
 
         Communication: barrier, the group, no payload.
         """
+        # On the host, where a barrier need not guess the device.
         dist.barrier(host_group(process_group))
 
     def destroy(self, process_group: dist.ProcessGroup | None = None) -> None:

@@ -268,6 +268,7 @@ def _join(
         world = WorldSpec(connect_to_store(member, seconds), member.rank, member.world_size, seconds)
     with connecting(world):
         local_rank = _find_local_rank(member, world)
+        # Before the group is formed: collectives of objects take the current device.
         bind_device(world, accelerator, local_rank, allow_same_device=accelerator.is_cpu or wanted is not None)
         chosen, remark = form_world(world, wanted)
         _seed_everything(seed, accelerator)

@@ -294,6 +294,8 @@ def _open_connections(world: WorldSpec, backend: str) -> None:
 
         set_watchdog(backend)
     with connecting(world):
+        # Without device_id: NCCL would then form groups by splits of this one, in which all ranks must take part, while
+        # ranks form only the groups that they are in.
         dist.init_process_group(backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 

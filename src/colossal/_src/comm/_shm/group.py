@@ -346,7 +346,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         if all(isinstance(work, CompletedWork) for work in works):
             return CompletedWork(result)
-        combined = PendingWork(wait, result)  # on the thread of its parts, after them: no wait blocks that thread
+        combined = PendingWork(wait, result)  # on the thread of all works, after them: no wait blocks that thread
         self._collectives.submit(combined)
         return combined
 
