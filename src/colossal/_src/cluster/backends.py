@@ -15,6 +15,7 @@ from colossal.errors import UnsupportedError
 # a host group, with the same ranks and a CPU backend, for facts that are produced and used on the host.
 
 _OF_HOST = ("gloo", "shm", "fake", "threaded", "mpi", "undefined")
+# Weak, so that a host group ends with the group that it is for.
 _HOST_GROUPS: WeakKeyDictionary[Any, dist.ProcessGroup] = WeakKeyDictionary()
 
 

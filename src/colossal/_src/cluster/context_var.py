@@ -37,5 +37,6 @@ class InheritedContextVar(Generic[T]):
         self._show(before)
 
     def _show(self, value: T) -> None:
+        # A thread that is a rank must not change what the threads of a backward pass see.
         if threading.current_thread() is threading.main_thread():
             self._of_main = value

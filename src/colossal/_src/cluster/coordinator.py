@@ -133,6 +133,7 @@ class DistCoordinator:
                 yield
                 failed = False
             finally:
+                # Also after an error: the other ranks wait in this all-reduce, and learn by it that the block failed.
                 self._count_failures(failed, process_group)
         else:
             if self._count_failures(False, process_group):
@@ -171,6 +172,7 @@ class DistCoordinator:
 
         Communication: barrier, the group, no payload.
         """
+        # On the host, where a barrier need not guess the device.
         dist.barrier(host_group(process_group))
 
     def destroy(self, process_group: dist.ProcessGroup | None = None) -> None:

@@ -268,6 +268,7 @@ def _join(
         world = WorldSpec(connect_to_store(member, seconds), member.rank, member.world_size, seconds)
     with connecting(world):
         local_rank = _find_local_rank(member, world)
+        # Before the group is formed: collectives of objects take the current device.
         bind_device(world, accelerator, local_rank, allow_same_device=accelerator.is_cpu or wanted is not None)
         chosen, remark = form_world(world, wanted)
         _seed_everything(seed, accelerator)
@@ -276,6 +277,7 @@ def _join(
         )
         wait_for_all(world)
     set_ambient_mesh(mesh)
+    # A process may launch again after it has left: one registration is enough.
     atexit.unregister(leave)
     atexit.register(leave)
     if asked != wanted and accelerator.is_cpu:
@@ -297,6 +299,7 @@ def _find_local_rank(member: ProcessSpec | None, world: WorldSpec) -> int:
 
 def _seed_everything(seed: int, accelerator: Accelerator) -> None:
     random.seed(seed)
+    # NumPy takes 32 bits, torch 64.
     np.random.seed(seed % 2**32)  # noqa: NPY002 (user code draws from the legacy generator)
     accelerator.manual_seed(seed)
 

@@ -332,6 +332,7 @@ def fit_link(points: Iterable[tuple[float, float, float]], timings: Timings = ()
 
 def _candidates(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Every (alpha, beta) that meets two points, or one point with the other number 0."""
+    # A sum of absolute deviations is smallest where two of them are zero, or one at a bound.
     first, second = np.triu_indices(len(seconds), 1)
     determinants = design[first, 0] * design[second, 1] - design[second, 0] * design[first, 1]
     first, second, determinants = (part[determinants != 0] for part in (first, second, determinants))

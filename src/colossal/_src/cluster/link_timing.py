@@ -89,6 +89,7 @@ class _Probe:
     def warm_up(self, seconds: float) -> int:
         """Return how many samples to take in a pass: the same on all ranks."""
         first = [self._round() for _ in range(_WARM_UP)]
+        # By the slowest rank: with different numbers of samples, the ranks' collectives would no longer match.
         slowest = _slowest(first[-1])
         return min(_MOST, max(_LEAST, round(seconds / (_PASSES * slowest * self.size))))
 
@@ -100,6 +101,7 @@ class _Probe:
         return 4 * self.length, _slowest(typical(self.samples))
 
     def _round(self) -> float:
+        # Calls only queue work on an accelerator: what is left of earlier rounds must not count.
         self.mesh.accelerator.synchronize()
         started = time.perf_counter()
         for root in range(self.size):
@@ -131,6 +133,7 @@ def _calls(mesh: ParallelMesh, axis: Axis, length: int) -> Mapping[LinkOp, Calla
     def shift(_root: int) -> None:
         sent = dist.P2POp(dist.isend, full, after, group)
         received = dist.P2POp(dist.irecv, other, before, group)
+        # Together: every rank sends to the next, and separate sends could all wait for their receives.
         for work in dist.batch_isend_irecv([sent, received]):
             work.wait()
 

@@ -244,6 +244,7 @@ class ParallelMesh:
         if self.size("sp") == 1:
             return self
         folded = copy.copy(self)
+        # Both would have one list, and leaving one mesh would end the scope of the other.
         folded._tokens = []  # noqa: SLF001 (of this class)
         folded._set_ranks(self._ranks.flatten(1, 2).unsqueeze(2))  # noqa: SLF001 (of this class)
         return folded
@@ -261,11 +262,13 @@ class ParallelMesh:
 
     def _form_group(self, axis: Axis) -> dist.ProcessGroup:
         if self.size(axis) == self.world_size and dist.group.WORLD is not None:
+            # The default group has these connections already.
             return dist.group.WORLD
         return self._group_of(self.ranks(axis))
 
     def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
         timeout = timedelta(seconds=self.timeout_seconds)
+        # Synchronized locally: otherwise all processes would have to call for every group, also those of other ranks.
         group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         return group

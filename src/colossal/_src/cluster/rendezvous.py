@@ -50,9 +50,11 @@ class _Mailbox:
 
     def read(self) -> list[str]:
         """Return the messages that were not read before."""
+        # Adding nothing reads the counter.
         count = self._store.add(self._name, 0)
         self._unread += range(self._count + 1, count + 1)
         self._count = count
+        # A number is taken before its message is stored, so a later message may arrive first.
         arrived = [index for index in self._unread if self._store.check([f"{self._name} {index}"])]
         self._unread = [index for index in self._unread if index not in arrived]
         return [self._store.get(f"{self._name} {index}").decode() for index in arrived]
@@ -98,6 +100,7 @@ def _see_off(farewells: _Mailbox, greeted: int) -> None:
 
 def _join(attempts: dist.Store, member: ProcessSpec, seconds: float, lasting: bool) -> int:
     """Greet rank 0, as another rank; return the number of the attempt."""
+    # Not by rank: a store that outlives an attempt may still have the greetings of processes that have ended.
     greeting = uuid.uuid4().hex
     _Mailbox(attempts, "greetings").post(greeting)
     number, size = _two_numbers(_await_answer(attempts, greeting, member, seconds, lasting))
@@ -179,6 +182,7 @@ def _open_store(member: ProcessSpec, seconds: float, exists: bool) -> dist.Store
     if not opens:
         _await_listener(member, seconds)
     timeout = timedelta(seconds=seconds)
+    # torch would wait for the other processes without saying who is missing; `agree_on_world` does.
     return dist.TCPStore(member.host, member.port, None, opens, timeout, wait_for_workers=False, multi_tenant=True)
 
 
@@ -259,6 +263,7 @@ def bind_device(world: WorldSpec, accelerator: Accelerator, local_rank: int, *, 
     if not allow_same_device:
         own = _NO_DEVICE if problem else f"{socket.gethostname()} {accelerator.identity() or f'rank {world.rank}'}"
         devices = dist.PrefixStore("colossal/device", world.store)
+        # Stored also by a rank without a device, as the others wait for its entry.
         devices.set(str(world.rank), own)
         _check_devices([devices.get(str(rank)).decode() for rank in range(world.size)], problem)
     if problem is not None:
@@ -289,6 +294,8 @@ def _open_connections(world: WorldSpec, backend: str) -> None:
 
         set_watchdog(backend)
     with connecting(world):
+        # Without device_id: NCCL would then form groups by splits of this one, in which all ranks must take part, while
+        # ranks form only the groups that they are in.
         dist.init_process_group(backend, store=world.store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 

@@ -93,6 +93,7 @@ class Channel:
         """
         if self.size == 1:
             return tensor
+        # The collective writes in place, and autograd may have saved the argument.
         total = tensor.clone(memory_format=torch.contiguous_format)
         with LostPeerGuard():
             dist.all_reduce(total, _REDUCE_OPS[op], self._group_for(total))
@@ -117,6 +118,7 @@ class Channel:
         dim = _check_dim(tensor, dim)
         if self.size == 1:
             return tensor
+        # Backends join along the first dimension only; other dimensions are put in order by a copy.
         full = tensor.new_empty(self.size * tensor.shape[0], *tensor.shape[1:])
         with LostPeerGuard():
             for work in all_gather_into(full, tensor.contiguous(), self._group_for(tensor)):
@@ -148,6 +150,7 @@ class Channel:
             works, finish = reduce_scatter_into(part, parts, self._group_for(part))
             for work in works:
                 work.wait()
+        # On gloo the terms are only added up once they have arrived.
         finish()
         self._count("reduce_scatter", parts)
         return part
@@ -189,6 +192,7 @@ class Channel:
         if self.size == 1:
             return
         for pack in _group_into_buckets(tensors):
+            # Autograd refuses to write to a parameter in place.
             parts = [tensor.detach() for tensor in pack]
             joined = torch.cat([part.reshape(-1) for part in parts]).to(self.mesh.accelerator.get_current_device())
             sent = joined.view(torch.uint8)  # NCCL lacks dtypes
@@ -263,6 +267,7 @@ class Channel:
         """
         if self.size == 1 or dist.get_backend(self.group) == "fake":
             return [length] * self.size
+        # In host memory, as reading the lengths from an accelerator would make the host wait for it.
         own = torch.tensor([length], device="cpu")
         return self.all_gather(own, 0).tolist()
 
@@ -304,6 +309,7 @@ def all_gather_into(full: torch.Tensor, shard: torch.Tensor, group: dist.Process
     if dist.get_backend(group) != "gloo":
         return _some(_all_gather_single(full, shard, group=group, async_op=True))
     own_slice = full.chunk(dist.get_world_size(group))[dist.get_rank(group)]
+    # The pairwise exchange sends from the slice of the full tensor.
     if own_slice.data_ptr() != shard.data_ptr():
         own_slice.copy_(shard.view(own_slice.shape))
     return all_gather_pairwise(full, group)
@@ -338,6 +344,7 @@ def _group_into_buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.
     """Collect tensors of one dtype and device until a message is worth sending."""
     open_packs: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
+        # All ranks make the same packs: these depend on the order, the sizes and the dtypes alone.
         pack = open_packs.setdefault((tensor.dtype, tensor.device), [])
         pack.append(tensor)
         if sum(each.nbytes for each in pack) >= _PACK_BYTES:

@@ -44,6 +44,7 @@ class CommCounter:
     def __init__(self) -> None:
         self.calls: Counter[tuple[Op, Axis]] = Counter()
         self.bytes: Counter[tuple[Op, Axis]] = Counter()
+        # A stack, as a counter may be opened again while it is open.
         self._tokens: list[tuple[Token[tuple[CommCounter, ...]], tuple[CommCounter, ...]]] = []
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ from colossal._src.comm.lost_peers import LostPeerGuard
 BLOCK = 1024
 """How many elements have a scale in common."""
 
+# In slices, as a float32 copy of an entire row would need a multiple of the row's memory.
 _BLOCKS = 256
 """How many blocks of a row are widened to float32 at once."""
 
@@ -37,6 +38,7 @@ def quantize_fp8(rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.T
         wide[:, : end - start] = rows[:, start:end]
         by_block = wide.view(count, -1, BLOCK)
         largest = by_block.abs().amax(-1) / torch.finfo(_EIGHT).max
+        # A block of zeros would become 0 / 0.
         largest.masked_fill_(largest == 0, 1.0)
         eight = by_block.div_(largest[..., None]).to(_EIGHT).view(torch.uint8)
         packed[:, start:end] = eight.view(count, -1)[:, : end - start]
@@ -83,6 +85,7 @@ def _slices(numel: int) -> Iterator[tuple[int, int, range]]:
 
 def _read(packed: torch.Tensor, numel: int) -> Iterator[tuple[int, int, torch.Tensor]]:
     count = len(packed)
+    # The scales of a row begin at any byte, and only aligned memory can be viewed as float32.
     scales = packed[:, numel:].clone(memory_format=torch.contiguous_format).view(torch.float32)
     for start, end, blocks in _slices(numel):
         padded = packed.new_zeros(count, len(blocks) * BLOCK)
@@ -100,6 +103,7 @@ def all_reduce_fp8(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tens
     length = -(-max(numel, 1) // size)
     padded = tensor.new_zeros(size * length)
     padded[:numel] = tensor.reshape(-1)
+    # The sum is only rounded to 8 bits once, when it is complete.
     own = padded.new_empty(length, dtype=torch.float32)
     works, finish, _ = reduce_scatter_fp8(own, padded, group)
     with LostPeerGuard():

@@ -35,6 +35,7 @@ def equal_on_all_ranks(numbers: Sequence[int], groups: Iterable[dist.ProcessGrou
     """
     own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     with uncounted():
+        # The largest ~x is ~ of the smallest x, so one all-reduce finds both; unlike -x, ~x never overflows.
         largest, smallest = all_reduce_over(torch.stack([own, ~own]), groups, "max")
     return [bool(each) for each in largest == ~smallest]
 

@@ -70,7 +70,9 @@ def matmul_3d(
             f"Blocks of matrices must fit each other. Found {tuple(x.shape)} and {tuple(weight.shape)}, whose columns "
             "differ. Split both as torch.chunk does."
         )
+    # The ranks along the axis multiply X by different rows of W, so each has a partial sum of its gradient only.
     rows = gather(x, "input", 0, mesh, partial_grad=True, length=sum(Channel("input", mesh).lengths(x.shape[0])))
+    # Blocks of one length can be stacked, so that one reduce-scatter sends block l to rank l.
     longest = max(block.shape[0] for block in blocks)
     partial_sums = torch.stack([pad_dim(rows @ block.mT, -1, longest) for block in blocks])
     columns = reduce_scatter(partial_sums, "output", 0, mesh)[0]

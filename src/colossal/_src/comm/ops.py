@@ -153,6 +153,7 @@ def gather(
     if length is not None and length % channel.size:
         _check_part(tensor, dim, length, channel)
         padded = pad_dim(tensor, dim, -(-length // channel.size))
+        # `torch.chunk` makes short chunks last, so that all padding is at the end of the gathered dimension.
         return gather(padded, axis, dim, mesh, partial_grad=partial_grad).narrow(dim, 0, length)
     return _apply(tensor, lambda x: channel.all_gather(x, dim), lambda g: back(g, dim))
 

@@ -30,6 +30,7 @@ def reduce_scatter_pairwise(
     works = _exchange(parts, received, group)
 
     def add_up() -> None:
+        # Two terms are rounded once in either dtype; with more, partial sums in half precision would be rounded too.
         total = parts[rank].float() if own.dtype in _HALF and len(parts) > 2 else parts[rank]  # noqa: PLR2004
         for index, part in enumerate(received):
             if index != rank:

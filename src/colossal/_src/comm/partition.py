@@ -25,6 +25,7 @@ class PendingComm:
 
     def wait(self) -> None:
         """Wait until the result is there; a second call does nothing."""
+        # Cleared first, so that a second call does not add up again, and nothing keeps the buffers alive.
         works, then = self._works, self._then
         self._works, self._then = (), None
         with LostPeerGuard():
@@ -135,6 +136,7 @@ class Partition:
         return all_reduce_over(values, groups, op, self.axis)
 
     def _sum_replicas(self, own: torch.Tensor) -> None:
+        # After the reduce-scatter, so that only one segment of a buffer is sent between the groups.
         if self.replicas is not None and self.num_replicas > 1:
             if self.compress_fp8:
                 own.copy_(all_reduce_fp8(own, self.replicas))
@@ -144,5 +146,6 @@ class Partition:
             self._count("all_reduce", 2 * num_bytes, self.num_replicas)
 
     def _count(self, op: Op, num_bytes: int, size: int) -> None:
+        # A set: the counters of the partition may be open now as well, and count a call once.
         for counter in {*self.counters, *active_counters()}:
             counter.add(op, self.axis, num_bytes * (size - 1) // size)

@@ -25,6 +25,7 @@ class Exchange:
         self._received = torch.empty_like(tensor)
         sending = dist.P2POp(dist.isend, tensor, ranks[dst], channel.group)
         receiving = dist.P2POp(dist.irecv, self._received, ranks[src], channel.group)
+        # Together: if each rank of the ring sent first and waited, none would come to its receive.
         self._works = dist.batch_isend_irecv([sending, receiving])
         for counter in {*channel.counters, *active_counters()}:
             counter.add("send", channel.axis, tensor.nbytes)
@@ -43,6 +44,7 @@ def ring_all_gather(tensor: torch.Tensor, channel: Channel, visit: Callable[[int
     """
     tensor = tensor.contiguous()
     for step in range(channel.size):
+        # Started before the visit, so that it travels while the visitor computes.
         ahead = _start(tensor, channel) if step < channel.size - 1 else None
         visit((channel.rank - step) % channel.size, tensor)
         tensor = tensor if ahead is None else ahead.wait()
@@ -55,6 +57,7 @@ def ring_reduce_scatter(part_of: Callable[[int], torch.Tensor], channel: Channel
     """
     arriving: Exchange | None = None
     for step in range(1, channel.size):
+        # Computed before the sum that is on its way is waited for.
         part = part_of((channel.rank - step) % channel.size)
         arriving = _start(_joined(part, arriving), channel)
     return _joined(part_of(channel.rank), arriving)

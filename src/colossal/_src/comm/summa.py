@@ -160,6 +160,7 @@ class _Product(torch.autograd.Function):
         operands = {"a": a, "b": b, "c": grads[0]}
         results = [
             _Product.apply(operands[left], operands[right], kind, ctx.grid) if needed else None
+            # `needs_input_grad` also has the kind and the grid, which `zip` leaves out.
             for needed, (kind, left, right) in zip(ctx.needs_input_grad, _GRADIENTS[ctx.kind], strict=False)
         ]
         return *results, None, None
@@ -208,6 +209,7 @@ def _pipelined_rounds(size: int, start: Callable[[int], list[_Pending]], use: Ca
 
 
 def _panel(block: torch.Tensor, shape: tuple[int, int], channel: Channel, source: int) -> _Pending:
+    # Every rank starts the broadcasts of all rounds in one order; the source sends its block without a copy.
     panel = block if channel.rank == source else block.new_empty(shape)
     return panel, channel.start_broadcast(panel, source)
 
@@ -230,8 +232,10 @@ class _RoundSums:
 
     def add(self, turn: int, product: torch.Tensor) -> None:
         """Begin to sum up a product."""
+        # One sum is under way at a time, so that products do not pile up in memory.
         self._settle()
         self._pending = product, self._channel.start_reduce(product, turn)
+        # The sum is taken in place: the products of other turns are used up.
         if turn == self._channel.rank:
             self._own = product
 

@@ -100,6 +100,7 @@ class ExecutionSequence(nn.Module):
 def is_layer_sequence(model: nn.Module) -> TypeGuard[nn.Sequential | ExecutionSequence]:
     """Whether a model runs its modules one after the other, so that it can be split between any two of them."""
     if isinstance(model, nn.Sequential):
+        # A subclass with its own forward may do anything between its modules.
         return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
     return isinstance(model, ExecutionSequence)
 
@@ -117,6 +118,7 @@ def extract_sequence_stage(
     """Leave one stage of a sequence, in place."""
     names, shared = unit_names(model), list(_find_shared(model, layers))
     kept = {names[position] for position in layers[stage]}
+    # Once for each name, as a module may run several times; replaced, so that the names of the others stay.
     for name in dict.fromkeys(names):
         if name not in kept:
             path, _, last = name.rpartition(".")

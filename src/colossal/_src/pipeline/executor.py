@@ -123,6 +123,7 @@ class PipelineExecutor:
         trains = optimizer is not None and torch.is_grad_enabled()
         batches, signature = self._next_micro_batches(data_iter, trains)
         orders = self._orders(len(batches), trains)
+        # By the shapes of the batch, on which those between stages depend.
         known = self._known.setdefault(signature, {}) if self._caches else {}
         step = PipelineStep(
             self.stages,
@@ -136,6 +137,7 @@ class PipelineExecutor:
             any(action.kind == "W" for action in orders[0]),
             return_outputs,
         )
+        # Grad mode may be on in an evaluation, where graphs would keep the activations of all micro-batches.
         with nullcontext() if trains else torch.no_grad():
             self._run(step, orders[self._mesh.rank("pp")])
         if trains:
@@ -173,6 +175,7 @@ class PipelineExecutor:
 
     def _now(self) -> float:
         if self._recorded is not None:
+            # Only while passes are recorded: kernels are asynchronous, and waiting for them stops the overlap.
             self._mesh.accelerator.synchronize()
         return time.time()
 
@@ -183,9 +186,11 @@ class PipelineExecutor:
             batches = split_batch(self._to_device(next(data_iter)), self._microbatching)
             descriptions = [TensorMeta.of(tensor) for tensor in tensors_in(batches[0])]
             text = repr((len(batches), trains, descriptions)).encode()
+            # 7 bytes, so that it fits into a signed 64-bit integer; 0 stays for ranks without a batch.
             signature = int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())
         except (StopIteration, ConfigError) as error:
             problem = error
+        # Reached also by a rank that has no batch: the others would wait for it until the timeout.
         own = torch.tensor([signature], device="cpu")
         found = Channel("pp", self._mesh).all_gather(own, dim=0).tolist()
         if problem is not None:
@@ -217,6 +222,7 @@ class PipelineExecutor:
         if self._mesh.size("pp") == 1:
             assert loss is not None
             return loss
+        # float64 holds every loss without rounding; its dtype is sent too, as only the last stage knows it.
         payload = torch.zeros(2, dtype=torch.float64, device=self._mesh.accelerator.get_current_device())
         if loss is not None:
             payload[0], payload[1] = loss, _LOSS_DTYPES.index(loss.dtype)

@@ -84,6 +84,7 @@ def _measure(model: nn.Module, inputs: Any, stages: Stages | None, num_runs: int
     calls: dict[nn.Module, tuple[Any, Any]] = {}
 
     def note(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        # The first call counts, as a layer may run several times.
         calls.setdefault(layer, (args, kwargs))
 
     handles = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in set(layers)]
@@ -128,6 +129,7 @@ def _median(layer: nn.Module, args: Any, kwargs: Any, num_runs: int) -> float:
         begin = time.perf_counter()
         outputs = [each for each in tensors_in(layer(*args, **kwargs)) if each.requires_grad]
         if outputs:
+            # Not `backward`, which would add to the gradients of the parameters.
             torch.autograd.grad(outputs, sources, [torch.ones_like(each) for each in outputs], allow_unused=True)
         synchronize()
         found.append(time.perf_counter() - begin)

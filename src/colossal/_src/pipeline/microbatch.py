@@ -53,6 +53,7 @@ def split_batch(batch: Any, microbatching: Microbatching) -> list[Any]:
 def merge_outputs(parts: Sequence[Any]) -> Any:
     """Merge the outputs of micro-batches."""
     flat = [list(tensors_in(part)) for part in parts]
+    # Numbers, such as losses, become their mean, as all micro-batches weigh the same.
     joined = iter([torch.cat(each) if each[0].dim() else torch.stack(each).mean() for each in zip(*flat, strict=True)])
     return map_tensors(parts[0], lambda _: next(joined))
 

@@ -110,10 +110,12 @@ class P2PLink:
 
     def send(self, tensor: torch.Tensor) -> None:
         """Send, without waiting."""
+        # Without the graph, which would otherwise live until the message has left.
         tensor = tensor.detach().contiguous()
         count_collective("send", "pp", tensor.nbytes)
         with LostPeerGuard():
             work = dist.isend(_as_supported_dtype(tensor), self.peer, self.sending, tag=self.num_sent)
+        # The backend reads the tensor later: it must not be freed or used again before.
         self._pending_sends.append((work, tensor))
         self.num_sent += 1
         while len(self._pending_sends) > 1 and _is_completed(self._pending_sends[0][0]):
@@ -167,11 +169,13 @@ class RecvQueue:
 
     def _post(self, message: P2PMessage) -> None:
         if message.stage not in self._known:
+            # Waited for at once: without the shapes no receive of the tensors themselves can be posted.
             header = torch.empty(_HEADER_LENGTH, dtype=torch.int64, device=self._link.device)
             wait(self._link.post(header))
             self._known[message.stage] = decode_metas(header)
         parts: list[tuple[Any, torch.Tensor]] = []
         for shape, dtype, requires_grad in self._known[message.stage]:
+            # The same rule as the sender's: gradients go back only for what requires one.
             if requires_grad or not message.is_grad:
                 tensor = torch.empty(shape, dtype=dtype, device=self._link.device)
                 parts.append((self._link.post(tensor), tensor))
@@ -214,6 +218,7 @@ def make_links(mesh: ParallelMesh, pairs: Iterable[Pair]) -> dict[int, P2PLink]:
     opened_links = None
     if mesh.size("pp") > 1 and not mesh.accelerator.is_cpu:
         if down not in _OPENED_LINKS:
+            # All ranks of the axis come here: forming a group is collective.
             _OPENED_LINKS[down] = _OpenedLinks(mesh.blocks("pp", mesh.size("pp"))[0])
         opened_links = _OPENED_LINKS[down]
         up = opened_links.up
@@ -222,6 +227,7 @@ def make_links(mesh: ParallelMesh, pairs: Iterable[Pair]) -> dict[int, P2PLink]:
     if opened_links is not None:
         new = [other for other in others if other not in opened_links.opened]
         open_links([links[other] for other in new], mesh.global_rank, mesh.accelerator, mesh.timeout_seconds)
+        # Remembered by the group, as the connections outlast this executor.
         opened_links.opened.update(new)
     return links
 
@@ -259,6 +265,7 @@ def _exchange_ranks(link: P2PLink, own: int) -> int:
     """Exchange ranks with the peer: the lower rank sends first."""
     hello = torch.tensor([own], device=link.device)
     answer = torch.full_like(hello, -1)
+    # The values are compared by the caller: a link to the wrong rank would give wrong numbers, and no error.
     works: list[dist.Work | None] = []
     for sender in sorted((own, link.peer)):
         if sender == own:

@@ -63,9 +63,11 @@ def partition_balanced(weights: Sequence[float], num_stages: int) -> list[range]
     sums = [0.0, *accumulate(weights)]
     heaviest = {0: (0.0, (0,))}
     for stage in range(num_stages):
+        # Each later stage needs a layer too.
         last = len(weights) - (num_stages - stage - 1)
         heaviest = {
             end: min(
+                # Of equally light partitions the smallest bounds win, so that all ranks choose the same.
                 (max(weight, sums[end] - sums[bounds[-1]]), (*bounds, end))
                 for begin, (weight, bounds) in heaviest.items()
                 if begin < end

@@ -68,6 +68,7 @@ class PipelineStep:
         inputs = () if stage.is_first else self._recv(P2PMessage(False, stage.index - 1, microbatch))
         if self._optimizer is not None:
             for tensor, known in zip(inputs, self._known.get(stage.index - 1, ()), strict=True):
+                # What was received is a leaf, whose `.grad` is what goes back.
                 tensor.requires_grad_(known.requires_grad)
         later = WeightGrads()
         with later.defer() if self._defer_weight_grads else nullcontext():
@@ -91,6 +92,7 @@ class PipelineStep:
                 "The criterion takes outputs and inputs of a micro-batch and returns its loss, one number in a tensor. "
                 f"Found {tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}. Take the mean."
             )
+        # Gradients of all micro-batches add up; their sum is to be that of the mean.
         loss = loss.reshape(()) / len(self._batches)
         self.loss = loss.detach() if self.loss is None else self.loss + loss.detach()
         return loss
@@ -98,16 +100,19 @@ class PipelineStep:
     def _backward(self, stage: Stage, microbatch: int) -> None:
         assert self._optimizer is not None
         key = (stage.index, microbatch)
+        # Removed, so that activations are freed with the graph after this pass.
         inputs, left = self._stage_inputs.pop(key), self._stage_outputs.pop(key)
         if stage.is_last:
             self._optimizer.backward(left[0])
         else:
             left = tuple(tensor for tensor in left if tensor.requires_grad)
+            # Received even if it has no tensors, as messages are taken in the order in which they are sent.
             grads = self._recv(P2PMessage(True, stage.index, microbatch))
             if left:
                 self._optimizer.backward_by_grad(left, grads)
         if not stage.is_first:
             grads = tuple(
+                # The rank before has posted a receive for each of them, also for what this stage did not use.
                 torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
                 for tensor in inputs
                 if tensor.requires_grad
@@ -123,6 +128,7 @@ class PipelineStep:
             )
         found = tuple(map(TensorMeta.of, tensors))
         target = self._placement.rank_of(stage + 1)
+        # The next rank learns the shapes by the same header, so both ends agree on when there is none.
         if stage not in self._known:
             self._known[stage] = found
             if target in self._links:
@@ -138,6 +144,7 @@ class PipelineStep:
     def _send(self, message: P2PMessage, tensors: Tensors) -> None:
         target = self._placement.rank_of(message.stage if message.is_grad else message.stage + 1)
         if target not in self._links:
+            # Detached as if it were sent: a backward pass of this stage must end at its inputs.
             self._local_messages[message] = tuple(tensor.detach() for tensor in tensors)
             return
         for tensor in tensors:

@@ -39,9 +39,11 @@ class StageBoundary:
 
     def states(self, name: str) -> torch.Tensor:
         """Make what a forward method makes masks and positions of."""
+        # Only its shape and dtype are of use: no gradient may flow through what is made of it.
         value = self.values[name].detach()
         if self.sequence_parallel_size == 1:
             return value
+        # Masks and positions are made for the tokens of all ranks; expanding takes no memory.
         return value[:, :1].expand(-1, value.shape[1] * self.sequence_parallel_size, *value.shape[2:])
 
     def enter(self, carry: Any) -> None:
@@ -58,6 +60,7 @@ class StageBoundary:
 def copy_to_meta(module: nn.Module) -> nn.Module:
     """Copy a module on the meta device."""
     tensors = chain(module.parameters(), module.buffers())
+    # As the memo of `deepcopy`, so that no values are copied.
     empty = {id(each): torch.empty(each.shape, dtype=each.dtype, device="meta") for each in tensors}
     return copy.deepcopy(module, empty)
 
@@ -124,6 +127,7 @@ class InputPlaceholder(_Placeholder):
             return states
         zero = states.new_zeros(())
         if isinstance(given, torch.Tensor) and given.is_floating_point() and given.dim() == states.dim():
+            # Models look at the shape of an embedding; an expanded zero has it without the memory.
             return zero.expand(*given.shape[:-1], states.shape[-1])
         return zero
 

@@ -78,6 +78,7 @@ class Stage(nn.Module):
         except StageEnd as end:
             return end.carry[0] if len(end.carry) == 1 else end.carry
         finally:
+            # Also after an error: hidden states would be kept until the next pass.
             self._passage.enter(None)
         if not self.is_last:
             raise PlanError(
@@ -98,6 +99,7 @@ def model_arguments(signature: inspect.Signature, inputs: Any) -> tuple[tuple[An
         return (inputs,), {}
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return tuple(inputs), {}
+    # Only what the model requires: the rest of a tuple, such as targets, is for the criterion.
     number = sum(
         parameter.default is inspect.Parameter.empty
         for parameter in signature.parameters.values()

@@ -68,6 +68,7 @@ def extract_stage(
     base, kept = base_model_of(model), layers[stage]
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is base)
     lists = _lists_of(base, stages)
+    # Before modules are replaced, as their parameters lose their names then.
     shared = _find_tied(model, prefix, lists, layers)
     stop_caching(model)
     passage = StageBoundary(_values_at_boundary(kept.start, lists), _values_at_boundary(kept.stop, lists))
@@ -81,6 +82,7 @@ def extract_stage(
 def copy_structure(model: nn.Module) -> nn.Module:
     """Copy the modules of a model, but not its parameters and buffers."""
     tensors = chain(model.parameters(), model.buffers())
+    # The memo maps tensors to themselves: stages of one rank keep tied parameters as one object.
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
@@ -149,6 +151,7 @@ def _replace_input_module(base: nn.Module, name: str, passage: StageBoundary, so
     if isinstance(native, nn.Parameter):
         path, _, last = name.rpartition(".")
         delattr(base.get_submodule(path), last)
+        # It is added to hidden states, which have it already; not persistent, as it is no part of a checkpoint.
         zeros = torch.zeros(native.shape, dtype=native.dtype)
         base.get_submodule(path).register_buffer(last, zeros, persistent=False)
     elif isinstance(native, nn.Module):
@@ -172,6 +175,7 @@ def replace_submodule(root: nn.Module, name: str, module: nn.Module) -> None:
 def _find_tied(model: nn.Module, prefix: str, lists: Sequence[_List], layers: Sequence[range]) -> list[SharedParameter]:
     found = []
     for known in parameter_names(model).values():
+        # Reversed, so that of several names on one stage the first one stays.
         by_stage = {_stage_of(name.removeprefix(prefix), lists, layers): name for name in reversed(known)}
         if len(by_stage) > 1:
             indices = tuple(sorted(by_stage))

@@ -47,7 +47,9 @@ class TiedGradientReducer:
         kept, self._kept = self._kept, {}
         for parameter, ranks in self._found:
             if parameter.requires_grad:
+                # Zeros where this rank made no gradient: the other ranks wait for one all the same.
                 parts = self._gather(kept.get(parameter, torch.zeros_like(parameter)), ranks)
+                # The hook must let the sum pass, which it would otherwise keep for the next exchange.
                 self._is_exchanging = True
                 backward(parameter, reduce(torch.add, parts))
                 self._is_exchanging = False
@@ -68,6 +70,7 @@ class TiedGradientReducer:
         if self._is_exchanging:
             return None
         self._kept[parameter] = self._kept[parameter] + grad if parameter in self._kept else grad.clone()
+        # The exchanged sum contains this gradient: in `.grad` now, it would count twice.
         return torch.zeros_like(grad)
 
 
@@ -100,6 +103,7 @@ def _find(stages: Mapping[int, Stage], placement: StagePlacement) -> Iterator[_T
         here = [index for index in shared.stages if index in stages]
         ranks = shared.ranks(placement)
         if len(ranks) > 1 and here:
+            # Stages of one rank have the same parameter object, so the first of them stands for all.
             yield _TiedParam(stages[here[0]].module.get_parameter(shared.names[shared.stages.index(here[0])]), ranks)
 
 

@@ -56,8 +56,10 @@ class WeightGrads:
         Args:
             backward: Takes a parameter and its gradient: that of an optimizer, or autograd's own.
         """
+        # Each closure holds activations, and a gradient must not be added twice.
         left, self._left = self._left, []
         for weight, compute in left:
+            # Under autocast the product has a lower precision than the parameter.
             backward(weight, compute().to(weight.dtype))
 
 
@@ -105,6 +107,8 @@ def _addmm(
 
 
 def _is_deferred(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    # The gradient goes straight to the parameter, so it must be a leaf. Without a gradient of the input no rank waits
+    # for this layer, and with the weight hidden from autograd its backward pass might not run at all.
     return torch.is_grad_enabled() and x.requires_grad and weight.is_leaf and weight.requires_grad
 
 
@@ -118,6 +122,7 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, deferred: _DeferredGrad
     ) -> torch.Tensor:
+        # Autocast does not reach into an autograd function; like torch's own, this leaves float64 as it is.
         if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(dtype), weight.to(dtype)

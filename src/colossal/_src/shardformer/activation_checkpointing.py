@@ -172,6 +172,7 @@ class _Recompute:
         self._layer = layer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # The forward method of the instance is this object, which would call itself.
         forward = partial(type(self._layer).forward, self._layer)
         if not (self._layer.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
@@ -191,6 +192,7 @@ def _restored_function_modes() -> tuple[AbstractContextManager[None], AbstractCo
 def _entered(modes: Sequence[TorchFunctionMode]) -> Iterator[None]:
     with ExitStack() as stack:
         for mode in modes:
+            # A backward pass may run inside of the mode, which would then intercept each call twice.
             if mode not in _get_current_function_mode_stack():
                 stack.enter_context(mode)
         yield

@@ -36,6 +36,7 @@ _THIN: Mapping[str, tuple[str | None, str | None]] = {
 
 def is_adapted(module: nn.Module) -> bool:
     """Whether a module is a layer of peft around one of the model, without importing peft."""
+    # If nothing has imported peft, no module can be one of its layers.
     peft = sys.modules.get("peft.tuners.tuners_utils")
     return peft is not None and isinstance(module, peft.BaseTunerLayer)
 

@@ -41,8 +41,10 @@ class ParallelCausalLoss:
     ) -> torch.Tensor:
         """Compute the loss."""
         if shift_labels is None:
+            # Shifted before they are sharded: the label of the last token of a shard is in the next one.
             shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
         shift_labels = shift_labels.to(logits.device)
+        # Counted over all tokens: a mean of means would weigh tokens by how many labels their rank ignores.
         number = (shift_labels != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
         own = shift_labels if self._sharding is None else self._sharding.split(shift_labels)
         total = self._sum(logits.flatten(0, -2).float(), own.flatten(), vocab_size, ignore_index)

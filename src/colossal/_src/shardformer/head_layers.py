@@ -26,6 +26,7 @@ class HeadInputSplitter:
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Shard the arguments of a call."""
+        # The module's own number is divided by the tp size already.
         heads = module.num_heads * self._mesh.size("tp")
         given = {name: kwargs[name] for name in self._arguments if kwargs.get(name) is not None}
         return args, {**kwargs, **{name: self._local_heads(full, heads) for name, full in given.items()}}
@@ -56,10 +57,12 @@ class ReplicatedKVLinear(nn.Module):
         for name, parameter in native._parameters.items():  # noqa: SLF001 (also one that is None)
             self.register_parameter(name, parameter)
         length = native.out_features // num_heads
+        # Consecutive ranks make the same head, as consecutive heads of queries use it.
         begin = mesh.rank("tp") * num_heads // mesh.size("tp") * length
         self._own = slice(begin, begin + length)
         self.product = ColumnParallel(mesh, native.in_features, native.out_features)
         for parameter in (each for each in native.parameters() if each.requires_grad):
+            # A rank makes gradients for the head that it uses only, and all ranks keep all heads.
             materialize_parameter(parameter).register_hook(Channel("tp", mesh).all_reduce)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

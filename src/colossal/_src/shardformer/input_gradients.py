@@ -30,6 +30,7 @@ class InputCache:
 
     def keep(self, x: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
         """Remember what was made of an input, if the module runs."""
+        # Outside of the module nothing would clear it, and activations would stay in memory.
         if self._is_open:
             self._last = x, made, torch.is_grad_enabled()
         return made
@@ -69,6 +70,7 @@ def merge_input_gradients(model: nn.Module, mesh: ParallelMesh) -> None:
     """
     for parent in model.modules():
         products = [getattr(child, "product", None) for child in parent.children()]
+        # Layers with a transform of their own, such as one of sequence parallelism, reduce the gradient there.
         columns = [found for found in products if isinstance(found, ColumnParallel) and found.input_transform is None]
         if len(columns) > 1:
             shared = MergedInputGradient(lambda x: comm.replicate(x, "tp", mesh))

@@ -37,6 +37,7 @@ def parallelize_attention(model: nn.Module, sp_config: SequenceParallelConfig) -
             f"The mode 'ring_attn' computes attention by itself, equal to {', '.join(_IMPLEMENTATIONS_OF_RING)}. Found "
             f"a model with attn_implementation={base!r}. Choose one of these, or the mode 'all_to_all'."
         )
+    # A name for each model: the registry is global, and what is registered knows the mesh of one model.
     name = f"{base}_of_sequence_{next(_numbers)}"
     if sp_config.mode == "ring_attn":
         AttentionInterface.register(name, RingAttentionFunction(sp_config))
@@ -70,6 +71,7 @@ class Ulysses:
     ) -> tuple[torch.Tensor, None]:
         """Compute attention."""
         size, groups = self._mesh.size("sp"), query.shape[1] // key.shape[1]
+        # Heads of keys that do not divide by the number of ranks are repeated until there is one for each of queries.
         if key.shape[1] % size and groups > 1:
             key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
             groups = 1
@@ -80,6 +82,7 @@ class Ulysses:
     def _to_heads(self, *parts: torch.Tensor) -> list[torch.Tensor]:
         """Exchange all heads of some tokens for some heads of all tokens, in one all-to-all."""
         most, size = max(each.shape[-1] for each in parts), self._mesh.size("sp")
+        # To one number of features, and by target rank first, so that one all-to-all moves all three.
         padded = [nn.functional.pad(each, (0, most - each.shape[-1])).unflatten(1, (size, -1)) for each in parts]
         moved = comm.all_to_all(torch.cat(padded, 2).flatten(1, 2), "sp", 1, 2, self._mesh)
         received_parts = moved.split([each.shape[2] for each in padded], 1)
@@ -142,6 +145,7 @@ def mask_by_position(
             "own. Use the mode 'all_to_all'."
         )
     padding = attention_mask
+    # A padding mask without padding would keep the blocks from the fast kernels, which take no mask.
     if padding is not None and bool(padding.all()):
         padding = None
     can_skip = allow_is_causal_skip or allow_is_bidirectional_skip

@@ -46,6 +46,7 @@ def shard_sequence(model: nn.Module, plan: ParallelPlan, sp_config: SequencePara
     joins = sp_config.is_over_tp or not keep_sharded or plan.stages.reshapes
     stop_caching(model)
     for layer in here:
+        # Only the first layer of the model shards: to later stages of a pipeline hidden states come sharded.
         layer.register_forward_pre_hook(_ShardHiddenStates(sp_config, is_first=layer is layers[0]), with_kwargs=True)
     if here and here[-1] is layers[-1] and joins:
         here[-1].register_forward_hook(_GatherHiddenStates(sp_config))
@@ -88,6 +89,7 @@ class _ShardHiddenStates:
             args = self._local_tokens(args[0]), *args[1:]
         elif self._is_first:
             given[_STATES] = self._local_tokens(given[_STATES])
+        # Over tp, attention gets all tokens again, and needs all positions with them.
         if not self._sp_config.is_over_tp and given.get(_POSITIONS) is not None:
             given[_POSITIONS] = tuple(self._sp_config.sharding.split(each) for each in given[_POSITIONS])
         return args, given

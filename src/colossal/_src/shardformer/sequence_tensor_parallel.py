@@ -77,6 +77,7 @@ class _GatherLinear(torch.autograd.Function):
         ring_all_gather(x, channel, visit)
         ctx.channel = channel
         ctx.save_for_backward(full_x, weight)
+        # The tokens are an output, so that gradients of all layers that use them come back here, and are sent once.
         return out, full_x
 
     @staticmethod
@@ -178,6 +179,7 @@ def _gather_around(attention: nn.Module, mesh: ParallelMesh) -> None:
         for module in attention.modules():
             product = getattr(module, "product", None)
             if isinstance(product, ColumnParallel):
+                # Tokens are gathered around attention, and their gradient is reduce-scattered there: not again here.
                 product.set_input_transform(_identity)
     attention.register_forward_pre_hook(
         _GatherStates(lambda x: comm.gather(x, "tp", 1, mesh, partial_grad=is_partial)), with_kwargs=True

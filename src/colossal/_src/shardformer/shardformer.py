@@ -179,9 +179,11 @@ def _apply_plan(model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh, keep_s
     plan = skip_uneven_attention(plan, config, size)
     num_key_value_heads = check_heads(plan, config, size)
     context = StyleContext(mesh, num_key_value_heads, gather_logits=not keep_sharded)
+    # Both before anything is replaced: rows of a plan and tied parameters are those of the full model.
     chosen, ties = list(_styled_modules(model, base, plan)), find_tied_parameters(model)
     made: dict[nn.Module, nn.Module] = {}
     for root, name, module, style in chosen:
+        # A module with several names must stay one module.
         if module not in made:
             _check_kind(name, getattr(module, "base_layer", module), style)
             made[module] = (shard_adapted_layer if is_adapted(module) else _apply_style)(name, module, style, context)

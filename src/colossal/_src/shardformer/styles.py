@@ -81,6 +81,7 @@ def _column(module: nn.Module, context: StyleContext, num_projections: int = 1, 
 
 def _column_without_reduce(module: nn.Module, context: StyleContext) -> nn.Module:
     layer: Any = _column(module, context)
+    # The default would all-reduce the gradient a second time.
     layer.product.set_input_transform(_identity)
     return layer
 
@@ -172,6 +173,7 @@ class ExpertTokens:
         hidden, chosen, weights = args
         mesh = self._mesh
         if not self._are_sharded:
+            # Each rank computes some inner features of every expert, so gradients of both are partial sums.
             return comm.replicate(hidden, "tp", mesh), chosen, comm.replicate(weights, "tp", mesh)
         hidden, weights = (comm.gather(each, "tp", 0, mesh, partial_grad=True) for each in (hidden, weights))
         return hidden, comm.gather(chosen, "tp", 0, mesh), weights
@@ -190,6 +192,7 @@ def _experts(module: nn.Module, context: StyleContext) -> nn.Module:
     up, down = experts.get_parameter("gate_up_proj"), experts.get_parameter("down_proj")
     inner = up.shape[1] // 2
     layouts = {
+        # Gate and up projection are sharded each by itself, so that a rank has the same features of both.
         "gate_up_proj": make_layout(mesh, tuple(up.shape), {1: ("tp",)}, {1: (inner, inner)}),
         "down_proj": make_layout(mesh, tuple(down.shape), {2: ("tp",)}),
     }

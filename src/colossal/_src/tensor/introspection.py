@@ -170,6 +170,7 @@ def full_tensor_of(tensor: torch.Tensor) -> torch.Tensor:
     placement = placement_of(tensor)
     if not placement.is_sharded:
         return tensor
+    # Shards may differ in size, so instead of a gather, each rank adds its elements to zeros.
     full = torch.zeros(placement.shape, dtype=tensor.dtype, device=tensor.device)
     for region, view in placement.views(tensor.detach()):
         full[region.slices] = view

@@ -32,11 +32,13 @@ def stop_caching(model: nn.Module) -> None:
     find = getattr(masks, "find_packed_sequence_indices", None)
     if find is None:
         return
+    # Once for the process: a second model must not wrap the wrapper.
     if not hasattr(find, "__wrapped__"):
         masks.find_packed_sequence_indices = _unless_known(find)
     for module in model.modules():
         if hasattr(module, "config") and _POSITIONS in signature(module.forward).parameters:
             module.register_forward_pre_hook(_enter, with_kwargs=True)
+            # Also after an exception, by which the pass of a pipeline stage ends: the stack would keep growing.
             module.register_forward_hook(_leave, always_call=True)
 
 

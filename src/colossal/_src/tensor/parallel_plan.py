@@ -216,6 +216,7 @@ def find_modules(root: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     names = pattern.removeprefix(_OPTIONAL).split(".")
     found: list[tuple[str, nn.Module]] = [
         (name, module)
+        # A row may use any of the names of a module that has several.
         for name, module in root.named_modules(remove_duplicate=False)
         if len(parts := name.split(".")) == len(names) and all(map(fnmatchcase, parts, names))
     ]

@@ -234,6 +234,7 @@ def set_placement(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
 def copy_placement(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Remember that a tensor is placed as another one, such as a gradient or an optimizer state as its parameter."""
     placement = known_placement(other)
+    # Of another shape are states such as step counts.
     if placement is not None and tensor.shape == other.shape:
         setattr(tensor, _MARK, placement)
     return tensor

@@ -188,6 +188,7 @@ def _search(source: Layout, target: Layout, itemsize: int, link_cost: LinkCost |
         _, _, spent, spec = heappop(heap)
         if spec == goal:
             break
+        # A cheaper path to it was found after this entry had been pushed.
         if spent > paid[spec]:
             continue
         for step, following in neighbor_specs(spec, len(source.grid)):
@@ -262,6 +263,7 @@ def _measured(link_cost: LinkCost | None, layout: Layout) -> LinkCost | None:
     if link_cost is None or not layout.axes:
         return None
     needed = {axis for axis, size in zip(layout.axes, layout.grid, strict=True) if size > 1}
+    # All axes or none: seconds of some cannot be compared with bytes of others.
     return link_cost if needed <= set(link_cost.axes) else None
 
 

@@ -98,6 +98,7 @@ def with_spec(layout: Layout, spec: Spec) -> Layout:
 def neighbor_specs(spec: Spec, num_axes: int) -> tuple[tuple[RelayoutStep, Spec], ...]:
     """List what is one step away; it depends on nothing but the axes, so all tensors use the same list."""
     dims, partial = spec
+    # Only the innermost axis can leave a dimension: an outer one shards the blocks that the inner ones split further.
     inner = [(dim, axes[-1]) for dim, axes in enumerate(dims) if axes]
     free = [axis for axis in range(num_axes) if axis not in partial and not any(axis in axes for axes in dims)]
     every = range(len(dims))

@@ -34,12 +34,14 @@ def shard(full: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
     """
     _check_shape(full, layout.shape, "The full tensor")
     place = layout.coordinate_of(rank)
+    # Of partial sums the first rank has everything, so that they add up to the tensor.
     if any(place[axis] for axis in layout.partial):
         return full.new_zeros(layout.local_shape(rank))
     part = full
     for dim in range(full.dim()):
         blocks = [part.narrow(dim, at, length) for at, length in layout.extents(dim, place)]
         part = blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim)
+    # A view would keep the memory of the full tensor.
     return part.clone(memory_format=torch.contiguous_format)
 
 
@@ -67,6 +69,7 @@ def unshard(parts: Mapping[int, torch.Tensor], layout: Layout) -> torch.Tensor:
     seen: set[tuple[int, ...]] = set()
     for rank, place in layout.coordinates.items():
         key = _key(place, used_axes)
+        # Parts are added up, so replicas must count once.
         if rank not in parts or key in seen:
             continue
         seen.add(key)

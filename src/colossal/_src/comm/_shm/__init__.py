@@ -57,4 +57,5 @@ def make_engine(store: dist.Store, rank: int, global_ranks: Sequence[int]) -> En
     try:
         return Engine(descriptor, rank, pids, global_ranks)
     finally:
+        # The mapping stays without it, and all ranks have opened theirs when `map_shared_memory` returns.
         os.close(descriptor)

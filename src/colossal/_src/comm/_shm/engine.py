@@ -25,10 +25,12 @@ DTYPES = (
 )
 """The dtypes that the library can reduce, by its numbers; it moves all others."""
 
+# Sorted by name: the order of a set depends on addresses, which differ between processes.
 _ALL_DTYPES = (*DTYPES, *sorted({v for v in vars(torch).values() if isinstance(v, torch.dtype)} - {*DTYPES}, key=str))
 CODES = {dtype: number for number, dtype in enumerate(_ALL_DTYPES)}
 """A number for each dtype, so that ranks can compare them."""
 
+# With fewer cores than ranks, one that spins keeps another from running, so it soon sleeps instead.
 _SPINS, _CROWDED_SPINS = 1000, 20  # of some 50 ns, with a core for each rank and without
 _PENDING, _DELIVERED = 0, 1
 
@@ -143,6 +145,7 @@ class Engine:
         self._handle = self._c["open"](descriptor, rank, self.size, numbers, spins, self._c["best_isa"]())
         if not self._handle:
             raise MemoryError(f"Shared memory for {self.size} ranks could not be mapped.")
+        # The order holds only the addresses of these arrays: they must live as long as the engine.
         self._inputs, self._outputs = (_P * self.size)(), (_P * self.size)()
         self._splits = (_L * (2 * self.size))()
         self._order = _CollectiveOrder(inputs=ctypes.addressof(self._inputs), outputs=ctypes.addressof(self._outputs))
@@ -152,6 +155,7 @@ class Engine:
 
     def __del__(self) -> None:
         """Unmap the memory once no thread is in a call."""
+        # The constructor may have raised before there was a handle.
         if getattr(self, "_handle", None):
             self._c["close"](self._handle)
             self._handle = None
@@ -175,6 +179,7 @@ class Engine:
         One that is done elsewhere is only agreed upon.
         """
         order, call = self._order, self._call
+        # All threads of this rank fill the same arrays, and the ranks number collectives by the order of these calls.
         with self._turn:
             call.kind, call.dtype, call.reduction, call.root = kind, CODES[dtype], reduction, root
             call.count, call.is_uneven, call.is_elsewhere = count, splits is not None, is_elsewhere
@@ -216,6 +221,7 @@ class Engine:
         if self._c["state"](message) == _DELIVERED:
             self._c["release"](self._handle, message)
         else:
+            # The library still uses the tensor's address when the peer moves the message: it must not be freed.
             self._abandoned.append(content)
 
     def leave(self) -> None:
@@ -226,6 +232,7 @@ class Engine:
         finder, detail = ctypes.c_uint32(self.rank), _Detail()
         kind = FaultKind(self._c["fault"](self._handle, ctypes.byref(finder), ctypes.byref(detail)))
         calls: list[str] = []
+        # Calls are announced in slots of alternate steps; the parity says which slot still has those that differed.
         if kind is FaultKind.MISMATCH:
             for rank in range(self.size):
                 call = _Call()

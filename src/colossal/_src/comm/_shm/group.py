@@ -55,8 +55,10 @@ class SharedMemoryGroup(_ProcessGroup):
         self._store, self._engine, self._timeout, self._name = store, engine, timeout, name
         self._rank, self._num_ranks = engine.rank, engine.size
         self._seconds = timeout.total_seconds()
+        # Two threads: collectives run in one order, and a message that waits for its peer would hold up those after it.
         self._collectives, self._messages = TaskThread("shm_collectives"), TaskThread("shm_messages")
         self._caretaker = ProgressThread("shm_caretaker")
+        # `stop` gets the parts and not self, as a reference to the group would keep it from ever being collected.
         self._finalizer = weakref.finalize(self, stop, engine, self._collectives, self._messages, self._caretaker)
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
@@ -155,6 +157,7 @@ class SharedMemoryGroup(_ProcessGroup):
         return self._carry_out(task, opts, [output])
 
     def _reduce_to_each(self, output: _Tensor, read: _Tensors, parts: Sequence[int], opts: Any, reduction: int) -> None:
+        # The output may be a slice of the input, which must stay as it is until all of it has been read.
         with WritableTensor(output, clear_of=read) as result:
             out = (result.data_ptr(),) * self._num_ranks
             self._run(Kind.REDUCE_SCATTER, result, result.numel(), parts, out, opts, reduction)
@@ -232,7 +235,7 @@ class SharedMemoryGroup(_ProcessGroup):
         def task() -> None:
             dense = packed(tensor)
             with WritableTensor(output, clear_of=[dense]) as result:
-                count = of[0] if is_even else 0
+                count = of[0] if is_even else 0  # all ranks compare it; of uneven parts each pair compares bytes
                 sent, expected = part_addresses(dense, of), part_addresses(result, to)
                 splits = None if is_even else [length * dense.itemsize for length in (*of, *to)]
                 self._run(Kind.ALL_TO_ALL, dense, count, sent, expected, opts, splits=splits)
@@ -318,12 +321,13 @@ class SharedMemoryGroup(_ProcessGroup):
 
     def _deliver(self, message: int, tensor: _Tensor) -> P2PWork:
         work = P2PWork(self._engine, message, tensor, self._seconds, self._messages.submit)
-        if not self._engine.is_over(message):
+        if not self._engine.is_over(message):  # one that fitted into its ring is, and needs no thread
             self._caretaker.watch(work)
         return work
 
     def _carry_out(self, task: Callable[[], None], opts: Any, result: Any) -> Any:
         """Run a task at once if the caller waits and nothing is before it, else in the thread for collectives."""
+        # Not while others are queued: it would overtake them, and the ranks would no longer call in one order.
         if not opts.asyncOp and self._collectives.is_idle:
             task()
             return CompletedWork(result)
@@ -342,7 +346,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
         if all(isinstance(work, CompletedWork) for work in works):
             return CompletedWork(result)
-        combined = PendingWork(wait, result)
+        combined = PendingWork(wait, result)  # on the thread of all works, after them: no wait blocks that thread
         self._collectives.submit(combined)
         return combined
 
@@ -360,7 +364,7 @@ class SharedMemoryGroup(_ProcessGroup):
         *,
         is_elsewhere: bool = False,
     ) -> None:
-        given = opts.timeout.total_seconds()
+        given = opts.timeout.total_seconds()  # negative if the caller gave none
         seconds = given if given > 0 else self._seconds
         self._engine.run(
             kind, tensor.dtype, count, inputs, outputs, seconds, reduction, root, splits, is_elsewhere=is_elsewhere
@@ -370,6 +374,7 @@ class SharedMemoryGroup(_ProcessGroup):
         """Leave a collective to gloo, which takes no strides, once all ranks have said that they will."""
 
         def task() -> None:
+            # Gloo compares nothing: if only some ranks went there, all would wait until their timeouts.
             number, root = reduction_number(opts), getattr(opts, "rootRank", -1)
             self._run(kind, tensor, tensor.numel(), (), (), opts, number, root, is_elsewhere=True)
             if tensor.layout is not torch.strided:
@@ -382,6 +387,7 @@ class SharedMemoryGroup(_ProcessGroup):
 
     @cached_property
     def _gloo(self) -> Any:
+        # Connecting is collective; all ranks come here, as they have just agreed to leave this call to gloo.
         return c10d.ProcessGroupGloo(
             dist.PrefixStore("gloo/", self._store), self._rank, self._num_ranks, timeout=self._timeout
         )

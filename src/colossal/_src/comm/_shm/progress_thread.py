@@ -34,6 +34,7 @@ class ProgressThread:
 
     def watch(self, message: Progressable) -> None:
         """Look after a message until it is over, or somebody waits for it."""
+        # Without a lock: a deque appends and pops atomically, and only the thread takes messages out.
         self._watched.append(message)
         if self._thread is None:
             self._start()
@@ -41,6 +42,7 @@ class ProgressThread:
             self._wanted.set()
 
     def _start(self) -> None:
+        # Looked at again under the lock: two threads that send first would start two, and `stop` joins one.
         with self._mutex:
             if self._thread is None and not self._is_stopped:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -50,16 +52,19 @@ class ProgressThread:
         busy_until = 0.0
         while not self._is_stopped:
             time.sleep(_LOOK_SECONDS)
+            # The length is taken once: what is put back or added meanwhile waits for the next pause.
             for _ in range(len(self._watched)):
                 message = self._watched.popleft()
                 if message.make_progress():
                     self._watched.append(message)
                 busy_until = time.monotonic() + _IDLE_SECONDS
+                # The variable would keep the last work, and its tensor, alive while the thread sleeps.
                 del message
             if time.monotonic() > busy_until:
                 self._sleep()
 
     def _sleep(self) -> None:
+        # Cleared and marked asleep before the last look: a message added in between is seen by it, or sets the event.
         self._wanted.clear()
         self._is_asleep = True
         if not self._watched and not self._is_stopped:
@@ -71,5 +76,6 @@ class ProgressThread:
         with self._mutex:
             self._is_stopped = True
         self._wanted.set()
+        # The last reference to a group may be released in this very thread, which cannot join itself.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(seconds)

@@ -44,7 +44,9 @@ def map_shared_memory(
         else:
             first = _ask(store, "memory")
             descriptor, offer = _take(first, num_bytes, offer)
+        # Also with a problem: the others would wait for this entry until the timeout of the store.
         _publish(store, f"rank{rank}", offer)
+        # Rank 0's entry in /proc must stay open until all have opened theirs, which reading every offer makes sure of.
         offers = [_ask(store, f"rank{number}") for number in range(size)]
         _refuse_problems(store, rank, offers)
     except BaseException:
@@ -66,6 +68,7 @@ def _make(num_bytes: int, offer: _Offer) -> tuple[int, _Offer]:
 
 
 def _take(first: _Offer, num_bytes: int, offer: _Offer) -> tuple[int, _Offer]:
+    # On another host the same path would be that of some other process.
     if first.problem or offer.problem or first.host != offer.host:
         return -1, offer
     path = f"/proc/{first.pid}/fd/{first.descriptor}"

@@ -103,13 +103,16 @@ class WritableTensor:
     def __init__(self, tensor: _Tensor, clear_of: _Tensors = ()) -> None:
         self._tensor = self._dense = checked(tensor)
         if not tensor.is_contiguous() or (clear_of and any(_overlap(tensor, other) for other in clear_of)):
+            # `contiguous` returns the tensor itself if it merely overlaps another one.
             self._dense = tensor.contiguous().clone()
 
     def __enter__(self) -> _Tensor:
         return self._dense
 
     def __exit__(self, *error: object) -> None:
+        # After an error the copy may be half written: the caller's tensor stays as it was.
         if self._dense is not self._tensor and error[0] is None:
+            # Autograd refuses in-place writes to parameters, and the thread that runs this has its own grad mode.
             with torch.no_grad():
                 self._tensor.detach().copy_(self._dense)
 
@@ -130,5 +133,6 @@ class WritableTensors:
 
 
 def _overlap(one: _Tensor, other: _Tensor) -> bool:
+    # Both are contiguous here, so that their numbers of elements are their extents.
     begin, end = one.data_ptr(), one.data_ptr() + one.numel() * one.itemsize
     return begin < other.data_ptr() + other.numel() * other.itemsize and other.data_ptr() < end

@@ -108,6 +108,7 @@ class PendingWork(_ShmWork):
             self._error = error
         self._task = None  # it holds the tensors
         with self._mutex:
+            # In one step: a future that is requested meanwhile is resolved by `settle` or `get_future`, never by both.
             self._is_over, self._is_promised = True, self._promise is not None
         self._running.release()
 
@@ -127,6 +128,7 @@ class PendingWork(_ShmWork):
         seconds = timeout.total_seconds() if timeout else -1.0
         if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
             raise RuntimeError(f"The collective must be over within {seconds:g} s. Found that it is not. Wait longer.")
+        # Passed on at once: every other thread that waits needs it too.
         self._running.release()
         if self._error is not None:
             raise self._error
@@ -143,6 +145,7 @@ class PendingWork(_ShmWork):
                 return self._promise.future
             self._promise = _Promise(self._outcome)
             is_over = self._is_over
+        # Outside of the lock: this runs callbacks, which may ask the same work for its future.
         if is_over:
             self._promise.keep()
         return self._promise.future
@@ -166,6 +169,7 @@ class P2PWork(_ShmWork):
 
     def make_progress(self) -> bool:
         """Make progress, and return whether the message is under way and no caller waits for it."""
+        # A thread that waits makes progress by itself.
         return not self._is_awaited and not self._engine.is_over(self._message)
 
     def _finish(self, seconds: float | None = None) -> None:
@@ -186,12 +190,14 @@ class P2PWork(_ShmWork):
         """Return whether it has arrived or was sent, or never will be; `exception` then has the reason."""
         if self._error is None and not self._engine.is_over(self._message):
             return False
+        # It is over, so this does not wait: it records the source, or the error.
         with suppress(CommunicationError):
             self._finish()
         return True
 
     def get_future(self) -> "Future[Any]":
         """Return a future that is done when the message has arrived."""
+        # No thread need ever wait for the message itself, so one must, for the future to be resolved.
         errand = PendingWork(self._finish, self._result)
         self._hand_over(errand)
         return errand.get_future()
@@ -200,6 +206,7 @@ class P2PWork(_ShmWork):
         """Return the rank, in the group, that the message came from."""
         return self._source
 
+    # The name by which `torch.distributed.recv` asks.
     def _source_rank(self) -> int:
         return self._source
 
@@ -231,6 +238,7 @@ class TaskThread:
     def submit(self, work: PendingWork) -> None:
         """Carry out a task after all those before."""
         with self._mutex:
+            # Under the lock that `stop` takes: a task after its None would never run.
             if not self._is_stopped:
                 self._unfinished += 1
                 if not self._threads:
@@ -257,6 +265,7 @@ class TaskThread:
                 with self._mutex:
                     self._unfinished -= 1
                     self._free -= 1
+                    # Callbacks belong to futures: without one, this thread is soon back.
                     if not self._free and work.has_future:
                         self._start_thread()
             work.settle()

@@ -36,6 +36,7 @@ class PartialAttention:
     @classmethod
     def empty(cls, query: torch.Tensor) -> "PartialAttention":
         """Return what is known before the first key."""
+        # Every block of keys rescales what there is already: half precision would round it each time.
         dtype = torch.promote_types(query.dtype, torch.float32)
         lse = query.new_full(query.shape[:-1], -torch.inf, dtype=dtype)
         return cls(torch.zeros_like(query, dtype=dtype), lse)
@@ -65,6 +66,7 @@ def attend(
         return _run(kernel, query, key, value, scale, is_causal)
     scores = _scores(query, key, scale, is_causal, mask)
     lse = scores.logsumexp(-1)
+    # A query that sees none of these keys has -inf in both terms, whose difference is not a number.
     weights = (scores - lse.masked_fill(lse.isneginf(), 0).unsqueeze(-1)).exp()
     return weights.to(value.dtype) @ value, lse
 
@@ -87,6 +89,7 @@ def attend_backward(
     if mask is None and (kernel := _choose(query, key, value, is_causal)):
         return _run_backward(kernel, grad, query, key, value, out, lse, scale, is_causal)
     scores = _scores(query, key, scale, is_causal, mask)
+    # The logarithms count the keys of all ranks, so these are weights of the full softmax.
     weights = (scores - lse.masked_fill(lse.isneginf(), 0).unsqueeze(-1)).exp()
     grad, out = grad.to(weights.dtype), out.to(weights.dtype)
     grad_scores = weights * (grad @ value.to(weights.dtype).mT - (grad * out).sum(-1, keepdim=True)) * scale
@@ -110,6 +113,7 @@ def _run(
     else:
         forward = _ATEN._scaled_dot_product_fused_attention_overrideable  # noqa: SLF001 (see the note)
         found = forward(query, key, value, None, 0.0, is_causal, scale=scale)
+    # Without the padding of memory-efficient attention.
     return found[0], found[1][:, :, : query.shape[2]]
 
 
@@ -132,6 +136,7 @@ def _run_backward(
     wanted = (True, True, True, False)
     if kernel == _EFFICIENT:
         backward = _ATEN._scaled_dot_product_efficient_attention_backward  # noqa: SLF001 (see the note)
+        # Infinity makes the weights of the padded rows zero.
         padded = pad(lse, (0, -lse.shape[2] % _EFFICIENT_ROWS), value=torch.inf)
         return backward(*own, None, out, padded, unused, unused, 0.0, wanted, is_causal, scale=scale)[:3]
     backward = _ATEN._scaled_dot_product_fused_attention_overrideable_backward  # noqa: SLF001 (see the note)

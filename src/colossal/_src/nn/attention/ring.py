@@ -70,7 +70,9 @@ def ring_attention(
         True
     """
     num_groups, features = _groups_of(query, key), value.shape[-1]
+    # Taken before the padding, which must not change the scale.
     factor = query.shape[-1] ** -0.5 if scale is None else scale
+    # Keys and values travel as one tensor, so they have one number of features.
     most = max(query.shape[-1], features)
     query, key, value = (functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
     attention = _Attention(sharding, _KeyValueRing(sharding, inner_ring_size), factor, is_causal, mask, num_groups)
@@ -189,6 +191,7 @@ class _KeyValueGrad:
 
     def add(self, part: torch.Tensor) -> None:
         if self.arriving is not None:
+            # Waited for only now, when this rank's contribution has been computed.
             self.total = self.arriving.wait()
         self.total += part
 
@@ -216,9 +219,11 @@ class _KeyValueRing:
         back = None if grads is None else _KeyValueGrad(grads)
         for step in range(self._channel.size):
             is_last = step == self._channel.size - 1
+            # Begun before the caller computes with this pair, so that the next one travels meanwhile.
             ahead = None if is_last else self._pass_on(pair.contiguous(), step)
             yield source, pair, back
             if back is not None:
+                # Once more than the keys: after the last step the gradient arrives at the rank whose keys these are.
                 back.arriving = self._pass_on(back.total, step)
             if ahead is not None:
                 pair = ahead.wait()
@@ -240,6 +245,7 @@ class _KeyValueRing:
 
     def _source(self, rank: int, step: int) -> int:
         """Find whose keys a rank has at a step."""
+        # Steps between inner rings take other ways than those within, so each is traced back.
         for before in reversed(range(step)):
             rank = self._neighbor(rank, before, -1)
         return rank

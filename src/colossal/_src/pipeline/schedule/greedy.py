@@ -82,6 +82,7 @@ class _GreedySimulation:
         orders: list[list[Action]] = [[] for _ in ranks]
         free = [0.0 for _ in ranks]
         while any(heads):
+            # Ties go to the lower rank: every rank simulates by itself, and all must find the same order.
             begin, rank, _, action = min(
                 (max(ready, free[rank]), rank, self.urgency(action), action)
                 for rank in ranks
@@ -109,4 +110,5 @@ class _GreedySimulation:
         first, size = self.placement.stages_of(rank)[0], self.placement.num_ranks
         if "W" not in self.kinds or action[:2] != ("F", first) or action.microbatch < size:
             return True
+        # Activations are kept until the gradients of weights are computed, so only W makes room.
         return Action("W", first, action.microbatch - size) in self.ends

@@ -37,6 +37,7 @@ def one_forward_one_backward(placement: StagePlacement, num_microbatches: int) -
 
 
 def _alternate(stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
+    # One for each later stage: by then the first micro-batch has reached the last one, and can come back.
     num_ahead = min(num_stages - stage - 1, num_microbatches)
     forward = [Action("F", stage, index) for index in range(num_microbatches)]
     backward = [Action("B", stage, index) for index in range(num_microbatches)]
@@ -85,6 +86,7 @@ def _interleave(rank: int, placement: StagePlacement, num_microbatches: int) -> 
     ]
     forward = [Action("F", stages[chunk], microbatch) for chunk, microbatch in in_order]
     backward = [Action("B", stages[chunks - 1 - chunk], microbatch) for chunk, microbatch in in_order]
+    # The first group passes all chunks but the last; and each later rank adds two: one pass to it, one from it.
     num_ahead = min(total, 2 * (size - rank - 1) + (chunks - 1) * size)
     steady = zip(forward[num_ahead:], backward, strict=False)
     return (*forward[:num_ahead], *chain.from_iterable(steady), *backward[total - num_ahead :])

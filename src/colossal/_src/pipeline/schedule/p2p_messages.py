@@ -85,6 +85,7 @@ class RecvOrder:
                 )
             yield self._next()
         self._posted.remove(message)
+        # Not ahead of a header: without shapes there is nothing to receive into.
         while self._order and len(self._posted) < _AHEAD and self._order[0].stage in known:
             yield self._next()
 
@@ -183,6 +184,7 @@ class _Program:
         """Exchange the gradients of a parameter, if this rank has it."""
         ranks = parameter.ranks(self.placement)
         others = [rank for rank in ranks if rank != self.rank] if self.rank in ranks else []
+        # All receives come before the first send, which may wait until the other rank has posted its own.
         for kind in ("post", "send", "wait"):
             for other in others:
                 self._add(kind, other, parameter)

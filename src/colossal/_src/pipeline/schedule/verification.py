@@ -137,6 +137,7 @@ class _Run:
         }
         path: list[int] = []
         rank = min(waiting, default=-1)
+        # Each rank waits for one other, so following these leads into the cycle, or to a rank that has ended.
         while rank in waiting and rank not in path:
             path.append(rank)
             rank = waiting[rank].peer
@@ -148,6 +149,7 @@ class _Run:
         program, begin = self._programs[rank], self._at[rank]
         while self._at[rank] < len(program):
             operation = program[self._at[rank]]
+            # Before it ends: a send that waits is enough for the peer's wait to end.
             self._reached.add((rank, operation))
             if not self._can_end(rank, operation):
                 break

@@ -142,6 +142,7 @@ class ColumnParallel(LinearProduct):
         if x.shape[-1] == self.in_features:
             x = self.input_transform(x) if self.input_transform else comm.replicate(x, "tp", self.mesh)
         else:
+            # The ranks compute different features from it, so each has a partial sum of its gradient.
             x = comm.gather(x, "tp", -1, self.mesh, partial_grad=True, length=self.in_features)
         y = functional.linear(x, weight, bias)
         return self._gather_features(y) if self._gathers_output else y
@@ -198,6 +199,7 @@ class RowParallel(LinearProduct):
         if x.shape[-1] != local:
             x = comm.scatter(x, "tp", -1, self.mesh, uneven=True)
         y = self.matmul(x, weight) if self.matmul else comm.reduce(functional.linear(x, weight), "tp", self.mesh)
+        # After the sum over the ranks, which would otherwise count the bias once for each of them.
         return y if bias is None else y + bias
 
     def gather_output(self) -> None:
@@ -212,6 +214,7 @@ class _SummaBase(LinearProduct):
         mesh = self.mesh
         assert mesh is not None
         self._check_features(x, self._local_in_features, least_dims=2)
+        # The layers of a 2.5D grid multiply different tokens by the same weight.
         weight = sum_grad_over(weight, tp_sharding_of(mesh).replica_axes, mesh)
         y = self._multiply(x.flatten(0, -2), weight, mesh).unflatten(0, x.shape[:-1])
         return y if bias is None else y + bias
@@ -318,6 +321,7 @@ def make_product(
     mesh: ParallelMesh | None, in_features: int, out_features: int, split_sizes: Sequence[int] | None = None
 ) -> LinearProduct:
     """Choose the product for a linear layer on a mesh."""
+    # Packed blocks, such as queries, keys and values, are blocks of output features.
     widens = out_features > in_features or len(split_sizes or ()) > 1
     planar = SummaAB if widens else SummaABt
     kinds = {

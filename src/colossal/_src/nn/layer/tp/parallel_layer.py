@@ -66,6 +66,7 @@ class ParallelLayer(torch.nn.Module, ABC):
         """
         arguments = cls._arguments_of(native)
         dtype = next((parameter.dtype for parameter in native.parameters()), None)
+        # On the meta device, as its own initial values would be replaced at once.
         layer = cls(**{"dtype": dtype, **arguments, **options, "mesh": mesh, "device": "meta"})
         layer._take(native)
         return layer.train(native.training)
@@ -81,6 +82,7 @@ class ParallelLayer(torch.nn.Module, ABC):
         native = self._make_native("meta")
         for name, local in self._parameters.items():
             if local is not None:
+                # A copy: where nothing is sharded, the full parameter is the memory of this layer.
                 full = torch.nn.Parameter(self.full_parameter(name).clone(), local.requires_grad)
                 native.register_parameter(name, full)
         return native.train(self.training)
@@ -180,6 +182,7 @@ def broadcast_rng_state(mesh: ParallelMesh | None) -> None:
         with GENERATOR_LOCK:
             state = torch.get_rng_state()
         Channel("tp", mesh).broadcast([state])
+        # Not held during the broadcast: ranks that are threads of one process would wait for each other.
         with GENERATOR_LOCK:
             torch.set_rng_state(state)
         of_device = mesh.accelerator.get_rng_state()

@@ -57,6 +57,7 @@ TP_SHARDINGS: dict[TensorParallelMode | None, TPSharding] = {
 def find_mesh(mesh: ParallelMesh | None, mode: TensorParallelMode | None = None) -> ParallelMesh | None:
     """Find the mesh that a layer is made for."""
     mesh = mesh or ambient_mesh()
+    # With one rank layers take the path without a mesh, which has no collectives.
     found = None if mesh is None or (mesh.tp_mode == "1d" and mesh.size("tp") == 1) else mesh
     if mode is not None and (mesh is None or mesh.tp_mode != mode):
         raise MeshError(
@@ -116,6 +117,7 @@ def gather_param(
     Communication: all_gather, the second axes, the result's bytes; backward reduce_scatter, the same.
     """
     kept, inner = axes
+    # The innermost axis first, as the length that a gather makes is what the outer axes leave.
     for i in reversed(range(len(inner))):
         full_length = local_length(length, (*kept, *inner[:i]), mesh)
         tensor = comm.gather(tensor, inner[i], dim, mesh, partial_grad=True, length=full_length)

@@ -86,6 +86,7 @@ def gather_output(y: torch.Tensor, mesh: ParallelMesh | None = None, *, features
     mesh = find_mesh(mesh)
     plan = tp_sharding_of(mesh)
     has_features = features if features is not None else y.is_floating_point() and y.dim() > 1
+    # In the opposite order of `split_input`, as the lengths of shards follow from the outer axes.
     for axis in reversed(plan.features if has_features else ()):
         y = _join(y, axis, -1, mesh)
     for axis in reversed(plan.tokens):
