@@ -252,7 +252,7 @@ class OptimizerWrapper:
             norm = self._measure(self._norm_type).cpu()
             scale_ = self.scaler.overflow_from_norm(norm)
             if scale_ is not None:
-                # with the small number that torch adds to a norm, so that results are the same as those of torch's clipping
+                # torch's clipping adds the same small number
                 limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0
                 return {"div_scale": scale_ * limit} if math.isfinite(limit) and limit > 1 else {"div_scale": scale_}
         if self._max_norm > 0:

@@ -136,4 +136,5 @@ class FileBackedBuffer:
     def drop_page_cache(self) -> None:
         """Take the values out of the memory of this process, until they are used again."""
         if hasattr(mmap, "MADV_DONTNEED"):
+            # the mapping is shared: what was written stays in the file
             self._pages.madvise(mmap.MADV_DONTNEED)
