@@ -160,6 +160,7 @@ class DynamicScaler(LossScaler):
                 "A step under loss scaling uses gradients that are there already. Found a closure, which computes new "
                 "ones. Train in float32 or with mixed_precision='bf16', or call step() without a closure."
             )
+        # does nothing after that of the optimizer's wrapper, which knows the peers as well
         self.unscale(optimizer)
         self._skipped = self._update_scale()
         # A skipped step counts for a schedule: without this, torch warns that the schedule came first.
@@ -202,6 +203,7 @@ class DynamicScaler(LossScaler):
     def _multiply(self, factor: float) -> None:
         low, high = self._rule.limits
         scale = _float32(self._scale * factor)
+        # a scale that float32 cannot hold is not taken
         if math.isfinite(scale):
             self._scale = min(max(scale, low), high)
 
@@ -226,6 +228,7 @@ class DynamicScaler(LossScaler):
             return
         try:
             low, high = self._rule.limits
+            # the state may be of a run with other limits
             scale = min(max(_float32(float(state["scale"])), low), high)
             names = ("growth_factor", "backoff_factor", "growth_interval")
             rule = replace(self._rule, **{name: state[name] for name in names if name in state})

@@ -46,6 +46,7 @@ def quantize(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     low, high = torch.aminmax(tensor)
     largest = torch.maximum(-low, high).float()
     ratio = (largest / torch.finfo(dtype).max).clamp(min=2.0**_MIN_EXPONENT)  # subnormal ones may divide to 0
+    # the scale is rounded up to a power of two, so that scaling itself is exact
     mantissa, exponent = torch.frexp(torch.where(largest > 0, ratio, 0.0))
     exponent = exponent - (mantissa == 0.5).int()  # noqa: PLR2004 (a power of two already)
     scale = torch.ldexp(torch.ones_like(largest), exponent)
@@ -62,6 +63,7 @@ def scaled_matmul(
         b = b.t().contiguous().t()
         scaled_mm = torch._scaled_mm  # noqa: SLF001 (torch has no public name for it)
         return scaled_mm(a.contiguous(), b, scale_a=a_scale, scale_b=b_scale, out_dtype=dtype)
+    # autocast would multiply in half precision, which the units for 8 bits do not
     with torch.autocast(a.device.type, enabled=False):
         return (a.float() @ b.float() * a_scale * b_scale).to(dtype)
 
@@ -102,6 +104,7 @@ class FP8Linear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (the name that nn.Linear has)
         """Multiply by the weight and add the bias."""
+        # an empty tensor has no largest element
         if not input.numel():
             return super().forward(input)
         kind = input.device.type

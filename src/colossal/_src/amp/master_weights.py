@@ -93,6 +93,7 @@ class MasterWeights(MasterParams):
     def _make_master(self, working: nn.Parameter) -> nn.Parameter:
         """Make the master of a parameter, which takes over its memory if that is float32 already."""
         values = working.detach()
+        # a copy where both have one dtype: else the master weight and the parameter would be the same memory
         float32 = values.to(torch.float32, copy=values.dtype == self._dtype)
         working.data = values.to(self._dtype)
         master = nn.Parameter(float32, requires_grad=working.requires_grad)
@@ -144,6 +145,7 @@ class MasterWeights(MasterParams):
     def _refresh(self, masters: list[nn.Parameter]) -> None:
         for master in masters:
             working = self.pairs[master]
+            # a master weight that rounds to the parameter keeps the bits for which half precision has no room
             same = master.to(working.dtype) == working
             master.copy_(torch.where(same, master, working.to(master.dtype)))
             self._versions[master] = _version_of(working)

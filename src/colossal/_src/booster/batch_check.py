@@ -101,4 +101,5 @@ def _digest(inputs: Any) -> int:
         state.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         if not tensor.is_meta:
             state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    # ranks compare it in an int64 tensor
     return state.intdigest() - 2**63

@@ -84,6 +84,7 @@ class CheckpointGroup(ABC):
 
         Communication: that of `gather`.
         """
+        # only the outcome is sent: what a rank has read stays here
         kept: list[T] = []
         self.gather(lambda: kept.append(job()))
         return kept[0]
@@ -208,6 +209,7 @@ class ProcessGroupIO(CheckpointGroup):
 
         Communication: a new group is formed.
         """
+        # local synchronization: without it, ranks outside of this group would have to call this as well
         group = dist.new_group(list(self.ranks), backend="gloo", use_local_synchronization=True)
         return _BackgroundGroup(cast("dist.ProcessGroup", group), self.ranks, self.rank)
 
@@ -284,6 +286,7 @@ class _BackgroundGroup(CheckpointGroup):
     def _exchange(self, value: Any) -> list[Any]:
         content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         sizes = self._all_gather(torch.tensor([len(content)], device="cpu"))
+        # gloo gathers tensors of one size
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device="cpu")
         padded[: len(content)] = content
         contents = zip(self._all_gather(padded), sizes, strict=True)

@@ -71,6 +71,7 @@ class CheckpointManager:
             io.save_optimizer(optimizer, temporary / _OPTIMIZER, shard=True, use_async=use_async)
         if lr_scheduler is not None:
             io.save_plain(lambda: lr_scheduler.state_dict(), temporary / _SCHEDULE, use_async)  # noqa: PLW0108
+        # now: when a background save comes to it, training has drawn more numbers
         randoms = io.writers.gather(random_state)
         progress = {"step": step, "world_size": len(io.writers.ranks), "random": randoms}
         io.save_plain(lambda: progress, temporary / _PROGRESS, use_async)
@@ -141,9 +142,11 @@ def _commit(root: Path, temporary: Path, step: int, keep: int) -> None:
         shutil.rmtree(temporary)
     else:
         temporary.rename(target)
+    # the new state must be on the disk before an old one is deleted
     sync(root)
     others = [each for each in _steps(root) if each != step]
     for old in others[: max(0, len(others) + 1 - keep)]:
+        # renamed first: a crash in the middle must not leave half a state under a name that `load` takes
         gone = root / f".step-{old:08d}.tmp"
         _path(root, old).rename(gone)
         shutil.rmtree(gone)
@@ -193,6 +196,7 @@ def restore_random_state(states: list[dict[str, Any]], place: int) -> None:
     accelerator = get_accelerator()
     if accelerator.name in state:
         accelerator.set_rng_state(state[accelerator.name])
+    # two ranks that go on from one state would draw the same numbers
     if place >= len(states):
         _branch_off(place)
 

@@ -116,6 +116,7 @@ def assign_blocks(files: Sequence[Sequence[Entry]], own_rank: int) -> list[Block
             own = dict(local_regions_of(entry.value, own_rank)) if own_rank in entry.layout.ranks else {}
             for region, holders in entry.layout.holders.items():
                 for block in split_blocks(region, itemsize):
+                    # the number breaks ties, so that all ranks plan the same
                     rank = min(holders, key=lambda each: (load.get(each, 0), each))
                     load[rank] = load.get(rank, 0) + block.numel * itemsize
                     part = own[region].detach()[block.inside(region).slices] if rank == own_rank else None

@@ -101,10 +101,12 @@ class ShardedDestination(Destination):
                 index.append_weight_map(key, name)
         for name, write in self._extras.items():
             self._staging.add(self._directory / name, write)
+        # now, as the index that names them is about to be replaced
         outdated = self._adapters_of_indices()
         if self._adapters is not None:
             self._adapters.stage(self._staging)
             index.metadata["adapters"] = self._adapters.places
+        # after everything that it names, see [Note: one rename]
         self._staging.add(self._directory / self._names.index, index.write)
         if self._adapters is not None:
             self._adapters.stage_config(self._staging)

@@ -48,6 +48,7 @@ class Arena:
             copies.append(self._allocate(at, tensor))
             at += _aligned(tensor.nbytes)
         on_host = [(t, c) for t, c in zip(tensors, copies, strict=True) if t.is_cpu]
+        # begun first, so that the device copies while the threads of the host do
         for tensor, copy in zip(tensors, copies, strict=True):
             if not tensor.is_cpu:
                 copy.copy_(tensor, non_blocking=True)
@@ -141,6 +142,7 @@ def _copy_on_host(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for at in range(0, source.nbytes, _CHUNK_BYTES):
             length = min(_CHUNK_BYTES, source.nbytes - at)
             chunks.append((target.data_ptr() + at, source.data_ptr() + at, length))
+    # the other ranks of this host copy at the same time
     threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     chunks_per_thread = max(1, -(-len(chunks) // threads))
     map_in_threads(
@@ -242,6 +244,7 @@ class SafetensorsWriter(FileWriter):
                     work = list(zip(self._own[part], contents, strict=True))
                     digests += map_in_threads(lambda each: self._write_block(descriptors, *each), work, _THREADS)
             for number in sorted({block_write.file for block_write in self._own}):
+                # before this rank reports: the rename of the index must not reach the disk before the data do
                 os.fsync(descriptors[number])
         finally:
             for descriptor in descriptors:

@@ -316,6 +316,7 @@ def _maps_names_to_files(weight_map: object) -> bool:
 
 
 def _is_file_name(name: object) -> bool:
+    # an index may come from anywhere: its names must not lead out of the directory
     return isinstance(name, str) and name not in ("", ".", "..") and "\0" not in name and Path(name).name == name
 
 

@@ -22,6 +22,7 @@ def model_config_files(model: nn.Module) -> dict[str, Callable[[Path], object]]:
     configs: list[Any] = []
     local_model, full_spec = model, full_spec_of(model)
     model = model_without_adapters(model if full_spec is None else full_spec.roots[0])
+    # what is set below is for the file, not for the model that trains on
     config: Any = copy.deepcopy(getattr(model, "config", None) if full_spec is None else full_spec.config)
     if hasattr(config, "save_pretrained"):
         config.architectures = [_class_name(model)]

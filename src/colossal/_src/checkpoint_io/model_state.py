@@ -232,6 +232,7 @@ def _group_aliases(state: Mapping[str, Any]) -> Iterable[list[str]]:
         key: Any = name
         if isinstance(value, torch.Tensor):
             key = id(value)
+            # tensors without elements all have the same address, and those on the meta device have none
             if local_of(value) is value and value.numel() > 0 and not value.is_meta:
                 key = (value.device, value.data_ptr(), value.shape, value.stride(), value.dtype)
         groups.setdefault(key, []).append(name)

@@ -141,6 +141,7 @@ class OptimizerState:
         self, groups: list[dict[str, Any]], state: dict[ParamId, Any], scaler: dict[str, Any], threads: int
     ) -> None:
         reads: list[tuple[Item, torch.Tensor]] = []
+        # without the state, which is read directly into its memory below
         self._optim.load_state_dict({"state": {}, "param_groups": groups})
         for group, own in zip(self._optim.param_groups, self._own, strict=True):
             is_wide = getattr(self._optim, "keeps_float32", False)
@@ -154,6 +155,7 @@ class OptimizerState:
                     self._optim.state.update({parameter: filled} if filled else {})
         self._read(reads, threads)
         if self._masters is not None:
+            # saved master weights are more precise than the parameters; without any, these are all there is
             self._masters.copy_params_from_masters() if any(
                 MASTER in each for each in state.values()
             ) else self._masters.refresh()
@@ -301,6 +303,7 @@ def _build(
     assert value.dtype is not None
     dtype, device = value.dtype, parameter.device
     if key == "step":
+        # where torch's own optimizers keep the step
         device = device if group.get("capturable") or group.get("fused") else torch.device("cpu")
     elif parameter.is_floating_point() and dtype.is_floating_point:
         dtype = torch.promote_types(parameter.dtype, torch.float32) if is_wide else parameter.dtype

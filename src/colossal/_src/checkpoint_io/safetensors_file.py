@@ -42,7 +42,9 @@ CODES = {
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
 _MARK, _DIGESTS, _PLAIN = "colossal", "colossal.digests", "colossal.plain"
 _OWN = (_MARK, _DIGESTS, _PLAIN)
+# a damaged length must not make a reader take all of the memory
 _MAX_HEADER_BYTES = 1 << 30
+# as long as any digest, so that the length of the header is known before them
 EMPTY_DIGEST = "0" * 16
 
 
@@ -117,6 +119,7 @@ class Header:
             offsets = [place.start, place.start + place.num_bytes]
             content[place.name] = {"dtype": CODES[place.dtype], "shape": place.shape, "data_offsets": offsets}
         text = json.dumps(content, separators=(",", ":")).encode()
+        # the format aligns the data that follow to 8 bytes
         text += b" " * (-len(text) % 8)
         return struct.pack("<Q", len(text)) + text
 
@@ -126,11 +129,13 @@ def read_header(path: Path) -> tuple[Header, int]:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
+        # a file that is shorter than that gets a length which is refused below
         (length,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
         if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
             raise damaged(path, f"a header of {length} bytes in a file of {size}")
         text = file.read(length)
     try:
+        # of two equal names, json would drop one in silence
         header = _parse(json.loads(text, object_pairs_hook=_unique))
     except CheckpointError:
         raise
@@ -310,6 +315,7 @@ class SafeFile:
             if common == block and _is_memory_of(target, place.dtype):
                 self._read_block(place, block, digest, bytes_of(target))
             elif region.numel:
+                # the entire block, as its digest is one of all its bytes
                 buffer = torch.empty(block.shape, dtype=place.dtype, device="cpu")
                 self._read_block(place, block, digest, bytes_of(buffer))
                 target.copy_(buffer[common.inside(block).slices])

@@ -41,6 +41,7 @@ class Background:
     ) -> None:
         """Start a save as soon as those before it are done."""
         if self._pool is None:
+            # one thread: saves communicate, so that all ranks must run them in one order
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="colossal-checkpoint")
         self._pending.append(self._pool.submit(self._run, job, always, lastly))
         _UNFINISHED.add(self)
@@ -48,6 +49,7 @@ class Background:
 
     def _run(self, job: Callable[[], None], always: bool, lastly: Callable[[], None]) -> None:
         try:
+            # what follows a failed save, such as its commit, must not publish half of it
             if always or not self._failed:
                 job()
         except BaseException:
@@ -90,6 +92,7 @@ class Background:
             self.drain()
 
 
+# strong references: a save goes on although the program has dropped what began it
 _UNFINISHED: set[Background] = set()
 
 
@@ -106,6 +109,7 @@ def _finish() -> None:
     if failed:
         sys.stdout.flush()
         sys.stderr.flush()
+        # nothing else can change the exit code at this point
         os._exit(1)
 
 
@@ -136,6 +140,7 @@ class SaveQueue:
             return
         large = save.total_size > _LARGE_BYTES
         self._background.make_room(large)
+        # before training goes on, which changes the originals
         give_back = save.copy(self._writers, self._arenas)
         self._background.submit(
             partial(run_save, save, self._get_background_group(), self._arenas, where), large, lastly=give_back

@@ -84,6 +84,7 @@ class _Output:
 
     def __init__(self, path: Path) -> None:
         self.error: OSError | None = None
+        # a file that is there has room reserved on the disk, which "wb" would give back
         self._file = path.open("r+b" if path.exists() else "wb")
 
     def __enter__(self) -> Self:

@@ -57,6 +57,7 @@ class Staging:
             mode = temporary.stat().st_mode
             write(temporary)
             temporary.chmod(mode)  # a writer may have made it readable by its owner only
+            # before the rename: after a crash the file might else have its name and not its content
             sync(temporary)
         except ColossalError:
             raise
@@ -74,6 +75,7 @@ class Staging:
                     "Remove what stands at that path, or choose another one."
                 ) from error
             del self._moves[target]
+            # a rename is on the disk when its directory is; one after the other, so that their order survives a crash
             sync(target.parent)
 
     def move(self, target: Path, name: str) -> None:

@@ -26,6 +26,8 @@ def full_state(model: nn.Module, is_kept: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in model.state_dict(keep_vars=True).items():
         held = backing_shard(value)
+        # also where it is not kept, as all ranks take part in the gather; cloned, as `cpu()` may return the
+        # parameter itself
         full = full_tensor_of(held).detach().cpu().clone() if isinstance(held, torch.Tensor) else held
         if is_kept:
             found[name] = full

@@ -43,6 +43,7 @@ def total_norm(parameters: Iterable[torch.Tensor], norm_type: float, peers: Peer
     device = _reduction_device(everything) if peers is None else peers.device
     norms = [_local_norm(same, norm_type).to(device) for same in by_groups.values()]
     zero = torch.zeros((), dtype=torch.float64, device=device)
+    # a rank without gradients takes part with a zero
     terms = [norm if is_largest else norm**norm_type for norm in norms] or [zero]
     for group in groups:
         chosen = [number for number, each in enumerate(by_groups) if group in each]

@@ -42,6 +42,7 @@ class NonFiniteCheck:
         # The largest magnitude is finite if and only if all are; a sum of squares overflows earlier.
         norms = [torch.linalg.vector_norm(grad, math.inf) for grad in grads if grad.numel()]
         seen = [*(each.isfinite() for each in norms), *losses]
+        # a rank that has seen neither losses nor gradients takes part in the reduction, too
         bad = (
             torch.stack([~each.to(self._device) for each in seen]).any()
             if seen

@@ -237,6 +237,7 @@ class OptimizerWrapper:
         self._unscale()
         result = self.scaler.step(self.optim, **step_options)
         self._has_scaled_grads = False
+        # all ranks skip the same steps: none waits for the others in the gather
         if self.masters is not None and not self.scaler.skipped:
             self.masters.copy_params_from_masters()
         return result
@@ -251,6 +252,7 @@ class OptimizerWrapper:
             norm = self._measure(self._norm_type).cpu()
             scale_ = self.scaler.overflow_from_norm(norm)
             if scale_ is not None:
+                # torch's clipping adds the same small number
                 limit = (float(norm) / scale_ + 1e-6) / self._max_norm if self._max_norm > 0 else 0.0
                 return {"div_scale": scale_ * limit} if math.isfinite(limit) and limit > 1 else {"div_scale": scale_}
         if self._max_norm > 0:

@@ -111,6 +111,7 @@ def _identity(tensor: torch.Tensor) -> torch.Tensor:
 
 def _in_ranges(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Ranges of the elements of each tensor."""
+    # of different lengths, and not at the end of a row: an optimizer that looks at rows or halves must show
     halves = [tensor.reshape(-1).tensor_split([tensor.numel() // 2 - 1]) for tensor in tensors]
     return [list(rank) for rank in zip(*halves, strict=True)]
 

@@ -28,4 +28,5 @@ def rebind_param_groups(
 
 
 def _is_elementwise(name: str, value: object, full: nn.Parameter) -> bool:
+    # the step of a parameter without dimensions has its shape, and belongs to every shard
     return isinstance(value, torch.Tensor) and value.shape == full.shape and name != "step"

@@ -48,6 +48,7 @@ def huge_zeros(shapes: Iterable[Sequence[int]], dtype: torch.dtype = torch.float
         end += -(-math.prod(shape) * dtype.itemsize // _ALIGN) * _ALIGN
     if not end:
         return [torch.zeros(shape, dtype=dtype, device="cpu") for shape in wanted]
+    # with room to begin at the start of a huge page
     pages = mmap.mmap(-1, end + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # zeros
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages: small ones then

@@ -64,6 +64,7 @@ class FromPretrainedPatch:
         **kwargs: Any,
     ) -> Any:
         """Load weights: lazily, where the thread that calls is inside of a context."""
+        # the patch holds for all threads, a context only for the one that opened it
         lazily = state_dict is None and isinstance(torch.empty(0, device="cpu"), LazyTensor)
         if lazily:
             _check_request(checkpoint_files or (), load_config)

@@ -201,6 +201,7 @@ class RecordedOperation:
         needed: set[Recipe] = set() if self.func in _OVERWRITE else self.reads()
         world = _replay(dict.fromkeys(needed, self.index))
         for recipe in set(self.touched) & needed:
+            # in place it would change kept values, which others are going to read
             world[recipe] = world[recipe].clone()
         self.run(world, again=False)
 
@@ -304,6 +305,7 @@ def _needed(wanted: Mapping[Recipe, int]) -> Iterator[RecordedOperation | Recipe
     """Go back in time from storages that are wanted, past all that they come from, latest first."""
     open_recipes: set[Recipe] = set()
     heap: list[tuple[int, bool, int, RecordedOperation | Recipe]] = []
+    # events are not compared with each other
     ties = itertools.count()
 
     def need(recipe: Recipe, index: int) -> None:

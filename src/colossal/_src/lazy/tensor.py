@@ -55,6 +55,7 @@ class LazyTensor(torch.Tensor):
             >>> ones.values()
             tensor([1., 1.])
         """
+        # inside of a context, what makes the values would be recorded instead of run
         with _disable_current_modes():
             return self._view.on(self._view.recipe.storage())
 
@@ -186,6 +187,7 @@ class LazyTensor(torch.Tensor):
             return func(args[0].values().detach(), *args[1:], **(kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (the documented way to go on)  # pyright: ignore[reportPrivateUsage]
             result = func(*args, **(kwargs or {}))
+        # `data` exchanges what torch has of a tensor, and not its attributes in Python
         if func == torch.Tensor.data.__set__ and all(isinstance(each, LazyTensor) for each in args):  # type: ignore[attr-defined]
             set_view(args[0], view_of(args[1]))
         return result

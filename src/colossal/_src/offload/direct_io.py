@@ -67,11 +67,13 @@ def _measured(file: ScratchFile, engine: IOEngine) -> DirectIO:
 def _seconds(engine: IOEngine, transfer: FileTransfer) -> float:
     """Time a transfer between memory and the disk itself; infinite where it fails."""
     if not transfer.is_write:
+        # or the bytes would come from the page cache
         os.posix_fadvise(transfer.buffered, 0, 0, os.POSIX_FADV_DONTNEED)
     started = time.perf_counter()
     handle = engine.submit(transfer)
     status = engine.wait(handle)
     if transfer.is_write:
+        # or the bytes might only have reached the page cache
         os.fdatasync(transfer.buffered)
     seconds = time.perf_counter() - started
     engine.forget(handle)

@@ -180,6 +180,7 @@ def _move(transfer: FileTransfer, descriptor: int, start: int, end: int) -> int:
         if not moved:
             return errno.EIO if transfer.is_write else END_OF_FILE
         start += moved
+        # from the middle of a block no direct transfer can go on
         descriptor = transfer.buffered if moved % BLOCK else descriptor
     return 0
 

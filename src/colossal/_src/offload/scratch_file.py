@@ -66,6 +66,7 @@ class ScratchFile:
         try:
             self.buffered = os.open(self.directory, os.O_TMPFILE | os.O_RDWR, 0o600)
         except (OSError, AttributeError) as error:
+            # the other way would fail for the same reason
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE):
                 raise
             self._open_named()
@@ -82,6 +83,7 @@ class ScratchFile:
 
     def _past_the_cache(self) -> int:
         try:
+            # a second descriptor of the same file, which has no name to open it by
             return os.open(f"/proc/self/fd/{self.buffered}", os.O_RDWR | os.O_DIRECT)
         except (OSError, AttributeError):
             return self.buffered
@@ -92,6 +94,7 @@ def _reserve(descriptor: int, num_bytes: int) -> None:
     if not num_bytes:
         return
     try:
+        # a full disk shows now, not in the middle of training
         os.posix_fallocate(descriptor, 0, num_bytes)
     except OSError as error:
         if error.errno not in _CANNOT_RESERVE:
@@ -133,4 +136,5 @@ class FileBackedBuffer:
     def drop_page_cache(self) -> None:
         """Take the values out of the memory of this process, until they are used again."""
         if hasattr(mmap, "MADV_DONTNEED"):
+            # the mapping is shared: what was written stays in the file
             self._pages.madvise(mmap.MADV_DONTNEED)

@@ -102,6 +102,7 @@ class StateStore:
         self._ahead = ahead
         sizes = [padded(self._stride(index) * tensors_per_entry * 4) for index in range(len(self._numels))]
         self.file = TensorFile(directory, sizes, engine, direct)
+        # one for the entry in use, and `ahead` each for what is being read and written
         self._buffers = huge_zeros([(max(sizes, default=0),)] * (2 * ahead + 1), torch.uint8)
         self.num_buffer_bytes = sum(buffer.nbytes for buffer in self._buffers)
         self._is_busy = False
@@ -211,6 +212,7 @@ class StateStore:
             is_left = True
             raise
         finally:
+            # also after an error: the next walk takes the buffers that these transfers use
             failure = walk.finish()
             self._failure = failure if is_left else None  # what is raised here needs no second mention
             self._is_busy = False

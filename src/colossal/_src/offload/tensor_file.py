@@ -160,6 +160,7 @@ class TensorFile:
         except BaseException:
             opened.close()
             raise
+        # of the requests, not of this object, which a method of its own would keep alive
         self._finalizer = weakref.finalize(self, self._flights.close)
 
     @property
@@ -190,6 +191,7 @@ class TensorFile:
     def close(self) -> None:
         """Wait for what is under way and free the disk space; later calls do nothing."""
         self._finalizer()
+        # a write that failed before anyone waited for it must not go unnoticed
         failed, self._flights.failed = self._flights.failed, None
         if failed is not None and failed.fails_unseen():
             failed.wait()

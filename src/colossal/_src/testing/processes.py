@@ -88,6 +88,7 @@ class _Process:
         )
         with _one_thread():
             self.process.start()
+        # with these ends open here, the death of the process would not close the pipes
         their_orders.close()
         their_replies.close()
         self.has_ended = False
@@ -191,6 +192,7 @@ class _RankRun:
     def request_stack(self) -> None:
         with suppress(ProcessLookupError):
             os.kill(self.process.process.pid or 0, signal.SIGUSR1)
+        # the other process writes its stack when it gets the signal
         time.sleep(0.2)
         stack = self.order.stack_file
         self.error = "It did not come to an end. It was at:\n" + (stack.read_text() if stack.exists() else "?\n")
@@ -335,6 +337,7 @@ def _carry_out(order: _Task, replies: "connection.Connection[Any, Any]", state: 
         faulthandler.register(signal.SIGUSR1, stack, all_threads=True)
         loaded = set(sys.modules)
         try:
+            # pickled inside, as a result that cannot be pickled is an error of this rank
             reply, succeeded = dumps(_call(order)), True
         except BaseException:  # noqa: BLE001 (reported by the caller's process)
             reply, succeeded = traceback.format_exc(), False

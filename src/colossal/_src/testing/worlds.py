@@ -110,6 +110,7 @@ def run_threads(function: Callable[..., Any], size: int, *args: Any, **kwargs: A
                 results[rank] = function(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 (reported by the caller's thread)
             errors.append((rank, error))
+            # wakes the ranks that wait for this one in a collective
             ProcessLocalGroup.exception_handle(error)
         finally:
             set_ambient_mesh(None)

@@ -59,12 +59,14 @@ class Bucket(FlatParameters):
         for index, parameter in enumerate(self.parameters):
             place = self._view_of(self.working, index)
             place.copy_(parameter.detach())
+            # assigning `data` keeps the parameter itself, which hooks, tied layers and the user's optimizer refer to
             parameter.data = place
 
     def _make_master(self) -> torch.Tensor:
         own, wide = self.shard, self._master_dtype
         if self._config.cpu_offload and not own.is_cpu:
             self._host_grad = host_buffer(own.numel(), wide, own.device)
+            # page-locked, or the copies of each step would block the host
             return host_buffer(own.numel(), wide, own.device).copy_(own)
         return own if wide == own.dtype else zeros(own.numel(), wide, own.device).copy_(own)
 

@@ -7,6 +7,7 @@ import torch
 from colossal._src.kernel import huge_zeros
 
 _MOST_KEPT = 2
+# bytes; shorter buffers do not fill a huge page (docs/decisions/0009)
 _HUGE_PAGE = 1 << 21
 
 
@@ -47,7 +48,9 @@ class BufferPool:
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Take a buffer back."""
+        # `take` lends the beginning of a buffer: without its base the rest would never be reused
         base = buffer if buffer._base is None else buffer._base  # noqa: SLF001 (it has no public name)
+        # the longest ones, as these fit most of what is asked for
         self._free = sorted([*self._free, base], key=torch.Tensor.numel)[-_MOST_KEPT:]
 
 

@@ -129,10 +129,12 @@ class FlatParameters(ABC):
         scale = 1.0 / self._partition.world_size
         if index in self._filled:
             place.add_(grad, alpha=scale)
+        # after `keep` the gradient is a view of this very place already
         elif grad.data_ptr() != place.data_ptr():
             torch.mul(grad, scale, out=place)
         elif scale != 1.0:
             place.mul_(scale)
+        # else the next backward pass would add to a gradient that is in the buffer already, and it would count twice
         parameter.grad = None
         self.used[index] = True
         self._filled.add(index)
@@ -156,10 +158,12 @@ class FlatParameters(ABC):
             if index not in self._filled and parameter.grad is not None:
                 yield from self.copy_grad(index)
             elif index not in self._filled:
+                # the buffer is reused: gradients of an earlier pass, or of another bucket, would be summed up
                 self._view_of(buffer, index).zero_()
         buffer[self._ends[-1] :].zero_()
         self._filled.clear()
         own = buffer if self._partition.size == 1 else self._partition.segment(buffer)
+        # the full buffer is given back when the sum is known, so that the sum cannot stay in it
         if not self._config.keeps_gradients and self._partition.size > 1:
             yield own.nbytes
             own = self._new_segment(own)
@@ -180,6 +184,7 @@ class FlatParameters(ABC):
             self._scratch = None
         yield from self._add(summed)
         if not self._config.keeps_gradients and self._buffer is not None:
+            # on a single rank the sum is the buffer itself
             if self._partition.size > 1:
                 self._pool.give_back(self._buffer)
             self._buffer = None
@@ -194,6 +199,7 @@ class FlatParameters(ABC):
         if self.grad_shard is None:
             self.grad_shard = summed
         else:
+            # sums of many small gradients would round away in half precision
             wide = self.grad_shard.float() if self.grad_shard.dtype in _HALF else self.grad_shard
             self.grad_shard = wide.add_(summed)
         yield from ()
@@ -201,6 +207,7 @@ class FlatParameters(ABC):
     def grads(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
         """Go through the averaged gradients."""
         assert self.grad_shard is not None
+        # the host is about to read what the copy brings
         self._download.wait()
         self.grad_shard = self.grad_shard.to(self.master.device, self.master.dtype)
         for shard, (begin, end) in zip(self.shards, self._local_ranges(), strict=True):
@@ -210,6 +217,7 @@ class FlatParameters(ABC):
         """Throw the gradients away."""
         self.discard_new()
         if not self._is_grad_shard_in_buffer and self._partition.size > 1 and self._reduces_in(self.grad_shard):
+            # the sum of the next step takes this memory instead of new one
             self._spare = self.grad_shard
         self.grad_shard = None
         self.used = [False] * len(self.parameters)
@@ -228,8 +236,10 @@ class FlatParameters(ABC):
         length, start, shape = self.numel // self._partition.size, self._starts[index], self._shapes[index]
         ranks, ranges = [], []
         for rank, at in self._partition.members:
+            # a parameter may begin before this segment, end after it, or have no element in it
             first, last = (min(max(edge * length - start, 0), shape.numel()) for edge in (at, at + 1))
             ranks.append(rank)
+            # all empty ranges look the same, so that they compare equal
             ranges.append((first, last) if first < last else (0, 0))
         flat = FlatLayout(tuple(shape), tuple(ranks), tuple(ranges))
         shard = nn.Parameter(self.master[begin:end], requires_grad=self.parameters[index].requires_grad)
@@ -254,6 +264,7 @@ class FlatParameters(ABC):
             self._buffer = self._pool.take(self.numel, dtype, self.device)
         elif self.grad_shard is not None and self._is_grad_shard_in_buffer:
             self.grad_shard = self.grad_shard.clone()  # the sum of an earlier backward pass makes room for this one
+        # a copy to the host may still be reading the previous sum out of this buffer
         self._download.order()
         return self._buffer
 
@@ -270,6 +281,7 @@ class FlatParameters(ABC):
             self._download = self._streams.start(summed, buffer)
             self.grad_shard = buffer
         else:
+            # the host adds to what the first copy brings
             self._download.wait()
             self.grad_shard.add_(summed.to(self.grad_shard))
 
@@ -278,6 +290,7 @@ class FlatParameters(ABC):
         if self.has_copy and not (is_written and self.targets):
             if not self._is_uploaded:
                 self.start_upload()
+            # for the next step, whose values are not there yet
             self._is_uploaded = False
             self._upload.order()
 
@@ -286,8 +299,10 @@ class FlatParameters(ABC):
         if self.has_copy:
             for index, (begin, end) in enumerate(self._local_ranges()):
                 if versions is None or versions[index] != self._versions[index]:
+                    # the copy out of the master weights may be under way
                     self._upload.wait()
                     here, master = self.shard[begin:end], self.master[begin:end]
+                    # a master weight that rounds to the parameter is more precise: only changed values are copied
                     kept = master.to(here.dtype) == here.to(master.device)
                     master.copy_(torch.where(kept, master, here.to(master)))
 

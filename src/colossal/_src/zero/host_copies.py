@@ -49,6 +49,7 @@ class CopyStreams:
         with self.on_stream(to_host=to_host):
             target.copy_(source, non_blocking=True)
             arrival = self.mark(to_host=to_host)
+        # else the caching allocator might hand this memory out again while the copy on the other stream is using it
         (source if to_host else target).record_stream(self._stream(to_host))
         return arrival
 
@@ -59,6 +60,7 @@ class CopyStreams:
             yield
             return
         stream = self._stream(to_host)
+        # what is copied may still be being computed
         stream.wait_stream(torch.accelerator.current_stream())
         with stream:
             yield

@@ -67,6 +67,7 @@ def shard_optimizer(
 ) -> OptimizerWrapper:
     """Let an optimizer update this rank's shards of a model's parameters."""
     check_optimizer(optimizer, shards=True)
+    # a plan is made on a fake process group, with parameters on the meta device
     _check_model(model, optimizer, config, needs_values=dist.get_backend(partition.group) != "fake")
     names = param_names or {parameter: name for name, parameter in model.named_parameters()}
     shards = ZeroShards(optimizer, model.parameters(), partition, config)

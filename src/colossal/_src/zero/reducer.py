@@ -60,6 +60,7 @@ class Reducer:
             yield
         finally:
             self._is_watched = outer
+        # a nested pass is part of the outer one: buckets that it leaves incomplete may still fill
         if not outer:
             self._end_pass()
 
@@ -94,6 +95,7 @@ class Reducer:
         if not (self._is_watched or self._is_running):
             self._is_running = True
             engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001 (as torch's own wrappers do)
+            # a plain `loss.backward()` does not say when it ends; buckets that stay incomplete are reduced then
             engine.queue_callback(self._end_pass)
         if self._places[bucket] < self._next:
             return  # a second visit in one pass: what it brought is reduced at the step
@@ -134,6 +136,7 @@ class Reducer:
             order = list(self._places)
             while self._next < len(order):
                 self._start_next(order)
+        # all ranks begin the next pass with the same bucket
         self._next = 0
         self.finish()
 

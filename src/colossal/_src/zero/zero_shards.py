@@ -69,6 +69,7 @@ class ZeroShards(MasterParams):
         self._handles.append(optimizer.register_step_post_hook(self._after_step))
         places = {parameter: place for place, parameter in enumerate(order)}
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        # backward passes bring the gradients of the last layers first: in this order buckets fill one after the other
         self._shard_params(sorted(held, key=lambda each: places.get(each, -1), reverse=True))
 
     def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
@@ -111,11 +112,13 @@ class ZeroShards(MasterParams):
         waiting = [bucket.is_waiting for bucket in self.buckets]
         if self._num_pulled == self._reducer.num_changes and not any(waiting):
             return
+        # a bucket that any rank has to reduce is reduced by all: else that rank would wait for the others forever
         self._used, waiting = self._agree(waiting)
         self._reducer.reduce([bucket for bucket, is_waiting in zip(self.buckets, waiting, strict=True) if is_waiting])
         for bucket, used in zip(self.buckets, self._used, strict=True):
             if bucket.grad_shard is not None:
                 for (shard, grad), is_used in zip(bucket.grads(), used, strict=True):
+                    # for a zero gradient an optimizer would still decay weights and moments; for none it does nothing
                     shard.grad = grad if is_used else None
         self._num_pulled = self._reducer.num_changes
 
@@ -125,6 +128,7 @@ class ZeroShards(MasterParams):
         Communication: all_gather, dp, the parameters' bytes.
         """
         after_step, self._has_stepped = self._has_stepped, False
+        # in the order of the forward pass, so that the first layers can begin first
         changed = [bucket for bucket in reversed(self.buckets) if bucket.grad_shard is not None or not after_step]
         is_written = after_step and self._writer is not None
         self._gathers = {bucket: bucket.start_gather(is_written=is_written) for bucket in changed}
@@ -139,6 +143,7 @@ class ZeroShards(MasterParams):
 
     def refresh(self) -> None:
         """Take the values of the working parameters over into the shards."""
+        # values that somebody wrote since the last step must be in the shards before these are updated
         for bucket in self.buckets:
             bucket.refresh(only_written=False)
 
@@ -190,6 +195,7 @@ class ZeroShards(MasterParams):
         self._updated.update(updated)
         for bucket in {self._offloaded[shard] for shard in updated if shard in self._offloaded}:
             trained = (shard for shard in bucket.shards if shard in self.pairs and shard.grad is not None)
+            # a copy that begins earlier would miss the updates of the other shards of the bucket
             if self._updated.issuperset(trained):
                 bucket.start_upload()
 

@@ -70,6 +70,7 @@ def write_adapter_directory(
             for name, write in config.items():
                 staging.add(directory / name, write)
             staging.commit()
+        # last: a crash at any moment leaves one complete file of adapters
         (directory / ADAPTER_WEIGHTS_FILES[not use_safetensors]).unlink(missing_ok=True)
     finally:
         aside.unlink(missing_ok=True)

@@ -51,6 +51,7 @@ def rng_of_first_rank(axes: Sequence[Axis], device: torch.device, mesh: Parallel
         yield
     finally:
         for (restore, mine), theirs in zip(local_states.items(), first, strict=True):
+            # ranks that had the state of the first go on where the adapters left it, as one process does
             if not torch.equal(mine, theirs):
                 restore(mine)
 

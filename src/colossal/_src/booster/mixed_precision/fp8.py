@@ -74,6 +74,7 @@ class FP8MixedPrecision(AutocastMixedPrecision):
                 + "Pass 'bf16' instead."
             )
         for linear in fitting:
+            # keeps the object, so that hooks and tied weights stay as they are
             linear.__class__ = FP8Linear
         message = f"fp8: {len(fitting)} of {len(linears)} linear layers multiply in float8"
         message += f", the others in bfloat16 because their sizes are {sizes}" if others else ""

@@ -160,6 +160,7 @@ class Plugin(ABC):
             drop_last=drop_last,
             pin_memory=pin_memory,
             num_workers=num_workers,
+            # workers take their seeds from it: those of two ranks must not augment their samples in the same way
             generator=torch.Generator().manual_seed(seed + rank),
             worker_init_fn=kwargs.pop("worker_init_fn", _seed_worker),
             **kwargs,

@@ -87,6 +87,7 @@ class ScalarGradAverager:
 
     def _average(self, scalar: torch.Tensor) -> None:
         if self.enabled and scalar.grad is not None:
+            # exact also for a sum of several passes: what was averaged before is the same on all ranks
             scalar.grad = Channel("dp", self._mesh).all_reduce(scalar.grad) / self._mesh.size("dp")
 
 
@@ -121,10 +122,12 @@ def broadcast_initial_values(module: nn.Module, mesh: ParallelMesh) -> None:
     lazy = list(dict.fromkeys(lazy_tensors(module)))
     operations = recorded_operations(lazy)
     if not _agree(_describe(module, operations), mesh):
+        # ranks that recorded different operations would draw different values: only values themselves can be sent
         materialize(module)
         operations = []
     tensors = dict.fromkeys((*module.parameters(), *module.buffers()))
     values = [each for each in tensors if not isinstance(each, LazyTensor)]
+    # layers that are sharded over tp hold other values on each of its ranks
     replicated = [each for each in values if not placement_of(each).is_compute_sharded]
     for axis in _AXES:
         Channel(axis, mesh).broadcast([*(replicated if axis == "tp" else values), *rng_states_of(operations)])

@@ -21,7 +21,9 @@ def find_units(model: nn.Module, policy: Any, ignored: set[nn.Module]) -> list[n
         for module in chosen - inside_ignored - {model}
         if _has_forward(module) and next(module.parameters(), None) is not None
     }
+    # such a unit would free the parameter while a module outside of it needs it
     chosen -= _units_splitting_tied_params(model, chosen)
+    # inner modules first: an outer unit takes what is left
     return [module for module in reversed(list(model.modules())) if module in chosen]
 
 

@@ -66,6 +66,7 @@ class LocalConnection:
     def open(self) -> None:
         """Start the supervisor's Python."""
         self._process = subprocess.Popen(  # noqa: S603 (our own command)
+            # isolated: variables of the environment must not change what the supervisor imports
             [sys.executable, "-I", "-c", BOOT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -153,6 +154,7 @@ class SSHSession:
         try:
             self._connection.open()
             self._channel = self._connection.create_session()
+            # exec: no shell stays between the channel and the supervisor
             self._channel.exec_command("exec " + shlex.join([self._python, "-I", "-c", BOOT]))
         except Exception as error:
             self.close()

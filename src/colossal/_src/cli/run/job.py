@@ -140,6 +140,7 @@ def choose_rendezvous(
     The first host is node 0, unless the address is the name of another one: then that one is. Its name is where the
     nodes meet, unless an address is given; None stands for what SSH's configuration says about the first host.
     """
+    # the sort is stable: the named host comes first, the others keep their order
     ordered = tuple(sorted(hosts, key=lambda host: host.name != address))
     if len(ordered) == 1 and ordered[0].is_local:
         return ordered, Rendezvous(address or "127.0.0.1", port or free_port())

@@ -141,6 +141,7 @@ class Launcher:
             while not over.wait(supervisor.BEAT_SECONDS):
                 self._say(supervisor.STILL_HERE)
 
+        # a supervisor that hears nothing for its timeout ends its processes
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
         try:

@@ -52,6 +52,7 @@ class Reporter:
                 self._stream.write(FRAME.pack(letter, len(content)) + content)
                 self._stream.flush()
             except (OSError, ValueError):
+                # what is written later goes nowhere instead of failing again
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 
@@ -103,6 +104,7 @@ def serve(source: IO[bytes], sink: IO[bytes], libc: Any) -> None:
         pump.start()
     status = _attend(job.pid, Watch(source, order["timeout"]))
     for pump in pumps:
+        # a process that could not be killed may keep its end of the stream open forever
         pump.join(_KILL_SECONDS if _descendants() else None)
     reporter.write(ENDED, json.dumps({"status": status, "left": _descendants()}).encode())
 
@@ -168,6 +170,7 @@ def _attend(child: int, watch: Watch) -> int:
         verdict = watch.verdict()
         if verdict == END and not asked:
             asked, deadline = True, time.monotonic() + _GRACE_SECONDS
+            # torchrun passes it on to its ranks
             _signal([child], signal.SIGTERM)
         if verdict == KILL or time.monotonic() > deadline:
             break
@@ -217,6 +220,7 @@ def _descendants() -> "list[int]":
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
+                # the name of a process, in parentheses, may itself contain spaces and parentheses
                 rest = (entry / "stat").read_bytes().rpartition(b")")[2].split()
             except OSError:
                 continue
@@ -249,6 +253,7 @@ def guard(supervisor: int) -> None:
 def main() -> None:
     """Part into guard and supervisor."""
     libc = ctypes.CDLL(None)
+    # orphans of the job become children of this process, which finds and ends them
     libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)

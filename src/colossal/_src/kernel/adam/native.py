@@ -45,6 +45,7 @@ def on_cuda() -> Runner:
         with torch.cuda.device(device):
             launch(columns, step, device.index, torch.cuda.current_stream().cuda_stream)
 
+    # code that does not run on this GPU shows here, where the caller can still take torch's operations
     run([*([torch.zeros(1, device="cuda")] for _ in range(4)), []], AdamStep(step=1))
     return run
 
@@ -85,6 +86,7 @@ def _table(columns: Columns) -> "array[int]":  # a string for Python 3.11
 
 def _numbers(step: AdamStep) -> _Step:
     decay = step.weight_decay * (step.lr if step.is_decoupled else 1.0)
+    # in double precision: float32 has few correct digits of 1 - 0.999
     complements = (1 - beta for beta in step.betas)
     coefficients = (step.step_size, *step.betas, *complements, step.eps)
     return _Step(*coefficients, decay, 1 / step.root_of_correction, step.grad_scale, step.is_decoupled)

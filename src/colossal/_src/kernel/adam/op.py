@@ -102,6 +102,7 @@ def _run(*columns: list[torch.Tensor], beta1: float, beta2: float, num_threads: 
 
 def _count_change(columns: Columns) -> None:
     """Let autograd know of what was written, as it does of torch's own operations in place."""
+    # tensors of inference mode have no version
     written = [tensor for index in (0, 2, 3, 4) for tensor in columns[index] if not tensor.is_inference()]
     torch.autograd.graph.increment_version(written)
 

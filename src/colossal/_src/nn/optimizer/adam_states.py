@@ -182,6 +182,7 @@ class AdamStates:
         """Hand out the means, some parameters after others; what is written to them until the next batch is kept."""
         away = [param for param in params if self._is_offloaded(param)]
         self.offload(away)
+        # a step that fails must end the walk: a store serves one at a time
         with closing(self._visit(away)) as visits:
             first = next(visits, None)  # which begins to read, while those in memory are computed with
             yield [self._held(param) for param in params if not self._is_offloaded(param)]
@@ -218,6 +219,7 @@ class AdamStates:
         zeros = iter(_zeros_like([param for param in params if not self._is_offloaded(param) for _ in MOMENTS]))
         for param in params:
             means = {} if self._is_offloaded(param) else {name: copy_placement(next(zeros), param) for name in MOMENTS}
+            # on the host: each step reads the number, and would wait for a device
             self._state[param] = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu"), **means}
 
 

@@ -119,6 +119,7 @@ class CheckedOptimizer(Optimizer, ABC):
         try:
             check_group(self.param_groups[-1])
         except ColossalError:
+            # torch adds a group before it can be checked
             self.param_groups.pop()
             raise
 
@@ -162,6 +163,7 @@ class CheckedOptimizer(Optimizer, ABC):
         for id_, param in zip(saved, params, strict=True):
             for name, value in state_dict["state"].get(id_, {}).items():
                 if name != "step" and isinstance(value, torch.Tensor) and value.is_floating_point():
+                    # from the saved state: torch has rounded what it loaded to the dtype of the parameter
                     placed = value.to(param.device, state_dtype(param))
                     self.state[param][name] = (
                         placed if name.endswith(REPLICATED_STATE_SUFFIXES) else copy_placement(placed, param)

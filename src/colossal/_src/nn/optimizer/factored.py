@@ -38,6 +38,7 @@ def run_with_batched_sums(updates: Iterable[tuple[Placement, SumRequests]]) -> N
     waiting = []
     for placement, update in updates:
         one = _PendingUpdate(placement, update)
+        # its own sums are those of all ranks
         while not placement.shard_groups and one.asked is not None:
             one.answer(one.asked)
         waiting.append(one)

@@ -38,6 +38,7 @@ class Projection:
         is_left, is_right = projected_sides(proj_type, tuple(matrix.shape))
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
         left, right = left[:, :rank], right[:rank]
+        # a singular vector is determined up to its sign only: the largest element is made positive
         signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
         return cls(left * signs if is_left else None, right * signs.T if is_right else None)
 
@@ -333,9 +334,11 @@ def _projection_of(shard: ParamShard) -> Generator[list[torch.Tensor], list[torc
         for region, view in placement.views(shard.grad):
             full[region.slices] = view
         (full,) = yield [full]
+        # the decompositions of several parameters are spread over the ranks
         is_mine = all(dist.get_rank(one) == shard.index % dist.get_world_size(one) for one in placement.shard_groups)
         found = Projection.of(full, rank, group["proj_type"]) if is_mine else None
         pairs = zip((found.left, found.right) if found else (None, None), kept, strict=True)
+        # the other ranks add zeros, so that the sum is what the one rank has found
         own = [torch.zeros_like(side) if new is None else new for new, side in pairs if side is not None]
         for side, total in zip(sides, (yield own), strict=True):
             side.copy_(total)

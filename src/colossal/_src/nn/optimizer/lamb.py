@@ -53,6 +53,7 @@ class LambBase(ShardAwareOptimizer):
             (squares,) = yield [torch.stack([sum_of_squares(values), sum_of_squares(update)])]
             norms = squares.sqrt()
             own, moved = norms[0].clamp(max=rules.largest_norm), norms[1]
+            # a parameter of zeros would otherwise never move
             ratio = torch.where((own > 0) & (moved > 0), own / moved, 1.0)
         shard.subtract(update.mul_(ratio * group["lr"]))
 

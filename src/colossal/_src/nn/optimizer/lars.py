@@ -64,6 +64,7 @@ class Lars(ShardAwareOptimizer):
         (squares,) = yield [torch.stack([sum_of_squares(values), sum_of_squares(shard.grad)])]
         own, slope = squares.sqrt()
         ratio = group["eeta"] * own / (slope + group["weight_decay"] * own + group["epsilon"])
+        # a parameter of zeros would otherwise never move
         rate = group["lr"] * torch.where((own > 0) & (slope > 0), ratio, 1.0)
         update = shard.grad.add(values, alpha=group["weight_decay"]).mul_(rate)
         if group["momentum"]:

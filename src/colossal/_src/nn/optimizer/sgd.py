@@ -70,6 +70,7 @@ class FusedSGD(CheckedOptimizer):
     def _update_group(self, group: dict[str, Any], params: list[torch.Tensor]) -> None:
         decay, momentum = group["weight_decay"], group["momentum"]
         grads = [local_of(param.grad) for param in params if param.grad is not None]
+        # copies, which are changed in place below; the gradients stay as they are
         updates = [grad.to(state_dtype(param), copy=True) for grad, param in zip(grads, params, strict=True)]
         values = [local_of(param) for param in params]
         if decay and not group["wd_after_momentum"]:

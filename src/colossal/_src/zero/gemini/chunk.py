@@ -102,6 +102,7 @@ class Chunk(FlatParameters):
     @property
     def is_referenced(self) -> bool:
         """Whether other tensors use the memory of the full buffer, such as an activation that is one of its views."""
+        # `full` itself, and once it is attached one view for each parameter
         return self.full is not None and num_references(self.full) > 1 + (
             0 if self.is_prefetching else len(self.parameters)
         )
@@ -120,6 +121,7 @@ class Chunk(FlatParameters):
         begin, end = self._local_ranges()[index]
         if self.has_copy:
             self.master[begin:end].copy_(self.shard[begin:end])
+        # setting `data` would otherwise count as a read, for which the manager gathers this chunk
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 (public only as a mode of all threads)
             full = self.full
             set_data(parameter, self._nan.expand(parameter.shape) if full is None else self._view_of(full, index))
@@ -210,6 +212,7 @@ class Chunk(FlatParameters):
         assert self._spilled is not None
         self.full = self._memory.take(self.numel, self.dtype, "parameters").copy_(self._spilled)
         self._traffic.count("upload", self.full.nbytes)
+        # nothing is awaited, but `attach` sets parameters only when something is pending
         self._spilled, self._fetch = None, PendingComm()
 
     def reset(self) -> None:
@@ -247,6 +250,7 @@ class Chunk(FlatParameters):
 
     def discard(self) -> None:
         """Discard the gradients."""
+        # the buffer on the host is kept, and was not taken from the memory of the device
         if self.grad_shard is not None and self.grad_shard is not self._host_grad:
             self._memory.give_back(self.grad_shard, "gradients")
             self.grad_shard = None
@@ -255,6 +259,7 @@ class Chunk(FlatParameters):
         self.reset()
 
     def _renew(self) -> PendingComm:
+        # views that autograd saved before this are those of other values, see `SavedTensors`
         self.num_updates += 1
         if not self.is_always_full:
             self.release()
@@ -299,6 +304,7 @@ class Chunk(FlatParameters):
             if self._host_grad is None:
                 self._host_grad = self._memory.allocate_host(summed.numel(), self.master.dtype)
             self._add_on_host(summed, self._host_grad)
+            # not to be lent again before the copy out of it is over
             self._memory.give_back(summed, "gradients", self._download.order)
             return
         if self.grad_shard is not None:

@@ -170,6 +170,7 @@ def _fill(chunk: Chunk, device: torch.device) -> None:
         if work is not None:
             work.wait()
         chunk.load_values(index, values)
+        # else this parameter would stay in memory while the next one is materialized
         del values, work
 
 

@@ -17,6 +17,7 @@ from colossal._src.zero.gemini.tensor_state import TensorState
 from colossal._src.zero.gemini.transfer_log import Event, Transfer, TransferLog
 from colossal.errors import CommunicationError, UnsupportedError
 
+# a prime, below which a number and its negative fit into int32, see `agree`
 _FINGERPRINT = (1 << 31) - 1
 
 
@@ -104,6 +105,7 @@ class ChunkManager:
             )
         places, is_traced = [self._places[id(parameter)] for parameter in parameters], self._is_training or is_backward
         for chunk, _ in places:
+            # all of them before the first is gathered: a gather must not evict another chunk of the same operation
             chunk.num_pins += 1
         try:
             for chunk, index in places:
@@ -139,6 +141,7 @@ class ChunkManager:
         own, self._fingerprint = self._fingerprint, 0
         if self.partition.world_size == 1:
             return values
+        # one collective for both: the largest of the negatives is the negative of the smallest
         most, least, *agreed = self._largest_of([own, -own, *values], torch.int32)
         if most != -least:
             raise CommunicationError(
@@ -193,6 +196,7 @@ class ChunkManager:
         for number in self.trace.coming(self._num_ahead):
             chunk = self.chunks[number]
             if not chunk.is_full:
+                # how much memory this rank has must not decide which chunks all ranks gather
                 is_out_of_memory = self._is_single_rank and self.memory.available < chunk.num_bytes
                 if is_out_of_memory or self._temporary() + chunk.num_bytes > self._room():
                     return
@@ -202,6 +206,7 @@ class ChunkManager:
         self._evict_until_fits(chunk.num_bytes)
         self.reserve(chunk.num_bytes, "parameters")
         chunk.start_fetch()
+        # a hash of the order too: ranks that gather the same chunks in another order exchange wrong values
         self._fingerprint = (self._fingerprint * 1_000_003 + chunk.index + 1) % _FINGERPRINT
         self._log_transfer(event, chunk, chunk.num_bytes)
 
@@ -244,6 +249,7 @@ class ChunkManager:
             raise self.memory.refuse(num_bytes, kind)
 
     def _evict_or_spill(self) -> bool:
+        # an evicted chunk is gathered again by all ranks at the same time; a spilled one concerns this rank alone
         return self._evict() if self._is_single_rank else self._spill()
 
     def _evict(self) -> bool:
@@ -263,6 +269,7 @@ class ChunkManager:
         return bool(found)
 
     def _eviction_key(self, chunk: Chunk) -> tuple[bool, int, int]:
+        # the number breaks ties, so that all ranks choose the same chunk
         return not chunk.is_needed_by_backward, self.trace.next_use(chunk.index), chunk.index
 
     def _can_evict(self, chunk: Chunk) -> bool:

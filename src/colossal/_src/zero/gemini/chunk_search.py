@@ -34,6 +34,7 @@ class ParameterOrder(Protocol):
 _MEBI = 1 << 20
 _ALIGNMENT = 16  # elements of each rank's segment of a chunk that is as long as the model
 _BLOCK = 1 << 15  # candidates that are tried at a time, so that what they take stays in the cache
+# longer than any chunk: a parameter that is never packed with others
 _NEVER = 1 << 62
 _TIED_FRACTION = 4
 

@@ -166,6 +166,7 @@ class DeviceMemory:
         Args:
             handler: A method, which is not kept alive; returns whether it has evicted anything.
         """
+        # its object refers to this memory: a cycle would keep all chunks until the garbage collector runs
         self._oom_handler = WeakMethod(handler)
 
     def _allocate(self, num_bytes: int) -> torch.UntypedStorage:
@@ -199,6 +200,7 @@ class DeviceMemory:
         """
         if before_reuse is not None:
             self._before_reuse[buffer.untyped_storage().data_ptr()] = before_reuse
+        # what was lent may be longer than what was asked for
         self.used[kind] -= buffer.untyped_storage().nbytes()
         self._lingering.append(buffer)
         self._sweep()
@@ -281,4 +283,5 @@ class GradientBuffers:
 def num_references(buffer: torch.Tensor) -> int:
     """Count the tensors that use the memory of one, and itself."""
     storage = buffer.untyped_storage()
+    # less the storage object that was just made
     return torch._C._storage_Use_Count(storage._cdata) - 1  # noqa: SLF001 (no public function returns it)

@@ -261,10 +261,12 @@ def get_static_torch_model(
         Parameter torch.float32
     """
     state = zero_ddp_model.state_dict(only_rank_0=only_rank_0)
+    # only here, since all ranks take part in the gathers
     if only_rank_0 and zero_ddp_model.partition.rank != 0:
         return None
     memo: dict[int, Any] = {}
     for name, parameter in unwrap_model(zero_ddp_model).named_parameters():
+        # deepcopy would read the parameter, whose values are sharded
         memo[id(parameter)] = nn.Parameter(state[name].to(device, dtype), requires_grad=parameter.requires_grad)
     return deepcopy(unwrap_model(zero_ddp_model), memo).to(device)
 

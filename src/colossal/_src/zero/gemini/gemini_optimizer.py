@@ -18,6 +18,7 @@ from colossal._src.zero.zero_config import ZeroConfig
 from colossal._src.zero.zero_shards import ZeroShards
 from colossal.errors import ConfigError
 
+# the two moments of Adam
 _USUAL_STATES = 2
 
 

@@ -84,6 +84,7 @@ def manage_parameters(parameters: Iterable[nn.Parameter], reader: ParameterFetch
     """Let parameters ask for their values from now on."""
     for parameter in parameters:
         setattr(parameter, _FETCHER_ATTR, reader)
+        # in place: tied layers and the user's optimizer refer to this object
         parameter.__class__ = ManagedParameter
 
 

@@ -62,6 +62,7 @@ class SavedTensors:
     def _pack(self, tensor: torch.Tensor) -> Any:
         storage = tensor.untyped_storage()
         chunk = self.chunks_by_storage.get(storage._cdata)  # noqa: SLF001 (the identity of a memory has no public name)
+        # the address of a storage that was freed may be that of another tensor by now
         if chunk is not None and chunk.uses_storage(storage):
             offset = int(tensor.storage_offset())
             index = max(bisect_right(chunk.starts, offset) - 1, 0)
@@ -107,6 +108,7 @@ class _Counted:
 
     def __init__(self, tensor: torch.Tensor, key: int, num_bytes: int, saved: SavedTensors) -> None:
         self.tensor, self._key, self._num_bytes, self._saved = tensor, key, num_bytes, saved
+        # stays so if the budget refuses these bytes: `__del__` must not subtract what was never added
         self._is_counted = False
         saved.grow(key, num_bytes)
         self._is_counted = True

@@ -55,6 +55,7 @@ class _ReductionCounter:
             self._handle = None
         if counters and torch.is_grad_enabled() and getattr(model, "require_backward_grad_sync", False):
             watch = lambda _grad: self._count(counters)  # noqa: E731
+            # any: counts once for each backward pass, also if some parameters get no gradient
             self._handle: RemovableHandle | None = register_multi_grad_hook(self._parameters, watch, mode="any")
 
     def _count(self, counters: tuple[CommCounter, ...]) -> None:

@@ -140,11 +140,13 @@ class TorchDDPPlugin(DataParallelPlugin):
         mesh = current_mesh()
         check_device(device, mesh)
         boosted = wrap_parts(parts, device, precision)
+        # `DistributedDataParallel` refuses a model in which nothing is trained
         if not any(parameter.requires_grad for parameter in boosted.model.parameters()):
             return boosted
         ddp = self._ddp.replicate(boosted.model, mesh.group("dp"))
         in_model = set(boosted.model.parameters())
         masters = [] if boosted.optimizer is None else [p for p in boosted.optimizer.parameters if p not in in_model]
+        # DDP broadcasts the parameters only: the first step would bring the initial values of each rank back
         Channel("dp", mesh).broadcast(masters)
         accumulates = precision is None or precision.accumulates_locally
         capabilities = Capabilities(no_sync=ddp.no_sync) if accumulates else Capabilities()

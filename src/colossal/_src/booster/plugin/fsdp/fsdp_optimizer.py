@@ -68,7 +68,9 @@ def shard_like(value: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     if not isinstance(shard, DTensor):
         return value
     there = value.to(shard.device_mesh.device_type)
+    # every rank has the full tensor: with a source rank, each call would communicate
     sharded = distribute_tensor(there, shard.device_mesh, shard.placements, src_data_rank=None)
+    # with offloading the shard is in host memory, while its mesh is one of devices
     return sharded.to(shard.device)
 
 

@@ -56,8 +56,10 @@ class FSDPSharder:
         scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
         if optimizer is not None:
             check_on_dtensors(optimizer, scalars, self._shard_mesh)
+        # before the first is sharded: shards of different initial values form a model that no rank had
         self._sync_initial_values(model, optimizer)
         units = find_units(model, self._options.auto_wrap_policy, set(self._options.ignored_modules))
+        # called for its errors, while the model is still as the user built it
         unit_dtypes([*units, model], ignored | scalars)
         self._apply_fully_shard([*units, model], ignored | scalars, optimizer)
         self._scalar_grad_averager = ScalarGradAverager(scalars, self._mesh)

@@ -271,6 +271,7 @@ class GeminiPlugin(DataParallelPlugin):
 
             shard_model(parts.model, parts.optimizer, replace(self._sharding, mesh=mesh), mesh)
         partition, keywords = options.partition(mesh), vars(self)
+        # `GeminiDDP` trains on the current mesh, which may have other axes
         with mesh:
             model = GeminiDDP(
                 parts.model,

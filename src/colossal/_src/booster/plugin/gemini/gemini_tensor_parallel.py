@@ -23,6 +23,7 @@ def shard_model(model: nn.Module, optimizer: Optimizer | None, config: ShardConf
         config = replace(config, enable_tensor_parallelism=False)
     names = parameter_names(model)
     if config.enable_tensor_parallelism:
+        # before the model is sharded: afterwards the ranks of tp hold different values by design
         broadcast_initial_values(model, mesh)
     ShardFormer(config).optimize(model)
     if config.enable_tensor_parallelism:

@@ -41,10 +41,12 @@ class BatchExecutor:
         parts = [batch] if self._microbatching is None else split_batch(batch, self._microbatching)
         losses, left = list[torch.Tensor](), list[Any]()
         for number, part in enumerate(parts, start=1):
+            # gradients of all micro-batches are reduced once, with those of the last
             with nullcontext() if number == len(parts) else self._no_sync():
                 outputs, loss = self._run(part, criterion if optimizer or return_loss else None, optimizer, len(parts))
             losses += [] if loss is None else [loss]
             left += [map_tensors(outputs, torch.Tensor.detach)] if return_outputs else []
+            # else they would stay in memory during the next micro-batch
             del outputs
         return {
             "loss": sum(losses[1:], losses[0]) if return_loss else None,

@@ -157,6 +157,7 @@ def cast(assembly: Assembly) -> Assembly:
     dtype, masters = assembly.options.dtype, None
     if dtype is None:
         return assembly
+    # ZeRO keeps float32 copies of its shards by itself
     if assembly.optimizer is not None and assembly.options.zero_stage == 0:
         masters = MasterWeights(assembly.optimizer, castable_parameters(assembly.trained), dtype)
     cast_model(assembly.trained, dtype)
@@ -203,6 +204,7 @@ def connect(built: Assembly) -> tuple[ModelWrapper, Capabilities]:
     """Connect what a rank trains with its replicas, and with the other stages."""
     shards = built.wrapper.masters if built.wrapper is not None else None
     zero_shards = shards if isinstance(shards, ZeroShards) else None
+    # elsewhere `DistributedDataParallel` broadcasts buffers by itself
     if built.options.ddp.broadcast_buffers and (zero_shards is not None or built.options.pp_size > 1):
         for stage in built.stages:
             broadcast_buffers_before_forward(stage.module, built.replicas)

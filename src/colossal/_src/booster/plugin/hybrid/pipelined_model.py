@@ -92,6 +92,7 @@ class GradientAverager:
         channel = Channel("dp", self._mesh)
         is_used = [each.grad is not None for each in self._parameters]
         used_here = torch.tensor(is_used, dtype=torch.int32, device="cpu")
+        # ranks may have used different parameters, but must all take part in the same reductions
         used = channel.all_reduce(used_here, "max").tolist()
         chosen = [each for each, is_used in zip(self._parameters, used, strict=True) if is_used]
         for parameter in chosen:

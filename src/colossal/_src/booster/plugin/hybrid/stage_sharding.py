@@ -74,6 +74,7 @@ def extract_stages(
 ) -> list[Stage]:
     """Keep the stages of this rank."""
     stage_indices = options.placement.stages_of(mesh.rank("pp"))
+    # a stage takes its modules out of the model, so that each one needs a model of its own
     models = [model] if len(stage_indices) == 1 else [copy_structure(model) for _ in stage_indices]
     return [_extract_stage(each, index, plan, options) for each, index in zip(models, stage_indices, strict=True)]
 
@@ -101,6 +102,7 @@ def _optimize(stage: Stage, plan: ParallelPlan | None, chosen: Collection[str], 
         checkpoint_layers(stage.module, plan, config.gradient_checkpoint_config, stage.index, stage.num_stages)
     apply_options(stage.module, chosen)
     if plan is not None:
+        # `apply_options` has applied what the full model chose; a stage alone might choose otherwise
         done = dict.fromkeys((*MODEL_OPTIONS, "enable_all_optimization"), False)
         shard_former = ShardFormer(replace(config, **done, gradient_checkpoint_config=None))
         shard_former.optimize(stage.module, plan.for_stage() if stage.num_stages > 1 else plan)

@@ -229,6 +229,7 @@ def _measure(
         with nullcontext() if masters is None else masters.backward_pass():
             run(live)
         gradient_bytes = live.now
+        # tp communicates in every micro-batch, the other axes once in a step
         traffic.add_counted(counter, {"tp": number})
         passes = run(live)  # again, as gradients have their room now
     with CommCounter() as counter:

@@ -168,6 +168,7 @@ class LowLevelZeroPlugin(DataParallelPlugin):
         if options.dtype is not None:
             cast_model(model, options.dtype)
         move_module(model, device)
+        # before the parameters are sharded: a gather would else join segments of different models
         Channel("dp", mesh).broadcast([*model.parameters(), *model.buffers()])
         optimizer = None if parts.optimizer is None else self._shard(model, parts.optimizer, options, device, mesh)
         broadcast_buffers_before_forward(model, mesh)
