@@ -1,1 +1,1 @@
-"""The implementation. Nothing here is public: what users need is exported by the modules beside this folder."""
+"""The implementation. Nothing here is public: the modules next to this folder export what users need."""

@@ -4,8 +4,7 @@ Source: Micikevicius et al., "Mixed Precision Training", 2018, https://arxiv.org
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -13,8 +12,7 @@ import torch
 from torch import distributed as dist
 
 from colossal._src.amp.loss_scaler import LossScaler
-from colossal._src.comm import all_reduce_over
-from colossal._src.tensor import comm_device, local_of, placement_of
+from colossal._src.amp.overflow import unscale_and_find_overflow
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.logging import get_dist_logger
 
@@ -122,26 +120,9 @@ class DynamicScaler(LossScaler):
         """
         if self._overflow is None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            found = self._unscale_local(parameters)
-            placed = [parameter for parameter in parameters if placement_of(parameter).groups]
-            groups = dict.fromkeys(group for parameter in placed for group in placement_of(parameter).groups)
-            # The ranks of a stage agree before stages do: those have other groups, and a maximum that goes through
-            # groups in different orders is not the same everywhere.
-            found = found.to(comm_device(placed[0]) if placed else self._device_type)
-            self._overflow = all_reduce_over(found, [*groups, *peers], "max")
-
-    def _unscale_local(self, parameters: list[torch.nn.Parameter]) -> torch.Tensor:
-        """Divide the local gradient shards, and return 1 if one of them was infinite or NaN, else 0."""
-        found = torch.zeros((), device=self._device_type)
-        by_device: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
-        for grad in _local_grads(parameters, allow_fp16=self._unscale_fp16_grads):
-            by_device[grad.device].append(grad)
-        for device, grads in by_device.items():
-            here = torch.zeros((), device=device)
-            inverse = torch.full((), 1.0 / self._scale, device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, here, inverse)
-            found = torch.maximum(found, here.to(found.device))
-        return found
+            self._overflow = unscale_and_find_overflow(
+                parameters, self._scale, self._device_type, peers, allow_fp16=self._unscale_fp16_grads
+            )
 
     def overflow_from_norm(self, norm: torch.Tensor) -> float | None:
         """Decide by the norm of scaled gradients, for an optimizer that unscales them in its own pass."""
@@ -240,21 +221,6 @@ class DynamicScaler(LossScaler):
             ) from error
         self._scale, self._rule = scale, rule
         self._good_steps, self._overflows = counters
-
-
-def _local_grads(parameters: list[torch.nn.Parameter], *, allow_fp16: bool) -> Iterator[torch.Tensor]:
-    """Yield what this rank holds of each gradient; of a sparse one its values."""
-    for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        if parameter.grad.dtype == torch.float16 and not allow_fp16:
-            raise ConfigError(
-                "Gradients are divided by the loss scale in float32. Found gradients in float16, of parameters in "
-                "float16. Leave the model in float32, or pass mixed_precision='fp16_naive', which keeps float32 "
-                "copies of the parameters."
-            )
-        grad = local_of(parameter.grad)
-        yield grad._values() if grad.is_sparse else grad  # noqa: SLF001 (values() wants a coalesced tensor)
 
 
 def _float32(value: float) -> float:

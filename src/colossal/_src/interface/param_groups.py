@@ -13,7 +13,7 @@ def rebind_param_groups(
     held: Mapping[nn.Parameter, nn.Parameter | None],
     shard_like: Callable[[torch.Tensor, nn.Parameter], torch.Tensor],
 ) -> None:
-    """Replace full parameters by what this rank has of them, if anything, and shard their state alike."""
+    """Replace full parameters by what this rank has of them, if anything, and shard their state the same way."""
     state: Any = optimizer.state  # keyed by parameters, whatever torch declares
     for group in optimizer.param_groups:
         for full in group["params"]:

@@ -1,4 +1,4 @@
-"""Connections to the nodes of a job: this machine, or one behind SSH."""
+"""Connections to the nodes of a job: this machine, or one over SSH."""
 
 import base64
 import hashlib
