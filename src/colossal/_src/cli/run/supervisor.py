@@ -63,7 +63,7 @@ class Watch:
         self._stream, self._timeout = stream, timeout
         self._last = time.monotonic()
         self._order = b""
-        # the kernel sends it as well, when the guard dies
+        # Linux sends it as well, when the guard dies
         signal.signal(signal.SIGTERM, self._asked)
         threading.Thread(target=self._listen, daemon=True).start()
 
