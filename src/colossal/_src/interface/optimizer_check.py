@@ -73,6 +73,7 @@ def _incorrect_because(
     def update(
         values: Iterable[torch.Tensor], grads: Iterable[Sequence[torch.Tensor]], made: AsParameter = as_parameter
     ) -> list[torch.Tensor]:
+        # a copy, as the optimizer changes it in place and the values serve each trial
         params = [torch.nn.Parameter(made(value.to(device, copy=True))) for value in values]
         optimizer = kind(params, **arguments)
         for step in grads:
@@ -83,6 +84,7 @@ def _incorrect_because(
 
     reason = ""
     for shapes in _SHAPES:
+        # not the generator that the program draws from
         draws = torch.Generator("cpu").manual_seed(0)
         values, *grads = (
             [torch.randn(shape, generator=draws, device="cpu") for shape in shapes] for _ in range(1 + _STEPS)

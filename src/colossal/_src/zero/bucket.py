@@ -78,4 +78,5 @@ class Bucket(FlatParameters):
             self._add_on_host(summed, self._host_grad)
 
     def _changes(self) -> list[int]:
+        # a parameter keeps its own counter when `data` is assigned: gathers into `working` do not count as writes
         return [parameter._version for parameter in self.parameters]  # noqa: SLF001 (it has no public name)

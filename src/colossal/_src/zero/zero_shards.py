@@ -219,6 +219,7 @@ class ZeroShards(MasterParams):
     def _take_largest(self, values: list[int]) -> list[int]:
         if self._partition.world_size == 1 or not values:
             return values
+        # on the host, where these facts are: no device has to be waited for (docs/decisions/0010)
         own = torch.tensor(values, dtype=torch.int32, device="cpu")
         return self._partition.total(own, "max").tolist()
 

@@ -42,6 +42,7 @@ def rng_of_first_rank(axes: Sequence[Axis], device: torch.device, mesh: Parallel
     accelerator = get_accelerator(device.type)
     states = {torch.set_rng_state: torch.get_rng_state(), accelerator.set_rng_state: accelerator.get_rng_state()}
     local_states = {restore: state for restore, state in states.items() if state is not None}
+    # the broadcast overwrites it, and this rank's own state is needed afterwards
     first = [state.clone() for state in local_states.values()]
     for axis in axes:
         Channel(axis, mesh or current_mesh()).broadcast(first)

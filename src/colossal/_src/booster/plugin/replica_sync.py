@@ -68,6 +68,7 @@ def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> No
     buffers = list(_persistent(model))
 
     def broadcast(*_inputs: Any) -> None:
+        # looked up in each pass: a module may have replaced the buffer by another tensor
         Channel("dp", mesh).broadcast(getattr(module, name) for _, module, name in buffers)
 
     if mesh.size("dp") > 1 and buffers:

@@ -63,6 +63,7 @@ class Watch:
         self._stream, self._timeout = stream, timeout
         self._last = time.monotonic()
         self._order = b""
+        # Linux sends it as well, when the guard dies
         signal.signal(signal.SIGTERM, self._asked)
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -255,6 +256,7 @@ def main() -> None:
     libc = ctypes.CDLL(None)
     # orphans of the job become children of this process, which finds and ends them
     libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # without the supervisor nothing would end the ranks; `_prepare` gives the job these signals again
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     supervisor = os.fork()

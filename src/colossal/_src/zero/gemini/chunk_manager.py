@@ -172,6 +172,7 @@ class ChunkManager:
         return self._largest_of(peaks) if peaks else peaks
 
     def _largest_of(self, values: list[int], dtype: torch.dtype = torch.int64) -> list[int]:
+        # on the host, where these numbers are: no device has to be waited for (docs/decisions/0010)
         return self.partition.total(torch.tensor(values, dtype=dtype, device="cpu"), "max").tolist()
 
     def _use(self, chunk: Chunk, is_traced: bool) -> None:

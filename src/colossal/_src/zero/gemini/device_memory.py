@@ -67,6 +67,7 @@ class DeviceMemory:
         self.used: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self.peak = 0
         self._usual = self._most_used = 0
+        # instead of torch's caching allocator, whose free blocks are in no account (docs/decisions/0007)
         self._free: list[torch.UntypedStorage] = []
         self._lingering: list[torch.Tensor] = []
         self._before_reuse: dict[int, Callable[[], None]] = {}

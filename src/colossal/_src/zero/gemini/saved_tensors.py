@@ -52,9 +52,11 @@ class SavedTensors:
         """Open the context in which one operation runs that reads parameters."""
         backend: Any = torch._C  # noqa: SLF001 (no public function returns it)
         top = backend._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 (nor this)
+        # a backward pass that recomputes an operation, outside of `forward_pass`
         if top is None:
             return self.hooks()
         pack, unpack = top
+        # those of `forward_pass` are active
         if pack == self._pack:
             return nullcontext()
         return saved_tensors_hooks(lambda tensor: pack(_plain(tensor)), unpack)

@@ -61,6 +61,7 @@ class LiveBytes(TorchDispatchMode):
         return results
 
     def _add(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+        # views and operations in place make no memory
         if id(storage) in given or storage in self._known:
             return
         self._known.add(storage)
