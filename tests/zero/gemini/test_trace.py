@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from colossal._src.zero.gemini import Chunk, ChunkManager
+from colossal._src.zero.gemini.chunk_eviction import ChunkEviction
 from colossal.testing import WorldError, run_threads
 from colossal.zero.gemini import AccessTrace
 
@@ -191,7 +192,7 @@ def last_pass(model: nn.Module, watched: dict[Any, Pass], budget: int, chunk_num
         if number == 3:
             chunks.traffic.is_recording = True
             found.start = [chunk.index for chunk in chunks.chunks if chunk.full is not None]
-            watched[chunks] = found
+            watched[chunks.eviction] = found
         optimizer.backward(loss_of(wrapped, own_rows(BATCHES[0][:4])))
         optimizer.step()
         optimizer.zero_grad()
@@ -212,19 +213,19 @@ def test_no_more_is_moved_than_by_the_offline_policy(
     def note(self: ChunkManager, chunk: Chunk, is_traced: bool) -> None:
         before = self.trace.period
         use(self, chunk, is_traced)
-        if self in watched and self.trace.period != before:
-            watched[self].uses.append((chunk.index, self._room()))
+        if self.eviction in watched and self.trace.period != before:
+            watched[self.eviction].uses.append((chunk.index, self.eviction._room()))
 
-    reserve = ChunkManager.reserve
+    reserve = ChunkEviction.reserve
 
-    def note_gradient(self: ChunkManager, num_bytes: int, kind: Any) -> None:
+    def note_gradient(self: ChunkEviction, num_bytes: int, kind: Any) -> None:
         reserve(self, num_bytes, kind)
         if kind == "gradients" and watched.get(self) and watched[self].uses:
             chunk, room = watched[self].uses[-1]
             watched[self].uses[-1] = chunk, min(room, self._room() - num_bytes)
 
     monkeypatch.setattr(ChunkManager, "_use", note)
-    monkeypatch.setattr(ChunkManager, "reserve", note_gradient)
+    monkeypatch.setattr(ChunkEviction, "reserve", note_gradient)
     model = model_of(build)
     moved: list[int] = []
     differences: list[int] = []

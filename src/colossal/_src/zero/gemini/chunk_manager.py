@@ -10,11 +10,12 @@ from torch import nn
 from colossal._src.comm import Partition
 from colossal._src.zero.gemini.access_trace import AccessTrace
 from colossal._src.zero.gemini.chunk import Chunk
-from colossal._src.zero.gemini.device_memory import DeviceMemory, Kind
+from colossal._src.zero.gemini.chunk_eviction import ChunkEviction
+from colossal._src.zero.gemini.device_memory import DeviceMemory
 from colossal._src.zero.gemini.placement_policy import PlacementPolicy
 from colossal._src.zero.gemini.saved_tensors import SavedTensors
 from colossal._src.zero.gemini.tensor_state import TensorState
-from colossal._src.zero.gemini.transfer_log import Event, Transfer, TransferLog
+from colossal._src.zero.gemini.transfer_log import Event, TransferLog
 from colossal.errors import CommunicationError, UnsupportedError
 
 # a prime, below which a number and its negative fit into int32, see `agree`
@@ -48,13 +49,12 @@ class ChunkManager:
         self._places = {
             id(parameter): (chunk, index) for chunk in chunks for index, parameter in enumerate(chunk.parameters)
         }
-        self._largest = max((chunk.num_bytes for chunk in chunks), default=0)
         self._saved = SavedTensors(self.fetch, self._count_activations if placement.watches_activations else None)
         self._is_single_rank = partition.world_size == 1
         self._depth = 0
         self._is_training = self._had_backward = False
         self._fingerprint = 0
-        memory.register_oom_handler(self._evict_or_spill)
+        self.eviction = ChunkEviction(self.chunks, memory, placement, self.trace, traffic, self._is_single_rank)
         for chunk in chunks:
             if chunk.is_always_full:
                 self._index_storage(chunk)
@@ -131,7 +131,7 @@ class ChunkManager:
     def release_all(self) -> None:
         """Release all chunks that are gathered temporarily."""
         for chunk in self.chunks:
-            self._release(chunk)
+            self.eviction.release(chunk)
 
     def agree(self, values: list[int]) -> list[int]:
         """Take the largest of all ranks' numbers, and make sure that all have used the same chunks in the same order.
@@ -180,16 +180,16 @@ class ChunkManager:
         if is_traced:
             self.trace.visit(chunk.index)
         if chunk.is_spilled:
-            self.reserve(chunk.num_bytes, "parameters")
+            self.eviction.reserve(chunk.num_bytes, "parameters")
             chunk.start_return()
-            self._log_transfer("upload", chunk, chunk.num_bytes)
+            self.eviction.log_transfer("upload", chunk, chunk.num_bytes)
         if chunk.full is None:
             self._gather(chunk, "gather")
         if chunk.is_prefetching:
             chunk.attach()
             self._index_storage(chunk)
         if is_traced and self.trace.period != before:
-            self._evict_until_fits(0)
+            self.eviction.evict_until_fits(0)
             self._look_ahead()
 
     def _look_ahead(self) -> None:
@@ -199,104 +199,25 @@ class ChunkManager:
             if not chunk.is_full:
                 # how much memory this rank has must not decide which chunks all ranks gather
                 is_out_of_memory = self._is_single_rank and self.memory.available < chunk.num_bytes
-                if is_out_of_memory or self._temporary() + chunk.num_bytes > self._room():
+                if is_out_of_memory or not self.eviction.has_room_for(chunk.num_bytes):
                     return
                 self._gather(chunk, "prefetch")
 
     def _gather(self, chunk: Chunk, event: Event) -> None:
-        self._evict_until_fits(chunk.num_bytes)
-        self.reserve(chunk.num_bytes, "parameters")
+        self.eviction.evict_until_fits(chunk.num_bytes)
+        self.eviction.reserve(chunk.num_bytes, "parameters")
         chunk.start_fetch()
         # a hash of the order too: ranks that gather the same chunks in another order exchange wrong values
         self._fingerprint = (self._fingerprint * 1_000_003 + chunk.index + 1) % _FINGERPRINT
-        self._log_transfer(event, chunk, chunk.num_bytes)
-
-    def _room(self) -> int:
-        return self._placement.full_chunk_budget(self._largest, self.memory, self.trace)
-
-    def _temporary(self) -> int:
-        return sum(chunk.num_bytes for chunk in self.chunks if chunk.is_full and not chunk.is_always_full)
-
-    def _evict_until_fits(self, num_bytes: int) -> None:
-        """Evict chunks until those that are gathered temporarily, and some bytes more, fit into their budget."""
-        room = self._room()
-        while self._temporary() + num_bytes > room and self._evict():
-            pass
-
-    def reserve(self, num_bytes: int, kind: Kind) -> None:
-        """Evict or spill chunks until so many bytes are free on the device.
-
-        For a gradient all ranks first evict the same chunks, whether or not this one has room.
-
-        [Note: spilling] One rank may need memory while others do not, such as for a longer batch. It then moves a full
-        chunk to its host, and back when it is used. This needs no communication, so that the others are not affected.
-        """
-        if self.memory.budget is None:
-            return
-        if kind == "gradients":
-            self._evict_until_fits(num_bytes)
-        while not self.memory.fits(num_bytes):
-            self._free_memory_or_raise(num_bytes, kind)
-
-    def account(self, kind: Kind, num_bytes: int) -> None:
-        """Account for bytes on the device that are in no buffer of its memory, and free memory for them."""
-        while num_bytes > self.memory.available:
-            self._free_memory_or_raise(num_bytes, kind)
-        self.memory.add(kind, num_bytes)
-
-    def _free_memory_or_raise(self, num_bytes: int, kind: Kind) -> None:
-        """Evict or spill a chunk; raise an error if there is none."""
-        if not self._evict_or_spill():
-            raise self.memory.refuse(num_bytes, kind)
-
-    def _evict_or_spill(self) -> bool:
-        # an evicted chunk is gathered again by all ranks at the same time; a spilled one concerns this rank alone
-        return self._evict() if self._is_single_rank else self._spill()
-
-    def _evict(self) -> bool:
-        """Evict the chunk that is needed farthest in the future; return whether there was one."""
-        found = [chunk for chunk in self.chunks if chunk.is_full and self._can_evict(chunk)]
-        if found:
-            self._release(max(found, key=self._eviction_key))
-        return bool(found)
-
-    def _spill(self) -> bool:
-        """Move the chunk that is needed farthest in the future to the host; return whether there was one."""
-        found = [chunk for chunk in self.chunks if chunk.full is not None and self._can_evict(chunk)]
-        if found:
-            chunk = max(found, key=self._eviction_key)
-            chunk.spill()
-            self._log_transfer("download", chunk, chunk.num_bytes)
-        return bool(found)
-
-    def _eviction_key(self, chunk: Chunk) -> tuple[bool, int, int]:
-        # the number breaks ties, so that all ranks choose the same chunk
-        return not chunk.is_needed_by_backward, self.trace.next_use(chunk.index), chunk.index
-
-    def _can_evict(self, chunk: Chunk) -> bool:
-        if chunk.is_always_full or chunk.num_pins or chunk.is_prefetching:
-            return False
-        return not self._is_single_rank or not chunk.is_referenced  # see [Note: lingering]
-
-    def _release(self, chunk: Chunk) -> None:
-        if chunk.is_full and not chunk.is_always_full:
-            chunk.release()
-            self._log_transfer("evict", chunk, chunk.num_bytes)
+        self.eviction.log_transfer(event, chunk, chunk.num_bytes)
 
     def _index_storage(self, chunk: Chunk) -> None:
         assert chunk.full is not None
         self._saved.chunks_by_storage[chunk.full.untyped_storage()._cdata] = chunk  # noqa: SLF001 (the identity of a memory has no public name)
 
     def _count_activations(self, num_bytes: int) -> None:
-        self.account("activations", num_bytes)
+        self.eviction.account("activations", num_bytes)
         self.trace.note_activations(self.memory.used["activations"])
-
-    def _log_transfer(self, event: Event, chunk: Chunk, num_bytes: int) -> None:
-        if self.traffic.is_recording:
-            now = self.trace.period
-            self.traffic.moves.append(
-                Transfer(now, event, chunk.index, num_bytes, self.memory.model_data, self.memory.used["activations"])
-            )
 
 
 def _in_backward() -> bool:

@@ -33,7 +33,7 @@ def shard_optimizer_over_chunks(optimizer: Optimizer, chunks: ChunkManager, conf
         config,
         chunks=partial(_chunks_of, chunks),
         agree=chunks.agree,
-        reserve=None if chunks.memory.budget is None else partial(chunks.reserve, kind="gradients"),
+        reserve=None if chunks.memory.budget is None else partial(chunks.eviction.reserve, kind="gradients"),
     )
     _account_for_states(optimizer, chunks)
     return shards
@@ -147,11 +147,11 @@ def _account_for_states(optimizer: Optimizer, chunks: ChunkManager) -> None:
         entries = [state.get(shard, {}) for chunk in on_device for shard in chunk.shards]
         tensors = [value for entry in entries for value in entry.values() if isinstance(value, torch.Tensor)]
         now = sum(tensor.nbytes for tensor in tensors if tensor.dim())
-        chunks.account("optimizer", now - counted)
+        chunks.eviction.account("optimizer", now - counted)
         counted = now
 
     if counted:
-        chunks.account("optimizer", counted)
+        chunks.eviction.account("optimizer", counted)
         optimizer.register_step_post_hook(measure)
 
 
