@@ -17,7 +17,7 @@ from divided import whole_parameters
 from families import MODELS
 from torch import nn
 
-from colossal._src.booster.plugin import dp_consistency as initial_values
+from colossal._src.booster.plugin import replica_sync as initial_values
 from colossal._src.lazy.stored_tensor import StoredTensor
 from colossal.booster import Booster
 from colossal.booster.plugin import HybridParallelPlugin

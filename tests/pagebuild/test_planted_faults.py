@@ -68,9 +68,9 @@ FAULTS = {
     ),
     "a missing image": Fault(below_the_title(PAGE, "![x](../images/gone.svg)"), ENGLISH, "leads to gone.svg, which"),
     "an unknown name in a hook": Fault(
-        below_the_title(PAGE, "{{ autodoc:colossal._src.booster.Boster }}", "zh-Hans"),
+        below_the_title(PAGE, "{{ autodoc:colossal.booster.Boster }}", "zh-Hans"),
         CHINESE,
-        "colossal._src.booster.Boster",
+        "colossal.booster.Boster",
     ),
     "a page without a translation": Fault(new_page, f"source/zh-Hans/{ALONE}.md", "translate it"),
     "a page in no sidebar": Fault(new_page, "sidebars.json", f"no sidebar lists the page `{ALONE}`"),

@@ -30,7 +30,7 @@ def test_the_pages_of_the_project_are_checked_without_torch() -> None:
 GOOD = "# T\n\n## Part\n\n{{ autodoc:colossal.booster.Booster }}\n\n[a](#part)\n\n```python\nprint(1)\n```\n\n"
 GOOD += "```text output\n1\n```\n\n<!-- doc-test-command: python lesson.py -->\n"
 BROKEN = {
-    "a broken hook": ("Booster }}", "Boster }}", "lesson.md:5: the hook shows `colossal._src.booster.Boster`"),
+    "a broken hook": ("Booster }}", "Boster }}", "lesson.md:5: the hook shows `colossal.booster.Boster`"),
     "a dead anchor": ("(#part)", "(#parts)", "lesson.md:7: the link `#parts` leads to no heading"),
     "a dead link": ("(#part)", "(b.md)", "lesson.md:7: the link `b.md` leads to b.md, which does not exist"),
     "output of nothing": ("python\nprint(1)", "bash\nls", "lesson.md:13: there is no Python block before"),

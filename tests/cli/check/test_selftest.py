@@ -63,7 +63,7 @@ def test_a_rank_that_computes_something_else_is_found(broken) -> None:
 
 
 def test_a_wrong_sum_is_found(broken) -> None:
-    body = "from colossal import comm; reduce = comm.reduce; comm.reduce = lambda t, axis: reduce(t, axis) + 1"
+    body = "from colossal._src import comm; reduce = comm.reduce; comm.reduce = lambda t, axis: reduce(t, axis) + 1"
     rows = broken("collective", body)
     assert rows["collective"].status == "problem"
     assert "the sum of the ranks' numbers is 4.0" in rows["collective"].found

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from colossal._src.nn.optimizer import disk_states as offload
+from colossal._src.nn.optimizer import adam_states as offload
 from colossal.errors import CheckpointError, ConfigError, UnsupportedError
 from colossal.nn.optimizer import CPUAdam, HybridAdam
 

@@ -39,13 +39,11 @@ def test_an_unknown_hook_fails_the_build_and_the_rest_is_written(tmp_path) -> No
     (package / "booster" / "__init__.py").write_text(BOOSTER, encoding="utf-8")
     page = tmp_path / "docs" / "source" / "zh-Hans" / "page.md"
     page.parent.mkdir(parents=True)
-    page.write_text("# 页\n\n{{ autodoc:colossal._src.booster.Boster }}\n", encoding="utf-8")
+    page.write_text("# 页\n\n{{ autodoc:colossal.booster.Boster }}\n", encoding="utf-8")
     done = docs_build("api", root=tmp_path)
     assert done.returncode == 1, done.stderr
     finding, summary = done.stdout.splitlines()
-    assert finding.startswith(
-        f"{page.relative_to(tmp_path)}:3: `colossal._src.booster.Boster` is not in the API reference"
-    )
+    assert finding.startswith(f"{page.relative_to(tmp_path)}:3: `colossal.booster.Boster` is not in the API reference")
     assert "the nearest: colossal.booster.Booster" in finding
     assert summary.endswith("1 finding")
     content = json.loads((tmp_path / "build" / "docs" / "api.json").read_text(encoding="utf-8"))

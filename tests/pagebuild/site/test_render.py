@@ -202,8 +202,8 @@ def test_the_browser_opens_every_page_or_those_that_a_change_touches(site, docs,
     assert cli.main(["site", "--test"], docs.root) == 0
     file = docs.root / "build/docs/touched.json"
     assert calls(site)[-2] == f"npm test -- --touched {file}"
-    assert len(json.loads(file.read_text())["pages"]) == 6
-    assert "one page of each template, and 6 more: a sample by the commit's hash" in capsys.readouterr().out
+    assert len(json.loads(file.read_text())["pages"]) == 8
+    assert "one page of each template, and 8 more: a sample by the commit's hash" in capsys.readouterr().out
     assert cli.main(["site", "--test", "--base", "nowhere"], docs.root) == 2
     assert "docs_build.py site: " in capsys.readouterr().err
 

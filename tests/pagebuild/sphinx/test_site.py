@@ -80,7 +80,7 @@ API_PAGES = ("errors", "booster", "wrappers", "lr_schedules_with_warmup")
 GROUPS = ("train", "optimizers_and_schedules", "tests_and_errors")
 FAULTY = """# Faulty
 
-{{ autodoc:colossal._src.booster.Boster }}
+{{ autodoc:colossal.booster.Boster }}
 
 > [!NOTE]
 > See [nothing](gone.md).
@@ -333,7 +333,7 @@ def test_every_fault_is_reported_at_the_authors_line(faulty) -> None:
             found[int(match.group(1))] = match.group(2)
     assert faulty.status == 1
     assert sorted(found) == [3, 6, 8, 10, 12, 14, 18], faulty.output
-    assert "`colossal._src.booster.Boster` is not in the API reference" in found[3]
+    assert "`colossal.booster.Boster` is not in the API reference" in found[3]
     assert "'gone.md'" in found[6]
     assert "the formula `\\frac{a}` cannot be drawn" in found[8]
     assert "'that-is-not-here'" in found[10]

@@ -70,9 +70,8 @@ def ring_attention(
         True
     """
     num_groups, features = _groups_of(query, key), value.shape[-1]
-    # Taken before the padding, which must not change the scale.
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    # Keys and values travel as one tensor, so they have one number of features.
+    # Keys and values travel as one tensor, so they have one number of features; the scale does not count the padding.
     most = max(query.shape[-1], features)
     query, key, value = (functional.pad(each, (0, most - each.shape[-1])) for each in (query, key, value))
     attention = _Attention(sharding, _KeyValueRing(sharding, inner_ring_size), factor, is_causal, mask, num_groups)
