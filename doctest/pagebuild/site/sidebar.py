@@ -29,12 +29,16 @@ def make_sidebars(edition: Edition) -> dict[str, Any]:
 
 def make_labels(edition: Edition, language: str) -> dict[str, Any]:
     """The labels of the sidebars in another language, and the label of the version."""
-    own = read_json(edition.tree.source / language / LABELS, "translate the labels of the sidebar")
     groups = {
         f"sidebar.{API_SIDEBAR}.category.{group.title[LANGUAGES[0]]}": {"message": group.title[language]}
         for group in edition.contents.groups
     }
-    return {"version.label": {"message": "main" if edition.is_current else edition.version}} | own | groups
+    return {"version.label": {"message": "main" if edition.is_current else edition.version}} | tutorial_labels(edition, language) | groups
+
+
+def tutorial_labels(edition: Edition, language: str) -> dict[str, Any]:
+    """The labels of the author's sidebars in another language."""
+    return read_json(edition.tree.source / language / LABELS, "translate the labels of the sidebar")
 
 
 def categories(content: dict[str, Any]) -> list[tuple[str, str, list[str]]]:

@@ -12,7 +12,7 @@ from pagebuild.site.front_matter import first_sentence, page_title
 from pagebuild.site.landing.features import feature_matrix
 from pagebuild.site.landing.models import model_matrix
 from pagebuild.site.landing.plugins import CHOICES, check_choices, offered_plugins
-from pagebuild.site.sidebar import categories, make_labels
+from pagebuild.site.sidebar import categories, tutorial_labels
 from pagetest.finding import Finding
 from pagetest.model.page import Page
 from pagetest.model.reader import read_page
@@ -52,7 +52,7 @@ def landing_data(root: Path, edition: Edition, coverage: Coverage) -> dict[str, 
 def tutorial_cards(edition: Edition, coverage: Coverage) -> list[dict[str, Any]]:
     """The categories of the sidebar with their pages."""
     content = read_json(edition.sidebars, "write the sidebars")
-    translated = make_labels(edition, LANGUAGES[1])
+    translated = tutorial_labels(edition, LANGUAGES[1])
     return [
         {
             "label": dict(zip(LANGUAGES, (label, translated[key]["message"]), strict=True)),
