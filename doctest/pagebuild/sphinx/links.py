@@ -44,7 +44,7 @@ class LinkResolver:
     ) -> nodes.Element | None:
         """Finds what Sphinx did not: other names of documented objects, and names of other libraries."""
         # A name of another library has no page here; it is accepted if it can be imported, and shown as text.
-        # So is one that is described on a page that is not built, and a private type in an annotation.
+        # So is one that is described on a page that is not built.
         if node.get("refdomain") != "py":
             return None
         name, target = node["reftarget"], self._described_object(node)
@@ -56,8 +56,7 @@ class LinkResolver:
             found = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", main, node, shown)
             return shown if found is None and not self._is_described(main, app.config.api_described) else found
         value = self._find_value(name, target)
-        is_annotation = node.get("reftype") == "class" and any(map(_is_signature, _enclosing_description(node)))
-        return shown if value is not None and (is_annotation or self._is_external(name, value)) else None
+        return shown if value is not None and self._is_external(name, value) else None
 
     def _described_object(self, node: nodes.Node) -> Target | None:
         """The object in whose description a node stands."""
@@ -140,10 +139,6 @@ def _docstring_words(doctree: nodes.document, inventory: Inventory) -> Iterator[
         target = _described_target(description, inventory) if description else module
         if target and isinstance(word, nodes.Element):
             yield word, target
-
-
-def _is_signature(node: nodes.Node) -> bool:
-    return isinstance(node, addnodes.desc_signature)
 
 
 def _module_of(doctree: nodes.document) -> str:
