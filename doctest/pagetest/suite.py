@@ -128,7 +128,7 @@ class Suite:
             findings += parity.findings + (() if self.update_outputs else parity.outputs)
         if findings:
             return result_without_run(page, script, FAIL, findings=findings)
-        if page.command == NO_COMMAND:
+        if page.command == NO_COMMAND and not script.shell:
             reasons = dict.fromkeys(block.reason for block in page.python)
             return result_without_run(page, script, NONE, f"not run: {'; '.join(reasons)}" if reasons else "no code")
         if credit and parity and parity.same_code:

@@ -33,7 +33,7 @@ BROKEN = {
     "a broken hook": ("Booster }}", "Boster }}", "lesson.md:5: the hook shows `colossal.booster.Boster`"),
     "a dead anchor": ("(#part)", "(#parts)", "lesson.md:7: the link `#parts` leads to no heading"),
     "a dead link": ("(#part)", "(b.md)", "lesson.md:7: the link `b.md` leads to b.md, which does not exist"),
-    "output of nothing": ("python\nprint(1)", "bash\nls", "lesson.md:13: there is no Python block before"),
+    "output of nothing": ("python\nprint(1)", "bash\nls", "lesson.md:13: there is no code before"),
 }
 
 

@@ -169,9 +169,9 @@ IGNORED = "<!-- doc-test-ignore-start: slow -->\n```{}\nx\n```\n<!-- doc-test-ig
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("```text output\na\n```\n", 1, "there is no Python block before this output"),
-        ("```bash\nls\n```\n\n```text output\na\n```\n", 5, "there is no Python block"),
-        (page("print(1)", "~\n1", "~\n1"), 9, "the block at line 6 shows the output of the same Python"),
+        ("```text output\na\n```\n", 1, "there is no code before this output"),
+        ("```bash\nls\n```\n\n```text output\na\n```\n", 5, "there is no code"),
+        (page("print(1)", "~\n1", "~\n1"), 9, "the block at line 6 shows the output of the same code"),
         (page("print(1)") + IGNORED.format("text output"), 7, "output in an ignored region"),
         (page("x = 1") + IGNORED.format("python") + "```text output\na\n```\n", 12, "in an ignored region: write"),
         (page("print(1)", "~ Exactly\n1"), 5, "`text output Exactly` is no block"),

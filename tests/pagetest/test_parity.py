@@ -69,7 +69,7 @@ def test_what_is_printed_may_be_translated_and_is_another_code(parse, change) ->
         (("Booster", "Plugin"), 16, "the first autodoc hook"),
         (("python lesson", "python -u lesson"), 24, "the first command"),
         (("f(2)", "f(3)"), 20, "the first ignored code"),
-        (("## Part", "```python\nx = 1\n```\n\n## Part"), 15, "the first Python block"),
+        (("## Part", "```python\nx = 1\n```\n\n## Part"), 15, "the first block of code"),
     ],
 )
 def test_every_other_difference_is_found_at_its_line(parse, change, line, message) -> None:

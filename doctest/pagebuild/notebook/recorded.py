@@ -69,7 +69,7 @@ def _cells_with_outputs(
 
 def _expected_outputs(page: Page, printed: Sequence[str]) -> list[str]:
     """Per block, what the page shows of its output; anything where it shows nothing of what was printed."""
-    shown = {output.python.line: output.block.source for output in outputs_of(page)}
+    shown = {output.code.line: output.block.source for output in outputs_of(page)}
     pairs = zip(page.runnable, printed, strict=True)
     return [shown.get(block.line, WILDCARD if normalize_lines(text) else "") for block, text in pairs]
 

@@ -31,7 +31,7 @@ class PageResults:
 
     def badges(self, page: Page) -> list[dict[str, Any]]:
         """The badges of a page, one for each device on which it ran; see [Note: green]."""
-        return [badge for device in (*DEVICES, PRETEND) if page.runnable and (badge := self._badge(page, device))]
+        return [badge for device in (*DEVICES, PRETEND) if page.executed and (badge := self._badge(page, device))]
 
     def _badge(self, page: Page, device: str) -> dict[str, Any] | None:
         last = self._last_record(page, device)

@@ -83,7 +83,7 @@ class DocumentationFreezer:
     def _unverified(self, page: Page) -> Iterator[Finding]:
         """Why the page is not verified on a CPU."""
         badge = next((one for one in self.coverage.results.badges(page) if one["device"] == DEVICES[0]), None)
-        if page.runnable and (badge is None or badge["state"] != VERIFIED):
+        if page.executed and (badge is None or badge["state"] != VERIFIED):
             state = badge["state"] if badge else "never run"
             yield Finding(page.path, 1, f"the page is not verified ({state}): run `nox -s doctest`")
         elif badge and "commit" in badge and (badge["commit"].endswith("-dirty") or not badge["commit"]):
@@ -98,7 +98,7 @@ class DocumentationFreezer:
         kept = Records(folder / FOLDER_NAME)
         kept.folder.mkdir()
         for page, device in product(edition.pages(), DEVICES):
-            if page.runnable and (run := self.coverage.results.find_run(page, device)):
+            if page.executed and (run := self.coverage.results.find_run(page, device)):
                 kept.write(_release_record(page, run))
 
     def _add_version(self, version: str) -> None:

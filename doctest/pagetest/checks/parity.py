@@ -62,12 +62,14 @@ def _structure_differences(original: Page, translation: Page) -> Iterator[Findin
 
 
 _PART_NAMES = (
+    "kind, reading time or devices",
     "heading level",
     "command",
     "request to run alone",
     "autodoc hook",
-    "Python block or its ignored region",
+    "block of code, its role or its ignored region",
     "ignored code",
+    "transcript or file",
     "alert",
     "set of tabs",
     "output block",
@@ -77,15 +79,17 @@ _PART_NAMES = (
 def _parts(page: Page) -> tuple[list[tuple[object, int]], ...]:
     """Per kind of part, what must agree and where it stands."""
     return (
+        [(page.front and (page.front.kind, page.front.minutes, page.front.devices), 1)],
         [(heading.level, heading.line) for heading in page.headings],
         [(note.text, note.line) for note in page.commands],
         [("", note.line) for note in page.exclusive],
         [(note.text, note.line) for note in page.hooks],
-        [(block.ignored, block.line) for block in page.python],
+        [((block.ignored, block.role, block.file), block.line) for block in page.blocks if block.is_code],
         [(_without_comments(block.source), block.line) for block in page.python if block.ignored],
+        [(_without_comments(block.source), block.line) for block in page.shell],
         [(alert.kind, alert.line) for alert in page.alerts],
         [((tabs.group, len(tabs.tabs)), tabs.line) for tabs in page.tabs],
-        [((page.python.index(output.python), output.is_exact), output.block.line) for output in outputs_of(page)],
+        [((page.executed.index(output.code), output.is_exact), output.block.line) for output in outputs_of(page)],
     )
 
 

@@ -5,15 +5,18 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 
 from pagetest.checks import hidden_failures
 from pagetest.checks.command import command_faults
+from pagetest.checks.usage import usage_faults
 from pagetest.finding import Finding
-from pagetest.model.page import Page
+from pagetest.model.page import PYTHON, SHELL, Page
 from pagetest.model.script import Script
 from pagetest.outputs.blocks import output_faults
 
 _FIXED_PORT_URL = re.compile(r"(?:tcp|env)://[^/\s]*:[1-9]\d*")
+_SCRIPT = re.compile(r"[\w./-]+\.py")
 _PORT_NAMES = ("port", "master_port")
 _REQUIRED_PACKAGES = ("colossal", "numpy", "torch", "transformers")
 
@@ -94,8 +97,39 @@ def _is_port(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and str(node.value).isdecimal() and int(str(node.value)) > 0
 
 
+def _unknown_roles(page: Page, _script: Script) -> Iterator[Finding]:
+    """What stands after the language of code says what it is for; anything else would be ignored."""
+    for block in page.blocks:
+        if block.language in PYTHON and not block.role:
+            known = "`python`, `python check`, `python figure` or `python file=NAME`"
+            yield Finding(page.path, block.line - 1, f"`{block.info}` is no kind of code: write {known}")
+        elif block.language in SHELL and block.info_words and not block.role:
+            message = f"`{block.info}` is no kind of code: write `shell run`, or `shell` for what is not run"
+            yield Finding(page.path, block.line - 1, message)
+
+
+def _written_files(page: Page, _script: Script) -> Iterator[Finding]:
+    """A file is written into the page's folder, and something uses it."""
+    later = "\n".join(block.source for block in page.executed)
+    for block in page.shell:
+        if not block.file:
+            continue
+        path = PurePosixPath(block.file)
+        if path.is_absolute() or ".." in path.parts or not _SCRIPT.fullmatch(block.file):
+            message = f"`{block.file}` is no file below the page's folder: write a relative path such as `train.py`"
+            yield Finding(page.path, block.line - 1, message)
+        elif block.file == f"{page.stem}.py":
+            yield Finding(page.path, block.line - 1, f"`{block.file}` is the program of the page: take another name")
+        elif path.name not in later and path.stem not in later:
+            message = f"nothing runs `{block.file}`: add a `shell run` block that does, or drop `file=`"
+            yield Finding(page.path, block.line - 1, message)
+
+
 _RULES: tuple[Callable[[Page, Script], Iterator[Finding]], ...] = (
     _shadowed_module,
     _fixed_ports,
+    _unknown_roles,
+    _written_files,
+    usage_faults,
     *hidden_failures.RULES,
 )

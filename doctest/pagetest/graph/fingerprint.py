@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,11 @@ HARNESS = ("doctest/pagetest", "docs_test.py", "constraints.txt")
 
 DEVICE_FILES = {"pretend": "tests/device/pretend_device"}
 """What pages on a device also depend on: the project's own device."""
+
+_COMMAND_MODULES = {"colossal": "colossal.cli"}
+"""The modules of the project's own commands, as which a transcript calls them."""
+_WORD = re.compile(rf"^\s*(?:[A-Z_]+=\S+ +)*({'|'.join(_COMMAND_MODULES)})\b", re.MULTILINE)
+_MODULE = re.compile(r"\bpython3? (?:-\S+ )*-m ([\w.]+)")
 
 _NATIVE = (".h", ".hpp", ".cpp", ".cu", ".cuh")
 
@@ -52,8 +58,14 @@ def _device_files(root: Path, device: str) -> Iterator[Path]:
 
 
 def references_of(script: Script) -> References:
-    """What a page's code refers to; nothing where it cannot be compiled."""
-    return References(ast.Module([], []) if script.fault else script.tree)
+    """What a page's code refers to, files and commands included; nothing where it cannot be compiled."""
+    if script.fault:
+        return References(ast.Module([], []))
+    files = [ast.parse(block.source) for block in script.shell if block.file]
+    commands = "\n".join(block.source for block in script.shell if not block.file)
+    modules = [*_MODULE.findall(commands), *(_COMMAND_MODULES[word] for word in _WORD.findall(commands))]
+    called = [ast.Expr(ast.Constant(name)) for name in modules]
+    return References(ast.Module([*script.tree.body, *(node for file in files for node in file.body), *called], []))
 
 
 def _content_hash(path: Path) -> str:

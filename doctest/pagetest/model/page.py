@@ -6,7 +6,16 @@ from pathlib import Path
 from pagetest.finding import Finding
 
 PYTHON = ("python", "python3", "py")
+SHELL = ("shell", "bash", "sh")
+USAGE, CHECK, FIGURE, FILE, RUN = "usage", "check", "figure", "file", "run"
+"""The roles of code: see `Block.role`."""
+TUTORIAL, HOW_TO, CONCEPT, INTERNALS = "tutorial", "how-to", "concept", "internals"
+KINDS = (TUTORIAL, HOW_TO, CONCEPT, INTERNALS)
+DEVICES = ("cpu", "cuda")
+"""The devices that the front matter of a page can name."""
 OBJECT_REPLACEMENT = "\ufffc"
+
+_FILE = "file="
 
 
 @dataclass(frozen=True)
@@ -28,9 +37,39 @@ class Block:
         return self.line + self.source.count("\n")
 
     @property
+    def role(self) -> str:
+        """What the code is for; empty for what is only shown, and for words that are no role."""
+        # Python is usage, a check, or draws a figure, and is all one program; `file=` writes it to a file instead.
+        # Of other languages only a shell block that says `run` does something.
+        words = self.info_words
+        if self.language in SHELL:
+            return RUN if words == [RUN] else ""
+        if self.language not in PYTHON or len(words) > 1:
+            return ""
+        if self.file:
+            return FILE
+        return words[0] if words in ([CHECK], [FIGURE]) else USAGE if not words else ""
+
+    @property
+    def file(self) -> str:
+        """The file that the block is written to; empty where it is none."""
+        words = self.info.split()[1:]
+        return words[0].removeprefix(_FILE) if words and words[0].startswith(_FILE) else ""
+
+    @property
     def is_python(self) -> bool:
         """Whether the block is part of the tutorial's program."""
-        return self.language in PYTHON
+        return self.language in PYTHON and not self.file
+
+    @property
+    def is_shell(self) -> bool:
+        """Whether it is a transcript, or a file for one: what the shell does before the program starts."""
+        return self.role in {RUN, FILE} and not self.ignored
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the harness runs or writes it, or would if it were not ignored."""
+        return self.is_python or self.role in {RUN, FILE}
 
     @property
     def info_words(self) -> list[str]:
@@ -39,7 +78,7 @@ class Block:
 
     @property
     def is_output(self) -> bool:
-        """Whether the block shows what the Python block before it prints."""
+        """Whether the block shows what the code before it prints."""
         return self.info_words[:1] == ["output"]
 
 
@@ -82,6 +121,17 @@ class Tabs:
 
 
 @dataclass(frozen=True)
+class FrontMatter:
+    """What the author says about the page, between two lines `---` at its top."""
+
+    kind: str  # one of `KINDS`
+    outcome: str  # what the reader can do afterwards, in a sentence
+    minutes: int  # to read it
+    devices: tuple[str, ...]  # on which it runs
+    end: int  # the line of the closing `---`
+
+
+@dataclass(frozen=True)
 class Page:
     """A tutorial in one language."""
 
@@ -102,6 +152,7 @@ class Page:
     prose: tuple[tuple[LocatedText, ...], ...]
     findings: tuple[Finding, ...]
     exclusive: tuple[LocatedText, ...] = ()
+    front: FrontMatter | None = None
 
     @property
     def stem(self) -> str:
@@ -122,6 +173,22 @@ class Page:
     def runnable(self) -> tuple[Block, ...]:
         """The Python blocks that make the script."""
         return tuple(block for block in self.python if not block.ignored)
+
+    @property
+    def shell(self) -> tuple[Block, ...]:
+        """The transcripts and files that the shell runs and writes, in order, before the script starts."""
+        return tuple(block for block in self.blocks if block.is_shell)
+
+    @property
+    def executed(self) -> tuple[Block, ...]:
+        """The blocks that can print, in the order of the page."""
+        return tuple(block for block in self.blocks if not block.ignored and (block.is_python or block.role == RUN))
+
+    @property
+    def body(self) -> tuple[str, ...]:
+        """The lines without the front matter, which are empty instead, so that all others keep their numbers."""
+        end = self.front.end if self.front else 0
+        return ("",) * end + self.lines[end:]
 
     @property
     def command(self) -> str:

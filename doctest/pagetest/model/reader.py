@@ -9,7 +9,18 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from pagetest.finding import Finding
-from pagetest.model.page import OBJECT_REPLACEMENT, Alert, Block, Heading, LocatedText, Page, Tabs
+from pagetest.model.page import (
+    DEVICES,
+    KINDS,
+    OBJECT_REPLACEMENT,
+    Alert,
+    Block,
+    FrontMatter,
+    Heading,
+    LocatedText,
+    Page,
+    Tabs,
+)
 
 _COMMENT = re.compile(r"<!--(.*?)-->", re.DOTALL)
 _MARKER = re.compile(r"(?:doc-test-|(?=tabs-))(\S+?)\s*(?::\s*(.*?))?\s*", re.DOTALL)
@@ -17,7 +28,9 @@ _MARKER_LIKE = re.compile(r"-*\s*(?:doc-?test|ignore-?test|tabs-)", re.IGNORECAS
 _KNOWN_MARKERS = "doc-test-command, doc-test-alone, doc-test-ignore-start, doc-test-ignore-end, tabs-start and tabs-end"
 _ALERT = re.compile(r"\[!(\w+)\][ \t]*(?:\n|\Z)")
 _ALERT_LIKE = re.compile(r"\[!(?:note|tip|important|warning|caution)\]", re.IGNORECASE)
-_FRONT_MATTER = re.compile(r"---\n(?:.*\n)*?---(?:\n|\Z)")
+_FRONT_MATTER = re.compile(r"---\n((?:.*\n)*?)---(?:\n|\Z)")
+_FIELD = re.compile(r"(\w+): +(\S.*?) *")
+_FIELDS = ("kind", "outcome", "minutes", "devices")
 _LANGUAGE = re.compile(r"[\w+-]+|\Z")
 _HOOK = re.compile(r"\{\{\s*autodoc:\s*([A-Za-z_][\w.]*)\s*\}\}")
 _HOOK_LIKE = re.compile(r"\{\{\s*autodoc")
@@ -37,9 +50,10 @@ def parse_page(text: str, path: Path, language: str = "en", name: str = "page") 
     """Parses Markdown text."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     reader = _Reader(path, text.split("\n"))
-    body = (
-        _FRONT_MATTER.sub(lambda match: "\n" * match.group().count("\n"), text, count=1) if text[:3] == "---" else text
-    )
+    front, body = None, text
+    if match := _FRONT_MATTER.match(text):
+        front = reader.read_front_matter(match.group(1).split("\n")[:-1])
+        body = "\n" * match.group().count("\n") + text[match.end() :]
     reader.read(MarkdownIt("commonmark").enable("table").parse(body))
     return Page(
         path,
@@ -56,6 +70,7 @@ def parse_page(text: str, path: Path, language: str = "en", name: str = "page") 
         tuple(reader.prose),
         tuple(reader.findings),
         tuple(reader.exclusive),
+        front,
     )
 
 
@@ -96,6 +111,32 @@ class _Reader:
             )
         if self.open_tabs:
             self._add_finding(self.open_tabs.line, "tabs-start is never closed: add `<!--- tabs-end -->`")
+
+    def read_front_matter(self, lines: list[str]) -> FrontMatter | None:
+        """Reads the lines `key: value` between the two lines `---`; None where they cannot be used."""
+        values: dict[str, str] = {}
+        for number, line in enumerate(lines, 2):
+            match = _FIELD.fullmatch(line)
+            if not match or match.group(1) not in _FIELDS or match.group(1) in values:
+                wanted = f"the front matter has a line `key: value` for each of {', '.join(_FIELDS)}"
+                self._add_finding(number, f"{wanted}: correct `{line}`")
+                return None
+            values[match.group(1)] = match.group(2)
+        if missing := [name for name in _FIELDS if name not in values]:
+            self._add_finding(1, f"the front matter lacks {', '.join(missing)}: add it")
+            return None
+        devices = tuple(device.strip() for device in values["devices"].split(","))
+        faults = {
+            "kind": values["kind"] not in KINDS and f"one of {', '.join(KINDS)}",
+            "outcome": _needs_quotes(values["outcome"]) and "a sentence without `: ` that begins with a letter",
+            "minutes": not values["minutes"].isdecimal() and "a whole number",
+            "devices": not set(devices) <= {*DEVICES} and f"a list of {', '.join(DEVICES)}",
+        }
+        for name, wanted in faults.items():
+            if wanted:
+                self._add_finding(2 + list(values).index(name), f"`{name}` of the front matter is {wanted}: correct it")
+                return None
+        return FrontMatter(values["kind"], values["outcome"], int(values["minutes"]), devices, len(lines) + 2)
 
     def _add_finding(self, line: int, message: str) -> None:
         self.findings.append(Finding(self.path, line, message))
@@ -237,6 +278,11 @@ class _Reader:
     def _line_of(self, token: Token, fragment: str) -> int:
         first, last = _line_range(token)
         return next((line + 1 for line in range(first, last) if fragment in self.lines[line]), first + 1)
+
+
+def _needs_quotes(text: str) -> bool:
+    """Whether YAML, as which GitHub reads the front matter, would take a plain text for something else."""
+    return ": " in text or " #" in text or not text[0].isalnum()
 
 
 def _line_range(token: Token) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The script of a page: line N of the script is line N of the Markdown."""
+"""The program of a page, and its transcript: line N of the script is line N of the Markdown, in Python and in shell."""
 
 import ast
 import hashlib
@@ -7,20 +7,26 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pagetest.finding import Finding
-from pagetest.model.page import Page
+from pagetest.model.page import Block, Page
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a page runs."""
+    """What a page runs: a shell its transcripts, once, and then the page's command its program."""
 
-    text: str  # the source; blank wherever the Markdown holds no runnable Python
+    text: str  # the program; blank wherever the Markdown holds no runnable Python
     fault: Finding | None
+    shell: tuple[Block, ...] = ()  # the transcripts, and the files that they use
 
     @property
     def is_empty(self) -> bool:
         """Whether the page has nothing to run."""
-        return not self.text.strip()
+        return not self.has_program and not self.shell
+
+    @property
+    def has_program(self) -> bool:
+        """Whether there is Python for the page's command."""
+        return bool(self.text.strip())
 
     @property
     def tree(self) -> ast.Module:
@@ -36,6 +42,7 @@ class Script:
     def code_hash(self) -> str:
         """The same for two pages whose code differs in comments and blank lines only."""
         source = self.text if self.fault else ast.unparse(self.tree)
+        source += "".join(f"\0{block.file}\0{block.source}" for block in self.shell)
         return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
@@ -46,17 +53,19 @@ def make_script(page: Page) -> Script:
         content = block.source.split("\n")[:-1]
         lines[block.line - 1 : block.line - 1 + len(content)] = content
     text = "\n".join(lines)
-    return Script(text, _syntax_fault(text, page))
+    files = [(block.source, block.line) for block in page.shell if block.file]
+    faults = (_syntax_fault(source, page, line) for source, line in ((text, 1), *files))
+    return Script(text, next(filter(None, faults), None), page.shell)
 
 
-def _syntax_fault(text: str, page: Page) -> Finding | None:
+def _syntax_fault(text: str, page: Page, first: int) -> Finding | None:
     try:
         with warnings.catch_warnings():
             for kind in (SyntaxWarning, DeprecationWarning):  # of an escape that does not exist, before Python 3.12
                 warnings.simplefilter("error", kind)
             compile(text, str(page.path), "exec", dont_inherit=True, optimize=0)
     except SyntaxError as error:
-        return Finding(page.path, error.lineno or 1, f"{type(error).__name__}: {error.msg}")
+        return Finding(page.path, first - 1 + (error.lineno or 1), f"{type(error).__name__}: {error.msg}")
     except ValueError as error:
-        return Finding(page.path, 1, f"the code cannot be compiled: {error}")
+        return Finding(page.path, first, f"the code cannot be compiled: {error}")
     return None

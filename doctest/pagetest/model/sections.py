@@ -41,8 +41,9 @@ def _is_kept(character: str) -> bool:
 
 
 # [Note: what counts as prose]
-# Everything that a translator has to follow by hand: headings, text, tables, figures and links, blocks of other
-# languages than Python. Python, output and the command are no prose, for these are compared with the original anyway.
+# Everything that a translator has to follow by hand: headings, text, tables, figures and links, blocks that are only
+# shown. What runs, output and the command are no prose, for these are compared with the original anyway; nor is the
+# front matter, of which only the outcome is translated.
 # White space is normalized, so that filling a paragraph anew changes nothing.
 
 
@@ -63,9 +64,9 @@ def sections(page: Page) -> tuple[Section, ...]:
 
 
 def _split_sections(page: Page) -> Iterator[Section]:
-    prose = list(page.lines)
+    prose = list(page.body)
     for block in page.blocks:
-        if block.is_python or block.is_output:
+        if block.is_code or block.is_output:
             prose[block.line - 2 : block.end] = [""] * (block.end - block.line + 2)
     starts = [(Heading(0, 1), ""), *zip(page.headings, anchors(page), strict=True)]
     ends = [heading.line - 1 for heading, _ in starts[1:]] + [len(prose)]

@@ -1,4 +1,4 @@
-"""Output blocks: what a page says that its Python blocks print on rank 0."""
+"""Output blocks: what a page says that its code prints: Python on rank 0, or a shell."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from pagetest.finding import Finding
-from pagetest.model.page import Block, Page
+from pagetest.model.page import RUN, Block, Page
 from pagetest.outputs.matching import WILDCARD, first_difference, normalize_lines
 
 _EXACT = "exact"
@@ -20,10 +20,10 @@ _UNCHECKED_OUTPUT = (
 
 @dataclass(frozen=True)
 class Output:
-    """An output block and the Python block that prints it."""
+    """An output block and the block that prints it."""
 
     block: Block
-    python: Block
+    code: Block
 
     @property
     def is_exact(self) -> bool:
@@ -32,7 +32,7 @@ class Output:
 
 
 def outputs_of(page: Page) -> tuple[Output, ...]:
-    """The output blocks that can be compared: each is the first one after a Python block that runs."""
+    """The output blocks that can be compared: each is the first one after code that runs."""
     return tuple(output for block, output in _output_blocks(page) if isinstance(output, Output))
 
 
@@ -41,25 +41,25 @@ def output_faults(page: Page) -> Iterator[Finding]:
     for block, output in _output_blocks(page):
         if isinstance(output, str):
             yield Finding(page.path, block.line - 1, output)
-    for python, block in pairwise(page.blocks):
-        is_between = "".join(page.lines[python.end : block.line - 2]).strip()
-        if python.is_python and not python.ignored and block.info.strip() == "text" and not is_between:
+    for code, block in pairwise(page.blocks):
+        is_between = "".join(page.lines[code.end : block.line - 2]).strip()
+        if code in page.executed and block.info.strip() == "text" and not is_between:
             yield Finding(page.path, block.line - 1, _UNCHECKED_OUTPUT)
 
 
 def _output_blocks(page: Page) -> Iterator[tuple[Block, Output | str]]:
     """Each output block with its comparison, or with what forbids it."""
-    python: Block | None = None
+    code: Block | None = None
     before: Block | None = None
     for block in page.blocks:
-        if block.is_python:
-            python, before = block, None
+        if block.is_code:
+            code, before = block, None
         elif block.is_output:
-            yield block, _fault(block, python, before) or Output(block, python)  # type: ignore[arg-type]
+            yield block, _fault(block, code, before) or Output(block, code)  # type: ignore[arg-type]
             before = block
 
 
-def _fault(block: Block, python: Block | None, before: Block | None) -> str:
+def _fault(block: Block, code: Block | None, before: Block | None) -> str:
     """The first thing that forbids to compare the block, and what to do about it."""
     shown = [line for _, line in normalize_lines(block.source)]
     faults = (
@@ -68,14 +68,18 @@ def _fault(block: Block, python: Block | None, before: Block | None) -> str:
             f"`{block.info}` is no block: output is shown in `text output`, or in `text output {_EXACT}`",
         ),
         (block.ignored, "output in an ignored region comes from code that is not run: write `text`, or run the code"),
-        (python is None, "there is no Python block before this output: move it after the block that prints it"),
+        (code is None, "there is no code before this output: move it after the block that prints it"),
         (
-            bool(python and python.ignored),
-            "the Python block before this output is in an ignored region: write `text`, or run that code",
+            bool(code and code.ignored),
+            "the code before this output is in an ignored region: write `text`, or run that code",
+        ),
+        (
+            bool(code and code.file),
+            f"`{code.file if code else ''}` is written, not run: show the output after the shell block that runs it",
         ),
         (
             bool(before),
-            f"the block at line {before.line if before else 0} shows the output of the same Python: join the two",
+            f"the block at line {before.line if before else 0} shows the output of the same code: join the two",
         ),
         (
             bool(shown) and all(line == WILDCARD for line in shown),
@@ -86,7 +90,7 @@ def _fault(block: Block, python: Block | None, before: Block | None) -> str:
 
 
 def printed_by_block(marks: Iterable[Mapping[str, Any]], data: bytes) -> dict[int, str]:
-    """Splits what rank 0 printed by the Python block that printed it."""
+    """Splits what was printed by the block that printed it."""
     # A mark says from which size of the output on it belongs to the block of which line, 0 for none.
     parts: dict[int, bytes] = {}
     ends = ({"line": 0, "size": len(data)},)
@@ -105,10 +109,11 @@ def stale_outputs(page: Page, printed: Mapping[int, str], device: str = "cpu") -
 
 
 def _stale_finding(page: Page, output: Output, printed: Mapping[int, str]) -> Iterator[Finding]:
-    text, block = printed.get(output.python.line, ""), output.block
-    where = f"the block at line {output.python.line}"
+    text, block = printed.get(output.code.line, ""), output.block
+    where = f"the block at line {output.code.line}"
     if not normalize_lines(text):
-        yield Finding(page.path, block.line, f"{where} prints nothing on rank 0: drop this block, or print")
+        whose = "prints nothing" if output.code.role == RUN else "prints nothing on rank 0"
+        yield Finding(page.path, block.line, f"{where} {whose}: drop this block, or print")
         return
     differs = first_difference(block.source, text, output.is_exact)
     if differs:

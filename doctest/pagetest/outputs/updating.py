@@ -27,11 +27,11 @@ class OutputUpdateError(Exception):
 
 
 def updated_texts(page: Page, printed: Mapping[int, str]) -> dict[Block, str]:
-    """The text that each stale output block should have, from what each Python block printed."""
+    """The text that each stale output block should have, from what each block printed."""
     # A block of which nothing was printed is left alone: it should go, and only its author can decide that.
     found = {}
     for output in outputs_of(page):
-        text = printed.get(output.python.line, "")
+        text = printed.get(output.code.line, "")
         fresh = merge_output(output.block.source, text, output.is_exact)
         if text.strip() and fresh != output.block.source:
             found[output.block] = fresh
@@ -109,5 +109,5 @@ def _rewrite(page: Page, texts: Mapping[Block, str], result: Result) -> tuple[Re
 
 def _printed_by_new_line(page: Page, new: Page, printed: Mapping[int, str]) -> dict[int, str]:
     """What each block printed, by its line in the rewritten page."""
-    pairs = zip(page.runnable, new.runnable, strict=True)
+    pairs = zip(page.executed, new.executed, strict=True)
     return {after.line: printed[before.line] for before, after in pairs if before.line in printed}

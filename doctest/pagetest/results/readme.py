@@ -38,7 +38,7 @@ class ReadmeCount:
 
     def sentence(self) -> str:
         """How many pages with code have passed in all their languages, and where."""
-        names = [name for name in self.tree.names if self.tree.page(name, self.tree.languages(name)[0]).runnable]
+        names = [name for name in self.tree.names if self.tree.page(name, self.tree.languages(name)[0]).executed]
         passed, date = {CPU: set(names), CUDA: set(names)}, ""
         found = {(one["device"], one["lang"], one["page"]): one for one in self.records.read()}
         for device, pages in passed.items():

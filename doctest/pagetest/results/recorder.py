@@ -52,7 +52,7 @@ class Recorder:
         return record
 
     def _blocks(self, result: Result) -> list[dict[str, Any]]:
-        """What each Python block printed on rank 0, and the figures that it drew."""
+        """What each block printed, Python on rank 0, and the figures that it drew."""
         assert result.log, "a page that passed has run"
         figures, page = _figures(result), result.path.read_text(encoding="utf-8")
         return [

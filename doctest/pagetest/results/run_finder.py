@@ -24,12 +24,12 @@ class RecordedRun:
 
     @property
     def printed(self) -> list[str]:
-        """What each Python block printed on rank 0."""
+        """What each block printed."""
         return [block["printed"] for block in self.record["blocks"]]
 
     @property
     def figures(self) -> list[list[Path]]:
-        """The files of the figures that each Python block drew."""
+        """The files of the figures that each block drew."""
         return [
             [self.records.figure(self.record, name) for name in block["figures"]] for block in self.record["blocks"]
         ]
@@ -63,7 +63,7 @@ class RunFinder:
         blocks = record.get("blocks", ())
         return (
             record["status"] == PASS
-            and len(blocks) == len(page.runnable)
+            and len(blocks) == len(page.executed)
             and not changed_since(record, page, self.graph, self.facts["inputs"])
             and _relevant_versions(record.get("versions", {})) == _relevant_versions(self.facts["versions"])
             and not stale_outputs(page, _printed_by_line(page, [block["printed"] for block in blocks]))
@@ -78,7 +78,7 @@ def changed_since(record: Mapping[str, Any], page: Page, graph: ImportGraph, inp
 
 
 def _printed_by_line(page: Page, printed: list[str]) -> dict[int, str]:
-    return {block.line: text for block, text in zip(page.runnable, printed, strict=True)}
+    return {block.line: text for block, text in zip(page.executed, printed, strict=True)}
 
 
 def _relevant_versions(versions: Mapping[str, str]) -> tuple[str, str]:

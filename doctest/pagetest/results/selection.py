@@ -49,7 +49,7 @@ def _valid_runs(name: str, languages: Sequence[str], fitting: RunFinder) -> dict
     """The runs of a page's languages that hold; none where the page has nothing to run."""
     there = [language for language in languages if language in fitting.tree.languages(name)]
     pages = [fitting.tree.page(name, language) for language in there]
-    return {page.language: run for page in pages if page.runnable and (run := fitting.find(page))}
+    return {page.language: run for page in pages if page.executed and (run := fitting.find(page))}
 
 
 def _deviations(result: Result, run: RecordedRun) -> Iterator[Finding]:

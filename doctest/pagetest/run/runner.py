@@ -1,4 +1,4 @@
-"""Runs one page: its script, its folder, its command, its result."""
+"""Runs one page: its folder, its transcripts, its script and command, its result."""
 
 import fcntl
 import marshal
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pagetest.model.instrument import executed_lines, instrument_script, statement_lines
 from pagetest.model.page import Page
@@ -18,8 +19,8 @@ from pagetest.model.script import Script
 from pagetest.outputs.blocks import outputs_of, stale_outputs
 from pagetest.results.result import FAIL, PASS, Figure, Result, result_without_run
 from pagetest.run.command import StartCommand, start_command
-from pagetest.run.device import Device
-from pagetest.run.environment import page_environment
+from pagetest.run.device import CPU, Device
+from pagetest.run.environment import clean_environment, page_environment
 from pagetest.run.events import RunEvents
 from pagetest.run.failure import Failure, find_failure
 from pagetest.run.live import LiveView
@@ -27,8 +28,14 @@ from pagetest.run.probe.page_output import FIGURES, CapturedOutput
 from pagetest.run.python_warnings import python_warnings
 from pagetest.slots import slots_needed
 
+if TYPE_CHECKING:
+    from pagetest.run.shell import ShellRun
+
 PROTECTED_FOLDERS = (".git", "benchmarks", "csrc", "docs", "doctest", "examples", "src", "tests")
 """The folders of the project that no page may change."""
+
+LOG = "log.txt"
+"""The file in the folder of a page that holds what it printed on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,43 @@ class Runner:
             _locked_empty_folder(file.parent),
             tempfile.TemporaryDirectory(prefix="page-") as reports,
         ):
+            shell = self._run_shell(page, file.parent, Path(reports)) if script.shell else None
+            if shell and (shell.failure or not script.has_program):
+                return self._shell_result(page, script, shell, file.parent / LOG)
             file.write_text(script.text, encoding="utf-8", newline="\n")
-            return self._run_command(page, script, file, Path(reports))
+            return self._run_command(page, script, file, Path(reports), shell)
+
+    def _run_shell(self, page: Page, folder: Path, reports: Path) -> "ShellRun":
+        from pagetest.run.shell import run_shell
+
+        environment = self.device.add_to_environment(clean_environment(os.environ, self.root))
+        return run_shell(page, folder, environment, reports, self.limit_seconds, echo=self.echo)
+
+    def _shell_result(self, page: Page, script: Script, shell: "ShellRun", log: Path) -> Result:
+        """The result of a page without a program, or of one whose transcript failed before it."""
+        log.write_bytes(shell.log)
+        result = result_without_run(page, script, FAIL if shell.failure else PASS)
+        device = self.device.requested or CPU
+        return self._add_shell(replace(result, device=device, failure=shell.failure, log=log), page, shell)
+
+    def _add_shell(self, result: Result, page: Page, shell: "ShellRun") -> Result:
+        """Adds what the transcripts cost and printed; all of their commands ran, or one failed the page."""
+        stale = () if result.failure else tuple(stale_outputs(page, result.printed | shell.printed, result.device))
+        count = sum(bool(line.strip()) for block in page.shell if not block.file for line in block.source.split("\n"))
+        printed = {block.line: (shell.printed | result.printed).get(block.line, "") for block in page.executed}
+        expected = len(outputs_of(page))
+        return replace(
+            result,
+            status=FAIL if result.failure or stale else PASS,
+            seconds=round(result.seconds + shell.outcome.seconds, 2),
+            peak_bytes=max(result.peak_bytes, shell.outcome.peak_bytes),
+            lines_run=result.lines_run + (0 if shell.failure else count),
+            lines_total=result.lines_total + count,
+            outputs_matched=0 if result.failure else expected - len(stale),
+            outputs_total=expected,
+            findings=stale,
+            printed=printed,
+        )
 
     def _sampler(self, page: Page, printed: CapturedOutput, events: RunEvents) -> Callable[[], None]:
         """What is done again and again while the page runs."""
@@ -72,7 +114,7 @@ class Runner:
 
         return follow
 
-    def _run_command(self, page: Page, script: Script, file: Path, reports: Path) -> Result:
+    def _run_command(self, page: Page, script: Script, file: Path, reports: Path, shell: "ShellRun | None") -> Result:
         from pagetest.run.session import Session
 
         expected, printed = outputs_of(page), CapturedOutput(reports)
@@ -82,14 +124,14 @@ class Runner:
         (reports / f"code.{sys.implementation.cache_tag}").write_bytes(marshal.dumps(compiled))
         events = RunEvents(reports, file)
         environment = self.device.add_to_environment(page_environment(os.environ, self.root, file, reports))
-        log = file.parent / "log.txt"
+        log = file.parent / LOG
         printed.request(log)
         session = Session(
             shlex.split(page.command),
             file.parent,
             environment,
             log,
-            self.limit_seconds,
+            self.limit_seconds - (shell.outcome.seconds if shell else 0),
             events.request_stacks,
             self.echo,
             self._sampler(page, printed, events),
@@ -100,10 +142,12 @@ class Runner:
         except OSError as error:
             failure = Failure(page.command_line, f"the command cannot be started: {error.strerror}: install it")
             return replace(result_without_run(page, script, FAIL), failure=failure)
+        if shell:
+            log.write_bytes(shell.log + log.read_bytes())
         by_block = {block.line: events.printed.get(block.line, "") for block in page.runnable}
         failure = find_failure(page, marked.marks, outcome, events, self.device)
-        stale = () if failure else tuple(stale_outputs(page, by_block, events.device.partition(" ")[0]))
-        return Result(
+        stale = () if failure or shell else tuple(stale_outputs(page, by_block, events.device.partition(" ")[0]))
+        result = Result(
             page.name,
             page.language,
             page.path,
@@ -126,6 +170,7 @@ class Runner:
             figures=tuple(_figures(page, file.parent, events.figure_lines)),
             printed=by_block,
         )
+        return self._add_shell(result, page, shell) if shell else result
 
 
 def _figures(page: Page, folder: Path, drawn: Mapping[str, int]) -> Iterator[Figure]:

@@ -94,7 +94,7 @@ def _make_card(name: str, edition: Edition, coverage: Coverage) -> dict[str, Any
         "name": name,
         "title": each(page_title),
         "description": each(first_sentence),
-        "hasCode": any(page.runnable for page in pages.values()),
+        "hasCode": any(page.executed for page in pages.values()),
         "badges": each(lambda page: [one for one in coverage.results.badges(page) if one["device"] in DEVICES]),
     }
 
