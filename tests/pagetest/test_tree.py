@@ -145,3 +145,27 @@ def test_check_names_the_missing_translation(docs, capsys) -> None:
     out = capsys.readouterr().out
     assert "only_en.md:1: every page exists in en and zh-Hans" in out
     assert "zh-Hans" in out.splitlines()[-2]
+
+
+FRONT = "---\nkind: {}\noutcome: Do it\nminutes: 1\ndevices: cpu\n---\n"
+
+
+def test_a_category_holds_pages_of_its_kind(docs, capsys) -> None:
+    for name, kind in (("memory/zero", "how-to"), ("ideas/ranks", "concept"), ("memory/ledger", "internals")):
+        docs.write(name, FRONT.format(kind) + docs.markdown(name, "x = 1"))
+    beside = docs.source.parent
+    items = {"Memory": ["memory/zero"], "Concepts": ["ideas/ranks"], "More": ["memory/ledger"]}
+
+    def check() -> str:
+        content = {"s": [{"type": "category", "label": label, "items": names} for label, names in items.items()]}
+        (beside / "sidebars.json").write_text(json.dumps(content))
+        docs.main("--check")
+        return capsys.readouterr().out
+
+    assert "the sidebar has" not in check()
+    items["Memory"].append(items["More"].pop())
+    out = check()
+    for language in ("en", "zh-Hans"):
+        assert (
+            f"{language}/memory/ledger.md:2: `Memory` of the sidebar is the place of tutorial and how-to pages, " in out
+        )

@@ -33,7 +33,11 @@ def make_labels(edition: Edition, language: str) -> dict[str, Any]:
         f"sidebar.{API_SIDEBAR}.category.{group.title[LANGUAGES[0]]}": {"message": group.title[language]}
         for group in edition.contents.groups
     }
-    return {"version.label": {"message": "main" if edition.is_current else edition.version}} | tutorial_labels(edition, language) | groups
+    return (
+        {"version.label": {"message": "main" if edition.is_current else edition.version}}
+        | tutorial_labels(edition, language)
+        | groups
+    )
 
 
 def tutorial_labels(edition: Edition, language: str) -> dict[str, Any]:

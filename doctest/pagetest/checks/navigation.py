@@ -6,9 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from pagetest.finding import Finding
+from pagetest.model.page import CONCEPT, HOW_TO, INTERNALS, TUTORIAL
 from pagetest.model.tree import LANGUAGES, Tree
 
 LABELS = "sidebar_category_translation.json"
+KINDS = {
+    "Get started": (TUTORIAL, HOW_TO),
+    "Tutorials": (TUTORIAL,),
+    "Choose and configure": (TUTORIAL, HOW_TO),
+    "Training techniques": (TUTORIAL, HOW_TO),
+    "Memory": (TUTORIAL, HOW_TO),
+    "Model parallelism": (TUTORIAL, HOW_TO),
+    "Operations": (TUTORIAL, HOW_TO),
+    "Concepts": (CONCEPT,),
+    "Internals": (INTERNALS,),
+}
+"""The kinds of pages in a category of the sidebar; one that is not named here has any."""
 
 
 def check_navigation(tree: Tree, folder: Path | None = None) -> Iterator[Finding]:
@@ -18,6 +31,7 @@ def check_navigation(tree: Tree, folder: Path | None = None) -> Iterator[Finding
         path = folder / name
         if path.is_file():
             yield from _check_file(path, check, tree.names)
+    yield from _kind_faults(tree, _sidebars(folder))
     labels = label_keys(_sidebars(folder))
     for language in LANGUAGES[1:]:
         path = tree.source / language / LABELS
@@ -27,6 +41,22 @@ def check_navigation(tree: Tree, folder: Path | None = None) -> Iterator[Finding
             yield Finding(
                 path, 1, f"the sidebar has the label `{labels[0]}`, and no file translates it: write {LABELS}"
             )
+
+
+def _kind_faults(tree: Tree, sidebars: Any) -> Iterator[Finding]:
+    """Readers of a category find one kind of page in it."""
+    for category in _categories(sidebars):
+        kinds = KINDS.get(category["label"])
+        for name in set(_documents(category.get("items", []))) & set(tree.names) if kinds else ():
+            for page in (tree.page(name, language) for language in tree.languages(name)):
+                if page.front and page.front.kind not in kinds:
+                    wanted = f"`{category['label']}` of the sidebar is the place of {' and '.join(kinds)} pages"
+                    yield Finding(page.path, 2, f"{wanted}, this one is of kind {page.front.kind}: move its entry")
+
+
+def _categories(sidebars: Any) -> Iterator[dict[str, Any]]:
+    items = [item for sidebar in (sidebars.values() if isinstance(sidebars, dict) else ()) for item in sidebar]
+    yield from (item for item in items if isinstance(item, dict) and "label" in item)
 
 
 def label_keys(sidebars: Any) -> list[str]:

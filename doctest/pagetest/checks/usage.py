@@ -154,8 +154,12 @@ def _drawing_names(node: ast.AST) -> Iterator[str]:
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names if _draws(alias.name))
     elif isinstance(node, ast.ImportFrom) and node.module and _draws(node.module):
         yield from (alias.asname or alias.name for alias in node.names)
-    elif isinstance(node, ast.Assign) and _name_of(getattr(node.value, "func", node)) in _MAKE_FIGURES:
+    elif isinstance(node, ast.Assign) and _makes_figure(node.value):
         yield from (part.id for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name))
+
+
+def _makes_figure(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and _name_of(value.func) in _MAKE_FIGURES
 
 
 def _draws(module: str) -> bool:

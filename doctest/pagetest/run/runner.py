@@ -85,9 +85,10 @@ class Runner:
 
     def _add_shell(self, result: Result, page: Page, shell: "ShellRun") -> Result:
         """Adds what the transcripts cost and printed; all of their commands ran, or one failed the page."""
-        stale = () if result.failure else tuple(stale_outputs(page, result.printed | shell.printed, result.device))
+        by_line = {**shell.printed, **result.printed}
+        printed = {block.line: by_line.get(block.line, "") for block in page.executed}
+        stale = () if result.failure else tuple(stale_outputs(page, printed, result.device))
         count = sum(bool(line.strip()) for block in page.shell if not block.file for line in block.source.split("\n"))
-        printed = {block.line: (shell.printed | result.printed).get(block.line, "") for block in page.executed}
         expected = len(outputs_of(page))
         return replace(
             result,
