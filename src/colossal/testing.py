@@ -1,11 +1,16 @@
-"""Worlds of several ranks for tests, and comparisons that know their tolerance."""
+"""For tests and tutorials: process groups, comparisons with one process, expected errors, counters and figures."""
 
 from colossal._src.testing import (
+    COLORS,
     TOLERANCES,
+    SavedTensors,
     Tolerance,
     WorldError,
     assert_close,
+    assert_equal_to_one_process,
     assert_same_on_all_ranks,
+    draw_figure,
+    expect_error,
     fake_world,
     reuse_processes,
     run_processes,
@@ -13,11 +18,16 @@ from colossal._src.testing import (
 )
 
 __all__ = [
+    "COLORS",
     "TOLERANCES",
+    "SavedTensors",
     "Tolerance",
     "WorldError",
     "assert_close",
+    "assert_equal_to_one_process",
     "assert_same_on_all_ranks",
+    "draw_figure",
+    "expect_error",
     "fake_world",
     "reuse_processes",
     "run_processes",

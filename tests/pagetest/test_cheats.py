@@ -17,6 +17,11 @@ TWO_RANKS = "torchrun --standalone --nproc_per_node=2 lesson.py"
 CHEATS = {
     "raises": ("x = 1\nraise ValueError('boom')", 6, "ValueError: boom"),
     "raises in a function": ("def f():\n    return 1 / 0\n\nf()", 6, "ZeroDivisionError"),
+    "expects an error that does not come": (
+        "from colossal.testing import expect_error\nwith expect_error(ValueError, OSError):\n    x = 1",
+        6,
+        "AssertionError: This must raise ValueError or OSError. Found that it ended without an error.",
+    ),
     "exits through sys.exit": ("import sys\nsys.exit(3)", 6, "SystemExit: 3"),
     "raises SystemExit": ("x = 1\nraise SystemExit(3)", 6, "SystemExit: 3"),
     "exits with a text": ("x = 1\nraise SystemExit('no')", 6, "SystemExit: no"),

@@ -107,6 +107,16 @@ class T(unittest.TestCase):
 unittest.main(exit=False)
 """,
     ),
+    "an_error_that_does_not_come": (
+        8,
+        HIDDEN,
+        SWALLOW
+        + """from colossal.testing import expect_error
+with Swallow():
+    with expect_error(ValueError):
+        x = 1
+""",
+    ),
     "an_exit_stack": (
         9,
         HIDDEN,
@@ -246,6 +256,17 @@ y = f(1)
 # PADDING
 if x == 2:
     assert x == 1
+""",
+    ),
+    "an_expected_error_not_reached": (
+        33,
+        "this assert never ran",
+        """
+from colossal.testing import expect_error
+# PADDING
+if x == 2:
+    with expect_error(ValueError):
+        raise ValueError
 """,
     ),
     "a_check_not_reached": (
@@ -528,6 +549,30 @@ def fake(*_, **__):
     return None
 np.testing.assert_allclose.__code__ = fake.__code__
 np.allclose([1], [2])
+fake()
+""",
+    ),
+    "an_expected_error": (
+        4,
+        "`_ExpectedError.__exit__` was replaced",
+        """
+from colossal.testing import expect_error
+import colossal._src.testing.usage as usage
+usage._ExpectedError.__exit__ = lambda *_: True
+with expect_error(ValueError):
+    x = 1
+""",
+    ),
+    "a_comparison_of_models": (
+        6,
+        "assert_equal_to_one_process` was replaced",
+        """
+import colossal.testing, torch
+def fake(*_, **__):
+    return None
+net = torch.nn.Linear(1, 1)
+colossal.testing.assert_equal_to_one_process.__code__ = fake.__code__
+colossal.testing.assert_equal_to_one_process(net, net)
 fake()
 """,
     ),

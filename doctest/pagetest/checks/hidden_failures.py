@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from pagetest.finding import Finding
-from pagetest.model.instrument import MARK, PROBE
+from pagetest.model.instrument import EXPECT_ERROR, MARK, PROBE
 from pagetest.model.page import Page
 from pagetest.model.script import Script
 
@@ -49,6 +49,20 @@ def empty_asserts(page: Page, script: Script) -> Iterator[Finding]:
         if isinstance(node, ast.Assert) and _constant_truth(node.test):
             what = f"`{ast.unparse(node.test)}`"
             yield Finding(page.path, node.lineno, f"{what} is always true, so this asserts nothing: compare a result")
+
+
+def hidden_expectations(page: Page, script: Script) -> Iterator[Finding]:
+    """An `expect_error` that has no body of its own, or another name: whether its body raised may be hidden."""
+    heads = [node.items[0].context_expr for node in script.nodes if isinstance(node, ast.With) and len(node.items) == 1]
+    allowed = {id(head.func) for head in heads if isinstance(head, ast.Call)}
+    for node in script.nodes:
+        is_import = isinstance(node, ast.alias) and not node.asname
+        names = {getattr(node, field, None) for field in ("id", "attr", "name")}
+        if EXPECT_ERROR in names and not is_import and id(node) not in allowed:
+            message = (
+                f"`{EXPECT_ERROR}` checks the body of its own `with`: import it by name, `with {EXPECT_ERROR}(...):`"
+            )
+            yield Finding(page.path, getattr(node, "lineno", 1), message)
 
 
 def broad_handlers(page: Page, script: Script) -> Iterator[Finding]:
@@ -151,4 +165,12 @@ def _bound_names(node: ast.AST) -> Iterator[str]:
         yield node.name
 
 
-RULES = (hidden_characters, confusable_names, empty_asserts, broad_handlers, finally_exits, shadowed_names)
+RULES = (
+    hidden_characters,
+    confusable_names,
+    empty_asserts,
+    hidden_expectations,
+    broad_handlers,
+    finally_exits,
+    shadowed_names,
+)

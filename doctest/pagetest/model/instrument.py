@@ -13,6 +13,7 @@ from pagetest.model.script import Script
 PROBE = "__page__"
 MARK = "__mark_"
 MESSAGES = ("msg", "err_msg")
+EXPECT_ERROR = "expect_error"  # the context manager of `colossal.testing` whose body must raise
 DEVICES = ("cpu", "cuda", "is_available")
 
 _NO_EFFECT = (ast.Pass, ast.Global, ast.Nonlocal)
@@ -29,8 +30,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # [Note: hidden failures]
 # A check that fails must fail the page, whoever catches its AssertionError: an except, a `with`, a thread pool. So
 # every function of the page, and every body of its `try` and `with`, notes the AssertionErrors that leave it, and
-# raises them again. What an assert, or a call such as `assert_close(a, b)`, has come to goes through
-# `__page__.checked`, which looks whether the checks themselves are still those that were imported.
+# raises them again. What an assert, or a call such as `assert_close(a, b)` or `expect_error(E)`, has come to goes
+# through `__page__.checked`, which looks whether the checks themselves are still those that were imported.
 
 # [Note: block marks]
 # Which block printed what is learnt from calls `__page__.block(12)`: "what comes now belongs to the block whose code
@@ -140,9 +141,12 @@ class _Instrumenter(ast.NodeTransformer):
     visit_TryStar = visit_Try  # noqa: N815
 
     def visit_With(self, node: Any) -> Any:
-        """What its context managers could hide is recorded before."""
+        """What its context managers could hide is recorded before; one that checks is looked at as an assert is."""
+        is_check = _is_check(node)
         self.generic_visit(node)
         node.body = _report_assertion_errors(node.body)
+        if is_check:
+            node.items[0].context_expr = _probe_call("checked", node.items[0].context_expr)
         return node
 
     visit_AsyncWith = visit_With  # noqa: N815
@@ -232,13 +236,18 @@ def has_effect(node: ast.stmt) -> bool:
 
 
 def _is_check(node: ast.stmt) -> bool:
-    """Whether a statement is an assert, or calls what is named like one."""
+    """Whether a statement is an assert, calls what is named like one, or expects an error."""
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return _called_name(node.items[0].context_expr) == EXPECT_ERROR
     value = node.value if isinstance(node, ast.Expr) else None
     value = value.value if isinstance(value, ast.Await) else value
-    if not isinstance(value, ast.Call):
-        return isinstance(node, ast.Assert)
-    name = getattr(value.func, "attr", getattr(value.func, "id", ""))
-    return name.startswith("assert")
+    return isinstance(node, ast.Assert) or _called_name(value).startswith("assert")
+
+
+def _called_name(node: ast.expr | None) -> str:
+    """The name of what an expression calls, without what it belongs to; empty if it is no call."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return getattr(function, "attr", getattr(function, "id", ""))
 
 
 def _is_block_mark(node: ast.stmt) -> bool:

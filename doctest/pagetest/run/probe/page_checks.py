@@ -33,8 +33,11 @@ CHECKS = {
     "numpy.testing": _COMPARISONS,
     "numpy.testing._private.utils": _COMPARISONS,
     "unittest.case:TestCase": r"assert\w*|fail\w*|_fail\w*|run",
-    "colossal.testing": _COMPARISONS,
-    "colossal._src.testing.asserts": _COMPARISONS,
+    "colossal.testing": rf"{_COMPARISONS}|expect_error|SavedTensors",
+    "colossal._src.testing.asserts": r"assert\w*|_compare_full|_held_parameters",
+    "colossal._src.testing.usage": "expect_error|SavedTensors",
+    "colossal._src.testing.usage:_ExpectedError": "__enter__|__exit__",
+    "colossal._src.testing.usage:SavedTensors": "__enter__|__exit__|_pack",
 }
 LOADED_AT_START = ("builtins", "math", "sys", "os", "threading")
 

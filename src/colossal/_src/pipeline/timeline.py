@@ -8,9 +8,10 @@ from typing import final
 
 from colossal._src.pipeline.schedule import Pass, bubble_fraction
 
-_COLORS = {"F": "#4c78a8", "B": "#f2a03d", "I": "#f2a03d", "W": "#6aa84f"}
+_COLORS = {"F": "#2f6db3", "B": "#c2410c", "I": "#c2410c", "W": "#8a6d00"}  # those of `colossal.testing.COLORS`
 _LABELS = {"F": "forward", "B": "backward", "I": "backward to inputs", "W": "gradients of weights"}
-_WIDTH, _ROW, _LEFT, _TOP, _NARROWEST = 960, 34, 64, 30, 9
+_WIDTH, _ROW, _LEFT, _TOP = 640, 34, 56, 30
+_FONT_PX, _DIGIT_PX = 14, 8.5  # 12 pixels or more on a page, 7.6 on a phone
 
 
 @final
@@ -53,27 +54,29 @@ class Timeline:
         bars = []
         for each in self.passes:
             x, width = _LEFT + (each.begin - begin) * scale, max(each.duration * scale, 0.5)
-            y, opacity = _TOP + each.rank * _ROW, 1.0 if each.action.stage == min(stages[each.rank]) else 0.6
+            is_first = each.action.stage == min(stages[each.rank])
+            y, opacity, text = _TOP + each.rank * _ROW, 1.0 if is_first else 0.45, "#fff" if is_first else "#1f2933"
             bars.append(
                 f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 6}" fill-opacity="{opacity}" '
                 f'fill="{_COLORS[each.action.kind]}" stroke="#fff" stroke-width="0.5">'
                 f"<title>{each.action!r}</title></rect>"
             )
-            if width >= _NARROWEST:
+            number = str(each.action.microbatch)
+            if width >= _DIGIT_PX * len(number):
                 bars.append(
-                    f'<text x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle">{each.action.microbatch}</text>'
+                    f'<text x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle" fill="{text}">{number}</text>'
                 )
         ranks = [f'<text x="4" y="{_TOP + rank * _ROW + 19}">rank {rank}</text>' for rank in range(num_ranks)]
         kinds = sorted({each.action.kind for each in self.passes}, key=list(_COLORS).index)
         legend = [
-            f'<rect x="{_LEFT + place * 170}" y="8" width="12" height="12" fill="{_COLORS[kind]}"/>'
-            f'<text x="{_LEFT + place * 170 + 17}" y="18">{_LABELS[kind]}</text>'
+            f'<rect x="{_LEFT + place * 180}" y="6" width="12" height="12" fill="{_COLORS[kind]}"/>'
+            f'<text x="{_LEFT + place * 180 + 17}" y="17">{_LABELS[kind]}</text>'
             for place, kind in enumerate(kinds)
         ]
         height = _TOP + num_ranks * _ROW + 4
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-            f'height="{height}" font-family="sans-serif" font-size="11">'
+            f'height="{height}" font-family="sans-serif" font-size="{_FONT_PX}">'
             f'<rect width="{_WIDTH}" height="{height}" fill="#fff"/>{"".join([*legend, *ranks, *bars])}</svg>'
         )
 

@@ -1,10 +1,15 @@
-"""Comparisons of tensors whose tolerance depends on the dtype and has a reason."""
+"""Comparisons whose tolerance depends on the dtype and has a reason: of tensors, and of models with one process."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import distributed as dist
+from torch import nn
+
+from colossal._src.interface import full_spec_of, unwrap_model
+from colossal._src.tensor import backing_shard, copy_placement, full_tensor_of, strip_compile_prefix
 
 
 @final
@@ -37,13 +42,22 @@ TOLERANCES = {
 """The tolerance of each dtype."""
 
 
-def assert_close(actual: torch.Tensor, expected: torch.Tensor, name: str = "tensor") -> None:
+def assert_close(
+    actual: torch.Tensor | float | Sequence[float],
+    expected: torch.Tensor | float | Sequence[float],
+    name: str = "tensor",
+    *,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> None:
     """Compare two tensors within the tolerance of their dtype; other dtypes must be equal.
 
     Args:
-        actual: What was computed.
+        actual: What was computed. Numbers, such as the losses of a training, are compared as float32 is.
         expected: What it should be; same shape and dtype.
         name: Named in the error.
+        rtol: Relative tolerance in place of that of the dtype.
+        atol: Absolute tolerance; 0 where only `rtol` is given.
 
     Raises:
         AssertionError: They differ.
@@ -52,16 +66,91 @@ def assert_close(actual: torch.Tensor, expected: torch.Tensor, name: str = "tens
         >>> import torch
         >>> from colossal.testing import assert_close
         >>> assert_close(torch.tensor([1.0, 2.000001]), torch.tensor([1.0, 2.0]))
+        >>> assert_close([0.5, 0.25], [0.5, 0.2500001])
         >>> try:
         ...     assert_close(torch.tensor([1.1]), torch.tensor([1.0]), name="loss")
         ... except AssertionError as error:
         ...     print(str(error).splitlines()[0])
         loss: Tensor-likes are not close!
     """
-    tolerance = TOLERANCES.get(expected.dtype, Tolerance(0.0, 0.0, "exact"))
-    torch.testing.assert_close(
-        actual, expected, rtol=tolerance.rtol, atol=tolerance.atol, msg=lambda text: f"{name}: {text}"
-    )
+    dtype = expected.dtype if isinstance(expected, torch.Tensor) else torch.float32
+    limits = TOLERANCES.get(dtype, Tolerance(0.0, 0.0, "exact"))
+    if rtol is not None or atol is not None:
+        limits = Tolerance(rtol or 0.0, atol or 0.0, "given")
+    torch.testing.assert_close(actual, expected, rtol=limits.rtol, atol=limits.atol, msg=lambda text: f"{name}: {text}")
+
+
+def assert_equal_to_one_process(
+    model: nn.Module,
+    reference: nn.Module | Mapping[str, torch.Tensor],
+    *,
+    gradients: bool = False,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> None:
+    """Compare the full parameters of a distributed model with those that one process has. All ranks call it.
+
+    Args:
+        model: The model, boosted or not: replicated, sharded by any plugin or layer, or partitioned into pipeline
+            stages.
+        reference: The same model, trained in one process, or its tensors by the names of its parameters.
+        gradients: Whether gradients are compared too, as the model and `reference` have them after a backward pass.
+            Plugins that keep gradients in shards leave none in the model.
+        rtol: Relative tolerance in place of that of the dtype.
+        atol: Absolute tolerance; 0 where only `rtol` is given.
+
+    Raises:
+        AssertionError: A parameter or a gradient differs, one of them is missing, or is on no rank.
+
+    Communication: all_gather, the ranks that shard a tensor, its bytes; all_gather_object, all ranks, the names.
+
+    Example:
+        >>> import torch
+        >>> from colossal.cluster import ParallelMesh
+        >>> from colossal.nn import Linear
+        >>> from colossal.testing import assert_equal_to_one_process, run_threads
+        >>> reference = torch.nn.Linear(4, 6)
+        >>> def compare():
+        ...     with ParallelMesh(tp=2):
+        ...         model = Linear.from_native(reference)
+        ...     assert_equal_to_one_process(model, reference)
+        ...     return tuple(model.weight.shape)
+        >>> run_threads(compare, 2)
+        [(3, 4), (3, 4)]
+    """
+    wanted = dict(reference.named_parameters()) if isinstance(reference, nn.Module) else reference
+    held = dict(_held_parameters(model))
+    names = [*held]
+    if dist.is_initialized():
+        names_by_rank: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(names_by_rank, names)
+        names = [name for names in names_by_rank for name in names]
+    if different := sorted(set(names) ^ set(wanted)):
+        raise AssertionError(f"The ranks must hold the parameters that one process has. Found apart: {different}.")
+    limits = {"rtol": rtol, "atol": atol}
+    for name, parameter in held.items():
+        _compare_full(backing_shard(parameter), wanted[name].detach(), name, **limits)
+        if gradients:
+            grads = parameter.grad, wanted[name].grad
+            if (grads[0] is None) != (grads[1] is None):
+                missing = "the model" if grads[0] is None else "the reference"
+                raise AssertionError(f"Both models must have the same gradients. Found none of {name} in {missing}.")
+            if grads[0] is not None and grads[1] is not None:
+                _compare_full(copy_placement(grads[0], parameter), grads[1], f"gradient of {name}", **limits)
+
+
+def _held_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of which this rank has a part, by their names in the full model."""
+    model = unwrap_model(model)
+    full_spec = full_spec_of(model)
+    for root in (model,) if full_spec is None else full_spec.roots:
+        for name, parameter in root.named_parameters():
+            known = strip_compile_prefix(name)
+            yield known if full_spec is None else full_spec.names.get(known, known), parameter
+
+
+def _compare_full(held: torch.Tensor, expected: torch.Tensor, name: str, **limits: float | None) -> None:
+    assert_close(full_tensor_of(held).detach().to(expected.device), expected, name, **limits)
 
 
 def assert_same_on_all_ranks(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:

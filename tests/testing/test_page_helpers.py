@@ -1,0 +1,197 @@
+"""What pages of the documentation share: expected errors, comparisons with one process, and counts."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from colossal.booster import Booster
+from colossal.booster.plugin import (
+    GeminiPlugin,
+    HybridParallelPlugin,
+    LowLevelZeroPlugin,
+    Plugin,
+    TorchDDPPlugin,
+    TorchFSDPPlugin,
+)
+from colossal.cluster import ParallelMesh
+from colossal.errors import ColossalError, ConfigError, PlanError
+from colossal.nn import Linear
+from colossal.testing import (
+    SavedTensors,
+    WorldError,
+    assert_close,
+    assert_equal_to_one_process,
+    expect_error,
+    run_processes,
+    run_threads,
+)
+
+
+def raise_on_all_ranks() -> int:
+    with expect_error(ConfigError, ForeignError) as errors:
+        raise ConfigError("Found 3.")
+    return len(errors)
+
+
+def raise_on_rank_0() -> None:
+    with expect_error(ColossalError):
+        if torch.distributed.get_rank() == 0:
+            raise PlanError("no plan")
+
+
+class ForeignError(Exception):
+    """An error of no library."""
+
+
+def test_an_expected_error_is_printed_once(capfd) -> None:
+    assert run_threads(raise_on_all_ranks, 2) == [1, 1]
+    assert capfd.readouterr().out == "ConfigError: Found 3.\n"
+
+
+def test_every_rank_must_raise() -> None:
+    with pytest.raises(WorldError, match=r"Rank 1 .*[\s\S]*AssertionError: This must raise ColossalError\. Found that"):
+        run_threads(raise_on_rank_0, 2)
+
+
+def test_a_path_in_an_error_does_not_show_where_the_page_ran(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with expect_error(OSError):
+        (tmp_path / "missing.pt").read_bytes()
+    assert capsys.readouterr().out == "FileNotFoundError: [Errno 2] No such file or directory: 'missing.pt'\n"
+
+
+def test_other_errors_pass_and_are_not_shown(capsys) -> None:
+    with pytest.raises(ZeroDivisionError), expect_error(ColossalError, OSError):
+        _ = 1 / 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("types", [(), (Exception,), (ValueError, AssertionError), (ExceptionGroup, Exception)])
+def test_an_error_of_a_failing_check_cannot_be_expected(types) -> None:
+    with pytest.raises(TypeError, match="none that a failing check raises"):
+        expect_error(*types)
+
+
+def test_numbers_are_compared_as_float32() -> None:
+    assert_close([0.5, 0.25], [0.5, 0.250001])
+    assert_close(0.5, 0.501, rtol=1e-2)
+    for actual, limits in (([0.5, 0.2501], {}), ([0.5, 0.250001], {"rtol": 1e-9}), ([0.5], {})):
+        with pytest.raises(AssertionError, match="losses: |length of the sequences"):
+            assert_close(actual, [0.5, 0.25], "losses", **limits)
+
+
+def make_model() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+def load_initial(model: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) / 4
+    return model
+
+
+def make_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(4, 8, generator=generator), torch.randn(4, 4, generator=generator)
+
+
+PLUGINS: dict[str, tuple[Callable[[], Plugin], bool]] = {
+    "ddp": (TorchDDPPlugin, True),
+    "fsdp": (TorchFSDPPlugin, True),
+    "zero": (lambda: LowLevelZeroPlugin(precision="fp32"), False),
+    "gemini": (lambda: GeminiPlugin(precision="fp32"), False),
+    "pipeline": (lambda: HybridParallelPlugin(tp_size=1, pp_size=2, num_microbatches=2, precision="fp32"), True),
+}
+
+
+def train_as_one_process(name: str) -> list[str]:
+    """Make a step of SGD, compare it, then compare with a changed reference; return what was found."""
+    make_plugin, has_gradients = PLUGINS[name]
+    (x, y), reference = make_batch(), load_initial(make_model())
+    nn.functional.mse_loss(reference(x), y).backward()
+    torch.optim.SGD(reference.parameters(), lr=0.1).step()
+    model = load_initial(make_model())
+    booster = Booster(plugin=make_plugin())
+    model, optimizer, criterion, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    assert optimizer
+    assert criterion
+    batch: Any = iter([(x, y)])
+    if name == "pipeline":
+        booster.execute_pipeline(batch, model, lambda out, pair: criterion(out, pair[1]), optimizer)
+    else:
+        booster.backward(criterion(model(x), y), optimizer)
+    optimizer.step()
+    assert_equal_to_one_process(model, reference, gradients=has_gradients)
+    assert_equal_to_one_process(model, dict(reference.named_parameters()))
+    messages = []
+    changed = copy.deepcopy(reference)
+    with torch.no_grad():
+        changed[4].weight[3, 0] += 1e-3
+    for other in (changed, reference[:3]):
+        try:
+            assert_equal_to_one_process(model, other)
+        except AssertionError as error:
+            messages.append(str(error).splitlines()[0])
+    return messages
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_a_step_of_any_plugin_is_compared_with_one_process(name) -> None:
+    by_rank = run_processes(train_as_one_process, 2, name)
+    missing = "The ranks must hold the parameters that one process has. Found apart: ['4.bias', '4.weight']."
+    assert all(messages[-1] == missing for messages in by_rank)
+    different = [messages[0] for messages in by_rank if len(messages) == 2]
+    assert set(different) == {"4.weight: Tensor-likes are not close!"}
+    assert len(different) == (1 if name == "pipeline" else 2), "all ranks that hold the parameter compare it"
+
+
+def compare_tensor_parallel(change: str) -> str:
+    x, reference = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)), load_initial(nn.Linear(8, 4))
+    with ParallelMesh(tp=2):
+        model = Linear.from_native(reference)
+    for each in (model, reference):
+        each(x).square().sum().backward()
+    if change == "gradient":
+        assert model.weight.grad is not None
+        model.weight.grad[0, 0] += 1e-2
+    elif change == "no gradient":
+        model.bias.grad = None
+    try:
+        assert_equal_to_one_process(model, reference, gradients=True)
+    except AssertionError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    {
+        "nothing": "",
+        "gradient": "gradient of weight: Tensor-likes are not close!",
+        "no gradient": "Both models must have the same gradients. Found none of bias in the model.",
+    }.items(),
+)
+def test_gradients_of_shards_are_compared(change, message) -> None:
+    assert run_threads(compare_tensor_parallel, 2, change) == [message, message]
+
+
+def test_saved_tensors_are_counted_once_and_without_parameters() -> None:
+    last, x = nn.Linear(16, 2), torch.ones(8, 4)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), last)
+    with SavedTensors(model) as saved:
+        y = model(x).sum()
+    activations = 4 * 8 * (4 + 16)  # the input, and the output of ReLU, which two layers need
+    assert saved.bytes == activations
+    with SavedTensors() as everything:
+        y = model(x).sum()
+    assert everything.bytes == activations + last.weight.nbytes
+    with SavedTensors(model) as recomputed:
+        y = checkpoint(model, x, use_reentrant=False).sum()
+    assert recomputed.bytes == x.nbytes
+    y.backward()
