@@ -22,8 +22,8 @@ from pagetest.run.session import Session
 
 _PRELUDE = (
     "set -eE -o pipefail",
-    """trap 'echo "$? $LINENO" > "$COLOSSAL_SHELL/failed"' ERR""",
-    """__page_block() { echo "$1 $(stat -c %s "$COLOSSAL_SHELL/log")" >> "$COLOSSAL_SHELL/marks"; }""",
+    """trap 'echo "$? $LINENO" > "$__page/failed"' ERR""",
+    """__page_block() { echo "$1 $(stat -c %s "$__page/log")" >> "$__page/marks"; }""",
 )
 _ENVIRONMENT = {"TERM": "dumb", "COLUMNS": "120", "PIP_NO_INDEX": "1", "no_proxy": "localhost,127.0.0.1"}
 _NOWHERE = "http://127.0.0.1:9"  # the port that discards: what would load something says at once that it cannot
@@ -55,7 +55,7 @@ def run_shell(
     script = own / f"{page.stem}.sh"
     script.write_text(shell_script(page, own), encoding="utf-8")
     (own / "marks").touch()
-    added = {"COLOSSAL_SHELL": str(own), **_ENVIRONMENT, **dict.fromkeys(_PROXIES, _NOWHERE)}
+    added = {**_ENVIRONMENT, **dict.fromkeys(_PROXIES, _NOWHERE)}
     command = ["bash", "--norc", "--noprofile", str(script)]
     session = Session(command, folder, {**environment, **added}, own / "log", limit_seconds, lambda: None, **options)
     outcome = session.run()
@@ -76,7 +76,8 @@ def shell_script(page: Page, folder: Path) -> str:
         else:
             lines[opening], lines[closing] = f"__page_block {block.line}", "__page_block 0"
             lines[opening + 1 : closing] = block.source.split("\n")[:-1]
-    lines[0] = "; ".join(filter(None, (*_PRELUDE, lines[0])))
+    here = f"__page={shlex.quote(str(folder))}"  # not exported: the commands see the environment of a reader
+    lines[0] = "; ".join(filter(None, (here, *_PRELUDE, lines[0])))
     return "\n".join(lines) + "\n"
 
 
@@ -88,7 +89,9 @@ def _printed(page: Page, folder: Path, log: bytes) -> dict[int, str]:
 
 def _failure(page: Page, outcome: CommandOutcome, folder: Path, log: str) -> Failure | None:
     note = folder / "failed"
-    code, line = map(int, note.read_text(encoding="utf-8").split()) if note.is_file() else (outcome.returncode, 0)
+    code, line = map(int, note.read_text(encoding="utf-8").split()) if note.is_file() else (0, 0)
+    if code != outcome.returncode:  # an earlier one, of a command that was allowed to fail
+        code, line = outcome.returncode, 0
     said = [text for text in log.splitlines() if text.strip()]
     if outcome.timed_out:
         marks = (folder / "marks").read_text(encoding="utf-8").split()
