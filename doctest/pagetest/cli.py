@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from pagetest.checks.figures import Figures
 from pagetest.finding import UsageError, display_path, with_count
 from pagetest.graph.affected import AffectedPages
 from pagetest.graph.changes import changed_files
@@ -48,12 +49,8 @@ def main(arguments: Sequence[str], root: Path) -> int:
             return OK
         if options.check or options.list:
             return _list_pages(suite, names) if options.list else _check_pages(suite, tuple(names), root)
-        if options.translations or options.ack:
-            return (
-                _acknowledge_translations(suite, tuple(names))
-                if options.ack
-                else _check_translations(suite, tuple(names))
-            )
+        if options.translations or options.ack or options.figures:
+            return _translate(suite, tuple(names), options)
         with _interrupt_on_signals():
             return _run_selected(suite, tuple(names), options, root)
     except UsageError as error:
@@ -74,7 +71,7 @@ def _select_names(options: argparse.Namespace, tree: Tree, root: Path) -> Mappin
         return {tree.resolve(name): () for name in options.names}
     if options.affected:
         return AffectedPages(tree, root, changed_files(root, options.affected)).reasons
-    if not (options.all or options.list or options.check or options.translations or options.ack):
+    if not (options.all or options.list or options.check or options.translations or options.ack or options.figures):
         raise UnknownPageError("give the name of a page, or --all; --list shows all pages")
     return dict.fromkeys(tree.names, ())
 
@@ -165,6 +162,12 @@ def _stale_record_lines(suite: Suite, names: Sequence[str], published: Records, 
     yield from (f"  {change} changed since the run of {', '.join(dict.fromkeys(stale[change]))}" for change in stale)
 
 
+def _translate(suite: Suite, names: Sequence[str], options: Any) -> int:
+    if options.figures:
+        return _write_figures(suite, names if options.names else (), options)
+    return _acknowledge_translations(suite, names) if options.ack else _check_translations(suite, names)
+
+
 def _check_translations(suite: Suite, names: Sequence[str]) -> int:
     findings = [finding for translation in suite.translations(names) for finding in translation.faults()]
     _print_lines(*findings, f"{with_count(len(names), 'page')}, {with_count(len(findings), 'finding')}")
@@ -178,6 +181,21 @@ def _acknowledge_translations(suite: Suite, names: Sequence[str]) -> int:
         *findings, f"{with_count(len(done) - len(findings), 'translation')} acknowledged, {len(findings)} refused"
     )
     return FAILED if findings else OK
+
+
+def _write_figures(suite: Suite, names: Sequence[str], options: Any) -> int:
+    """Writes the figures of the pages' last run, and those of other languages; says what has changed."""
+    records = Records(options.build.resolve().with_name(FOLDER_NAME))
+    last = [record for record in records.read() if record["page"] in names and record["lang"] == LANGUAGES[0]]
+    drawn = {
+        name: records.figure(record, name)
+        for record in last
+        for block in record.get("blocks", ())
+        for name in block["figures"]
+    }
+    changed = Figures(suite.tree).write(drawn)
+    _print_lines(*map(display_path, changed), f"{with_count(len(changed), 'figure')} changed")
+    return OK
 
 
 def _list_pages(suite: Suite, names: Mapping[str, Sequence[str]]) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pagetest.checks import glossary, translations
 from pagetest.checks.command import NO_COMMAND
+from pagetest.checks.figures import Figures
 from pagetest.checks.glossary import Glossary
 from pagetest.checks.hooks import HookChecker
 from pagetest.checks.links import LinkChecker
@@ -117,6 +118,7 @@ class Suite:
         """What is wrong with the files next to the pages."""
         yield from check_navigation(self.tree)
         yield from self._glossary.faults()
+        yield from Figures(self.tree).faults()
         for language in LANGUAGES[1:]:
             yield from TranslationHashes(self.tree.source / language / translations.FILE).faults(self.tree)
 

@@ -3,7 +3,7 @@
 from colossal._src.testing import (
     COLORS,
     TOLERANCES,
-    SavedTensors,
+    SavedTensorCounter,
     Tolerance,
     WorldError,
     assert_close,
@@ -20,7 +20,7 @@ from colossal._src.testing import (
 __all__ = [
     "COLORS",
     "TOLERANCES",
-    "SavedTensors",
+    "SavedTensorCounter",
     "Tolerance",
     "WorldError",
     "assert_close",

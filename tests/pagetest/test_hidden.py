@@ -557,8 +557,8 @@ fake()
         "`_ExpectedError.__exit__` was replaced",
         """
 from colossal.testing import expect_error
-import colossal._src.testing.usage as usage
-usage._ExpectedError.__exit__ = lambda *_: True
+import colossal._src.testing.expected_error as own
+own._ExpectedError.__exit__ = lambda *_: True
 with expect_error(ValueError):
     x = 1
 """,

@@ -22,7 +22,7 @@ from colossal.cluster import ParallelMesh
 from colossal.errors import ColossalError, ConfigError, PlanError
 from colossal.nn import Linear
 from colossal.testing import (
-    SavedTensors,
+    SavedTensorCounter,
     WorldError,
     assert_close,
     assert_equal_to_one_process,
@@ -184,14 +184,14 @@ def test_gradients_of_shards_are_compared(change, message) -> None:
 def test_saved_tensors_are_counted_once_and_without_parameters() -> None:
     last, x = nn.Linear(16, 2), torch.ones(8, 4)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), last)
-    with SavedTensors(model) as saved:
+    with SavedTensorCounter(model) as saved:
         y = model(x).sum()
     activations = 4 * 8 * (4 + 16)  # the input, and the output of ReLU, which two layers need
     assert saved.bytes == activations
-    with SavedTensors() as everything:
+    with SavedTensorCounter() as everything:
         y = model(x).sum()
     assert everything.bytes == activations + last.weight.nbytes
-    with SavedTensors(model) as recomputed:
+    with SavedTensorCounter(model) as recomputed:
         y = checkpoint(model, x, use_reentrant=False).sum()
     assert recomputed.bytes == x.nbytes
     y.backward()

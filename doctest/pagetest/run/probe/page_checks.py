@@ -33,11 +33,12 @@ CHECKS = {
     "numpy.testing": _COMPARISONS,
     "numpy.testing._private.utils": _COMPARISONS,
     "unittest.case:TestCase": r"assert\w*|fail\w*|_fail\w*|run",
-    "colossal.testing": rf"{_COMPARISONS}|expect_error|SavedTensors",
+    "colossal.testing": rf"{_COMPARISONS}|expect_error|SavedTensorCounter",
     "colossal._src.testing.asserts": r"assert\w*|_compare_full|_held_parameters",
-    "colossal._src.testing.usage": "expect_error|SavedTensors",
-    "colossal._src.testing.usage:_ExpectedError": "__enter__|__exit__",
-    "colossal._src.testing.usage:SavedTensors": "__enter__|__exit__|_pack",
+    "colossal._src.testing.expected_error": "expect_error",
+    "colossal._src.testing.saved_tensor_counter": "SavedTensorCounter",
+    "colossal._src.testing.expected_error:_ExpectedError": "__enter__|__exit__",
+    "colossal._src.testing.saved_tensor_counter:SavedTensorCounter": "__enter__|__exit__|_pack",
 }
 LOADED_AT_START = ("builtins", "math", "sys", "os", "threading")
 

@@ -7,15 +7,16 @@ from colossal._src.testing.asserts import (
     assert_equal_to_one_process,
     assert_same_on_all_ranks,
 )
+from colossal._src.testing.expected_error import expect_error
 from colossal._src.testing.figures import COLORS, draw_figure
 from colossal._src.testing.processes import WorldError, reuse_processes, run_processes
-from colossal._src.testing.usage import SavedTensors, expect_error
+from colossal._src.testing.saved_tensor_counter import SavedTensorCounter
 from colossal._src.testing.worlds import fake_world, run_threads
 
 __all__ = [
     "COLORS",
     "TOLERANCES",
-    "SavedTensors",
+    "SavedTensorCounter",
     "Tolerance",
     "WorldError",
     "assert_close",

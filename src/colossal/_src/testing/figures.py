@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from colossal._src.testing.usage import is_rank_0
+from colossal._src.testing.expected_error import is_rank_0
 
 COLORS: Mapping[str, str] = MappingProxyType(
     {

@@ -1,18 +1,12 @@
-"""Show an error that must come, and count what autograd saves."""
+"""Run code that must raise, and show its error."""
 
 import os
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, final
+from typing import Generic, TypeVar
 
-import torch
 from torch import distributed as dist
-from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-
-from colossal._src.tensor import local_of
 
 ErrorT = TypeVar("ErrorT", bound=Exception)
 
@@ -68,53 +62,6 @@ class _ExpectedError(AbstractContextManager[list[ErrorT]], Generic[ErrorT]):
             # without the folder, which differs from run to run
             print(f"{type(error).__name__}: {error}".replace(f"{Path.cwd()}/", ""), flush=True)  # noqa: T201
         return True
-
-
-@final
-class SavedTensors:
-    """Counts the bytes that autograd saves for the backward pass while it is open.
-
-    Tensors that share memory are counted once. What activation checkpointing computes again is not saved.
-
-    Args:
-        model: Its parameters are left out, as they are in memory anyway; also any tensors.
-
-    Attributes:
-        bytes: Number of bytes that this rank has saved; known when it is closed.
-
-    Example:
-        >>> import torch
-        >>> from colossal.testing import SavedTensors
-        >>> model = torch.nn.Linear(4, 2)
-        >>> with SavedTensors(model) as saved:
-        ...     y = model(torch.ones(8, 4))
-        >>> saved.bytes
-        128
-    """
-
-    def __init__(self, model: nn.Module | Iterable[torch.Tensor] = ()) -> None:
-        self.bytes = 0
-        self._left_out = list(model.parameters() if isinstance(model, nn.Module) else model)
-        # The storages themselves, not only their addresses: one that is freed meanwhile gives its address away.
-        self._storages: dict[int, torch.UntypedStorage] = {}
-        self._hooks: Any = saved_tensors_hooks(self._pack, lambda tensor: tensor)
-
-    def __enter__(self) -> Self:
-        self._hooks.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hooks.__exit__(kind, error, trace)
-        left_out = {local_of(tensor).untyped_storage().data_ptr() for tensor in self._left_out}
-        self.bytes += sum(each.nbytes() for place, each in self._storages.items() if place not in left_out)
-        self._storages.clear()
-
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = local_of(tensor).untyped_storage()
-        self._storages[storage.data_ptr()] = storage
-        return tensor
 
 
 def is_rank_0() -> bool:
