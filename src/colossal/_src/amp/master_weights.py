@@ -28,7 +28,7 @@ class MasterParams(ABC):
         >>> from colossal.amp import MasterParams
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters())
-        >>> model, optimizer, *_ = Booster("fp16_naive", device="cpu").boost(model, optimizer)
+        >>> model, optimizer, *_ = Booster(device="cpu", mixed_precision="fp16_naive").boost(model, optimizer)
         >>> isinstance(optimizer.masters, MasterParams), len(optimizer.masters.pairs)
         (True, 2)
     """
