@@ -38,6 +38,9 @@ class LossScaler(ABC):
 
         Returns:
             The scaled loss; same shape.
+
+        Raises:
+            ConfigError: Gradients are unscaled already and wait for a step.
         """
 
     def scaled_loss(
@@ -63,6 +66,9 @@ class LossScaler(ABC):
         Args:
             optimizer: Holds the parameters whose gradients are divided.
             peers: Groups of ranks that have other parameters of the model.
+
+        Communication: all_reduce, the axes that shard or replicate a parameter and `peers`, 4 bytes each, where ranks
+        have to agree on an overflow.
         """
 
     def overflow_from_norm(self, norm: torch.Tensor) -> float | None:  # noqa: ARG002 (for those that overflow_from_norm)
@@ -87,6 +93,11 @@ class LossScaler(ABC):
 
         Returns:
             What the optimizer's own step returns, or None for a step that was skipped.
+
+        Raises:
+            UnsupportedError: The scaler needs gradients that are there already, and a closure would compute new ones.
+
+        Communication: that of `unscale`, if the gradients are still scaled.
         """
 
     @abstractmethod
