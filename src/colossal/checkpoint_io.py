@@ -1,6 +1,7 @@
 """Checkpoints that Hugging Face and plain PyTorch read as well, saved and loaded at any world size."""
 
 from colossal._src.checkpoint_io import (
+    CheckpointGroup,
     CheckpointIndexFile,
     CheckpointIO,
     GeneralCheckpointIO,
@@ -8,4 +9,11 @@ from colossal._src.checkpoint_io import (
     SingleProcessIO,
 )
 
-__all__ = ["CheckpointIO", "CheckpointIndexFile", "GeneralCheckpointIO", "ProcessGroupIO", "SingleProcessIO"]
+__all__ = [
+    "CheckpointGroup",
+    "CheckpointIO",
+    "CheckpointIndexFile",
+    "GeneralCheckpointIO",
+    "ProcessGroupIO",
+    "SingleProcessIO",
+]

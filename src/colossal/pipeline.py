@@ -1,4 +1,4 @@
-"""Pipeline stages, their schedules, and the executor that passes micro-batches through them."""
+"""Pipeline stages, their schedules, and timelines of what each rank does."""
 
 from colossal._src.pipeline import (
     SCHEDULES,
@@ -6,7 +6,7 @@ from colossal._src.pipeline import (
     ActionKind,
     Costs,
     ExecutionSequence,
-    PipelineExecutor,
+    Pass,
     PipelineOrder,
     PipelineStageManager,
     StagePlacement,
@@ -31,7 +31,7 @@ __all__ = [
     "ActionKind",
     "Costs",
     "ExecutionSequence",
-    "PipelineExecutor",
+    "Pass",
     "PipelineOrder",
     "PipelineStageManager",
     "StagePlacement",

@@ -15,7 +15,7 @@ import transformers
 from accelerate.utils import BnbQuantizationConfig
 from torch import nn
 
-from colossal._src.booster.lora import BitsAndBytes, Lora
+from colossal._src.booster.lora import Lora, quantize_with_bitsandbytes
 from colossal.booster import Booster
 from colossal.booster.plugin import TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import SingleProcessIO
@@ -74,7 +74,7 @@ def bitsandbytes(monkeypatch) -> None:
 def test_four_bits_are_the_default() -> None:
     net = Net()
     first, second = net.body[0], net.body[2]
-    BitsAndBytes().quantize(net, GPU, None)
+    quantize_with_bitsandbytes(net, GPU, None)
     assert [type(module) for module in net.body] == [Linear4bit, nn.Tanh, Linear4bit]
     kept = {"compress_statistics": True, "quant_type": "nf4"}
     assert net.body[0].told == {"inputs": 4, "outputs": 6, "compute_dtype": torch.bfloat16, **kept}
@@ -109,7 +109,7 @@ CONFIGURATIONS = {
 def test_a_configuration_is_followed(name) -> None:
     config, told = CONFIGURATIONS[name]
     net = Net()
-    BitsAndBytes().quantize(net, GPU, config)
+    quantize_with_bitsandbytes(net, GPU, config)
     assert type(net.body[0]) is (Linear4bit if name == "4 bits" else Linear8bitLt)
     assert net.body[0].told == {"inputs": 4, "outputs": 6, **told}
     assert net.is_loaded_in_8bit is (name != "4 bits")
@@ -119,13 +119,13 @@ def test_a_configuration_is_followed(name) -> None:
 def test_the_configuration_says_what_to_skip() -> None:
     net = Net()
     skip = transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["body.0"])
-    BitsAndBytes().quantize(net, GPU, skip)
+    quantize_with_bitsandbytes(net, GPU, skip)
     assert [type(module) for module in (*net.body, net.head)] == [nn.Linear, nn.Tanh, Linear8bitLt, Linear8bitLt]
     everything = transformers.BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["body.0", "2", "head"])
     with pytest.raises(ConfigError, match="Found none in Net other than the skipped"):
-        BitsAndBytes().quantize(Net(), GPU, everything)
+        quantize_with_bitsandbytes(Net(), GPU, everything)
     with pytest.raises(ConfigError, match="Set exactly one of them"):
-        BitsAndBytes().quantize(Net(), GPU, transformers.BitsAndBytesConfig())
+        quantize_with_bitsandbytes(Net(), GPU, transformers.BitsAndBytesConfig())
 
 
 def test_what_can_not_be_quantised_says_so(monkeypatch) -> None:
@@ -134,7 +134,7 @@ def test_what_can_not_be_quantised_says_so(monkeypatch) -> None:
         Booster(device="cpu").enable_lora(nn.Sequential(nn.Linear(2, 2)), lora_config=lora, quantize=True)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(UnsupportedError, match="pip install bitsandbytes, or pass quantize=False"):
-        BitsAndBytes().quantize(Net(), GPU, None)
+        quantize_with_bitsandbytes(Net(), GPU, None)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -165,7 +165,7 @@ class Halves:
 
 def test_adapters_stand_beside_the_quantised_weights() -> None:
     quantizer, settings = Halves(), object()
-    model = Lora(SingleProcessIO(), quantizer=quantizer).enable(
+    model = Lora(SingleProcessIO(), quantizer=quantizer.quantize).enable(
         nn.Sequential(nn.Linear(4, 4)), torch.device("cpu"), None, peft.LoraConfig(target_modules=["0"]), settings, True
     )
     assert quantizer.told == [("cpu", settings)]

@@ -14,12 +14,12 @@ from torch import distributed as dist
 from torch import nn
 
 import colossal
-from colossal._src.pipeline import Microbatching, Stage
+from colossal._src.pipeline import Microbatching, PipelineExecutor, Stage
 from colossal.accelerator import get_current_device
 from colossal.cluster import ParallelMesh
 from colossal.errors import CommunicationError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline import PipelineExecutor, StagePlacement, partition_uniform
+from colossal.pipeline import StagePlacement, partition_uniform
 
 WIDTH = 4
 

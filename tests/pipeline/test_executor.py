@@ -9,11 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from colossal._src.pipeline import Microbatching, PipelineStyle, Stage, broadcast_tied_parameters, copy_structure
+from colossal._src.pipeline import (
+    Microbatching,
+    PipelineExecutor,
+    PipelineStyle,
+    Stage,
+    broadcast_tied_parameters,
+    copy_structure,
+)
 from colossal.cluster import ParallelMesh
 from colossal.errors import ConfigError, ShapeError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline import PipelineExecutor, StagePlacement, partition_uniform
+from colossal.pipeline import StagePlacement, partition_uniform
 from colossal.testing import WorldError, fake_world, run_processes
 
 WIDTH = 8

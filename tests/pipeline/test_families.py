@@ -10,10 +10,10 @@ from families import MODELS, build, inputs_of, results_of
 from float64 import KeepFloat64
 from torch import nn
 
-from colossal._src.pipeline import Microbatching, PipelineStyle, Stage, copy_structure
+from colossal._src.pipeline import Microbatching, PipelineExecutor, PipelineStyle, Stage, copy_structure
 from colossal.cluster import ParallelMesh
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline import PipelineExecutor, StagePlacement, count_layers, partition_uniform
+from colossal.pipeline import StagePlacement, count_layers, partition_uniform
 from colossal.shardformer import plan_of
 from colossal.testing import run_processes
 

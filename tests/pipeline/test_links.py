@@ -11,13 +11,20 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from colossal._src.pipeline import Microbatching, PipelineStyle, SharedParameter, Stage, copy_structure
+from colossal._src.pipeline import (
+    Microbatching,
+    PipelineExecutor,
+    PipelineStyle,
+    SharedParameter,
+    Stage,
+    copy_structure,
+)
 from colossal._src.pipeline.p2p import P2PLink, make_links, open_links, peer_pairs
 from colossal._src.pipeline.schedule.p2p_messages import p2p_programs
 from colossal.cluster import ParallelMesh
 from colossal.errors import CommunicationError
 from colossal.interface import OptimizerWrapper
-from colossal.pipeline import SCHEDULES, PipelineExecutor, StagePlacement, partition_uniform
+from colossal.pipeline import SCHEDULES, StagePlacement, partition_uniform
 from colossal.testing import WorldError, run_processes
 
 WIDTH, NUMBER = 4, 4

@@ -3,10 +3,8 @@
 Learning-rate schedules are in :mod:`colossal.nn.lr_scheduler`, optimizers in :mod:`colossal.nn.optimizer`.
 """
 
-from colossal._src.nn import (
-    Accuracy,
+from colossal._src.nn.layer import (
     Classifier,
-    CrossEntropyLoss,
     Dropout,
     Embedding,
     LayerNorm,
@@ -20,11 +18,12 @@ from colossal._src.nn import (
     PatchEmbedding,
     RMSNorm,
     VocabParallelClassifier,
-    VocabParallelCrossEntropyLoss,
     VocabParallelEmbedding,
     gather_output,
     split_input,
 )
+from colossal._src.nn.loss import CrossEntropyLoss, VocabParallelCrossEntropyLoss
+from colossal._src.nn.metric import Accuracy
 from colossal.nn import lr_scheduler as lr_scheduler
 from colossal.nn import optimizer as optimizer
 

@@ -18,17 +18,41 @@ class MasterParams(ABC):
 
     In each step `copy_grads_to_masters` gives them the gradients of the working parameters, the optimizer updates them,
     and `copy_params_from_masters` copies the new values back.
+
+    Attributes:
+        pairs: The working parameter of each master weight.
+
+    Example:
+        >>> import torch
+        >>> from colossal import Booster
+        >>> from colossal.amp import MasterParams
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters())
+        >>> model, optimizer, *_ = Booster(device="cpu", mixed_precision="fp16_naive").boost(model, optimizer)
+        >>> isinstance(optimizer.masters, MasterParams), len(optimizer.masters.pairs)
+        (True, 2)
     """
 
-    pairs: dict[nn.Parameter, nn.Parameter]  # the working parameter of each master weight
+    pairs: dict[nn.Parameter, nn.Parameter]
 
     def backward_pass(self) -> AbstractContextManager[Any]:
-        """Open the context in which gradients of the working parameters are computed."""
+        """Open the context in which gradients of the working parameters are computed.
+
+        Returns:
+            A new context manager; by default one that does nothing.
+        """
         return nullcontext()
 
     @abstractmethod
     def add_group(self, group: dict[str, Any]) -> Mapping[nn.Parameter, nn.Parameter]:
-        """Create master weights for a group that was added to the optimizer."""
+        """Create master weights for a group that was added to the optimizer.
+
+        Args:
+            group: One of the optimizer's groups; changed in place.
+
+        Returns:
+            The new master weights, and the working parameter of each.
+        """
 
     @abstractmethod
     def copy_grads_to_masters(self) -> None:
@@ -44,7 +68,11 @@ class MasterParams(ABC):
 
     @abstractmethod
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients of the working parameters."""
+        """Discard the gradients of the working parameters.
+
+        Args:
+            set_to_none: Free them rather than fill them with zeros.
+        """
 
 
 @final

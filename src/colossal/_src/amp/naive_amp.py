@@ -1,6 +1,7 @@
 """The documented constructors of loss scalers."""
 
 from colossal._src.amp.dynamic_scaler import DynamicScaler, ScalerConfig
+from colossal._src.amp.loss_scaler import LossScaler
 from colossal.accelerator import get_current_device
 
 __all__ = ["ConstantGradScaler", "DynamicGradScaler"]
@@ -15,7 +16,7 @@ def DynamicGradScaler(  # noqa: N802 (the documented name)
     max_scale: float | None = None,
     hysteresis: int = 2,
     verbose: bool = False,
-) -> DynamicScaler:
+) -> LossScaler:
     """Make a dynamic loss scaler, for gradients on the current device.
 
     Args:
@@ -43,7 +44,7 @@ def DynamicGradScaler(  # noqa: N802 (the documented name)
     return DynamicScaler(rule, get_current_device().type, verbose=verbose)
 
 
-def ConstantGradScaler(initial_scale: float, verbose: bool = False) -> DynamicScaler:  # noqa: N802 (the documented name)
+def ConstantGradScaler(initial_scale: float, verbose: bool = False) -> LossScaler:  # noqa: N802 (the documented name)
     """Make a loss scaler with a constant scale, for gradients on the current device.
 
     A step whose gradients overflow is skipped all the same.

@@ -19,8 +19,7 @@ class CheckpointGroup(ABC):
     """What a `CheckpointIO` requires of the ranks that save and load one checkpoint together.
 
     Example:
-        >>> from colossal.checkpoint_io import SingleProcessIO, ProcessGroupIO
-        >>> from colossal._src.checkpoint_io import CheckpointGroup
+        >>> from colossal.checkpoint_io import CheckpointGroup, ProcessGroupIO, SingleProcessIO
         >>> issubclass(SingleProcessIO, CheckpointGroup), issubclass(ProcessGroupIO, CheckpointGroup)
         (True, True)
     """

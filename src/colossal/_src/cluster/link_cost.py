@@ -121,14 +121,28 @@ class AxisCost:
 @final
 @dataclass(frozen=True)
 class LinkOrigin:
-    """Where links were measured."""
+    """Where links were measured.
 
-    hosts: tuple[str, ...]  # names of the hosts
-    backend: str  # communication backend
-    device: str  # ``"cpu"`` or ``"cuda"``
-    world_size: int  # number of ranks
-    torch: str  # version of torch
-    measured_at: str  # date and time, in UTC
+    Args:
+        hosts: Names of the hosts.
+        backend: Communication backend.
+        device: ``"cpu"`` or ``"cuda"``.
+        world_size: Number of ranks.
+        torch: Version of torch.
+        measured_at: Date and time, in UTC.
+
+    Example:
+        >>> from colossal.cluster import LinkOrigin
+        >>> LinkOrigin(("node0",), "gloo", "cpu", 4, "2.13.0", "2026-01-01T00:00:00+00:00").hosts
+        ('node0',)
+    """
+
+    hosts: tuple[str, ...]
+    backend: str
+    device: str
+    world_size: int
+    torch: str
+    measured_at: str
 
 
 @final

@@ -61,17 +61,36 @@ class Peers:
 
     What is reduced over all parameters, such as their norm or whether one of them overflowed, is reduced over these
     ranks as well. No placement of a parameter can say so: a rank may have none.
+
+    Args:
+        groups: The process groups.
+        device: Where they communicate.
+
+    Example:
+        >>> import torch
+        >>> from colossal.interface import Peers
+        >>> Peers((), torch.device("cpu")).groups
+        ()
     """
 
-    groups: tuple[dist.ProcessGroup, ...]  # the process groups
-    device: torch.device  # where they communicate
+    groups: tuple[dist.ProcessGroup, ...]
+    device: torch.device
 
 
 @final
 @dataclass(frozen=True)
 class FullOptimizerSpec:
-    """Describes the groups of the full optimizer, of whose parameters this rank has some."""
+    """Describes the groups of the full optimizer, of whose parameters this rank has some.
 
-    # the names of the parameters of each group, in order; the first name of those with several
+    Args:
+        groups: The names of the parameters of each group, in order; the first name of those with several.
+        ranks: The global ranks that have the same parameters as this one, or other shards of them.
+
+    Example:
+        >>> from colossal.interface import FullOptimizerSpec
+        >>> FullOptimizerSpec((("embed.weight", "head.weight"), ("head.bias",)), ranks=(2, 3)).ranks
+        (2, 3)
+    """
+
     groups: tuple[tuple[str, ...], ...]
-    ranks: tuple[int, ...]  # the global ranks that have the same parameters as this one, or other shards of them
+    ranks: tuple[int, ...]

@@ -16,7 +16,24 @@ _SHOWN = 3
 
 @final
 class NonFiniteCheck:
-    """Looks at the losses and gradients of a step, on all ranks together."""
+    """Looks at the losses and gradients of a step, on all ranks together.
+
+    Args:
+        groups: The process groups over which ranks agree; each with several ranks.
+        device: Where they communicate.
+
+    Example:
+        >>> import torch
+        >>> from colossal.errors import NonFiniteError
+        >>> from colossal.interface import NonFiniteCheck
+        >>> check = NonFiniteCheck((), torch.device("cpu"))
+        >>> check.record_loss(torch.tensor(float("nan")))
+        >>> try:
+        ...     check.check({})
+        ... except NonFiniteError as error:
+        ...     print(str(error).partition(".")[2].partition(".")[0])
+         Found in step 0 on rank 0: the loss
+    """
 
     def __init__(self, groups: Iterable[dist.ProcessGroup], device: torch.device) -> None:
         self._groups, self._device = tuple(groups), device
@@ -24,7 +41,11 @@ class NonFiniteCheck:
         self._num_steps = 0
 
     def record_loss(self, loss: torch.Tensor) -> None:
-        """Remember whether a loss is finite, without waiting for it."""
+        """Remember whether a loss is finite, without waiting for it.
+
+        Args:
+            loss: Any shape.
+        """
         self._losses.append(loss.detach().isfinite().all())
 
     def clear(self) -> None:
@@ -33,6 +54,12 @@ class NonFiniteCheck:
 
     def check(self, parameters: Mapping[torch.Tensor, str]) -> None:
         """Refuse the step if a loss or a gradient of any rank is not finite.
+
+        Args:
+            parameters: The parameters that are going to be updated, with their names.
+
+        Raises:
+            NonFiniteError: One is; on all ranks.
 
         Communication: all_reduce, all axes, 1 byte; if something is not finite, all_gather_object.
         """

@@ -19,7 +19,32 @@ class TokenWeighting:
     on how the batch is split. With weighted losses it is the loss of one process on all samples at once, and so is
     every gradient. `Booster.weight_by_tokens` makes the object for the ranks of its plugin.
 
+    Args:
+        labels: Those of each batch until the next optimizer step, (samples, ...), as this rank gives them to the model;
+            a single tensor if gradients are not accumulated. All have as many samples.
+        causal: Whether the model predicts each label from the tokens before it, as causal language models of
+            transformers do: the first of a sequence does not count then.
+        ignore_index: A label that does not count.
+        mesh: The mesh along whose dp axis gradients are averaged; None if this process trains alone.
+
+    Attributes:
+        num_labels: How many labels count, of all batches and data-parallel ranks.
+
+    Raises:
+        ConfigError: Batches have different numbers of samples, on any data-parallel rank.
+
     Communication: when it is built, all_reduce, dp, 16 bytes; none when it is called.
+
+    Example:
+        >>> import torch
+        >>> from torch.nn.functional import cross_entropy
+        >>> from colossal.interface import TokenWeighting
+        >>> logits = torch.eye(3)[None].repeat(2, 2, 1)  # (samples, tokens, classes)
+        >>> labels = torch.tensor([[0, 1, 2, 1, 1, 2], [0, -100, -100, -100, -100, -100]])
+        >>> weight = TokenWeighting(labels, causal=False)
+        >>> losses = [weight(cross_entropy(logits[i], labels[i]), labels[i : i + 1]) for i in range(2)]
+        >>> bool(torch.stack(losses).mean().isclose(cross_entropy(logits.flatten(0, 1), labels.flatten())))
+        True
     """
 
     def __init__(
@@ -48,7 +73,20 @@ class TokenWeighting:
             )
 
     def __call__(self, loss: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Weight a loss."""
+        """Weight a loss.
+
+        Args:
+            loss: The mean over the labels that count of a micro-batch, or of a batch that is not split.
+            labels: Its labels, (samples, ...), as they were counted; also those that do not count.
+
+        Returns:
+            The weighted loss, to call backward on. Its mean over micro-batches and data-parallel ranks, summed over
+            accumulated batches, is the mean loss of all labels; zero without any. If there are none in the entire step,
+            the loss as it is.
+
+        Raises:
+            ConfigError: The number of samples does not divide that of a counted batch.
+        """
         if not len(labels) or self._num_samples % len(labels):
             raise ConfigError(
                 f"A micro-batch must have a divisor of the {self._num_samples} samples of a batch whose labels were "

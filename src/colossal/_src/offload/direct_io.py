@@ -23,10 +23,20 @@ _FOUND: dict[tuple[int, str], "DirectIO"] = {}
 @final
 @dataclass(frozen=True)
 class DirectIO:
-    """For each direction, whether it goes past the page cache."""
+    """For each direction, whether it goes past the page cache.
 
-    read: bool  # whether reads do
-    write: bool  # whether writes do
+    Args:
+        read: Whether reads do.
+        write: Whether writes do.
+
+    Example:
+        >>> from colossal.offload import DirectIO
+        >>> DirectIO(read=False, write=True)
+        DirectIO(read=False, write=True)
+    """
+
+    read: bool
+    write: bool
 
 
 def probe(directory: str | os.PathLike[str], engine: IOEngine) -> DirectIO:

@@ -35,40 +35,8 @@ class PipelineExecutor:
     All ranks of the pp axis get the same batch: the first stage takes inputs of it, the last one targets, and all of
     them masks and positions.
 
-    Args:
-        stages: The stages that this rank has.
-        placement: Which rank has which stage.
-        mesh: The mesh.
-        style: The schedule.
-        microbatching: Into how many micro-batches a batch is split.
-        enable_metadata_cache: Send shapes of hidden states only with the first batch of each shape.
-        forward_context: Opens the context of every forward pass, such as autocast.
-
-    Attributes:
-        stages: By their index.
-
-    Raises:
-        CommunicationError: On an accelerator, a link to another rank could not be opened.
-
     Communication: on an accelerator, a group of the pp axis is formed, and 8 bytes go to each rank that this one sends
     to in a step; all ranks of the axis must construct theirs together.
-
-    Example:
-        >>> import torch
-        >>> from colossal.cluster import ParallelMesh
-        >>> from colossal.interface import OptimizerWrapper
-        >>> from colossal.pipeline import PipelineExecutor, StagePlacement
-        >>> from colossal._src.pipeline import Microbatching, Stage
-        >>> from colossal.testing import fake_world
-        >>> with fake_world(1):
-        ...     mesh = ParallelMesh(pp=1)
-        ...     stage = Stage.of_sequential(torch.nn.Sequential(torch.nn.Linear(4, 1)), [range(1)], index=0)
-        ...     run = PipelineExecutor([stage], StagePlacement(1), mesh, "1f1b", Microbatching(2))
-        ...     optimizer = OptimizerWrapper(torch.optim.SGD(stage.parameters()))
-        ...     batch = torch.ones(6, 4), torch.zeros(6, 1)
-        ...     done = run(iter([batch]), lambda y, batch: (y - batch[1]).square().mean(), optimizer)
-        >>> done["loss"].shape, stage.module[0].weight.grad.shape
-        (torch.Size([]), torch.Size([1, 4]))
     """
 
     def __init__(
@@ -100,22 +68,6 @@ class PipelineExecutor:
         return_outputs: bool = False,
     ) -> dict[str, Any]:
         """Run the next batch: forward, and backward if there is an optimizer and gradients are enabled.
-
-        Args:
-            data_iter: Yields batches, the same ones on all ranks of the pp axis.
-            criterion: Takes the outputs and the inputs of a micro-batch, returns its loss: a mean over its samples.
-            optimizer: Does the backward passes; without it, or within `torch.no_grad`, only forward passes run.
-            return_loss: Return the loss, on all ranks.
-            return_outputs: Return the outputs, on the rank with the last stage.
-
-        Returns:
-            ``{"loss": ..., "outputs": ...}``: the mean loss of all micro-batches, without a graph, and the outputs of
-            the full batch; None for what was not requested.
-
-        Raises:
-            ConfigError: The batch is not divisible into micro-batches, or another rank has another batch.
-            ShapeError: Micro-batches leave a stage in different shapes.
-            StopIteration: There is no batch left, on any rank.
 
         Communication: per micro-batch and border between stages, hidden states forward and their gradients back;
         all_gather, pp, 8 bytes, to see that all ranks have the same batch; broadcast, pp, 16 bytes, of the loss.
@@ -149,10 +101,7 @@ class PipelineExecutor:
 
     @contextmanager
     def record(self) -> Iterator[list[Timeline]]:
-        """Measure when each pass is.
-
-        Yields:
-            A list, which has the timeline of all ranks when the context ends.
+        """Measure when each pass is; when the context ends, the list that it yields has the timeline of all ranks.
 
         Communication: all_gather, pp, of the passes, when the context ends.
         """

@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
-from colossal._src.nn import VocabParallelCrossEntropyLoss
 from colossal._src.nn.attention import SequenceSharding
+from colossal._src.nn.loss import VocabParallelCrossEntropyLoss
 
 _IGNORED = -100
 

@@ -36,7 +36,7 @@ from torch import nn
 from colossal._src import comm
 from colossal._src.cluster import ParallelMesh
 from colossal._src.comm import Channel
-from colossal._src.nn import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
+from colossal._src.nn.layer import Linear1D_Col, Linear1D_Row, VocabParallelEmbedding
 from colossal._src.nn.layer.tp import local_length, make_layout, make_param_shard
 from colossal._src.shardformer.conv1d import Conv1DCol, Conv1DRow
 from colossal._src.shardformer.head_layers import HeadParallelEmbedding, ReplicatedKVLinear, materialize_parameter

@@ -12,14 +12,31 @@ from colossal.errors import PlanError
 @final
 @dataclass(frozen=True, order=True)
 class Region:
-    """A rectangular index range of a tensor."""
+    """A rectangular index range of a tensor.
 
-    start: tuple[int, ...]  # first index along each dimension
-    shape: tuple[int, ...]  # length along each dimension
+    Args:
+        start: First index along each dimension.
+        shape: Length along each dimension.
+
+    Example:
+        >>> from colossal.tensor import Region
+        >>> Region((0, 2), (4, 3)).overlap(Region((2, 0), (4, 4)))
+        Region(start=(2, 2), shape=(2, 2))
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
 
     @classmethod
     def full(cls, shape: Sequence[int]) -> Self:
-        """Cover a tensor."""
+        """Cover a tensor.
+
+        Args:
+            shape: The shape of the tensor.
+
+        Returns:
+            The region of all its elements.
+        """
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -33,24 +50,52 @@ class Region:
         return tuple(slice(at, at + length) for at, length in zip(self.start, self.shape, strict=True))
 
     def overlap(self, other: "Region") -> "Region":
-        """Find the intersection of two regions of one tensor."""
+        """Find the intersection of two regions of one tensor.
+
+        Args:
+            other: The other region.
+
+        Returns:
+            Their common region; without elements if there is none.
+        """
         start = tuple(map(max, self.start, other.start))
         ends = (min(a + n, b + m) for a, n, b, m in zip(self.start, self.shape, other.start, other.shape, strict=True))
         return Region(start, tuple(max(0, end - at) for at, end in zip(start, ends, strict=True)))
 
     def inside(self, outer: "Region") -> "Region":
-        """Count from the start of another region instead of from that of the tensor."""
+        """Count from the start of another region instead of from that of the tensor.
+
+        Args:
+            outer: A region that contains this one.
+
+        Returns:
+            The same elements, as a region of what `outer` selects.
+        """
         return Region(tuple(a - b for a, b in zip(self.start, outer.start, strict=True)), self.shape)
 
 
 @final
 @dataclass(frozen=True)
 class RegionLayout:
-    """Which rank holds which regions of a tensor."""
+    """Which rank holds which regions of a tensor.
 
-    shape: tuple[int, ...]  # the shape of the full tensor
-    ranks: tuple[int, ...]  # the global ranks that hold it
-    # the regions of each rank; several ranks may hold the same region, otherwise regions do not overlap
+    Args:
+        shape: The shape of the full tensor.
+        ranks: The global ranks that hold it.
+        regions: The regions of each rank; several ranks may hold the same region, otherwise regions do not overlap.
+
+    Raises:
+        PlanError: There are not as many lists of regions as ranks.
+
+    Example:
+        >>> from colossal.tensor import Region, RegionLayout
+        >>> upper, lower = Region((0, 0), (1, 4)), Region((1, 0), (2, 4))
+        >>> RegionLayout((3, 4), (0, 1), ((upper,), (lower,))).regions_of(1)
+        (Region(start=(1, 0), shape=(2, 4)),)
+    """
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
     regions: tuple[tuple[Region, ...], ...]
 
     def __post_init__(self) -> None:
@@ -65,6 +110,22 @@ class RegionLayout:
         """Put together what several groups of ranks hold of one tensor.
 
         Replicas may be sharded differently: of two shardings that contradict each other, the first counts.
+
+        Args:
+            shape: The shape of the full tensor.
+            layouts: The ranks that hold each region, as each group knows it.
+
+        Returns:
+            Which rank holds which regions; ranks whose regions do not count have none.
+
+        Raises:
+            PlanError: The regions do not cover the tensor.
+
+        Example:
+            >>> from colossal.tensor import Region, RegionLayout
+            >>> left, right = Region((0,), (2,)), Region((2,), (1,))
+            >>> RegionLayout.merged((3,), [{left: (0,)}, {right: (1,)}, {left: (2,)}]).holders[left]
+            (0, 2)
         """
         missing = Region.full(shape).numel
         holders: dict[Region, tuple[int, ...]] = {}
@@ -95,7 +156,17 @@ class RegionLayout:
         return holders
 
     def regions_of(self, rank: int) -> tuple[Region, ...]:
-        """Find what a rank holds."""
+        """Find what a rank holds.
+
+        Args:
+            rank: A global rank.
+
+        Returns:
+            Its regions.
+
+        Raises:
+            PlanError: The rank holds no shard of the tensor.
+        """
         if rank not in self.ranks:
             raise PlanError(f"Only ranks {self.ranks} hold shards of the tensor. Found rank {rank}. Ask one of those.")
         return self.regions[self.ranks.index(rank)]

@@ -1,6 +1,6 @@
 """What a plugin that supports LoRA hands out."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from colossal._src.booster.lora.adapter_directory import (
     write_adapter_directory,
 )
 from colossal._src.booster.lora.adapter_injection import adapter_tree, inject_adapters, require_peft, restore_on_error
-from colossal._src.booster.lora.quantization import Quantizer
 from colossal._src.checkpoint_io import ADAPTER_WEIGHTS_FILES, CheckpointGroup, CheckpointIO, adapter_config_file
 from colossal._src.cluster import Axis, ParallelMesh, current_mesh
 from colossal._src.comm import Channel
@@ -64,14 +63,32 @@ class Lora:
     The frozen weights stay as they are; next to each chosen layer, two low-rank matrices are trained instead.
     They start from the same values on all ranks: every rank draws them from the random generator of the first one.
 
+    Args:
+        writers: Who writes the files and how the ranks agree.
+        axes: The axes of the mesh whose ranks start from the same adapters; none for a single process.
+        quantizer: Takes the model, the device and the configuration, and stores the frozen weights in few bits, in
+            place; None where the plugin cannot train next to such weights.
+        mesh: The mesh; the ambient one by default.
+
     Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, https://arxiv.org/abs/2106.09685.
+
+    Example:
+        >>> import torch
+        >>> from peft import LoraConfig
+        >>> from colossal.booster import Lora
+        >>> from colossal.checkpoint_io import SingleProcessIO
+        >>> net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 2))
+        >>> config = LoraConfig(r=2, target_modules=["0"])
+        >>> model = Lora(SingleProcessIO()).enable(net, torch.device("cpu"), lora_config=config)
+        >>> sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)[0]
+        'base_model.model.0.lora_A.default.weight'
     """
 
     def __init__(
         self,
         writers: CheckpointGroup,
         axes: Sequence[Axis] = (),
-        quantizer: Quantizer | None = None,
+        quantizer: Callable[[nn.Module, torch.device, Any], None] | None = None,
         mesh: ParallelMesh | None = None,
     ) -> None:
         self._writers = writers
@@ -89,6 +106,24 @@ class Lora:
         quantize: bool = False,
     ) -> "PeftModel":
         """Freeze a model and add adapters to it, in place.
+
+        Args:
+            model: The model, before it is boosted.
+            device: Where the model will be trained.
+            pretrained_dir: A directory with adapters to continue from, instead of `lora_config`.
+            lora_config: Which layers get new adapters, and of which rank.
+            bnb_quantization_config: How to quantize the frozen weights; 4 bits by default.
+            quantize: Quantize the frozen weights.
+
+        Returns:
+            The model inside of a `peft.PeftModel`.
+
+        Raises:
+            ConfigError: The arguments contradict each other, the model is boosted or has adapters already, or
+                `lora_config` names layers that it does not have. The model is as it was then.
+            CheckpointError: `pretrained_dir` holds no adapters, or those of another model; on all ranks. The
+                model is as it was then.
+            UnsupportedError: peft is not installed, or the weights cannot be quantized here.
 
         Communication: broadcast, the axes, 5 KB: the state of the random generator; and all_gather_object, a few bytes,
         twice or more: all learn whether it succeeded.
@@ -108,6 +143,16 @@ class Lora:
 
     def save(self, model: nn.Module, checkpoint: str | Path, use_safetensors: bool = False) -> None:
         """Write the adapters of a model into a directory that peft loads.
+
+        Args:
+            model: The model, boosted or not.
+            checkpoint: The directory; it is created. Adapters that are there already are replaced.
+            use_safetensors: Write safetensors rather than PyTorch's own format.
+
+        Raises:
+            ConfigError: The model has no adapters.
+            CheckpointError: A file cannot be written; on all ranks.
+            UnsupportedError: peft is not installed, or safetensors is asked for and not installed.
 
         Communication: that of `CheckpointIO.save_model` with the adapters alone, and twice all_gather_object, a few
         bytes.
@@ -160,7 +205,7 @@ class Lora:
                 "them. Pass quantize=False, or use TorchDDPPlugin, LowLevelZeroPlugin, or GeminiPlugin or "
                 "HybridParallelPlugin without tensor and pipeline parallelism."
             )
-        self._quantizer.quantize(model, device, config)
+        self._quantizer(model, device, config)
 
 
 def _adapters_of(model: nn.Module) -> "tuple[nn.Module, PeftModel]":

@@ -2,20 +2,12 @@
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import nn
 
 from colossal.errors import ConfigError, UnsupportedError
-
-
-class Quantizer(Protocol):
-    """Stores the weights of a frozen model in fewer bits."""
-
-    def quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
-        """Replace the linear layers of a model by quantized ones, in place, and move it to the device."""
-        ...
 
 
 @final
@@ -50,30 +42,27 @@ class _QuantizationOptions:
         return cls(4, keywords, names)
 
 
-@final
-class BitsAndBytes:
-    """Quantizes linear layers on a GPU: by default NF4 with double quantization and products in bfloat16.
+def quantize_with_bitsandbytes(model: nn.Module, device: torch.device, config: Any) -> None:
+    """Replace the linear layers of a model by quantized ones, in place, and move it to a GPU.
 
-    The output embeddings stay as they are, and so do the layers that the configuration skips.
+    By default they are NF4 with double quantization and products in bfloat16. The output embeddings stay as they are,
+    and so do the layers that the configuration skips.
 
     Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, https://arxiv.org/abs/2305.14314.
     """
-
-    def quantize(self, model: nn.Module, device: torch.device, config: Any) -> None:
-        """Replace the linear layers of a model by quantized ones, in place, and move it to the device."""
-        recipe = _QuantizationOptions.of(config)
-        if device.type != "cuda":
-            raise UnsupportedError(
-                f"quantize=True stores weights by bitsandbytes on a GPU. Found the device {device.type!r}. "
-                "Pass quantize=False, or bfloat16 weights to halve their memory."
-            )
-        layers = _require_bitsandbytes()
-        names = _linears_to_quantize(model, recipe.skipped)
-        for name in names:
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, _quantize_linear(model.get_submodule(name), layers, recipe))
-        model.is_loaded_in_4bit, model.is_loaded_in_8bit = recipe.bits == 4, recipe.bits == 8  # type: ignore[assignment]  # noqa: PLR2004  (peft reads these)
-        model.to(device)
+    recipe = _QuantizationOptions.of(config)
+    if device.type != "cuda":
+        raise UnsupportedError(
+            f"quantize=True stores weights by bitsandbytes on a GPU. Found the device {device.type!r}. "
+            "Pass quantize=False, or bfloat16 weights to halve their memory."
+        )
+    layers = _require_bitsandbytes()
+    names = _linears_to_quantize(model, recipe.skipped)
+    for name in names:
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, _quantize_linear(model.get_submodule(name), layers, recipe))
+    model.is_loaded_in_4bit, model.is_loaded_in_8bit = recipe.bits == 4, recipe.bits == 8  # type: ignore[assignment]  # noqa: PLR2004  (peft reads these)
+    model.to(device)
 
 
 def _require_bitsandbytes() -> Any:

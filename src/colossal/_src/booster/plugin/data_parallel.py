@@ -56,9 +56,9 @@ class DataParallelPlugin(Plugin):
             ConfigError: No process group is initialized.
             MeshError: The sizes of the plugin do not fit the world size.
         """
-        from colossal._src.booster.lora import BitsAndBytes, Lora
+        from colossal._src.booster.lora import Lora, quantize_with_bitsandbytes
 
-        quantizer = BitsAndBytes() if self._keeps_full_weights else None
+        quantizer = quantize_with_bitsandbytes if self._keeps_full_weights else None
         return Lora(ProcessGroupIO(), self._lora_axes, quantizer, self._find_mesh())
 
     def mesh_and_axes_to_compare(self) -> tuple[ParallelMesh, tuple[Axis, ...]]:

@@ -35,9 +35,9 @@ class SingleProcessPlugin(Plugin):
 
     def get_lora(self) -> "Lora":
         """Return a LoRA whose calling process draws and writes for itself."""
-        from colossal._src.booster.lora import BitsAndBytes, Lora
+        from colossal._src.booster.lora import Lora, quantize_with_bitsandbytes
 
-        return Lora(SingleProcessIO(), quantizer=BitsAndBytes())
+        return Lora(SingleProcessIO(), quantizer=quantize_with_bitsandbytes)
 
     def data_parallel_rank_and_size(self) -> tuple[int, int]:
         """Return 0 and 1: this process sees all data."""

@@ -143,7 +143,7 @@ def _prepare_tensor_step(settings: Settings, batch_size: int, axes: dict[str, An
     import torch
 
     from colossal._src.cluster import ParallelMesh
-    from colossal._src.nn import Linear, split_input
+    from colossal._src.nn.layer import Linear, split_input
 
     with ParallelMesh(**axes) as mesh:
         net = _mlp(settings, Linear)

@@ -11,12 +11,24 @@ from colossal.errors import ConfigError
 @final
 @dataclass(frozen=True)
 class Pass:
-    """A pass, and when it was."""
+    """A pass, and when it was.
 
-    rank: int  # the rank of the pp axis
-    action: Action  # what was done
-    begin: float  # when it began, in seconds, or in the unit of the costs
-    end: float  # when it ended
+    Args:
+        rank: The rank of the pp axis.
+        action: What was done.
+        begin: When it began, in seconds, or in the unit of the costs.
+        end: When it ended.
+
+    Example:
+        >>> from colossal.pipeline import Action, Pass
+        >>> Pass(0, Action("F", 0, 0), begin=1.0, end=3.0).duration
+        2.0
+    """
+
+    rank: int
+    action: Action
+    begin: float
+    end: float
 
     @property
     def duration(self) -> float:

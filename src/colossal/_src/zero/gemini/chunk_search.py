@@ -23,7 +23,15 @@ from colossal.logging import get_dist_logger
 
 
 class ParameterOrder(Protocol):
-    """What knows in which order a model uses its parameters."""
+    """What knows in which order a model uses its parameters.
+
+    Example:
+        >>> from colossal.zero.gemini import ParameterOrder
+        >>> class Backwards(ParameterOrder):
+        ...     param_order = ("last", "first")
+        >>> Backwards().param_order[0]
+        'last'
+    """
 
     @property
     def param_order(self) -> Sequence[nn.Parameter]:

@@ -91,12 +91,30 @@ class MemoryTier(Enum):
 @final
 @dataclass(frozen=True)
 class ChunkPlacement:
-    """Where the parts of a chunk are between their uses."""
+    """Where the parts of a chunk are between their uses.
 
-    parameters: MemoryTier = MemoryTier.DEVICE  # this rank's segment of the parameters
-    optimizer: MemoryTier = MemoryTier.DEVICE  # its master, gradient and optimizer states
-    is_full: bool = False  # every rank keeps all of the parameters on its device
+    Args:
+        parameters: This rank's segment of the parameters.
+        optimizer: Its master, gradient and optimizer states.
+        is_full: Every rank keeps all of the parameters on its device.
+
+    Example:
+        >>> from colossal.zero.gemini import ChunkPlacement, MemoryTier
+        >>> ChunkPlacement(MemoryTier.HOST, MemoryTier.HOST).is_full
+        False
+    """
+
+    parameters: MemoryTier = MemoryTier.DEVICE
+    optimizer: MemoryTier = MemoryTier.DEVICE
+    is_full: bool = False
 
     def optimizer_device(self, device: torch.device) -> torch.device:
-        """Return the device of the optimizer's tensors."""
+        """Return the device of the optimizer's tensors.
+
+        Args:
+            device: Where the model computes.
+
+        Returns:
+            The device of the master.
+        """
         return device if self.optimizer is MemoryTier.DEVICE else torch.device("cpu")
