@@ -25,8 +25,10 @@ TABLE = TABLES / "pages.toml"
 LIMIT_SECONDS = 200
 _TOO_LATE = "no end after"
 
-Run = Callable[[Sequence[str]], Mapping[str, str]]
+RunPages = Callable[[Sequence[str]], Mapping[str, str]]
 """Runs pages, and returns the line that failed of each page that did."""
+RunMutant = Callable[[str, Sequence[str]], Mapping[str, str]]
+"""Runs pages with a mutant."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _failed_line(root: Path, record: Mapping[str, dict[str, str | int]]) -> str:
     return lines[int(error["line"]) - 1].strip() + late
 
 
-def check_rows(rows: Sequence[Row], run_plain: Run, run_mutant: Callable[[str, Sequence[str]], Mapping[str, str]]) -> int:
+def check_rows(rows: Sequence[Row], run_plain: RunPages, run_mutant: RunMutant) -> int:
     """Tell of each row whether one of its pages fails with its mutant, and passes without; return the exit status."""
     names = list(dict.fromkeys(name for row in rows for name in row.pages))
     broken = run_plain(names)
@@ -124,7 +126,9 @@ def _say(*lines: str) -> None:
 def main(words: list[str]) -> int:
     """Run what was asked for, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a mutant, or the beginning of several; all by default")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="a mutant, or the beginning of several; all by default"
+    )
     parser.add_argument("--record", nargs="+", metavar="PAGE", help="print the rows of those of these pages that fail")
     options = parser.parse_args(words)
     mutants = {mutant.name: mutant for mutant in read_mutants()}
