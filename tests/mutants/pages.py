@@ -6,6 +6,7 @@ that fail. Python must have what pages need, as that of ``nox -s doctest`` has.
 """
 
 import argparse
+import ast
 import json
 import os
 import shutil
@@ -15,15 +16,18 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from run import ROOT, TABLES, Checkout, Mutant, Project, read_mutants
 
 TABLE = TABLES / "pages.toml"
 LIMIT_SECONDS = 200
 _TOO_LATE = "no end after"
+_MOST_LINES = 10  # of a statement
 
 RunPages = Callable[[Sequence[str]], Mapping[str, str]]
 """Runs pages, and returns the line that failed of each page that did."""
@@ -78,14 +82,24 @@ def run_pages(root: Path, names: Sequence[str]) -> dict[str, str]:
     records = [json.loads(file.read_bytes()) for file in (build / "verified").rglob("*.json")]
     if missing := set(names) - {record["page"] for record in records}:
         raise SystemExit(f"no record of {', '.join(sorted(missing))}: {done.stdout}{done.stderr}")
-    return {record["page"]: _failed_line(root, record) for record in records if record["status"] == "FAIL"}
+    failed = {record["page"]: _failed_line(root, record) for record in records if record["status"] == "FAIL"}
+    return {name: failed[name] for name in names if name in failed}
 
 
-def _failed_line(root: Path, record: Mapping[str, dict[str, str | int]]) -> str:
+def _failed_line(root: Path, record: Mapping[str, Any]) -> str:
     error = record["error"]
-    lines = (root / str(error["file"])).read_text(encoding="utf-8").splitlines()
-    late = f" ({_TOO_LATE} {LIMIT_SECONDS} s)" if str(error["message"]).startswith(_TOO_LATE) else ""
-    return lines[int(error["line"]) - 1].strip() + late
+    lines = (root / error["file"]).read_text(encoding="utf-8").splitlines()[error["line"] - 1 :]
+    late = f" ({_TOO_LATE} {LIMIT_SECONDS} s)" if error["message"].startswith(_TOO_LATE) else ""
+    return _first_statement([line.strip() for line in lines[:_MOST_LINES]]) + late
+
+
+def _first_statement(lines: Sequence[str]) -> str:
+    """Join the lines of a statement that begins in the first; only that one if none ends here."""
+    for end in range(1, len(lines) + 1):
+        with suppress(SyntaxError):
+            ast.parse(text := " ".join(lines[:end]))
+            return text
+    return lines[0]
 
 
 def check_rows(rows: Sequence[Row], run_plain: RunPages, run_mutant: RunMutant) -> int:

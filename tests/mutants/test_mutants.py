@@ -265,9 +265,13 @@ for name in set(names) - {"gone"}:
 
 def test_pages_run_on_the_sources_beside_them(tmp_path) -> None:
     errors = {"a": {"line": 2, "message": "AssertionError"}, "c": {"line": 1, "message": "no end after 200 s, killed"}}
-    files = {"docs_test.py": DOCS_TEST, "errors.json": json.dumps(errors), "a.md": "x\n    assert x\n"}
+    files = {
+        "docs_test.py": DOCS_TEST,
+        "errors.json": json.dumps(errors),
+        "a.md": "x\n    assert all(\n        x\n    )\n",
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert pages.run_pages(tmp_path, ["a", "b", "c"]) == {"a": "assert x", "c": "x (no end after 200 s)"}
+    assert pages.run_pages(tmp_path, ["a", "b", "c"]) == {"a": "assert all( x )", "c": "x (no end after 200 s)"}
     with pytest.raises(SystemExit, match="no record of gone"):
         pages.run_pages(tmp_path, ["gone"])
