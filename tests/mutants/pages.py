@@ -104,14 +104,16 @@ def _first_statement(lines: Sequence[str]) -> str:
 
 def check_rows(rows: Sequence[Row], run_plain: RunPages, run_mutant: RunMutant) -> int:
     """Tell of each row whether one of its pages fails with its mutant, and passes without; return the exit status."""
-    names = list(dict.fromkeys(name for row in rows for name in row.pages))
-    broken = run_plain(names)
-    _say(*(f"must pass without a mistake: {name}: {line}" for name, line in broken.items()))
+    broken: dict[str, str | None] = {}  # the line that failed without a mistake, of each page that ran
     found = 0
     for mutant in dict.fromkeys(row.mutant for row in rows):
         own = [row for row in rows if row.mutant == mutant]
-        tried = dict.fromkeys(name for row in own for name in row.pages if name not in broken)
-        failed = run_mutant(mutant, list(tried)) if tried else {}
+        names = list(dict.fromkeys(name for row in own for name in row.pages))
+        if new := [name for name in names if name not in broken]:
+            broken |= dict.fromkeys(new) | dict(run_plain(new))
+            _say(*(f"must pass without a mistake: {name}: {broken[name]}" for name in new if broken[name] is not None))
+        tried = [name for name in names if broken[name] is None]
+        failed = run_mutant(mutant, tried) if tried else {}
         for row in own:
             lines = [f"{name}: {failed[name]}" for name in row.pages if name in failed]
             found += bool(lines)
@@ -119,7 +121,7 @@ def check_rows(rows: Sequence[Row], run_plain: RunPages, run_mutant: RunMutant) 
             _say(f"{'fails' if lines else 'PASSES':<8}{mutant:<40}{said[0]}")
     mutants = {row.mutant for row in rows}
     _say(f"{len(mutants)} mutations: {found} of {len(rows)} recorded page failures still fail")
-    return int(bool(broken) or found < len(rows))
+    return int(set(broken.values()) != {None} or found < len(rows))
 
 
 def rows_of(mutant: str, failed: Mapping[str, str]) -> Iterator[str]:
