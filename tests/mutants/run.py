@@ -116,7 +116,7 @@ class Result:
 
 def read_mutants(tables: Path = TABLES) -> list[Mutant]:
     """Read all tables."""
-    rows = [row for path in sorted(tables.glob("*.toml")) for row in tomllib.loads(path.read_text())["mutant"]]
+    rows = [row for path in sorted(tables.glob("*.toml")) for row in tomllib.loads(path.read_text()).get("mutant", [])]
     return [Mutant(**row | {"tests": tuple(row["tests"])}) for row in rows]
 
 
@@ -158,13 +158,35 @@ class Project:
         return [(name, digest) for name, digest in self._digests.items() if not apart.match(name)]
 
 
-class Copy:
-    """A copy of the project in which tests run, of one worker."""
+class Checkout:
+    """A copy of the project in which mistakes are planted."""
 
     def __init__(self, project: Project, folder: Path) -> None:
         self._folder, self.root = folder, folder / "project"
+        self._second = 0
         project.copy_to(self.root)
         subprocess.run(["git", "init", "-q"], cwd=self.root, check=True)  # tests ask git which files there are
+
+    @contextmanager
+    def planted(self, mutant: Mutant) -> Iterator[None]:
+        """Make a mistake, and put the file back as it was."""
+        file, before = self.root / mutant.file, self._folder / "before"
+        shutil.copy2(file, before)
+        try:
+            file.write_text(mutant.plant(file.read_text(encoding="utf-8")), encoding="utf-8")
+            # Python takes a file of the same size and second for the one that it has compiled already.
+            self._second += 1
+            os.utime(file, (0, self._second))
+            yield
+        finally:
+            shutil.copy2(before, file)
+
+
+class Copy(Checkout):
+    """A copy of the project in which tests run, of one worker."""
+
+    def __init__(self, project: Project, folder: Path) -> None:
+        super().__init__(project, folder)
         paths = os.pathsep.join(str(self.root / part) for part in ("src", "doctest", "tests/helpers"))
         self._warm = subprocess.Popen(
             [sys.executable, TABLES / "warm.py", *IMPORTED],
@@ -176,7 +198,6 @@ class Copy:
             start_new_session=True,
         )
         self._is_ready = False
-        self._second = 0
 
     def run(self, tests: Iterable[str], limit: float | None = None) -> tuple[int | None, float, str]:
         """Run tests until the first failure.
@@ -214,20 +235,6 @@ class Copy:
         if not answer:
             raise MutantError("The process that runs the tests has ended. Look for what has killed it.")
         return answer
-
-    @contextmanager
-    def planted(self, mutant: Mutant) -> Iterator[None]:
-        """Make a mistake, and put the file back as it was."""
-        file, before = self.root / mutant.file, self._folder / "before"
-        shutil.copy2(file, before)
-        try:
-            file.write_text(mutant.plant(file.read_text(encoding="utf-8")), encoding="utf-8")
-            # Python takes a file of the same size and second for the one that it has compiled already.
-            self._second += 1
-            os.utime(file, (0, self._second))
-            yield
-        finally:
-            shutil.copy2(before, file)
 
 
 def _kill(number: int) -> None:

@@ -1,24 +1,38 @@
-"""The tables of mutants fit the code, and what runs them tells a mistake that is found from one that is not."""
+"""The tables of mutants fit the code and the pages, and what runs them tells a mistake that is found from others."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent
-_SPEC = importlib.util.spec_from_file_location("run_mutants", HERE / "run.py")
-assert _SPEC is not None
-assert _SPEC.loader is not None
-run = sys.modules["run_mutants"] = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(run)
+
+
+def _load(name: str) -> Any:
+    """Load a program beside this file, under a name that no other program has."""
+    spec = importlib.util.spec_from_file_location(f"mutants_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+run = _load("run")
+with pytest.MonkeyPatch.context() as _patch:
+    _patch.setitem(sys.modules, "run", run)
+    pages = _load("pages")
 
 MUTANTS = run.read_mutants()
 FEWEST = 60
+ROWS = pages.read_rows()
+NUM_PLANTED_UNDER_PAGES = 10
 
 
 # ------------------------------------------------------------------------------------------ the tables
@@ -51,6 +65,20 @@ def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names) >= FEWEST
     assert all(re.fullmatch(r"[a-z]+\.[a-z0-9-]+", name) for name in names)
     assert len({(mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(names)
+
+
+def test_ten_mutants_are_planted_under_pages() -> None:
+    planted = {mutant.name: mutant.file for mutant in MUTANTS if mutant.name in {row.mutant for row in ROWS}}
+    assert {row.mutant for row in ROWS} == planted.keys()
+    assert len(planted) == NUM_PLANTED_UNDER_PAGES
+    assert all(file.startswith("src/colossal/_src/") for file in planted.values())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.mutant}-{row.page}")
+def test_the_pages_of_a_row_exist(row) -> None:
+    missing = [name for name in row.pages if not (pages.ROOT / "docs" / "source" / "en" / f"{name}.md").is_file()]
+    assert not missing, f"add `now = [...]` to the row of {row.page} in pages.toml: the pages that it has become"
+    assert row.check.strip()
 
 
 # ------------------------------------------------------------------------------------------ what runs them
@@ -176,3 +204,74 @@ def test_mutants_are_listed_and_chosen_by_the_beginning_of_their_name(capsys) ->
     with pytest.raises(SystemExit):
         run.main(["nothing"])
     assert "no mutant begins with nothing" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ pages
+
+
+@pytest.mark.parametrize(
+    ("now", "failing", "broken", "status", "said"),
+    [
+        ((), ["a"], [], 0, "fails   m1                                      a: assert x"),
+        (("b", "c"), ["c"], [], 0, "fails   m1                                      c: assert x"),
+        (
+            ("b", "c"),
+            [],
+            [],
+            1,
+            "PASSES  m1                                      b, c: passes, and a failed at: assert y",
+        ),
+        (("b",), ["a"], [], 1, "b: passes, and a failed at: assert y"),
+        ((), ["a"], ["a"], 1, "must pass without a mistake: a: assert z"),
+        (("b", "c"), ["b", "c"], ["b"], 1, "fails   m1                                      c: assert x"),
+    ],
+    ids=["fails", "split", "passes", "another", "broken", "broken-and-split"],
+)
+def test_a_row_needs_a_page_that_fails_with_the_mutant_alone(now, failing, broken, status, said, capsys) -> None:
+    ran = []
+
+    def run_mutant(mutant: str, names: Sequence[str]) -> dict[str, str]:
+        ran.append((mutant, names))
+        return {name: "assert x" for name in failing if name in names}
+
+    row = pages.Row("m1", "a", "assert y", now)
+    assert pages.check_rows([row], lambda _: dict.fromkeys(broken, "assert z"), run_mutant) == status
+    out = capsys.readouterr().out
+    assert said in out
+    assert ran in ([], [("m1", [name for name in row.pages if name not in broken])])
+    num_found = len(set(failing) & set(row.pages) - set(broken))
+    assert out.splitlines()[-1] == f"1 mutations: {num_found} of 1 recorded page failures still fail"
+
+
+def test_rows_are_written_as_they_are_read(tmp_path) -> None:
+    failed = {"features/a": "assert x == 'it\\'s'", "b": 'print("\\n")'}
+    (table := tmp_path / "pages.toml").write_text("\n".join(pages.rows_of("amp.one", failed)), encoding="utf-8")
+    assert pages.read_rows(table) == [pages.Row("amp.one", name, line) for name, line in failed.items()]
+
+
+DOCS_TEST = """
+import json, os, sys
+from pathlib import Path
+names = sys.argv[sys.argv.index("--build") + 2 :]
+folder = Path(sys.argv[sys.argv.index("--build") + 1]).with_name("verified")
+folder.mkdir(parents=True)
+assert os.environ["PYTHONPATH"] == str(Path("src").absolute())
+for name in set(names) - {"gone"}:
+    error = json.loads(Path("errors.json").read_text()).get(name)
+    record = {"page": name, "status": "FAIL" if error else "PASS", "error": error and {"file": "a.md"} | error}
+    (folder / f"{name}.json").write_text(json.dumps(record))
+"""
+
+
+def test_pages_run_on_the_sources_beside_them(tmp_path) -> None:
+    errors = {"a": {"line": 2, "message": "AssertionError"}, "c": {"line": 1, "message": "no end after 200 s, killed"}}
+    files = {
+        "docs_test.py": DOCS_TEST,
+        "errors.json": json.dumps(errors),
+        "a.md": "x\n    assert all(\n        x\n    )\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert pages.run_pages(tmp_path, ["a", "b", "c"]) == {"a": "assert all( x )", "c": "x (no end after 200 s)"}
+    with pytest.raises(SystemExit, match="no record of gone"):
+        pages.run_pages(tmp_path, ["gone"])
