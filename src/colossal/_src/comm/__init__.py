@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from colossal._src.comm.channel import Channel, chunk_bounds
+from colossal._src.comm.channel import Channel, chunk_bounds, group_into_buckets
 from colossal._src.comm.counter import CommCounter, active_counters, count_collective, uncounted
 from colossal._src.comm.group_reduce import (
     all_reduce_over,
@@ -48,6 +48,7 @@ __all__ = [
     "gather",
     "gather_objects",
     "gather_packed_rows",
+    "group_into_buckets",
     "int64_digest",
     "matmul_3d",
     "reduce",
