@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import Any, final
 
 import torch
-import xxhash
 from torch import distributed as dist
 
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm import equal_on_all_ranks, gather_objects
+from colossal._src.comm import equal_on_all_ranks, gather_objects, int64_digest
 from colossal._src.interface import Capabilities, Executor, ModelWrapper, OptimizerWrapper
 from colossal._src.pipeline import tensors_in
 from colossal.errors import ConfigError
@@ -95,11 +94,10 @@ class _CheckedExecutor:
 
 
 def _digest(inputs: Any) -> int:
-    """A signed 64-bit hash of the tensors of a batch."""
-    state = xxhash.xxh3_64(repr(type(inputs)).encode())
+    """Hash the tensors of a batch."""
+    contents: list[str | torch.Tensor] = [repr(type(inputs))]
     for tensor in tensors_in(inputs):
-        state.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        contents.append(f"{tuple(tensor.shape)} {tensor.dtype}")
         if not tensor.is_meta:
-            state.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    # ranks compare it in an int64 tensor
-    return state.intdigest() - 2**63
+            contents.append(tensor)
+    return int64_digest(*contents)

@@ -10,7 +10,7 @@ import xxhash
 from colossal._src.booster.mixed_precision import MixedPrecision
 from colossal._src.booster.plugin.base import Plugin
 from colossal._src.cluster import Axis, ParallelMesh
-from colossal._src.comm import equal_on_all_ranks, gather_objects
+from colossal._src.comm import equal_text_on_all_ranks, gather_objects
 from colossal._src.interface import Parts
 from colossal._src.tensor import parameter_names, placement_of
 from colossal.errors import ConfigError
@@ -31,8 +31,7 @@ def check_agreement(
     if not axes:
         return
     description = dict(_describe(parts, plugin, precision))
-    digest = xxhash.xxh3_64_intdigest(repr(description).encode()) - 2**63
-    if all(equal_on_all_ranks([digest], [mesh.group(axis) for axis in axes])):
+    if equal_text_on_all_ranks(repr(description), [mesh.group(axis) for axis in axes]):
         return
     # long texts: they are sent only to name a difference that the digests have shown
     ranks = gather_objects(description)

@@ -3,9 +3,15 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from colossal._src.comm.channel import Channel, chunk_bounds
+from colossal._src.comm.channel import Channel, chunk_bounds, group_into_buckets
 from colossal._src.comm.counter import CommCounter, active_counters, count_collective, uncounted
-from colossal._src.comm.group_reduce import all_reduce_over, equal_on_all_ranks, gather_objects
+from colossal._src.comm.group_reduce import (
+    all_reduce_over,
+    equal_on_all_ranks,
+    equal_text_on_all_ranks,
+    gather_objects,
+    int64_digest,
+)
 from colossal._src.comm.matmul3d import gather_packed_rows, matmul_3d
 from colossal._src.comm.ops import all_to_all, gather, reduce, reduce_scatter, replicate, scatter
 from colossal._src.comm.partition import Partition, PendingComm
@@ -37,10 +43,13 @@ __all__ = [
     "chunk_bounds",
     "count_collective",
     "equal_on_all_ranks",
+    "equal_text_on_all_ranks",
     "fp8_nbytes",
     "gather",
     "gather_objects",
     "gather_packed_rows",
+    "group_into_buckets",
+    "int64_digest",
     "matmul_3d",
     "reduce",
     "reduce_scatter",

@@ -191,7 +191,7 @@ class Channel:
         """
         if self.size == 1:
             return
-        for pack in _group_into_buckets(tensors):
+        for pack in group_into_buckets(tensors, _PACK_BYTES):
             # Autograd refuses to write to a parameter in place.
             parts = [tensor.detach() for tensor in pack]
             joined = torch.cat([part.reshape(-1) for part in parts]).to(self.mesh.accelerator.get_current_device())
@@ -340,14 +340,14 @@ def _some(work: dist.Work | None) -> list[dist.Work]:
     return [] if work is None else [work]
 
 
-def _group_into_buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Collect tensors of one dtype and device until a message is worth sending."""
+def group_into_buckets(tensors: Iterable[torch.Tensor], num_bytes: float) -> Iterator[list[torch.Tensor]]:
+    """Collect tensors of one dtype and device until a message of them has at least so many bytes."""
     open_packs: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         # All ranks make the same packs: these depend on the order, the sizes and the dtypes alone.
         pack = open_packs.setdefault((tensor.dtype, tensor.device), [])
         pack.append(tensor)
-        if sum(each.nbytes for each in pack) >= _PACK_BYTES:
+        if sum(each.nbytes for each in pack) >= num_bytes:
             yield open_packs.pop((tensor.dtype, tensor.device))
     yield from open_packs.values()
 

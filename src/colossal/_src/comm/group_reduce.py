@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+import xxhash
 from torch import distributed as dist
 
 from colossal._src.cluster import AXES, Axis, current_mesh, group_for, host_group
@@ -38,6 +39,25 @@ def equal_on_all_ranks(numbers: Sequence[int], groups: Iterable[dist.ProcessGrou
         # The largest ~x is ~ of the smallest x, so one all-reduce finds both; unlike -x, ~x never overflows.
         largest, smallest = all_reduce_over(torch.stack([own, ~own]), groups, "max")
     return [bool(each) for each in largest == ~smallest]
+
+
+def equal_text_on_all_ranks(text: str, groups: Iterable[dist.ProcessGroup]) -> bool:
+    """Return whether a text, however long, is the same on all ranks: only its digest is sent.
+
+    Communication: all_reduce, the groups, 16 bytes; not counted.
+    """
+    return all(equal_on_all_ranks([int64_digest(text)], groups))
+
+
+def int64_digest(*contents: str | torch.Tensor) -> int:
+    """Hash texts and the values of tensors, for `equal_on_all_ranks`."""
+    state = xxhash.xxh3_64()
+    for each in contents:
+        if isinstance(each, str):
+            state.update(each.encode())
+        else:
+            state.update(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return state.intdigest() - 2**63
 
 
 def all_reduce_over(

@@ -66,15 +66,7 @@ class _GatherLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, channel: Channel) -> tuple[torch.Tensor, torch.Tensor]:
-        length = x.shape[_TOKENS]
-        full_x = x.new_empty(*x.shape[:_TOKENS], length * channel.size, x.shape[-1])
-        out = x.new_empty(*full_x.shape[:-1], weight.shape[0])
-
-        def visit(source: int, tokens: torch.Tensor) -> None:
-            full_x.narrow(_TOKENS, source * length, length).copy_(tokens)
-            out.narrow(_TOKENS, source * length, length).copy_(functional.linear(tokens, weight))
-
-        ring_all_gather(x, channel, visit)
+        full_x, out = _gather_and_multiply(x, weight.mT, channel)
         ctx.channel = channel
         ctx.save_for_backward(full_x, weight)
         # The tokens are an output, so that gradients of all layers that use them come back here, and are sent once.
@@ -104,16 +96,22 @@ class _LinearScatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        channel: Channel = ctx.channel
-        length = grads[0].shape[_TOKENS]
-        grad_x, full_x = torch.empty_like(x), grads[0].new_empty(*x.shape[:-1], weight.shape[0])
+        full_grad, grad_x = _gather_and_multiply(grads[0], weight, ctx.channel)
+        return grad_x, full_grad.flatten(0, -2).mT @ x.flatten(0, -2), None
 
-        def visit(source: int, grad: torch.Tensor) -> None:
-            full_x.narrow(_TOKENS, source * length, length).copy_(grad)
-            grad_x.narrow(_TOKENS, source * length, length).copy_(grad @ weight)
 
-        ring_all_gather(grads[0], channel, visit)
-        return grad_x, full_x.flatten(0, -2).mT @ x.flatten(0, -2), None
+def _gather_and_multiply(x: torch.Tensor, matrix: torch.Tensor, channel: Channel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gather the tokens of all ranks, and multiply those of each as they come; return both."""
+    length = x.shape[_TOKENS]
+    full_x = x.new_empty(*x.shape[:_TOKENS], length * channel.size, x.shape[-1])
+    product = x.new_empty(*full_x.shape[:-1], matrix.shape[-1])
+
+    def visit(source: int, tokens: torch.Tensor) -> None:
+        full_x.narrow(_TOKENS, source * length, length).copy_(tokens)
+        product.narrow(_TOKENS, source * length, length).copy_(tokens @ matrix)
+
+    ring_all_gather(x, channel, visit)
+    return full_x, product
 
 
 _STATES = "hidden_states"

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
-import xxhash
 from torch import nn
 
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel, equal_on_all_ranks
+from colossal._src.comm import Channel, equal_on_all_ranks, equal_text_on_all_ranks
 from colossal._src.lazy import (
     LazyTensor,
     RecordedOperation,
@@ -29,8 +28,7 @@ def check_same_lazy_tensors(lazy: Mapping[str, bool], mesh: ParallelMesh) -> Non
 
     Communication: all_reduce, dp, 16 bytes.
     """
-    groups = [mesh.group("dp")]
-    if not all(equal_on_all_ranks([_digest(repr(lazy).encode())], groups)):
+    if not equal_text_on_all_ranks(repr(lazy), [mesh.group("dp")]):
         raise ConfigError(
             f"All ranks build the same tensors lazily. Found that another rank differs from rank {mesh.global_rank}, "
             f"which built {sum(lazy.values())} of {len(lazy)} lazily. "
@@ -44,7 +42,7 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
     Communication: all_reduce, dp, 16 bytes; if values differ, 16 bytes for each tensor more.
     """
     groups = [mesh.group("dp")]
-    if not all(equal_on_all_ranks([_digest(repr(list(digests.values())).encode())], groups)):
+    if not equal_text_on_all_ranks(repr(list(digests.values())), groups):
         equal = equal_on_all_ranks(list(digests.values()), groups)
         different = [name for name, same in zip(digests, equal, strict=True) if not same]
         shown = ", ".join(different[:_NAMES_SHOWN]) + (", ..." if len(different) > _NAMES_SHOWN else "")
@@ -53,11 +51,6 @@ def check_equal_digests(digests: Mapping[str, int], mesh: ParallelMesh) -> None:
             f"differ: {shown}. Set the same seed on all ranks, or pass sync_module_states=True to start from the "
             "values of rank 0."
         )
-
-
-def hash_values(tensor: torch.Tensor) -> int:
-    """Hash the values of a tensor."""
-    return _digest(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def broadcast_buffers_before_forward(model: nn.Module, mesh: ParallelMesh) -> None:
@@ -104,10 +97,6 @@ def _persistent(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
                 yield path, module, name
 
 
-def _digest(content: Any) -> int:
-    return xxhash.xxh3_64_intdigest(content) - 2**63
-
-
 _AXES = ("tp", "sp", "dp")
 
 
@@ -122,7 +111,7 @@ def broadcast_initial_values(module: nn.Module, mesh: ParallelMesh) -> None:
     """
     lazy = list(dict.fromkeys(lazy_tensors(module)))
     operations = recorded_operations(lazy)
-    if not _agree(_describe(module, operations), mesh):
+    if not equal_text_on_all_ranks(_describe(module, operations), [mesh.group(axis) for axis in _AXES]):
         # ranks that recorded different operations would draw different values: only values themselves can be sent
         materialize(module)
         operations = []
@@ -138,7 +127,3 @@ def _describe(module: nn.Module, operations: Sequence[RecordedOperation]) -> str
     named = (*module.named_parameters(), *module.named_buffers())
     lines = [f"{name} {placement_of(each).shape} {each.dtype} {type(each).__name__}" for name, each in named]
     return "\n".join([*lines, *map(describe_operation, operations)])
-
-
-def _agree(text: str, mesh: ParallelMesh) -> bool:
-    return all(equal_on_all_ranks([_digest(text.encode())], [mesh.group(axis) for axis in _AXES]))

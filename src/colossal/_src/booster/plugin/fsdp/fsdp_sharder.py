@@ -22,12 +22,11 @@ from colossal._src.booster.plugin.replica_sync import (
     broadcast_buffers_before_forward,
     check_equal_digests,
     check_same_lazy_tensors,
-    hash_values,
     persistent_buffers,
 )
 from colossal._src.booster.plugin.wrap_units import find_units
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel, count_collective, reduce_scatter_fp8
+from colossal._src.comm import Channel, count_collective, int64_digest, reduce_scatter_fp8
 from colossal._src.interface import rebind_param_groups
 from colossal._src.tensor import move_module
 from colossal.errors import ConfigError
@@ -101,7 +100,7 @@ class FSDPSharder:
             others = [each for each in model.buffers() if not isinstance(each, LazyTensor)]
             Channel("dp", self._mesh).broadcast(dict.fromkeys([*with_values.values(), *others]))
         else:
-            check_equal_digests({name: hash_values(tensor) for name, tensor in with_values.items()}, self._mesh)
+            check_equal_digests({name: int64_digest(tensor) for name, tensor in with_values.items()}, self._mesh)
 
     def _apply_fully_shard(
         self, modules: list[nn.Module], unsharded: set[nn.Parameter], optimizer: Optimizer | None
@@ -158,7 +157,7 @@ class FSDPSharder:
         if self._options.sync_module_states:
             Channel("dp", self._mesh).broadcast(lazy.values())
             return {}
-        return {name: hash_values(tensor) for name, tensor in lazy.items()}
+        return {name: int64_digest(tensor) for name, tensor in lazy.items()}
 
     def _reduce(self, enabled: bool) -> None:
         self._modules[-1].set_requires_gradient_sync(enabled)

@@ -9,7 +9,7 @@ from torch import nn
 
 from colossal._src.booster.plugin.ddp.torch_ddp import DDPConfig
 from colossal._src.cluster import ParallelMesh
-from colossal._src.comm import Channel, all_reduce_fp8, count_collective, fp8_nbytes
+from colossal._src.comm import Channel, all_reduce_fp8, count_collective, fp8_nbytes, group_into_buckets
 from colossal._src.interface import FullModelSpec, OptimizerWrapper
 from colossal._src.pipeline import PipelineExecutor, Stage, Timeline
 from colossal._src.shardformer import switch_checkpointing
@@ -98,27 +98,17 @@ class GradientAverager:
         for parameter in chosen:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets(chosen, self._config.bucket_cap_mb * 2**20):
-            grads = [parameter.grad for parameter in bucket if parameter.grad is not None]
-            joined = torch.cat([grad.reshape(-1) for grad in grads])
+        grads = [parameter.grad for parameter in chosen if parameter.grad is not None]
+        for bucket in group_into_buckets(grads, self._config.bucket_cap_mb * 2**20):
+            joined = torch.cat([grad.reshape(-1) for grad in bucket])
             if self._config.fp8_communication:
                 total = all_reduce_fp8(joined, channel.group)
                 count_collective("all_reduce", "dp", 2 * fp8_nbytes(len(joined)) * (channel.size - 1) // channel.size)
             else:
                 total = channel.all_reduce(joined)
             total.div_(channel.size)
-            for grad, mean in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
+            for grad, mean in zip(bucket, total.split([grad.numel() for grad in bucket]), strict=True):
                 grad.copy_(mean.view_as(grad))
-
-
-def _buckets(parameters: Sequence[nn.Parameter], most: float) -> Iterator[list[nn.Parameter]]:
-    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-    for parameter in parameters:
-        bucket = by_dtype.setdefault(parameter.dtype, [])
-        bucket.append(parameter)
-        if sum(each.nbytes for each in bucket) >= most:
-            yield by_dtype.pop(parameter.dtype)
-    yield from by_dtype.values()
 
 
 @final
