@@ -49,6 +49,8 @@ def main(arguments: Sequence[str], root: Path) -> int:
             return OK
         if options.check or options.list:
             return _list_pages(suite, names) if options.list else _check_pages(suite, tuple(names), root)
+        if options.tables:
+            return _write_tables(suite, names)
         if options.translations or options.ack or options.figures:
             return _translate(suite, tuple(names), options)
         with _interrupt_on_signals():
@@ -71,7 +73,7 @@ def _select_names(options: argparse.Namespace, tree: Tree, root: Path) -> Mappin
         return {tree.resolve(name): () for name in options.names}
     if options.affected:
         return AffectedPages(tree, root, changed_files(root, options.affected)).reasons
-    if not (options.all or options.list or options.check or options.translations or options.ack or options.figures):
+    if not (options.all or any(getattr(options, name) for name in _WITHOUT_RUN)):
         raise UnknownPageError("give the name of a page, or --all; --list shows all pages")
     return dict.fromkeys(tree.names, ())
 
@@ -195,6 +197,14 @@ def _write_figures(suite: Suite, names: Sequence[str], options: Any) -> int:
     }
     changed = Figures(suite.tree).write(drawn)
     _print_lines(*map(display_path, changed), f"{with_count(len(changed), 'figure')} changed")
+    return OK
+
+
+def _write_tables(suite: Suite, names: Sequence[str] | Mapping[str, object]) -> int:
+    """Writes the tables about plugins; says which pages have changed."""
+    pages = [suite.tree.page(name, language) for name in names for language in suite.tree.languages(name)]
+    changed = [page for page in pages if suite.plugin_tables.write(page)]
+    _print_lines(*(display_path(page.path) for page in changed), f"{with_count(len(changed), 'page')} changed")
     return OK
 
 

@@ -50,6 +50,7 @@ def _add_choices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--figures", action="store_true", help="take over what the named pages drew last, and translate all figures"
     )
+    parser.add_argument("--tables", action="store_true", help="write the tables about plugins, from docs/plugins.toml")
     parser.add_argument("--record", action="store_true", help="keep the records in docs/verified; of every page")
     parser.add_argument("--update-outputs", action="store_true", help="rewrite the stale output blocks of what is run")
 

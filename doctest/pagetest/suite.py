@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from pagetest.checks import glossary, translations
+from pagetest.checks import glossary, plugin_tables, translations
 from pagetest.checks.command import NO_COMMAND
 from pagetest.checks.figures import Figures
 from pagetest.checks.glossary import Glossary
@@ -13,6 +13,7 @@ from pagetest.checks.hooks import HookChecker
 from pagetest.checks.links import LinkChecker
 from pagetest.checks.navigation import check_navigation
 from pagetest.checks.parity import compare_structure
+from pagetest.checks.plugin_tables import PluginTables
 from pagetest.checks.rules import check_page
 from pagetest.checks.translations import Translation, TranslationHashes
 from pagetest.finding import Finding
@@ -42,6 +43,11 @@ class Suite:
     @cached_property
     def _glossary(self) -> Glossary:
         return Glossary(self.tree.source.parent / glossary.FILE)
+
+    @cached_property
+    def plugin_tables(self) -> PluginTables:
+        """The tables about plugins."""
+        return PluginTables(self.tree.source.parent / plugin_tables.FILE)
 
     @cached_property
     def _hook_checker(self) -> HookChecker:
@@ -106,6 +112,7 @@ class Suite:
             yield from check_page(page, make_script(page))
             yield from self._link_checker.faults(page)
             yield from self._hook_checker.faults(page)
+            yield from self.plugin_tables.faults(page)
         original = pages.get(LANGUAGES[0])
         for page in pages.values():
             if page.language != LANGUAGES[0]:

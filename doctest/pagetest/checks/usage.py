@@ -25,9 +25,9 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 # [Note: what counts as usage]
 # A line of code counts if it is not blank and no comment. In `python` blocks it is usage unless it belongs to a
-# statement that asserts, compares, expects an error, counts bytes, imports or uses matplotlib or colossal.testing, or
-# defines a function which does so or which only checks and figures call. Lines of `file=` and `shell run` blocks are usage. `python check` and
-# `python figure` blocks are not.
+# statement that asserts, compares, expects an error, counts bytes, or uses matplotlib or colossal.testing, or that
+# defines a function which does so, or which only checks and figures call. Lines of `file=` and `shell run` blocks are
+# usage. `python check` and `python figure` blocks are not.
 
 
 def usage_faults(page: Page, script: Script) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ def write_outputs(page: Page, texts: Mapping[Block, str]) -> None:
         )
     for block, text in sorted(texts.items(), key=lambda item: -item[0].line):
         lines[block.line - 1 : block.end - 1] = _fence_lines(page, block, text, lines)
-    _replace_file(page.path, "".join(lines).encode("utf-8", errors="surrogateescape"))
+    replace_file(page.path, "".join(lines).encode("utf-8", errors="surrogateescape"))
 
 
 def _lines_in_file(page: Page, raw: str) -> list[str]:
@@ -69,7 +69,8 @@ def _fence_lines(page: Page, block: Block, text: str, lines: list[str]) -> list[
     return [f"{prefix}{line}".rstrip() + end for line in text.removesuffix("\n").split("\n")]
 
 
-def _replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file in one step."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.stem}.", delete=False) as file:
         file.write(content)
     os.chmod(file.name, path.stat().st_mode)  # noqa: PTH101
