@@ -1,4 +1,5 @@
 import React from 'react';
+import CodeBlock from '@theme/CodeBlock';
 import Link from '@docusaurus/Link';
 import Translate, {translate} from '@docusaurus/Translate';
 import State from './State.js';
@@ -19,9 +20,7 @@ export default function Recommendation({plugin}) {
         <code>{plugin.name}</code> <State state={plugin.state} />
       </p>
       <p>{text(plugin.text)}</p>
-      <pre className="plugin-code" translate="no">
-        <code>booster = {plugin.code}</code>
-      </pre>
+      <CodeBlock language="python">{plugin.code}</CodeBlock>
       {plugin.state === 'works' && (
         <p className="plugin-facts">
           <span>{plugin.devices.map((device) => DEVICES[device] ?? device).join(', ')}</span>
