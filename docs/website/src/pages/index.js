@@ -36,7 +36,7 @@ export default function Home() {
             <Chooser plugins={landing.plugins} />
           </Section>
         </div>
-        <div className="home-screen">
+        <div className="home-screen home-columns">
           {landing.measured && <Measured measured={landing.measured} />}
           <Proof
             proof={landing.proof}

@@ -18,7 +18,7 @@ function questions() {
   return [
     {
       key: 'workers',
-      title: translate({id: 'site.chooser.workers', message: 'How many GPUs, or CPUs in their place?'}),
+      title: translate({id: 'site.chooser.workers', message: 'How many GPUs, or CPU processes?'}),
       answers: [
         ['one', translate({id: 'site.chooser.workers.one', message: 'one'})],
         ['many', translate({id: 'site.chooser.workers.many', message: 'several'})],
@@ -26,10 +26,10 @@ function questions() {
     },
     {
       key: 'fits',
-      title: translate({id: 'site.chooser.fits', message: 'What fits into the memory of one?'}),
+      title: translate({id: 'site.chooser.fits', message: 'What fits in the memory of one device?'}),
       answers: [
-        ['all', translate({id: 'site.chooser.fits.all', message: 'model, gradients and optimizer state'})],
-        ['states', translate({id: 'site.chooser.fits.states', message: 'the model, but not all of these'})],
+        ['all', translate({id: 'site.chooser.fits.all', message: 'model, gradients and optimizer states'})],
+        ['states', translate({id: 'site.chooser.fits.states', message: 'only the model'})],
         ['none', translate({id: 'site.chooser.fits.none', message: 'not even the model'})],
       ],
     },
@@ -37,7 +37,7 @@ function questions() {
       key: 'goal',
       title: translate({id: 'site.chooser.goal', message: 'What matters most?'}),
       answers: [
-        ['simple', translate({id: 'site.chooser.goal.simple', message: 'few changes of code'})],
+        ['simple', translate({id: 'site.chooser.goal.simple', message: 'few code changes'})],
         ['speed', translate({id: 'site.chooser.goal.speed', message: 'speed'})],
         ['memory', translate({id: 'site.chooser.goal.memory', message: 'the largest model'})],
       ],

@@ -50,7 +50,7 @@ export default function Hero({example, install}) {
               ),
             }}
           >
-            {'Save it as {file} and run the command. The program is taken from the {page}, which the tests run.'}
+            {'Save it as {file}, and run it. It is the program of the {page}, which the tests run.'}
           </Translate>
         </figcaption>
       </figure>

@@ -25,13 +25,13 @@ export default function Footer() {
             <Translate id="site.footer.roadmap">Reading roadmap</Translate>
           </Link>
           <Link to="/features">
-            <Translate id="site.features.title">Features by plugin</Translate>
+            <Translate id="site.footer.features">Features</Translate>
           </Link>
           <Link to="/models">
-            <Translate id="site.models.title">Model families</Translate>
+            <Translate id="site.footer.models">Models</Translate>
           </Link>
           <Link to="/tutorials">
-            <Translate id="site.tutorials.title">All tutorials</Translate>
+            <Translate id="site.footer.tutorials">Tutorials</Translate>
           </Link>
           <Link to="/versions">
             <Translate id="site.footer.versions">Versions</Translate>

@@ -1,7 +1,7 @@
 import React from 'react';
-import {Route} from '@docusaurus/router';
 import useBaseUrl from '@docusaurus/useBaseUrl';
 import useRouteContext from '@docusaurus/useRouteContext';
+import {Route} from 'react-router-dom';
 import LocaleDropdown from '@theme-original/NavbarItem/LocaleDropdownNavbarItem';
 
 /** Docusaurus' name of the route for addresses without a page. */
