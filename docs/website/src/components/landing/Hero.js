@@ -14,7 +14,7 @@ export default function Hero({example, install}) {
     <header className="hero-grid">
       <div className="hero-words">
         <Heading as="h1">
-          <Translate id="site.hero.title">Train PyTorch models on many devices with the loop you have</Translate>
+          <Translate id="site.hero.title">Train PyTorch models on many devices, with your own loop</Translate>
         </Heading>
         <p className="hero-lead">
           <Translate id="site.hero.lead">
@@ -50,7 +50,7 @@ export default function Hero({example, install}) {
               ),
             }}
           >
-            {'Save it as {file}, and run it. It is the program of the {page}, which the tests run.'}
+            {'Save it as {file} and run the command. The tests run this program as part of the {page}.'}
           </Translate>
         </figcaption>
       </figure>
