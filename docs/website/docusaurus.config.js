@@ -31,9 +31,7 @@ if (!existsSync(new URL('data/site.json', import.meta.url))) {
 const site = readJson('data/site.json');
 const releases = existsSync(new URL('versions.json', import.meta.url)) ? readJson('versions.json') : [];
 
-const CSS = ['tokens', 'base', 'chrome', 'content', 'api', 'home', 'figure', 'choice'].map(
-  (name) => `./src/css/${name}.css`,
-);
+const CSS = ['tokens', 'base', 'chrome', 'content', 'api', 'home', 'choice'].map((name) => `./src/css/${name}.css`);
 
 /** @type {import('@docusaurus/types').Config} */
 export default {
@@ -111,12 +109,13 @@ export default {
       items: [
         {type: 'docSidebar', sidebarId: 'tutorialSidebar', label: 'Learn', position: 'left'},
         {type: 'docSidebar', sidebarId: 'apiSidebar', label: 'API', position: 'left'},
+        {to: '/features', label: 'Features', position: 'left'},
         {
           type: 'docsVersionDropdown',
           position: 'right',
           dropdownItemsAfter: [{to: '/versions', label: 'All versions'}],
         },
-        {type: 'localeDropdown', position: 'right'},
+        {type: 'localeDropdown', position: 'right', className: 'language-menu'},
         ...(site.repository ? [{href: site.repository, label: 'Source', position: 'right'}] : []),
         {type: 'search', position: 'right'},
       ],

@@ -14,14 +14,24 @@ from colossal.booster.plugin import Plugin, TorchDDPPlugin, TorchFSDPPlugin
 from colossal.checkpoint_io import GeneralCheckpointIO
 from colossal.errors import UnsupportedError
 from colossal.shardformer import FAMILIES
+from pagebuild.site.badges import PageResults
 from pagebuild.site.coverage import current_coverage
 from pagebuild.site.edition import BrokenInputError, current_edition
-from pagebuild.site.landing import features, texts
-from pagebuild.site.landing.data import count_verified, landing_data, landing_example, tutorial_cards
+from pagebuild.site.landing import features, measured, texts
+from pagebuild.site.landing.data import (
+    GOALS,
+    INSTALL,
+    count_verified,
+    install_line,
+    landing_data,
+    landing_example,
+    tutorial_cards,
+)
 from pagebuild.site.landing.features import FEATURES, feature_matrix
+from pagebuild.site.landing.measured import measured_result
 from pagebuild.site.landing.models import METHODS, make_inputs, model_matrix, tiny_model
 from pagebuild.site.landing.plugins import CHOICES, DEVICES, QUESTIONS, PluginChoice, check_choices, offered_plugins
-from pagebuild.site.landing.trial import try_action
+from pagebuild.site.landing.trial import single_process_group, try_action
 from pagetest.model.reader import parse_page
 
 pytestmark = pytest.mark.project
@@ -40,13 +50,13 @@ def matrix() -> dict:
 
 def cells(matrix: dict, key: str) -> dict[str, str]:
     (row,) = [row for row in matrix["rows"] if row["key"] == key]
-    return {column: cell["state"] for column, cell in row["cells"].items()}
+    return row["cells"]
 
 
 def note(matrix: dict, key: str) -> str:
     (row,) = [row for row in matrix["rows"] if row["key"] == key]
-    (found,) = {cell["note"]["en"] for cell in row["cells"].values() if set(cell["note"]) == LANGUAGES}
-    return found
+    assert set(row["note"]) == LANGUAGES
+    return row["note"]["en"]
 
 
 # ------------------------------------------------------------------------------------------ the chooser
@@ -85,7 +95,7 @@ def test_a_working_row_says_what_the_library_says() -> None:
     for plugin in (TorchDDPPlugin, TorchFSDPPlugin):
         (row,) = [choice.row() for choice in CHOICES if choice.name == plugin.__name__]
         assert row["state"] == "works"
-        assert row["code"] == f"Booster(plugin={plugin.__name__}())"
+        assert row["code"].splitlines()[-2:] == [f"plugin = {plugin.__name__}()", "booster = Booster(plugin=plugin)"]
         assert row["object"] == f"colossal.booster.plugin.{plugin.__name__}"
         assert row["devices"] == list(plugin.supported_devices or DEVICES)
         assert row["precisions"] == list(plugin.supported_precisions)
@@ -100,7 +110,17 @@ def test_what_is_not_built_is_planned_and_promises_nothing() -> None:
 
 def test_a_plugin_that_needs_arguments_shows_some() -> None:
     (row,) = [choice.row() for choice in CHOICES if choice.key == "hybrid"]
-    assert row["code"] == "Booster(plugin=HybridParallelPlugin(tp_size=2, pp_size=2, num_microbatches=8))"
+    assert "plugin = HybridParallelPlugin(tp_size=2, pp_size=2, num_microbatches=8)" in row["code"].splitlines()
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.key)
+def test_the_code_of_a_choice_runs_when_it_is_pasted(choice) -> None:
+    program = choice.row()["code"].replace(f"({choice.arguments})", "(**smallest_arguments)")
+    names: dict = {"smallest_arguments": choice.smallest_arguments}
+    with single_process_group():
+        exec(program, names)  # noqa: S102
+    assert type(names["booster"]).__name__ == "Booster"
+    assert choice.plugin is None or type(names["plugin"]) is choice.plugin
 
 
 def test_a_plugin_that_works_names_its_page() -> None:
@@ -145,7 +165,7 @@ def test_a_device_counts_when_all_tutorials_are_verified_on_it(matrix, monkeypat
     columns = ["single", "ddp", "zero", "fsdp", "hybrid", "gemini"]
     assert cells(matrix, "cpu") == dict.fromkeys(columns, "yes")
     assert cells(matrix, "cuda") == dict.fromkeys(columns, "partial")
-    assert note(matrix, "cuda") == "by the same code; no page has run on one yet"
+    assert note(matrix, "cuda") == "same code; no tutorial has run on one yet"
     states = {choice.key: features._feature_states(choice) for choice in CHOICES[:1]}
     monkeypatch.setattr(features, "_feature_states", lambda choice: states[choice.key])
     monkeypatch.setattr(features, "CHOICES", CHOICES[:1])
@@ -192,7 +212,7 @@ def test_every_family_is_a_row_and_was_tried(models) -> None:
     assert [row["key"] for row in models["rows"]] == list(FAMILIES)
     assert [column["key"] for column in models["columns"]] == ["tensor", "pipeline"]
     for row in models["rows"]:
-        assert row["cells"] == {"tensor": {"state": "yes"}, "pipeline": {"state": "yes"}}, row["key"]
+        assert row["cells"] == {"tensor": "yes", "pipeline": "yes"}, row["key"]
     assert models["rows"][0]["label"] == {"en": "Bert", "zh-Hans": "Bert"}
 
 
@@ -204,12 +224,17 @@ def test_a_model_that_says_something_else_when_divided_is_a_no(attempted, monkey
 
 
 def test_the_example_is_what_a_page_runs(docs) -> None:
-    page = parse_page("# T\n```python\nimport a\nx = 1\n```\n", docs.root / "page.md")
+    text = "# T\n```python\nx = 1\n```\n\n<!-- doc-test-command: python page.py -->\n"
+    page = parse_page(text, docs.root / "page.md")
     shown = landing_example(docs.root / "README.md", page)
-    assert (shown["source"], shown["page"]) == ("x = 1", "page")
+    assert shown == {"source": "x = 1", "page": "page", "command": "python train.py"}
     docs.write("README.md", "# pack\n\n```python\nx = 2\n```\n")
-    with pytest.raises(BrokenInputError, match=r"README\.md:4: this program is not part of"):
+    with pytest.raises(BrokenInputError, match=r"README\.md:4: this program is not the first one of"):
         landing_example(docs.root / "README.md", page)
+    docs.write("README.md", "# pack\n\n```python\nx = 1\n```\n")
+    part = parse_page(text.replace("x = 1", "import a\nx = 1"), docs.root / "page.md")
+    with pytest.raises(BrokenInputError, match="not the first one of"):
+        landing_example(docs.root / "README.md", part)
     docs.write("README.md", "# pack\n")
     with pytest.raises(BrokenInputError, match=r"README\.md:1: the README shows no program"):
         landing_example(docs.root / "README.md", page)
@@ -217,8 +242,40 @@ def test_the_example_is_what_a_page_runs(docs) -> None:
 
 def test_an_ignored_block_is_no_example(docs) -> None:
     ignored = "<!--- doc-test-ignore-start: why -->\n```python\nx = 1\n```\n<!--- doc-test-ignore-end -->\n"
-    with pytest.raises(BrokenInputError, match="not part of"):
+    with pytest.raises(BrokenInputError, match="not the first one of"):
         landing_example(docs.root / "README.md", parse_page(ignored, docs.root / "page.md"))
+
+
+def test_the_line_that_installs_is_one_of_its_page(docs) -> None:
+    shown = install_line(parse_page(f"# T\n```shell\n{INSTALL}\n```\n", docs.root / "page.md"))
+    assert shown == {"command": INSTALL, "page": "page"}
+    with pytest.raises(BrokenInputError, match=r"page\.md:1: the page does not show the line `pip install"):
+        install_line(parse_page("# T\n", docs.root / "page.md"))
+
+
+def results_with(**record: object) -> PageResults:
+    return PageResults({(measured.PAGE, "en", "cpu"): record} if record else {}, lambda *_: None)
+
+
+def test_the_measured_result_is_what_a_recorded_run_printed() -> None:
+    printed = "16 MB  all_reduce          13682      2325    5.9\n"
+    step = "the same losses; a step takes 10.5 ms with gloo, 8.0 ms with shm\n"
+    run: dict = {"status": "PASS", "device": "cpu", "processor": "A processor", "world": 2, "date": "2026-11-19"}
+    run |= {"commit": "a" * 40, "versions": {"torch": "2.13.0"}}
+    shown = measured_result(results_with(**run, blocks=[{"printed": printed}, {"printed": step}]))
+    assert shown
+    rows = [(row["key"], round(row["peer"], 3), round(row["ours"], 3)) for row in shown["rows"]]
+    assert rows == [("all_reduce", 13.682, 2.325), ("step", 10.5, 8.0)]
+    assert (shown["machine"], shown["torch"], shown["world"]) == ("A processor", "2.13.0", 2)
+    assert measured_result(results_with()) is None
+    assert measured_result(results_with(**run | {"status": "FAIL"})) is None
+    with pytest.raises(BrokenInputError, match="printed nothing like"):
+        measured_result(results_with(**run, blocks=[{"printed": printed}]))
+
+
+def test_the_page_of_the_measured_result_prints_it() -> None:
+    root = Path(__file__).resolve().parents[3]
+    assert measured_result(current_coverage(root).results)
 
 
 def test_pages_come_in_the_order_of_the_sidebar(docs) -> None:
@@ -267,6 +324,9 @@ def _tried(matrix, models, monkeypatch) -> None:
 @pytest.mark.usefixtures("_tried")
 def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
     monkeypatch.setattr("pagebuild.site.landing.data.PAGE", "basics/lesson")
+    monkeypatch.setattr("pagebuild.site.landing.data.INSTALL_PAGE", "basics/lesson")
+    monkeypatch.setattr("pagebuild.site.landing.data.INSTALL", "x = 1")
+    docs.write("README.md", "# pack\n\n```python\nx = 1\nprint(x)\n```\n")
     with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_plugins, which is no page"):
         landing_data(docs.root, current_edition(docs.root), docs.coverage())
 
@@ -277,6 +337,8 @@ def test_every_text_is_there_in_both_languages_and_used() -> None:
     assert set(content["plugins"]) == {choice.key for choice in CHOICES}
     assert set(content["features"]) == {feature.key for feature in FEATURES}
     assert set(content["methods"]) == set(METHODS)
+    assert set(content["goals"]) == set(content["goal_texts"]) == set(GOALS)
+    assert set(content["measured"]) == set(measured._ROWS)
     assert set(content["groups"]) == {feature.group for feature in FEATURES}
 
 
@@ -286,6 +348,7 @@ def test_the_real_landing_page_can_be_made() -> None:
     edition = current_edition(root)
     data = landing_data(root, edition, current_coverage(root))
     assert "booster.backward(loss, optimizer)" in data["example"]["source"]
+    assert data["example"]["source"].startswith("import torch\n")
     assert data["example"]["command"].startswith("torchrun")
     shown = [card["name"] for category in data["tutorials"] for card in category["pages"]]
     assert sorted(shown) == list(edition.tree.names)

@@ -1,4 +1,5 @@
-import React, {useEffect, useRef, useState} from 'react';
+import React, {useRef} from 'react';
+import useHiddenEdges from './useHiddenEdges.js';
 
 /**
  * Content that may be wider than its place. Only while it is, the keyboard can reach it in order to scroll.
@@ -7,14 +8,7 @@ import React, {useEffect, useRef, useState} from 'react';
  */
 export default function Scrollable({as: Element = 'div', label, children, ...props}) {
   const ref = useRef(null);
-  const [isWide, setWide] = useState(false);
-  useEffect(() => {
-    const frame = ref.current;
-    const observer = new ResizeObserver(() => setWide(frame.scrollWidth > frame.clientWidth));
-    observer.observe(frame);
-    return () => observer.disconnect();
-  }, []);
-  const reachable = isWide ? {tabIndex: 0, role: 'region', 'aria-label': label} : {};
+  const reachable = useHiddenEdges(ref) ? {tabIndex: 0, role: 'region', 'aria-label': label} : {};
   return (
     <Element ref={ref} {...props} {...reachable}>
       {children}

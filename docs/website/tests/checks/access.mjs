@@ -21,6 +21,10 @@ const PAGES = [
   '/docs/api/collectives/',
   '/search/?q=optimizer',
   '/versions/',
+  '/features/',
+  '/zh-Hans/models/',
+  '/tutorials/',
+  '/404.html',
 ];
 
 export const access = {

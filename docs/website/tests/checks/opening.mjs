@@ -1,6 +1,7 @@
 /** Pages open cleanly, wide and narrow, with all its pictures, and can be read without scripts. */
 
 import {DESKTOP, PHONE, ensure, open, visitAll, withPage} from '../browser.mjs';
+import {repeat} from '../spoil.mjs';
 
 export const opening = {
   name: 'pages open without an error, a remote request or sideways scrolling',
@@ -9,6 +10,7 @@ export const opening = {
       await page.setViewportSize(PHONE);
       await open(page, site.url + address);
       await checkWidth(page, PHONE);
+      await checkFades(page);
       await page.setViewportSize(DESKTOP);
       await checkWidth(page, DESKTOP);
       await checkPictures(page);
@@ -23,6 +25,7 @@ export const opening = {
     {html: '<script src="/nothing.js"></script>', expect: /answer 404.*nothing\.js/},
     {html: '<div style="width:420px;height:1px"></div>', expect: /scrolls sideways at 390/},
     {html: '<img src="data:image/png;base64,AAAA" alt="">', expect: /no picture/},
+    {html: '<style>pre{mask:none!important}</style>', expect: /does not show it/},
   ],
 };
 
@@ -33,6 +36,20 @@ export const opening = {
 async function checkWidth(page, {width}) {
   const needed = await page.evaluate(() => document.documentElement.scrollWidth);
   ensure(needed <= width, `scrolls sideways at ${width}: needs ${needed}`);
+}
+
+/**
+ * Code and tables that are wider than their frame fade at its edge.
+ *
+ * @param {import('playwright-core').Page} page
+ */
+async function checkFades(page) {
+  const isMarked = () =>
+    [...document.querySelectorAll('.theme-code-block pre, .table-frame, .matrix-frame')]
+      .filter((frame) => frame.scrollWidth > frame.clientWidth + 1)
+      .every((frame) => getComputedStyle(frame).maskImage !== 'none');
+  const wait = page.waitForFunction(isMarked, null, {timeout: 5000});
+  await wait.catch(() => ensure(false, 'what is cut off at 390 does not show it'));
 }
 
 /** @param {import('playwright-core').Page} page */
@@ -74,11 +91,13 @@ export const withoutScripts = {
         ensure((await page.locator('main pre').count()) > 10, 'no code without scripts');
         ensure((await page.locator('.api-signature').count()) > 5, 'no signatures without scripts');
         await page.goto(`${site.url}/zh-Hans/`);
-        ensure((await page.locator('main h2').count()) >= 5, 'no first page without scripts');
+        ensure((await page.locator('main h2').count()) >= 3, 'no first page without scripts');
+        await page.goto(`${site.url}/zh-Hans/features/`);
+        ensure((await page.locator('main td').count()) > 20, 'no features without scripts');
       },
       {javaScriptEnabled: false},
     );
-    return '2 pages';
+    return '3 pages';
   },
   spoils: [{replace: [/<main/g, '<aside'], expect: /without scripts/}],
 };
@@ -87,8 +106,8 @@ export const notFound = {
   name: 'unknown addresses lead to a page that helps, in both languages',
   async run(site) {
     for (const [address, words] of [
-      ['/no/such', 'There is no page here'],
-      ['/zh-Hans/no/such', '这里没有页面'],
+      ['/no/such', 'Page not found'],
+      ['/zh-Hans/no/such', '页面不存在'],
     ]) {
       await withPage(site, async (page, complaints) => {
         const response = await page.goto(site.url + address);
@@ -97,10 +116,17 @@ export const notFound = {
           (await page.locator('h1').innerText()) === words,
           `${address} says ${await page.locator('h1').innerText()}`,
         );
+        const addresses = await page
+          .locator('.navbar [lang]')
+          .evaluateAll((links) => links.map((link) => link.pathname));
+        ensure(addresses.join() === '/,/zh-Hans/', `${address} leads to the languages at ${addresses.join()}`);
         complaints.length = 0;
       });
     }
     return '2 addresses';
   },
-  spoils: [{replace: [/<h1[\s\S]*?<\/h1>/g, '<h1>x</h1>'], noScripts: true, expect: /says/}],
+  spoils: [
+    {replace: [/<h1[\s\S]*?<\/h1>/g, '<h1>x</h1>'], noScripts: true, expect: /says/},
+    {html: repeat('document.querySelector("a[lang=en]").href = "/404/"'), expect: /leads to the languages at \/404/},
+  ],
 };

@@ -11,7 +11,7 @@ export const language = {
   name: 'the language switch keeps the page, there and back',
   async run(site) {
     await withPage(site, async (page) => {
-      for (const address of [PAGE, '/', '/versions/']) {
+      for (const address of [PAGE, '/', '/versions/', '/features/']) {
         await open(page, site.url + address);
         await switchTo(page, '简体中文');
         ensure(pathOf(page) === `/zh-Hans${address}`, `${address} became ${pathOf(page)}`);
@@ -23,7 +23,7 @@ export const language = {
         ensure(pathOf(page) === address, `${address} came back as ${pathOf(page)}`);
       }
     });
-    return '3 pages';
+    return '4 pages';
   },
   spoils: [
     {html: repeat('document.querySelector("a[lang=zh-Hans]").href = "/zh-Hans/"'), expect: /became \/zh-Hans\//},
@@ -135,13 +135,14 @@ export const versions = {
 };
 
 export const chooser = {
-  name: 'the plugin chooser and the figure answer to the keyboard',
+  name: 'the plugin chooser answers to the keyboard, and its answer is in the address',
   async run(site) {
     const {plugins} = JSON.parse(readFileSync(join(site.website, 'data', 'landing.json'), 'utf8'));
     await withPage(site, async (page) => {
       await open(page, `${site.url}/`);
       const seen = new Set();
       const name = () => page.locator('.chooser-answer .plugin-name code').first().innerText();
+      const first = await name();
       for (const key of ['workers', 'fits', 'goal']) {
         await page.locator(`.chooser input[name=${key}]:checked`).focus();
         const answers = await page.locator(`.chooser input[name=${key}]`).count();
@@ -153,16 +154,30 @@ export const chooser = {
       ensure(seen.size > 1, `whatever is answered, the choice is ${[...seen].join()}`);
       const unknown = [...seen].filter((choice) => !plugins.some((plugin) => plugin.name === choice));
       ensure(unknown.length === 0, `no such plugin: ${unknown.join(', ')}`);
-      await page.locator('input[name=world]:checked').focus();
-      await page.keyboard.press('ArrowRight');
-      ensure((await page.locator('.lane-name').count()) === 4, 'the figure does not follow');
+      const chosen = await name();
+      await open(page, page.url());
+      await page.locator('.chooser-answer .plugin-name code', {hasText: chosen}).waitFor({timeout: 3000});
+      const question = {workers: 'many', fits: 'none', goal: 'speed'};
+      const expected = plugins.find(({when}) =>
+        Object.keys(question).every((key) => when[key].includes(question[key])),
+      );
+      await open(page, `${site.url}/?${new URLSearchParams(question)}`);
+      ensure((await name()) === expected.name, `the address of ${expected.name} shows ${await name()}`);
+      const code = await page.locator('.chooser-answer pre').first().innerText();
+      ensure(code.includes(`import ${expected.name}`), `the code of ${expected.name} does not import it`);
+      await open(page, `${site.url}/?workers=no&x=y`);
+      ensure((await name()) === first, `a wrong address shows ${await name()}, not ${first}`);
     });
-    return 'answers by arrow keys';
+    return 'answers by arrow keys, and by address';
   },
   spoils: [
     {
       html: '<script>addEventListener("keydown",(event)=>event.preventDefault(),true)</script>',
       expect: /whatever is answered/,
+    },
+    {
+      html: '<script>location.search && history.replaceState(null, "", "/")</script>',
+      expect: /Timeout|the address of .* shows/,
     },
   ],
 };

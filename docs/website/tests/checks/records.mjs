@@ -41,8 +41,10 @@ export const records = {
  * @returns {string[]}
  */
 export function faultsOfLanding(html, {programs, verified}) {
-  const words = squeeze(elementsOf(html, 'hero-proof').map((element) => element.words));
-  const counts = Object.values(verified).map((count) => `${count} / ${programs} `);
+  const words = squeeze(elementsOf(html, 'proof').map((element) => element.words));
+  const counts = Object.values(verified)
+    .filter((count) => count > 0)
+    .map((count) => `${count} / ${programs} `);
   const missing = counts.filter((count) => !words.includes(count));
   const isIdle = counts.length === 0 && words !== '';
   return [

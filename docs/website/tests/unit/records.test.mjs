@@ -53,9 +53,10 @@ for (const [html, page, fault] of [
 }
 
 test('the landing page says the counts of the records, and without records nothing', () => {
-  const html = '<section class="hero-proof"><b>5<i> / <!-- -->6</i></b> verified on a CPU</section>';
+  const html = '<section class="proof"><b>5<i> / <!-- -->6</i></b> verified on a CPU</section>';
   assert.deepEqual(faultsOfLanding(html, {programs: 6, verified: {cpu: 5}}), []);
   assert.deepEqual(faultsOfLanding('<p>x</p>', {programs: 6, verified: {}}), []);
   assert.match(faultsOfLanding(html, {programs: 6, verified: {cpu: 6}})[0], /the count is not 6 \/ 6/);
   assert.match(faultsOfLanding(html, {programs: 6, verified: {}})[0], /nothing ran/);
+  assert.match(faultsOfLanding(html, {programs: 6, verified: {cpu: 0}})[0], /nothing ran/);
 });

@@ -10,8 +10,10 @@ from pagebuild.site.coverage import Coverage
 from pagebuild.site.edition import BrokenInputError, Edition, read_json
 from pagebuild.site.front_matter import first_sentence, page_title
 from pagebuild.site.landing.features import feature_matrix
+from pagebuild.site.landing.measured import measured_result
 from pagebuild.site.landing.models import model_matrix
 from pagebuild.site.landing.plugins import CHOICES, check_choices, offered_plugins
+from pagebuild.site.landing.texts import labels_of
 from pagebuild.site.sidebar import categories, tutorial_labels
 from pagetest.finding import Finding
 from pagetest.model.page import Page
@@ -20,16 +22,33 @@ from pagetest.model.tree import LANGUAGES
 
 PAGE = "concepts/colossal_overview"
 
+INSTALL_PAGE, INSTALL = "get_started/installation", 'pip install -c constraints.txt -e ".[docs]"'
+"""The page that shows how to install the library, and its line for what the example needs."""
+
+GOALS = {"train": "basics/booster_api", "fit": "features/zero_with_chunk", "nodes": "basics/launch_colossal"}
+"""What readers come for, and the page that each goal leads to."""
+
+PROGRAM = "train.py"
+"""What readers call the example when they save it."""
+
 
 def landing_example(readme: Path, page: Page) -> dict[str, str]:
-    """Takes the first program of the README, after making sure that the page runs it."""
+    """Takes the first program of the README, after making sure that it is the first that the page runs."""
     program = next(iter(read_page(readme, page.language, "README").python), None)
     if program is None:
         raise BrokenInputError(Finding(readme, 1, "the README shows no program: take one from a page"))
-    if not any(program.source in block.source for block in page.runnable):
-        message = f"this program is not part of {page.path}, where it would be run: make both agree"
+    if not page.runnable or program.source != page.runnable[0].source:
+        message = f"this program is not the first one of {page.path}, where it would be run: make both agree"
         raise BrokenInputError(Finding(readme, program.line, message))
-    return {"source": program.source.rstrip("\n"), "page": page.name, "command": page.command}
+    command = page.command.replace(f"{page.stem}.py", PROGRAM)
+    return {"source": program.source.rstrip("\n"), "page": page.name, "command": command}
+
+
+def install_line(page: Page) -> dict[str, str]:
+    """The command that installs the library, after making sure that its page shows it."""
+    if INSTALL not in page.lines:
+        raise BrokenInputError(Finding(page.path, 1, f"the page does not show the line `{INSTALL}`: make both agree"))
+    return {"command": INSTALL, "page": page.name}
 
 
 def landing_data(root: Path, edition: Edition, coverage: Coverage) -> dict[str, Any]:
@@ -39,6 +58,12 @@ def landing_data(root: Path, edition: Edition, coverage: Coverage) -> dict[str, 
     proof = count_verified([card for category in shown for card in category["pages"]])
     data = {
         "example": landing_example(root / "README.md", edition.tree.page(PAGE, LANGUAGES[0])),
+        "install": install_line(edition.tree.page(INSTALL_PAGE, LANGUAGES[0])),
+        "goals": [
+            {"key": key, "page": page, "label": labels_of("goals", key), "text": labels_of("goal_texts", key)}
+            for key, page in GOALS.items()
+        ],
+        "measured": measured_result(coverage.results),
         "tutorials": shown,
         "proof": proof,
         "plugins": [choice.row() for choice in CHOICES],
@@ -101,7 +126,7 @@ def _make_card(name: str, edition: Edition, coverage: Coverage) -> dict[str, Any
 
 def _check_pages(data: Mapping[str, Any], edition: Edition) -> None:
     """The pages that rows lead to exist."""
-    rows = [*data["plugins"], *data["features"]["rows"], *data["models"]["rows"]]
+    rows = [*data["goals"], *data["plugins"], *data["features"]["rows"], *data["models"]["rows"]]
     lost = [row for row in rows if row["page"] and row["page"] not in edition.tree.names]
     messages = (f"the row {row['key']} leads to {row['page']}, which is no page: correct it" for row in lost)
     if lost:

@@ -125,13 +125,12 @@ def _column_label(choice: PluginChoice) -> dict[str, str]:
 
 
 def _feature_row(feature: Feature, states: dict[str, dict[str, str]], proof: Mapping[str, Any]) -> dict[str, Any]:
-    cells: dict[str, dict[str, Any]] = {key: {"state": found[feature.key]} for key, found in states.items()}
-    if feature.group == DEVICE and (doubt := _why_unverified(feature.key, proof)):
-        for cell in cells.values():
-            if cell["state"] == YES:
-                cell |= {"state": PARTIAL, "note": doubt}
+    cells = {key: found[feature.key] for key, found in states.items()}
+    note = _why_unverified(feature.key, proof) if feature.group == DEVICE else None
+    if note:
+        cells = {key: PARTIAL if state == YES else state for key, state in cells.items()}
     row = {"key": feature.key, "label": labels_of("features", feature.key), "group": labels_of("groups", feature.group)}
-    return row | {"page": feature.page or None, "cells": cells}
+    return row | {"note": note, "page": feature.page or None, "cells": cells}
 
 
 def _why_unverified(device: str, proof: Mapping[str, Any]) -> dict[str, str] | None:

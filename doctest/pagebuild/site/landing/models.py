@@ -59,7 +59,7 @@ def model_matrix() -> dict[str, Any]:
 def _row(family: str) -> dict[str, Any]:
     model = tiny_model(family)
     name = type(model).__name__.removesuffix("Model")
-    cells = {key: {"state": try_method(model)} for key, try_method in METHODS.items()}
+    cells = {key: try_method(model) for key, try_method in METHODS.items()}
     return {"key": family, "label": dict.fromkeys(LANGUAGES, name), "page": None, "cells": cells}
 
 

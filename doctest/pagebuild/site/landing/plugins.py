@@ -52,6 +52,15 @@ class PluginChoice:
         """Whether it works today: the library decides."""
         return WORKS if not self.name or self.plugin is not None else PLANNED
 
+    @property
+    def code(self) -> str:
+        """The lines that make a Booster with it, and what they import."""
+        imported = "from colossal.booster import Booster\n"
+        if not self.name:
+            return f"{imported}\nbooster = Booster()"
+        made = f"plugin = {self.name}({self.arguments})\nbooster = Booster(plugin=plugin)"
+        return f"{imported}from {PACKAGE} import {self.name}\n\n{made}"
+
     def row(self) -> dict[str, Any]:
         """What the website shows."""
         from colossal._src.booster.plugin.single_process import SingleProcessPlugin
@@ -60,7 +69,7 @@ class PluginChoice:
         return {
             "key": self.key,
             "name": self.name or "Booster",
-            "code": f"Booster(plugin={self.name}({self.arguments}))" if self.name else "Booster()",
+            "code": self.code,
             "state": self.state,
             "object": f"{PACKAGE}.{self.name}" if self.plugin else None,
             "page": self.page if self.state == WORKS else None,

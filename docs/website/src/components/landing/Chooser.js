@@ -1,4 +1,6 @@
-import React, {useState} from 'react';
+import React, {useEffect, useRef} from 'react';
+import {useHistory} from '@docusaurus/router';
+import {useHistorySelector} from '@docusaurus/theme-common';
 import {translate} from '@docusaurus/Translate';
 import Recommendation from './Recommendation.js';
 
@@ -9,12 +11,14 @@ import Recommendation from './Recommendation.js';
  *   page: string | null, devices: string[], precisions: string[], text: Text, when: When}} PluginData
  */
 
+const DEFAULTS = {workers: 'many', fits: 'all', goal: 'simple'};
+
 /** The questions; the values are those of the data. */
 function questions() {
   return [
     {
       key: 'workers',
-      title: translate({id: 'site.chooser.workers', message: 'How many GPUs, or CPUs in their place?'}),
+      title: translate({id: 'site.chooser.workers', message: 'How many GPUs, or CPU processes?'}),
       answers: [
         ['one', translate({id: 'site.chooser.workers.one', message: 'one'})],
         ['many', translate({id: 'site.chooser.workers.many', message: 'several'})],
@@ -22,10 +26,10 @@ function questions() {
     },
     {
       key: 'fits',
-      title: translate({id: 'site.chooser.fits', message: 'What fits into the memory of one?'}),
+      title: translate({id: 'site.chooser.fits', message: 'What fits in the memory of one device?'}),
       answers: [
-        ['all', translate({id: 'site.chooser.fits.all', message: 'model, gradients and optimizer state'})],
-        ['states', translate({id: 'site.chooser.fits.states', message: 'the model, but not all of these'})],
+        ['all', translate({id: 'site.chooser.fits.all', message: 'model, gradients and optimizer states'})],
+        ['states', translate({id: 'site.chooser.fits.states', message: 'only the model'})],
         ['none', translate({id: 'site.chooser.fits.none', message: 'not even the model'})],
       ],
     },
@@ -33,7 +37,7 @@ function questions() {
       key: 'goal',
       title: translate({id: 'site.chooser.goal', message: 'What matters most?'}),
       answers: [
-        ['simple', translate({id: 'site.chooser.goal.simple', message: 'few changes of code'})],
+        ['simple', translate({id: 'site.chooser.goal.simple', message: 'few code changes'})],
         ['speed', translate({id: 'site.chooser.goal.speed', message: 'speed'})],
         ['memory', translate({id: 'site.chooser.goal.memory', message: 'the largest model'})],
       ],
@@ -45,11 +49,12 @@ function questions() {
  * @param {{plugins: PluginData[]}} props
  */
 export default function Chooser({plugins}) {
-  const [answers, setAnswers] = useState({workers: 'many', fits: 'all', goal: 'simple'});
+  const [answers, setAnswers] = useAnswers();
+  const ref = useScrollToSharedAnswer();
   const choice = plugins.find(({when}) => Object.entries(answers).every(([key, answer]) => when[key].includes(answer)));
   const today = plugins.find(({state, when}) => state === 'works' && when.workers.includes(answers.workers));
   return (
-    <div className="chooser">
+    <div className="chooser" ref={ref}>
       <form className="chooser-questions">
         {questions().map((question) => (
           <Question
@@ -73,6 +78,30 @@ export default function Chooser({plugins}) {
   );
 }
 
+/** The answers, which are in the address, so that they can be shared; what it lacks, or holds wrongly, is the default. */
+function useAnswers() {
+  const history = useHistory();
+  const given = new URLSearchParams(useHistorySelector(({location}) => location.search));
+  const known = questions().map(({key, answers}) => {
+    const isKnown = answers.some(([value]) => value === given.get(key));
+    return [key, isKnown ? given.get(key) : DEFAULTS[key]];
+  });
+  const setAnswers = (answers) => history.replace({...history.location, search: `?${new URLSearchParams(answers)}`});
+  return [Object.fromEntries(known), setAnswers];
+}
+
+/** Who opens a shared answer sees the chooser first. */
+function useScrollToSharedAnswer() {
+  const ref = useRef(null);
+  const {location} = useHistory();
+  useEffect(() => {
+    if (!location.hash && Object.keys(DEFAULTS).some((key) => new URLSearchParams(location.search).has(key))) {
+      ref.current.closest('section').scrollIntoView();
+    }
+  }, []);
+  return ref;
+}
+
 /**
  * What works today may need more memory than the answer allows; then it is no substitute, and the label says so.
  *
@@ -91,12 +120,14 @@ function Question({question: {key, title, answers}, answer, onAnswer}) {
   return (
     <fieldset>
       <legend>{title}</legend>
-      {answers.map(([value, label]) => (
-        <label key={value} className="choice">
-          <input type="radio" name={key} value={value} checked={value === answer} onChange={() => onAnswer(value)} />
-          <span>{label}</span>
-        </label>
-      ))}
+      <div className="choices">
+        {answers.map(([value, label]) => (
+          <label key={value} className="choice">
+            <input type="radio" name={key} value={value} checked={value === answer} onChange={() => onAnswer(value)} />
+            <span>{label}</span>
+          </label>
+        ))}
+      </div>
     </fieldset>
   );
 }

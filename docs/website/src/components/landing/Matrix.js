@@ -9,9 +9,9 @@ const IDENTIFIER = /^[A-Z]\w+$/;
 
 /**
  * @typedef {import('./useText.js').Text} Text
- * @typedef {{state: 'yes' | 'no' | 'planned' | 'partial', note?: Text}} Cell
+ * @typedef {'yes' | 'no' | 'planned' | 'partial'} Cell
  * @typedef {{columns: {key: string, label: Text, state: string}[],
- *   rows: {key: string, label: Text, group?: Text, page: string | null, cells: Record<string, Cell>}[]}} MatrixData
+ *   rows: {key: string, label: Text, group?: Text, note?: Text, page: string | null, cells: Record<string, Cell>}[]}} MatrixData
  */
 
 /**
@@ -53,15 +53,17 @@ export default function Matrix({matrix: {columns, rows}, label}) {
 }
 
 /** @param {{row: MatrixData['rows'][0], columns: MatrixData['columns']}} props */
-function Row({row: {label, page, cells}, columns}) {
+function Row({row: {label, note, page, cells}, columns}) {
   const text = useText();
   return (
     <tr>
-      <th scope="row">{page ? <Link to={`/docs/${page}`}>{text(label)}</Link> : text(label)}</th>
+      <th scope="row">
+        {page ? <Link to={`/docs/${page}`}>{text(label)}</Link> : text(label)}
+        {note && <small>{text(note)}</small>}
+      </th>
       {columns.map(({key, state}) => (
         <td key={key} data-state={state}>
-          <State state={cells[key].state} />
-          {cells[key].note && <small>{text(cells[key].note)}</small>}
+          <State state={cells[key]} />
         </td>
       ))}
     </tr>

@@ -1,6 +1,7 @@
 import React from 'react';
+import CodeBlock from '@theme/CodeBlock';
 import Link from '@docusaurus/Link';
-import Translate, {translate} from '@docusaurus/Translate';
+import Translate from '@docusaurus/Translate';
 import State from './State.js';
 import useText from './useText.js';
 
@@ -19,13 +20,11 @@ export default function Recommendation({plugin}) {
         <code>{plugin.name}</code> <State state={plugin.state} />
       </p>
       <p>{text(plugin.text)}</p>
-      <pre className="plugin-code" translate="no">
-        <code>booster = {plugin.code}</code>
-      </pre>
+      <CodeBlock language="python">{plugin.code}</CodeBlock>
       {plugin.state === 'works' && (
         <p className="plugin-facts">
           <span>{plugin.devices.map((device) => DEVICES[device] ?? device).join(', ')}</span>
-          <span>{[translate({id: 'site.plugin.fp32', message: 'float32'}), ...plugin.precisions].join(', ')}</span>
+          <span>{plugin.precisions.join(', ')}</span>
           {plugin.page && (
             <Link to={`/docs/${plugin.page}`}>
               <Translate id="site.plugin.tutorial">Tutorial</Translate>

@@ -9,13 +9,11 @@ import Heading from '@theme/Heading';
 export default function Section({id, title, text, children}) {
   return (
     <section className="home-section" aria-labelledby={id}>
-      <div className="home-section-head">
-        <Heading as="h2" id={id}>
-          {title}
-        </Heading>
-        {text && <p className="section-text">{text}</p>}
-      </div>
-      <div className="home-section-body">{children}</div>
+      <Heading as="h2" id={id}>
+        {title}
+      </Heading>
+      {text && <p className="section-text">{text}</p>}
+      {children}
     </section>
   );
 }

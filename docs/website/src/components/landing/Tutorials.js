@@ -5,9 +5,16 @@ import {deviceLabel, stateLabel} from '../page/badge-labels.js';
 import useText from './useText.js';
 
 /**
+ * @typedef {import('../page/Badge.js').BadgeData} BadgeData
+ * @typedef {import('./useText.js').Text} Text
+ * @typedef {{name: string, title: Text, description: Text, badges: Record<string, BadgeData[]>}} Tutorial
+ * @typedef {{label: Text, pages: Tutorial[]}} Category
+ */
+
+/**
  * All tutorials, in their order, with the state of each.
  *
- * @param {{tutorials: import('./pages.js').Category[]}} props
+ * @param {{tutorials: import('./Tutorials.js').Category[]}} props
  */
 export default function Tutorials({tutorials}) {
   const text = useText();
@@ -15,7 +22,7 @@ export default function Tutorials({tutorials}) {
     <div className="tutorials">
       {tutorials.map((category) => (
         <section key={category.label.en}>
-          <h3>{text(category.label)}</h3>
+          <h2>{text(category.label)}</h2>
           <ul>
             {category.pages.map((page) => (
               <Tutorial key={page.name} page={page} />
@@ -27,7 +34,7 @@ export default function Tutorials({tutorials}) {
   );
 }
 
-/** @param {{page: import('./pages.js').Tutorial}} props */
+/** @param {{page: import('./Tutorials.js').Tutorial}} props */
 function Tutorial({page}) {
   const text = useText();
   const {currentLocale} = useDocusaurusContext().i18n;

@@ -24,6 +24,15 @@ export default function Footer() {
           <Link to="/docs/get_started/reading_roadmap">
             <Translate id="site.footer.roadmap">Reading roadmap</Translate>
           </Link>
+          <Link to="/features">
+            <Translate id="site.footer.features">Features</Translate>
+          </Link>
+          <Link to="/models">
+            <Translate id="site.footer.models">Models</Translate>
+          </Link>
+          <Link to="/tutorials">
+            <Translate id="site.footer.tutorials">Tutorials</Translate>
+          </Link>
           <Link to="/versions">
             <Translate id="site.footer.versions">Versions</Translate>
           </Link>

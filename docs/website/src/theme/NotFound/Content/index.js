@@ -9,19 +9,19 @@ export default function NotFoundContent() {
     <main className="container not-found">
       <p className="eyebrow">404</p>
       <Heading as="h1">
-        <Translate id="site.notFound.title">There is no page here</Translate>
+        <Translate id="site.notFound.title">Page not found</Translate>
       </Heading>
       <p>
         <Translate id="site.notFound.text">
-          The address may be mistyped, or the page has moved. The search above looks through all pages.
+          The address may be mistyped, or the page has moved. Use the search above to find it.
         </Translate>
       </p>
       <p className="actions">
         <Link className="action action-first" to="/">
-          <Translate id="site.notFound.home">To the first page</Translate>
+          <Translate id="site.notFound.home">Home</Translate>
         </Link>
         <Link className="action" to="/docs/get_started/reading_roadmap">
-          <Translate id="site.notFound.roadmap">To the reading roadmap</Translate>
+          <Translate id="site.notFound.roadmap">Reading roadmap</Translate>
         </Link>
       </p>
     </main>
