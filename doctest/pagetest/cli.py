@@ -34,6 +34,8 @@ OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 NUM_REASONS = 3
 NUM_JOBS = 2
 
+_FILE_OPTIONS = ("translations", "ack", "figures", "tables")
+
 
 def main(arguments: Sequence[str], root: Path) -> int:
     """Runs, checks or lists pages; returns 0 if all is well, 1 for a failed page, 2 for a wrong call, 130 stopped."""
@@ -49,10 +51,8 @@ def main(arguments: Sequence[str], root: Path) -> int:
             return OK
         if options.check or options.list:
             return _list_pages(suite, names) if options.list else _check_pages(suite, tuple(names), root)
-        if options.tables:
-            return _write_tables(suite, names)
-        if options.translations or options.ack or options.figures:
-            return _translate(suite, tuple(names), options)
+        if any(getattr(options, name) for name in _FILE_OPTIONS):
+            return _write_files(suite, tuple(names), options)
         with _interrupt_on_signals():
             return _run_selected(suite, tuple(names), options, root)
     except UsageError as error:
@@ -73,7 +73,7 @@ def _select_names(options: argparse.Namespace, tree: Tree, root: Path) -> Mappin
         return {tree.resolve(name): () for name in options.names}
     if options.affected:
         return AffectedPages(tree, root, changed_files(root, options.affected)).reasons
-    if not (options.all or any(getattr(options, name) for name in _WITHOUT_RUN)):
+    if not any(getattr(options, name) for name in ("all", "list", "check", *_FILE_OPTIONS)):
         raise UnknownPageError("give the name of a page, or --all; --list shows all pages")
     return dict.fromkeys(tree.names, ())
 
@@ -164,7 +164,10 @@ def _stale_record_lines(suite: Suite, names: Sequence[str], published: Records, 
     yield from (f"  {change} changed since the run of {', '.join(dict.fromkeys(stale[change]))}" for change in stale)
 
 
-def _translate(suite: Suite, names: Sequence[str], options: Any) -> int:
+def _write_files(suite: Suite, names: Sequence[str], options: Any) -> int:
+    """What is done with files of pages, without a run."""
+    if options.tables:
+        return _write_tables(suite, names)
     if options.figures:
         return _write_figures(suite, names if options.names else (), options)
     return _acknowledge_translations(suite, names) if options.ack else _check_translations(suite, names)
@@ -200,7 +203,7 @@ def _write_figures(suite: Suite, names: Sequence[str], options: Any) -> int:
     return OK
 
 
-def _write_tables(suite: Suite, names: Sequence[str] | Mapping[str, object]) -> int:
+def _write_tables(suite: Suite, names: Sequence[str]) -> int:
     """Writes the tables about plugins; says which pages have changed."""
     pages = [suite.tree.page(name, language) for name in names for language in suite.tree.languages(name)]
     changed = [page for page in pages if suite.plugin_tables.write(page)]

@@ -18,9 +18,9 @@ _BEGIN = re.compile(r"<!-- plugins(?: of ([\w, ]+))?: ([\w, ]+) -->")
 _END = "<!-- /plugins -->"
 
 # [Note: tables on pages]
-# `<!-- plugins: when, name -->` begins a table with these columns and a row for each plugin; `<!-- /plugins -->` ends it.
-# `plugins of zero, fsdp: ...` has these rows only, in this order. What stands between is written by `--tables`, so that
-# it reads well on GitHub, and compared by `--check`.
+# `<!-- plugins: when, name -->` begins a table with these columns and a row for each plugin, `<!-- /plugins -->` ends
+# it. `plugins of zero, fsdp: ...` has these rows only, in this order. What stands between is written by `--tables`, so
+# that it reads well on GitHub, and compared by `--check`.
 
 
 @dataclass(frozen=True)
