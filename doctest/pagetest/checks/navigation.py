@@ -46,7 +46,7 @@ def check_navigation(tree: Tree, folder: Path | None = None) -> Iterator[Finding
 def _kind_faults(tree: Tree, sidebars: Any) -> Iterator[Finding]:
     """Readers of a category find one kind of page in it."""
     for category in _categories(sidebars):
-        kinds = KINDS.get(category["label"])
+        kinds = KINDS.get(category["label"], ())
         for name in set(_documents(category.get("items", []))) & set(tree.names) if kinds else ():
             for page in (tree.page(name, language) for language in tree.languages(name)):
                 if page.front and page.front.kind not in kinds:

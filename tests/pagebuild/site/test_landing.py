@@ -334,7 +334,7 @@ def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
 def test_every_text_is_there_in_both_languages_and_used() -> None:
     content = json.loads(texts.FILE.read_text(encoding="utf-8"))
     assert all(set(text) == LANGUAGES and all(text.values()) for group in content.values() for text in group.values())
-    assert set(content["plugins"]) == {choice.key for choice in CHOICES}
+    assert all(set(choice.text) == LANGUAGES and all(choice.text.values()) for choice in CHOICES)
     assert set(content["features"]) == {feature.key for feature in FEATURES}
     assert set(content["methods"]) == set(METHODS)
     assert set(content["goals"]) == set(content["goal_texts"]) == set(GOALS)

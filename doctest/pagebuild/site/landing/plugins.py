@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pagebuild.site.edition import BrokenInputError
-from pagebuild.site.landing.texts import labels_of
+from pagetest.checks.plugin_tables import FILE, PluginTables
 from pagetest.finding import Finding
+from pagetest.model.tree import LANGUAGES
 
 PACKAGE = "colossal.booster.plugin"
 WORKS, PLANNED = "works", "planned"
@@ -37,6 +38,7 @@ class PluginChoice:
     arguments: str = ""
     # The keywords without which there is none, for one process.
     smallest_arguments: Mapping[str, Any] = field(default_factory=dict)
+    text: Mapping[str, str] = field(default_factory=dict)  # what speaks for it, by language
 
     @property
     def plugin(self) -> type | None:
@@ -75,32 +77,23 @@ class PluginChoice:
             "page": self.page if self.state == WORKS else None,
             "devices": [] if self.state == PLANNED else list(getattr(found, "supported_devices", ()) or DEVICES),
             "precisions": list(getattr(found, "supported_precisions", ())),
-            "text": labels_of("plugins", self.key),
+            "text": self.text,
             "when": {"workers": list(self.workers), "fits": list(self.fits), "goal": list(self.goal)},
         }
 
 
-_ANY_GOAL = QUESTIONS["goal"]
+def read_choices(path: Path) -> tuple[PluginChoice, ...]:
+    """The plugins in the order of the file from which the tables on pages are made too."""
+    fields = ("key", "name", "page", "workers", "fits", "goal", "arguments", "smallest_arguments")
+    found = []
+    for plugin in PluginTables(path).plugins.values():
+        values = {name: plugin[name] for name in fields if name in plugin}
+        values |= {name: tuple(values[name]) for name in QUESTIONS}
+        found.append(PluginChoice(**values, text={language: plugin[language]["advice"] for language in LANGUAGES}))
+    return tuple(found)
 
-_ZERO = "features/zero_redundancy_optimizer"
 
-CHOICES = (
-    PluginChoice("single", "", "basics/booster_api", ("one",), ("all",), _ANY_GOAL),
-    PluginChoice("ddp", "TorchDDPPlugin", "basics/booster_plugins", ("many",), ("all",), ("simple", "speed")),
-    PluginChoice("zero", "LowLevelZeroPlugin", _ZERO, ("many",), ("all", "states"), ("speed", "memory")),
-    PluginChoice("fsdp", "TorchFSDPPlugin", "basics/booster_plugins", ("many",), ("states", "none"), ("simple",)),
-    PluginChoice(
-        "hybrid",
-        "HybridParallelPlugin",
-        "features/pipeline_parallel",
-        ("many",),
-        ("none",),
-        ("speed",),
-        "tp_size=2, pp_size=2, num_microbatches=8",
-        {"tp_size": 1, "pp_size": 1},
-    ),
-    PluginChoice("gemini", "GeminiPlugin", "features/zero_with_chunk", ("one", "many"), ("states", "none"), _ANY_GOAL),
-)
+CHOICES = read_choices(Path(__file__).parents[4] / "docs" / FILE)
 
 
 def check_choices(offered: tuple[str, ...], choices: tuple[PluginChoice, ...] = CHOICES) -> None:
