@@ -66,9 +66,7 @@ def shown_outputs(page: Page, run: RecordedRun | None) -> dict[Block, str]:
     if run is None:
         return {}
     printed = {block.line: _strip_blank_edges(text) for block, text in zip(page.executed, run.printed, strict=True)}
-    texts = {
-        output.block: printed[output.code.line] for output in outputs_of(page) if WILDCARD in output.block.source
-    }
+    texts = {output.block: printed[output.code.line] for output in outputs_of(page) if WILDCARD in output.block.source}
     return {block: text for block, text in texts.items() if text != _strip_blank_edges(block.source)}
 
 
