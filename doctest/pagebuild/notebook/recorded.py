@@ -61,17 +61,16 @@ def _cells_with_outputs(
     # ranks as a whole, and its stderr after stdout.
     cells = {cell.metadata[LINE]: cell for cell in notebook.cells if cell.cell_type == "code" and LINE in cell.metadata}
     shown = {output.code.line: output.block.source for output in outputs_of(page)}
-    texts = [
-        shown.get(block.line, WILDCARD if normalize_lines(printed) else "")
-        for block, printed in zip(page.executed, run.printed, strict=True)
-    ]
-    outputs = list(zip(page.executed, run.printed, texts, run.figures, strict=True))
-    is_joined = notebook_kind(page) == SEVERAL_RANKS
-    yield from ((cells[block.line], *rest) for block, *rest in outputs if not (is_joined and block.is_python))
-    if is_joined:
-        parts = [rest for block, *rest in outputs if block.is_python]
-        printed, wanted, figures = zip(*parts, strict=True)
-        yield cells[page.command_line], "".join(printed), "\n".join([*wanted, WILDCARD]), [*chain(*figures)]
+    program: list[tuple[str, str, Sequence[Path]]] = []
+    for block, printed, figures in zip(page.executed, run.printed, run.figures, strict=True):
+        text = shown.get(block.line, WILDCARD if normalize_lines(printed) else "")
+        if block.is_python and notebook_kind(page) == SEVERAL_RANKS:
+            program.append((printed, text, figures))
+        else:
+            yield cells[block.line], printed, text, figures
+    if program:
+        all_printed, texts, figures = zip(*program, strict=True)
+        yield cells[page.command_line], "".join(all_printed), "\n".join([*texts, WILDCARD]), [*chain(*figures)]
 
 
 def _display_output(file: Path) -> NotebookNode:

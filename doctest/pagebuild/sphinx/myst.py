@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from pagebuild.runs import machine_name, make_fence, shown_outputs
 from pagebuild.sphinx.texts import texts_of
@@ -136,9 +135,8 @@ def _show_recorded(block: Block, text: str, caption: str | None, made: _LineEdit
 def _folds(page: Page) -> list[tuple[Block, Block]]:
     """The first and the last block of what is folded: neighboring checks, or figures, and what they print."""
     folds: list[list[Block]] = []
-    for before, block in pairwise((None, *page.blocks)):
-        assert block, "only the first block has none before it"
-        open_fold = folds[-1] if folds and folds[-1][-1] is before and _is_next(page, before, block) else []
+    for block in page.blocks:
+        open_fold = folds[-1] if folds and _is_next(page, folds[-1][-1], block) else []
         if block.role in {CHECK, FIGURE} and not block.ignored:
             if not open_fold or open_fold[0].role != block.role:
                 folds.append(open_fold := [])

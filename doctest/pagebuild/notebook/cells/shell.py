@@ -23,6 +23,8 @@ terminal = subprocess.Popen(
 
 @register_cell_magic
 def bash(_line, cell):
+    assert terminal.stdin
+    assert terminal.stdout
     with tempfile.NamedTemporaryFile("w", suffix=".sh", encoding="utf-8") as script:
         script.write(cell)
         script.flush()
