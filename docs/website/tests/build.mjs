@@ -57,7 +57,7 @@ export default config;
 const SHOWN = {
   '.alert-box': 5,
   '[role=tab]': 2,
-  '.output': 4,
+  '.output': 6,
   '.output-run': 1,
   '.badge-line[data-state=outdated]': 1,
   '.not-run': 1,
@@ -69,7 +69,12 @@ const SHOWN = {
   '.stale-banner': 1,
   '.stale-section': 1,
   '.page-status a[download]': 1,
-  details: 1,
+  '.lead code': 1,
+  '.page-about': 1,
+  '.fold': 2,
+  '.fold .theme-code-block': 4,
+  '[class*=codeBlockTitle]': 1,
+  details: 3,
 };
 
 const failures = [];
@@ -103,6 +108,7 @@ async function checkWhole() {
         const address = `${server.url}${language}/docs/basics/everything/`;
         await withPage({browser, url: server.url}, (page) => checkShown(page, address));
       }
+      await withPage({browser, url: server.url}, (page) => checkPlaceIsKept(page, server.url));
     } finally {
       await Promise.all([browser.close(), server.close()]);
     }
@@ -152,6 +158,19 @@ async function checkShown(page, address) {
   const words = await page.locator('article').innerText();
   ensure(words.includes('{braces}, a < b and :colons'), 'characters of plain text are lost');
   ensure(!words.includes('vanishes') && !words.includes('doc-test'), 'a comment is shown');
+}
+
+/** The switch of languages leads to the same section. @param {import('playwright-core').Page} page @param {string} url */
+async function checkPlaceIsKept(page, url) {
+  const place = 'docs/basics/everything/#proof';
+  await open(page, `${url}/${place}`);
+  await page.locator('.navbar .dropdown', {hasText: '简体中文'}).hover();
+  const link = page.locator('.navbar .dropdown__link', {hasText: '简体中文'});
+  await Promise.all([page.waitForNavigation(), link.click()]);
+  ensure(page.url() === `${url}/zh-Hans/${place}`, `the switch led to ${page.url()}`);
+  const words = await page.locator('h2#proof').innerText();
+  ensure(words.startsWith('证明'), `the section there is ${words}`);
+  ensure((await page.locator('article p a[href="#proof"]').count()) === 1, 'the link to the section is not led there');
 }
 
 async function checkFaults() {

@@ -1,4 +1,4 @@
-"""What kind of notebook a page needs, which its command decides."""
+"""What kind of notebook a page needs, which its command and its code decide."""
 
 import shlex
 
@@ -9,9 +9,9 @@ NO_CODE, ONE_RANK, SEVERAL_RANKS = "nothing", "one", "several"
 
 
 def notebook_kind(page: Page) -> str:
-    """Whether the page has nothing to run, or a program of one rank, or one of several."""
+    """Whether the page has nothing to run, or a program of one rank, or one of several; a shell alone is one rank."""
     if not page.runnable:
-        return NO_CODE
+        return ONE_RANK if page.shell else NO_CODE
     return ONE_RANK if read_launch(shlex.split(page.command)).ranks <= 1 else SEVERAL_RANKS
 
 

@@ -9,14 +9,15 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
-from pagebuild.notebook.kind import NO_CODE, SEVERAL_RANKS, notebook_kind, script_arguments
+from pagebuild.notebook.kind import SEVERAL_RANKS, notebook_kind, script_arguments
 from pagebuild.notebook.texts import format_text
 from pagebuild.notebook.translate import LINE, TEXT_ONLY, NotebookTranslator
 from pagebuild.runs import shown_outputs
-from pagetest.model.page import Page
+from pagetest.model.page import CHECK, FIGURE, RUN, Block, Page
 from pagetest.results.run_finder import RecordedRun
 
 _CELLS = Path(__file__).with_name("cells")
+_SHELL_FILE = _CELLS / "shell.py"
 _SETUP_FILES = {"one": _CELLS / "one_rank.py", "several": _CELLS / "several_ranks.py"}
 _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
@@ -43,17 +44,30 @@ def _cell(cell: NotebookNode, page: Page) -> NotebookNode:
     if cell.cell_type == "markdown":
         return nbformat.v4.new_markdown_cell(cell.source.replace(TEXT_ONLY, "").strip("\n"))
     line = cell.metadata[LINE]
-    note = f"%%page {line}\n" if notebook_kind(page) == SEVERAL_RANKS else ""
-    return nbformat.v4.new_code_cell(note + cell.source, metadata={LINE: line})
+    block = next(block for block in page.blocks if block.line == line)
+    metadata: dict[str, Any] = {LINE: line}
+    if block.role in {CHECK, FIGURE}:  # what need not be read is folded
+        metadata |= {"tags": [block.role], "jupyter": {"source_hidden": True}}
+    return nbformat.v4.new_code_cell(_magic(block, page) + cell.source, metadata=metadata)
+
+
+def _magic(block: Block, page: Page) -> str:
+    """The first line of a cell that is not run as Python where it stands."""
+    if block.file:
+        return f"%%writefile {block.file}\n"
+    if block.role == RUN:
+        return "%%bash\n"
+    return f"%%page {block.line}\n" if notebook_kind(page) == SEVERAL_RANKS else ""
 
 
 def _setup_cells(page: Page) -> list[NotebookNode]:
-    """The cell that initializes a process group, or that defines how to start one."""
-    kind = notebook_kind(page)
-    if kind == NO_CODE:
-        return []
-    code = _SETUP_FILES[kind].read_text(encoding="utf-8").strip("\n")
-    return [nbformat.v4.new_code_cell(code.replace('["page.py"]', json.dumps(script_arguments(page))))]
+    """The cells that start a shell, and that initialize a process group or define how to start one."""
+    # The shell comes first: what it starts is no part of the world that the notebook becomes.
+    files = [_SHELL_FILE] if page.shell else []
+    files += [_SETUP_FILES[notebook_kind(page)]] if page.runnable else []
+    codes = [file.read_text(encoding="utf-8").strip("\n") for file in files]
+    arguments = json.dumps(script_arguments(page))
+    return [nbformat.v4.new_code_cell(code.replace('["page.py"]', arguments)) for code in codes]
 
 
 def _program_end(cells: Sequence[NotebookNode]) -> int:
@@ -75,10 +89,6 @@ def _check_code(notebook: NotebookNode, page: Page) -> None:
     """No code of the page was lost, and none came to be run that the page does not run."""
     found = [cell for cell in notebook.cells if cell.cell_type == "code" and LINE in cell.metadata]
     parts = found[:-1] if notebook_kind(page) == SEVERAL_RANKS else found
-    sources = [cell.source.removeprefix(f"%%page {cell.metadata[LINE]}\n") for cell in parts]
-    wanted = [_strip_newlines(block.source) for block in page.runnable]
-    assert sources == wanted, f"{page.path}: jupytext has changed the code"
-
-
-def _strip_newlines(source: str) -> str:
-    return source.strip("\n")
+    code = [block for block in page.blocks if block.is_code and not block.ignored]
+    wanted = [_magic(block, page) + block.source.strip("\n") for block in code]
+    assert [cell.source for cell in parts] == wanted, f"{page.path}: jupytext has changed the code"

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import nbformat
@@ -23,7 +24,7 @@ def fill_outputs(notebook: NotebookNode, page: Page, run: RecordedRun) -> None:
     """Gives the cells of a notebook the outputs that they would have if it had been executed."""
     for count, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), 1):
         cell.execution_count = count
-    for cell, printed, figures in _cells_with_outputs(notebook, page, run):
+    for cell, printed, _, figures in _cells_with_outputs(notebook, page, run):
         stream = [nbformat.v4.new_output("stream", name="stdout", text=printed)] if printed else []
         cell.outputs = [*stream, *(_display_output(file) for file in figures)]
     python = run.record["versions"]["python"]
@@ -36,11 +37,7 @@ def first_deviation(notebook: NotebookNode, page: Page, run: RecordedRun) -> Cel
 
 
 def _deviations(notebook: NotebookNode, page: Page, run: RecordedRun) -> Iterator[CellFailure]:
-    expected = _expected_outputs(page, run.printed)
-    wanted = (
-        ["\n".join([*expected, WILDCARD])] if notebook_kind(page) == SEVERAL_RANKS else expected
-    )  # stderr comes after stdout
-    for (cell, recorded, figures), text in zip(_cells_with_outputs(notebook, page, run), wanted, strict=True):
+    for cell, recorded, text, figures in _cells_with_outputs(notebook, page, run):
         streams = [output for output in cell.outputs if output.get("name") == "stdout"]
         printed = "".join(output.text for output in streams).partition(_OTHER_RANKS)[0]
         line = cell.metadata[LINE]
@@ -58,20 +55,22 @@ def _deviations(notebook: NotebookNode, page: Page, run: RecordedRun) -> Iterato
 
 def _cells_with_outputs(
     notebook: NotebookNode, page: Page, run: RecordedRun
-) -> Iterator[tuple[NotebookNode, str, Sequence[Path]]]:
-    """Each cell that shows something, with what was printed and drawn; of several ranks, the last one shows all."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and LINE in cell.metadata]
-    if notebook_kind(page) == SEVERAL_RANKS:
-        yield cells[-1], "".join(run.printed), [file for files in run.figures for file in files]
-    else:
-        yield from zip(cells, run.printed, run.figures, strict=True)
-
-
-def _expected_outputs(page: Page, printed: Sequence[str]) -> list[str]:
-    """Per block, what the page shows of its output; anything where it shows nothing of what was printed."""
+) -> Iterator[tuple[NotebookNode, str, str, Sequence[Path]]]:
+    """Each cell that shows something, with what was printed, what the page shows of it, and what was drawn."""
+    # Where the page shows nothing of what was printed, anything will do. The last cell shows the program of several
+    # ranks as a whole, and its stderr after stdout.
+    cells = {cell.metadata[LINE]: cell for cell in notebook.cells if cell.cell_type == "code" and LINE in cell.metadata}
     shown = {output.code.line: output.block.source for output in outputs_of(page)}
-    pairs = zip(page.runnable, printed, strict=True)
-    return [shown.get(block.line, WILDCARD if normalize_lines(text) else "") for block, text in pairs]
+    program: list[tuple[str, str, Sequence[Path]]] = []
+    for block, printed, figures in zip(page.executed, run.printed, run.figures, strict=True):
+        text = shown.get(block.line, WILDCARD if normalize_lines(printed) else "")
+        if block.is_python and notebook_kind(page) == SEVERAL_RANKS:
+            program.append((printed, text, figures))
+        else:
+            yield cells[block.line], printed, text, figures
+    if program:
+        all_printed, texts, figures = zip(*program, strict=True)
+        yield cells[page.command_line], "".join(all_printed), "\n".join([*texts, WILDCARD]), [*chain(*figures)]
 
 
 def _display_output(file: Path) -> NotebookNode:

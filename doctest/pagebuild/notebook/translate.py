@@ -12,7 +12,9 @@ from pagebuild.notebook.kind import NO_CODE, ONE_RANK, notebook_kind
 from pagebuild.notebook.texts import alert_title, format_text
 from pagebuild.runs import make_fence
 from pagebuild.site.reference import summary
-from pagetest.model.page import Block, Page
+from pagetest.model.page import RUN, Block, Page
+from pagetest.model.sections import anchors
+from pagetest.outputs.blocks import outputs_of
 
 TYPES = {
     ".svg": "image/svg+xml",
@@ -85,7 +87,7 @@ class NotebookTranslator:
         return "\n".join(lines).strip("\n") + "\n"
 
     def _line(self, number: int) -> str:
-        return self.page.lines[number - 1]
+        return self.page.body[number - 1]
 
     def _set_lines(self, number: int, lines: list[str]) -> None:
         self._edits[number] = lines
@@ -94,19 +96,24 @@ class NotebookTranslator:
         return self._edits.get(number, [self._line(number)])
 
     def _introduction(self) -> Iterator[str]:
-        """What a reader of the notebook must know, below the title."""
+        """What a reader of the page can do afterwards, and must know of the notebook, below the title."""
         kind, language = notebook_kind(self.page), self.page.language
+        if self.page.front:
+            yield from (self.page.front.outcome, "")
         yield format_text("about" if kind != NO_CODE else "nothing", language)
+        if self.page.shell:
+            yield from ("", format_text("shell", language))
+        if self.page.runnable:
+            yield from ("", format_text(kind, language, file=f"{self.page.stem}.py", command=self.page.command))
         if kind != NO_CODE:
-            yield ""
-            yield format_text(kind, language, file=f"{self.page.stem}.py", command=self.page.command)
             yield from _SEPARATOR
 
     def _rewrite_lines(self) -> None:
         """Images, links and comments outside of code."""
         code = {number for block in self.page.blocks for number in range(block.line - 1, block.end + 1)}
-        anchors = {_slug(heading.text): heading.text.replace(" ", "-") for heading in self.page.headings}
-        for number, line in enumerate(self.page.lines, 1):
+        names = [heading.text.replace(" ", "-") for heading in self.page.headings]
+        headings = dict(zip(anchors(self.page), names, strict=True))
+        for number, line in enumerate(self.page.body, 1):
             if number in code:
                 continue
             image = _IMAGE.fullmatch(line)
@@ -118,13 +125,13 @@ class NotebookTranslator:
             elif _MARKER.fullmatch(line):
                 self._set_lines(number, [])
             else:
-                self._set_lines(number, [_TARGET.sub(lambda match: self._rewrite_link(match, anchors), line)])
+                self._set_lines(number, [_TARGET.sub(lambda match: self._rewrite_link(match, headings), line)])
 
-    def _rewrite_link(self, match: re.Match[str], anchors: Mapping[str, str]) -> str:
+    def _rewrite_link(self, match: re.Match[str], headings: Mapping[str, str]) -> str:
         """Links lead from notebook to notebook, and images come along; headings have other names in Jupyter."""
         target = match.group(1)
         if target.startswith("#"):
-            return f"](#{anchors.get(target[1:], target[1:])})"
+            return f"](#{headings.get(unquote(target[1:]), target[1:])})"
         page = _MARKDOWN.fullmatch(target)
         if page and target in {link.text for link in self.page.links}:
             return f"]({page.group(1)}.ipynb)"
@@ -132,7 +139,7 @@ class NotebookTranslator:
 
     def _rewrite_block(self, block: Block) -> None:
         opening, closing = block.line - 1, block.end
-        if block.is_python and not block.ignored:
+        if block.is_code and not block.ignored:
             content = block.source.split("\n")[:-1]
             self._replace_lines(opening, closing, [f"```python {LINE}={block.line}", *content, "```"])
         elif self._is_repeated(block):
@@ -147,7 +154,8 @@ class NotebookTranslator:
 
     def _is_repeated(self, block: Block) -> bool:
         """Whether this is output that the executed cell above shows itself."""
-        return block.info.split()[:2] == ["text", "output"] and notebook_kind(self.page) == ONE_RANK
+        code = next((output.code for output in outputs_of(self.page) if output.block == block), None)
+        return code is not None and (code.role == RUN or notebook_kind(self.page) == ONE_RANK)
 
     def _replace_lines(self, first: int, last: int, lines: list[str]) -> None:
         for number in range(first, last + 1):
@@ -157,8 +165,3 @@ class NotebookTranslator:
 
 def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-
-
-def _slug(heading: str) -> str:
-    """The name by which a link on GitHub finds a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

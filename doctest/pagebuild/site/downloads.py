@@ -1,29 +1,47 @@
-"""What readers take away from a page: its program, and the notebook with its outputs."""
+"""What readers take away from a page: its program, what it does in a shell, and the notebook with its outputs."""
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pagetest.checks.command import NO_COMMAND
-from pagetest.model.page import Page
+from pagetest.model.page import Block, Page
 
+DOWNLOADS = {"script": ".py", "shell": ".sh", "notebook": ".ipynb"}
+"""What there may be, each with the suffix of its file."""
 WIDTH = 100
 
 
-def downloadable_script(page: Page, source: str, version: str) -> str:
-    """The page's program with the headings of the page as comments; empty for a page that runs nothing."""
-    if not page.runnable:
-        return ""
-    how = f"# Run it: {page.command}" if page.command != NO_COMMAND else ""
-    parts = ["\n".join(line for line in (f"# The program of {source}, colossal {version}.", how) if line)]
+def downloadable_files(page: Page, source: str, version: str) -> dict[str, str]:
+    """By suffix, the page's program, and what it does in a shell before it, with the page's headings as comments."""
+    found, origin = {}, f"{source}, colossal {version}."
+    if page.runnable:
+        how = f"# Run it: {page.command}" if page.command != NO_COMMAND else ""
+        head = "\n".join(line for line in (f"# The program of {origin}", how) if line)
+        found[".py"] = "\n\n".join([head, *_with_headings(page, page.runnable)]) + "\n"
+    if page.shell:
+        head = f"#!/usr/bin/env bash\n# The files and commands of {origin}\nset -eE -o pipefail"
+        found[".sh"] = "\n\n".join([head, *_with_headings(page, page.shell)]) + "\n"
+    return found
+
+
+def _with_headings(page: Page, blocks: Iterable[Block]) -> Iterator[str]:
     last = 0
-    for block in page.runnable:
+    for block in blocks:
         passed = [heading for heading in page.headings if last < heading.line < block.line and heading.level > 1]
-        parts += [_heading_comment(heading.text) for heading in passed[-1:]]
-        parts.append(block.source.rstrip("\n"))
+        yield from (_heading_comment(heading.text) for heading in passed[-1:])
+        yield _file_command(block) if block.file else block.source.rstrip("\n")
         last = block.line
-    return "\n\n".join(parts) + "\n"
+
+
+def _file_command(block: Block) -> str:
+    """The command that writes a file; no line of the file ends it."""
+    end = "END"
+    while end in block.source.split("\n"):
+        end += "_"
+    return f"mkdir -p \"$(dirname {block.file})\"; cat > {block.file} <<'{end}'\n{block.source}{end}"
 
 
 def notebook_origin(page: Page, present: str) -> dict[str, str]:

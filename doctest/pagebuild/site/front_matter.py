@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from pagebuild.runs import machine_name
-from pagetest.model.page import Block, Page
+from pagetest.model.page import Block, FrontMatter, Page
 
 _SENTENCE = re.compile(".+?(?:[\u3002\uff01\uff1f]|[.!?](?=\\s+[^a-z]|$))")
 _HOOK = re.compile(r"\{\{.*\}\}")
@@ -30,14 +30,16 @@ def page_title(page: Page) -> str:
 
 
 def first_sentence(page: Page) -> str:
-    """The first sentence of the first paragraph of plain prose; the title of a page without one."""
+    """The outcome that the author names, or the first sentence of plain prose, or the title."""
+    if page.front:
+        return page.front.outcome.replace("`", "")
     text = next(_paragraphs(page), "")
     match = _SENTENCE.match(text)
     return match.group() if match else text or page_title(page)
 
 
 def _paragraphs(page: Page) -> Iterator[str]:
-    tokens = MarkdownIt("commonmark").enable("table").parse("\n".join(page.lines))
+    tokens = MarkdownIt("commonmark").enable("table").parse("\n".join(page.body))
     for before, token in pairwise(tokens):
         if before.type == "paragraph_open" and before.level == 0:
             text = _plain_text(token.children or [])
@@ -70,6 +72,9 @@ class PageFacts:
     badges: list[dict[str, Any]] = field(default_factory=list)
     downloads: Mapping[str, str] = field(default_factory=dict)
     stale: tuple[str, ...] = ()  # the headings of the sections that are older than their original
+    front: FrontMatter | None = None  # what the author says about the page
+    headings: Mapping[int, str] = field(default_factory=dict)  # the id of each heading, by the author's line
+    links: Mapping[str, str] = field(default_factory=dict)  # those whose anchor becomes another
     outputs: Mapping[Block, str] = field(default_factory=dict)
     recorded: Mapping[str, Any] | None = None  # the record that these are from
 
@@ -85,6 +90,13 @@ def front_matter(name: str, language: str, facts: PageFacts, **words: str) -> st
         "stale": facts.stale,
         "kind": facts.kind,
     }
+    if facts.front:
+        about = asdict(facts.front)
+        shown["about"] = {key: about[key] for key in ("kind", "outcome", "minutes", "devices")}
+    if facts.headings:
+        shown["headings"] = {line + NUM_LINES: anchor for line, anchor in facts.headings.items()}
+    if facts.links:
+        shown["links"] = facts.links
     if facts.recorded:
         fences = {block.line - 1 + NUM_LINES: text for block, text in facts.outputs.items()}
         machine = machine_name(facts.recorded)
@@ -94,5 +106,5 @@ def front_matter(name: str, language: str, facts: PageFacts, **words: str) -> st
 
 
 def website_page(page: Page, facts: PageFacts, description: str) -> str:
-    """A tutorial: line N of the author is line N + 3 of the website."""
-    return front_matter(page.name, page.language, facts, description=description) + "\n".join(page.lines)
+    """A tutorial: line N of the author is line N + 3 of the website; the author's front matter is in the new one."""
+    return front_matter(page.name, page.language, facts, description=description) + "\n".join(page.body)

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from pagebuild.anchors import SharedAnchors
 from pagebuild.api.contents import API_FOLDER, contents_files
 from pagebuild.runs import shown_outputs, shown_run
 from pagebuild.site.coverage import Coverage
-from pagebuild.site.downloads import downloadable_script, executed_notebook
+from pagebuild.site.downloads import DOWNLOADS, downloadable_files, executed_notebook
 from pagebuild.site.edition import BrokenInputError, Edition
 from pagebuild.site.front_matter import PageFacts, first_sentence, front_matter, website_page
 from pagebuild.site.project import Project
@@ -27,6 +29,10 @@ class EditionWriter:
     project: Project
     edition: Edition
     coverage: Coverage
+
+    @cached_property
+    def _anchors(self) -> SharedAnchors:
+        return SharedAnchors(self.edition.tree)
 
     def files(self) -> dict[str, bytes]:
         """Every page in every language, with images and downloads, by path below the website's folder."""
@@ -51,8 +57,6 @@ class EditionWriter:
         for hook in page.hooks:
             if hook.text not in self.edition.objects:
                 yield Finding(page.path, hook.line, f"`{hook.text}` is not in the API reference: correct the name")
-        if page.lines[0].rstrip() == "---":
-            yield Finding(page.path, 1, "the website writes the front matter itself: remove this one")
         if page.name.startswith(f"{API_FOLDER}/"):
             yield Finding(page.path, 1, f"the folder {API_FOLDER}/ belongs to the API reference: move the page")
 
@@ -62,7 +66,7 @@ class EditionWriter:
     def _facts(self, page: Page, published: tuple[str, ...]) -> PageFacts:
         source = self._relative_source(page.path)
         edit = self.project.edit_address(source) if self.edition.is_current else None
-        places = {"script": self._download_path(page, ".py"), "notebook": self._download_path(page, ".ipynb")}
+        places = {kind: self._download_path(page, suffix) for kind, suffix in DOWNLOADS.items()}
         downloads = {kind: f"/{place}" for kind, place in places.items() if f"static/{place}" in published}
         results = self.coverage.results
         run = shown_run(page, results.find_run)
@@ -75,6 +79,9 @@ class EditionWriter:
             results.badges(page),
             downloads,
             self.coverage.stale_headings(page),
+            page.front,
+            self._anchors.of_headings(page),
+            self._anchors.of_links(page),
             outputs,
             recorded,
         )
@@ -83,9 +90,8 @@ class EditionWriter:
         return f"{self.edition.downloads}/{page.language}/{page.name}{suffix}"
 
     def _downloads(self, page: Page) -> dict[str, bytes]:
-        found = {}
-        if text := downloadable_script(page, self._relative_source(page.path), self.edition.reference["version"]):
-            found[f"static/{self._download_path(page, '.py')}"] = text.encode()
+        texts = downloadable_files(page, self._relative_source(page.path), self.edition.reference["version"])
+        found = {f"static/{self._download_path(page, suffix)}": text.encode() for suffix, text in texts.items()}
         file = self.root / "build" / "docs" / "notebooks" / page.language / f"{page.name}.ipynb"
         present = self.coverage.fingerprint(page)
         content = executed_notebook(file, page, present) if self.edition.is_current else None

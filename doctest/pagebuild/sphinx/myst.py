@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 
 from pagebuild.runs import machine_name, make_fence, shown_outputs
 from pagebuild.sphinx.texts import texts_of
-from pagetest.model.page import Alert, Block, Page, Tabs
+from pagetest.model.page import CHECK, FIGURE, Alert, Block, Page, Tabs
 from pagetest.results.run_finder import RecordedRun
 
 _QUOTE = re.compile(r"^(\s*)> ?")
 _OPENING = re.compile(r"^([\s>]*)(`{3,}|~{3,})")
+_BEFORE = re.compile(r"[\s>]*")
 _DIAGRAM = "mermaid"
 
 # [Note: how colon fences nest]
 # A fence of colons is closed by the next line of at least as many. So what may hold the other has more: tabs hold a
-# tab, a tab holds an alert.
-_TABS, _TAB, _ALERT = ":" * 6, ":" * 5, ":" * 4
+# tab, a tab holds an alert, an alert holds a fold.
+_TABS, _TAB, _ALERT, _FOLD = ":" * 6, ":" * 5, ":" * 4, ":" * 3
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,10 @@ class MystPage:
 
 
 def to_myst(page: Page, run: RecordedRun | None = None) -> MystPage:
-    """Translates hooks, alerts, tabs, recorded outputs and the blocks that are not run; all else is MyST already."""
+    """Translates hooks, alerts, tabs, blocks and recorded outputs; all else is MyST already."""
     made = _LineEdits(page)
+    if page.front and page.headings:
+        made.insert_after(page.headings[0].line, "", page.front.outcome)
     for hook in page.hooks:
         others = " ".join(sorted({other.text for other in page.hooks} - {hook.text}))
         option = [f"   :without: {others}"] if others else []
@@ -47,6 +50,8 @@ def to_myst(page: Page, run: RecordedRun | None = None) -> MystPage:
     caption = run and texts_of(page.language).recorded.format(date=run.record["date"], machine=machine_name(run.record))
     for block, text in shown_outputs(page, run).items():
         _show_recorded(block, text, caption, made)
+    for first, last in _folds(page):
+        _fold(first, last, page.language, made)
     numbered = list(made.numbered_lines())
     return MystPage("\n".join(text for _, text in numbered), tuple(line for line, _ in numbered))
 
@@ -59,7 +64,7 @@ class _LineEdits:
     changed: dict[int, list[str]] = field(default_factory=dict)
 
     def current(self, line: int) -> list[str]:
-        return self.changed.get(line, [self.page.lines[line - 1]])
+        return self.changed.get(line, [self.page.body[line - 1]])
 
     def replace(self, line: int, *texts: str) -> None:
         self.changed[line] = list(texts)
@@ -98,15 +103,15 @@ def _convert_alert(alert: Alert, made: _LineEdits) -> None:
 
 
 def _convert_block(block: Block, language: str, made: _LineEdits) -> None:
-    """Says why a block is not run; shows the text of a diagram, which only the website draws."""
+    """Says why a block is not run, or to which file it is written; shows the text of a diagram."""
     opening = made.current(block.line - 1)
     match = _OPENING.match(opening[-1])
     if not match:
         return
     indent, marks = match.groups()
     shown = "text" if block.language == _DIAGRAM else block.language or "text"
-    if block.ignored:
-        caption = texts_of(language).not_run.format(reason=block.reason)
+    if block.ignored or block.file:
+        caption = texts_of(language).not_run.format(reason=block.reason) if block.ignored else block.file
         opening[-1:] = [f"{indent}{marks}{{code-block}} {shown}", f"{indent}:caption: {caption}", indent.rstrip(" ")]
     elif block.language == _DIAGRAM:
         opening[-1:] = [f"{indent}{marks}{shown}"]
@@ -125,3 +130,37 @@ def _show_recorded(block: Block, text: str, caption: str | None, made: _LineEdit
         made.replace(line)
     made.replace(block.line, *(f"{indent}{shown}".rstrip() for shown in text.split("\n")))
     made.replace(block.end, f"{indent}{marks}", *closing[1:])
+
+
+def _folds(page: Page) -> list[tuple[Block, Block]]:
+    """The first and the last block of what is folded: neighboring checks, or figures, and what they print."""
+    folds: list[list[Block]] = []
+    for block in page.blocks:
+        open_fold = folds[-1] if folds and _is_next(page, folds[-1][-1], block) else []
+        if block.role in {CHECK, FIGURE} and not block.ignored:
+            if not open_fold or open_fold[0].role != block.role:
+                folds.append(open_fold := [])
+            open_fold.append(block)
+        elif open_fold and block.is_output and not open_fold[-1].is_output:
+            open_fold.append(block)
+    return [(fold[0], fold[-1]) for fold in folds]
+
+
+def _is_next(page: Page, before: Block, block: Block) -> bool:
+    """Whether nothing stands between two blocks of the same list or quote."""
+    between = page.lines[before.end : block.line - 2]
+    places = {_indent(page.lines[line - 1]) for line in (before.end, block.line - 1)}
+    return len(places) == 1 and not "".join(between).strip(" >")
+
+
+def _indent(line: str) -> str:
+    match = _BEFORE.match(line)
+    return match.group() if match else ""
+
+
+def _fold(first: Block, last: Block, language: str, made: _LineEdits) -> None:
+    opening, closing = made.current(first.line - 1), made.current(last.end)
+    indent = _indent(opening[0])
+    summary = getattr(texts_of(language), f"fold_{first.role}")
+    made.replace(first.line - 1, f"{indent}{_FOLD}{{dropdown}} {summary}", *opening)
+    made.replace(last.end, closing[0], f"{indent}{_FOLD}", indent.rstrip(" "), *closing[1:])

@@ -16,6 +16,8 @@ class SiteTexts:
     aliases: str  # stands above other names of objects
     not_run: str  # stands above code that is not run; holds `{reason}`
     recorded: str  # stands above an output that was recorded; holds `{date}` and `{machine}`
+    fold_check: str  # the title of folded code that checks the page
+    fold_figure: str  # the title of folded code that draws a figure
 
 
 def texts_of(language: str) -> SiteTexts:

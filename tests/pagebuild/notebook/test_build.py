@@ -119,6 +119,90 @@ def test_a_kernel_and_an_origin_are_written(parse) -> None:
     assert nbformat.writes(notebook) == nbformat.writes(again)
 
 
+# ------------------------------------------------------------------------------------------ what code is for
+
+
+ROLES = """---
+kind: how-to
+outcome: Train with `f`.
+minutes: 5
+devices: cpu
+---
+# T
+
+```python file=sub/train.py
+x = 1
+```
+
+```shell run
+ls  # files
+
+
+pwd
+```
+
+```text output
+sub
+```
+
+```python
+y = 1
+```
+
+```python check
+assert y
+```
+
+```python figure
+z = 1
+```
+"""
+PYTHON_CELLS = ["y = 1", "assert y", "z = 1"]
+
+
+def test_checks_and_figures_are_hidden_cells_with_a_tag(build) -> None:
+    cells = [cell for cell in build(ROLES).cells if cell.source in PYTHON_CELLS]
+    found = [(cell.source, cell.metadata.get("tags"), cell.metadata.get("jupyter")) for cell in cells]
+    hidden = {"source_hidden": True}
+    assert found == [("y = 1", None, None), ("assert y", ["check"], hidden), ("z = 1", ["figure"], hidden)]
+
+
+def test_a_file_is_written_and_a_transcript_runs_in_a_shell(build) -> None:
+    notebook = build(ROLES)
+    shell, world, *parts = cells(notebook, "code")
+    assert ("def bash" in shell, "WORLD_SIZE" in world) == (True, True)
+    own = ["%%writefile sub/train.py\nx = 1", "%%bash\nls  # files\n\n\npwd"]
+    assert parts == [*own, *PYTHON_CELLS]
+    assert "sub" not in text(notebook)
+    shell, ranks, *parts, _ = cells(build(ROLES, SEVERAL), "code")
+    assert ("def bash" in shell, "def page" in ranks) == (True, True)
+    lines = (25, 29, 33)
+    assert parts == [*own, *(f"%%page {line}\n{code}" for line, code in zip(lines, PYTHON_CELLS, strict=True))]
+
+
+def test_a_page_with_a_shell_alone_is_of_one_rank_and_has_no_world(parse, build) -> None:
+    page = ROLES.partition("```python\n")[0]
+    assert notebook_kind(parse(page, "none")) == "one"
+    notebook = build(page, "none")
+    assert len(cells(notebook, "code")) == 3
+    assert "cells with `%%bash` run" in text(notebook)
+    assert "world" not in text(notebook)
+    assert "sub" not in text(notebook)
+
+
+def test_the_outcome_stands_below_the_title_and_the_front_matter_vanishes(build) -> None:
+    notebook = build(ROLES)
+    assert notebook.cells[0].source.startswith("# T\n\nTrain with `f`.\n\n*This notebook was made")
+    assert "how-to" not in text(notebook)
+
+
+def test_code_with_a_role_that_is_not_run_is_text(build) -> None:
+    start, end = "<!--- doc-test-ignore-start: why -->", "<!--- doc-test-ignore-end -->"
+    notebook = build(f"# T\n\n{start}\n\n{ROLES.partition('# T')[2]}\n{end}\n", "none")
+    assert not cells(notebook, "code")
+    assert "```shell run\nls  # files" in text(notebook)
+
+
 # ------------------------------------------------------------------------------------------ what stays text
 
 
@@ -199,6 +283,8 @@ def test_links_lead_to_notebooks_and_to_jupyters_headings(build) -> None:
     found = text(build(page, "none"))
     assert "[a](other.ipynb), [b](../x/other.ipynb), [c](#Why-this-is-so)" in found
     assert "[d](https://example.org/x.md), `](code.md)`" in found
+    chinese = text(build("# T\n\n## 为什么？ 因为\n\n## 为什么 因为\n\n[a](#为什么-因为), [b](#为什么-因为-1)", "none"))
+    assert "[a](#为什么？-因为), [b](#为什么-因为)" in chinese
 
 
 def test_images_come_along(build, tmp_path) -> None:

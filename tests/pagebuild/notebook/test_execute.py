@@ -129,6 +129,78 @@ def test_the_last_cell_of_several_ranks_shows_all(pages, executions) -> None:
     assert outputs(pages.notebook("en")) == [[], [], [], [], ["one\ntwo 0.5\n", "image/svg+xml", "image/png"]]
 
 
+SHELL = """# T
+
+```python file=sub/train.py
+import os, sys
+
+print(os.environ.get("RANK"), sys.argv[1], sep="|")
+```
+
+```shell run
+NAME=x
+mkdir inner && cd inner
+```
+
+Words.
+
+```shell run
+python ../sub/train.py $NAME
+basename $PWD
+echo complaint >&2
+printf 'no end'
+```
+
+```text output
+None|x
+inner
+complaint
+no end
+```
+"""
+PROGRAM = """
+```python
+print(2)
+```
+
+```python check
+print(0.5)
+```
+
+```text output
+0.50001
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "command"),
+    [("", "none"), (PROGRAM, "python lesson.py"), (PROGRAM, "torchrun --standalone --nproc_per_node=2 lesson.py")],
+)
+def test_transcripts_run_in_one_shell_and_show_what_the_page_s_run_printed(pages, program, command) -> None:
+    pages.write("lesson", f"{SHELL}{program}\n<!-- doc-test-command: {command} -->\n")
+    english, chinese = pages.make("lesson", execute=True)
+    assert (english.status, english.failure, english.findings, english.result) == ("PASS", None, (), None)
+    assert (chinese.status, pages.ran) == ("PASS", ["en"])
+    shown = [one for one in outputs(pages.notebook("en")) if one]
+    shell = ["None|x\ninner\ncomplaint\nno end"]
+    wanted = {"none": [shell], "python": [shell, ["2\n"], ["0.5\n"]], "torchrun": [shell, ["2\n0.5\n"]]}
+    assert shown == wanted[command.split()[0]]
+
+
+def test_a_transcript_that_goes_otherwise_in_the_notebook_is_no_notebook(pages) -> None:
+    text = "# T\n\n```shell run\necho ${JPY_PARENT_PID:+notebook}\n```\n\n<!-- doc-test-command: none -->\n"
+    pages.write("lesson", text)
+    english, _ = pages.make("lesson", execute=True)
+    assert english.failure.line == 4
+    assert "this cell prints `notebook`, and the page's run printed nothing" in english.failure.message
+    text = "# T\n\n```shell run\necho 1\ntest -z $JPY_PARENT_PID\n```\n\n<!-- doc-test-command: none -->\n"
+    pages.write("lesson", text)
+    english, _ = pages.make("lesson", execute=True)
+    assert english.failure.line == 4
+    assert "a command ended with exit code 1" in english.failure.message
+
+
 def test_a_page_is_not_run_again_until_something_changes(pages) -> None:
     pages.write("lesson", PYTHON)
     pages.make("lesson")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -49,12 +50,51 @@ def test_the_front_matter_says_what_the_site_shows(docs, make) -> None:
             "downloads": {"script": "/downloads/en/basics/lesson.py"},
             "stale": [],
             "kind": "tutorial",
+            "headings": {"4": "a-lesson", "13": "more"},
         },
     }
     chinese = front(files[f"{ZH}/current/basics/lesson.md"])
     assert chinese["description"] == "第一句话。"
     assert chinese["page"]["stale"] == ["更多"]
     assert chinese["page"]["badges"] == [badge]
+    assert chinese["page"]["headings"] == {"4": "a-lesson", "14": "more"}
+    assert "about" not in chinese["page"]
+
+
+ABOUT = (
+    "---\nkind: how-to\noutcome: Train with `f` in e.g. 5 lines.\nminutes: 10\ndevices: cpu, cuda\n---\n# L\n\nText.\n"
+)
+
+
+def test_what_the_author_says_about_the_page_is_told_and_keeps_its_lines(docs, make) -> None:
+    docs.write("docs/source/en/basics/lesson.md", ABOUT)
+    docs.write("docs/source/zh-Hans/basics/lesson.md", "# 一课\n")
+    content = make()["docs/basics/lesson.md"]
+    words = front(content)
+    assert words["description"] == "Train with f in e.g. 5 lines."
+    outcome = "Train with `f` in e.g. 5 lines."
+    assert words["page"]["about"] == {
+        "kind": "how-to", "outcome": outcome, "minutes": 10, "devices": ["cpu", "cuda"]
+    }  # fmt: skip
+    assert words["page"]["headings"] == {"10": "l"}
+    assert content.decode().split("\n")[3:] == [*[""] * 6, *ABOUT.split("\n")[6:]]
+
+
+def test_links_lead_to_the_anchors_that_the_languages_share(docs, make) -> None:
+    links = "[a](#更多), [b](../talk.md#谈话), [c](../talk.md#%E8%B0%88%E8%AF%9D), [d](../talk.md), [e](../no.md#x), "
+    links += "[f](https://host.example/talk.md#谈话), [g](../images/figure.svg#谈话)"
+    docs.write("docs/source/zh-Hans/talk.md", "# 谈话\n\n<!-- doc-test-command: none -->\n")
+    extend("docs/source/zh-Hans/basics/lesson.md", f"\n{links}\n")(docs)
+    files = make()
+    shared = {"#更多": "#more", "../talk.md#谈话": "../talk.md#talk"}
+    assert front(files[f"{ZH}/current/basics/lesson.md"])["page"]["links"] == shared
+    assert "links" not in front(files["docs/basics/lesson.md"])["page"]
+
+
+def test_headings_that_differ_in_number_keep_their_own_ids(docs, make) -> None:
+    docs.write("docs/source/zh-Hans/basics/lesson.md", "# 一课\n\n## 更多\n\n## 更多\n")
+    headings = front(make()[f"{ZH}/current/basics/lesson.md"])["page"]["headings"]
+    assert headings == {"4": "一课", "6": "更多", "8": "更多-1"}
 
 
 OPEN = "# L\n\nText.\n\n```python\nprint(x)\n```\n\n```text output\nx = ...\n```\n"
@@ -133,6 +173,50 @@ def test_the_script_is_the_program_with_the_headings_of_the_page(make) -> None:
     assert text.index("print(x)") < text.index("# --- More ---") < text.index("mesh = launch()")
     compile(text, "lesson.py", "exec")
     assert "static/downloads/en/talk.py" not in files
+
+
+SHELL = """# T
+
+## Write it
+
+```python file=sub/train.py
+print("$trained", 1)
+END
+```
+
+```shell run
+NAME=x
+python sub/train.py | head -1
+```
+
+## Run it
+
+```shell run
+echo $NAME
+```
+
+<!-- doc-test-command: none -->
+"""
+
+
+def test_what_a_page_does_in_a_shell_is_a_script_for_the_shell(docs, make, tmp_path) -> None:
+    page = SHELL.replace("END", "END = 1\n'''\nEND\n'''")
+    docs.write("docs/source/en/basics/lesson.md", page)
+    files = make()
+    assert front(files["docs/basics/lesson.md"])["page"]["downloads"] == {"shell": "/downloads/en/basics/lesson.sh"}
+    assert "static/downloads/en/basics/lesson.py" not in files
+    text = files["static/downloads/en/basics/lesson.sh"].decode()
+    assert text.index("# --- Write it ---") < text.index("NAME=x") < text.index("# --- Run it ---")
+    done = subprocess.run(["bash"], input=text, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "$trained 1\nx\n"
+    block = docs.page().shell[0]
+    assert (tmp_path / "sub/train.py").read_text() == block.source
+
+
+def test_a_page_with_a_program_and_a_shell_offers_both(docs, make) -> None:
+    extend(LESSON, "\n```shell run\nls\n```\n")(docs)
+    downloads = front(make()["docs/basics/lesson.md"])["page"]["downloads"]
+    assert downloads == {"script": "/downloads/en/basics/lesson.py", "shell": "/downloads/en/basics/lesson.sh"}
 
 
 def test_the_notebook_is_offered_if_it_was_made_from_this_text_and_this_code(docs, make) -> None:
@@ -221,7 +305,6 @@ LABELS = "docs/source/zh-Hans/sidebar_category_translation.json"
         (remove("build/docs/api.json"), r"api\.json:1: the file is missing: run `python docs_build\.py api`"),
         (remove("docs/source/zh-Hans/talk.md"), r"zh-Hans/talk\.md:1: the page exists in another language only"),
         (extend(LESSON, "\n{{ autodoc:pack.Thong }}\n"), r"lesson\.md:22: `pack\.Thong` is not in the API reference"),
-        (write(LESSON, "---\ntitle: x\n---\n# T\n"), r"lesson\.md:1: the website writes the front matter itself"),
         (write(LABELS, {}), r"translation\.json:1: no translation of the sidebar's label"),
         (write(LABELS, {BASICS: {"message": "x"}, "y": {"message": "z"}}), r"translation\.json:5: `y` is no label"),
         (remove(LABELS), r"translation\.json:1: the sidebar has the label"),

@@ -159,11 +159,90 @@ def test_an_output_that_says_all_is_the_authors() -> None:
     assert myst(LEFT_OPEN) == LEFT_OPEN
 
 
+FRONT = "---\nkind: how-to\noutcome: Train with `f`.\nminutes: 10\ndevices: cpu\n---\n# T\n\nText.\n"
+
+
+def test_the_outcome_is_the_first_paragraph() -> None:
+    assert myst(FRONT) == "\n" * 6 + "# T\n\nTrain with `f`.\n\nText.\n"
+
+
+CHECKS = """Words.
+
+```python check
+a
+```
+
+```text output
+A
+```
+
+```python check
+b
+```
+
+```python figure
+c
+```
+
+```text output
+...
+C
+```
+
+Words.
+
+```python check
+d
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("language", "check", "figure"),
+    [("en", "How this page is verified", "How this figure is drawn"), ("zh-Hans", "本页如何验证", "此图如何绘制")],
+)
+def test_checks_and_figures_are_folded_with_what_they_print(language, check, figure) -> None:
+    made = [line for line in myst(CHECKS, language).split("\n") if line and not line.startswith("```")]
+    assert made == [
+        *("Words.", f":::{{dropdown}} {check}", "a", "A", "b", ":::"),
+        *(f":::{{dropdown}} {figure}", "c", "...", "C", ":::"),
+        *("Words.", f":::{{dropdown}} {check}", "d", ":::"),
+    ]
+
+
+def test_what_a_check_was_recorded_to_print_is_in_its_fold() -> None:
+    made = myst(CHECKS, run=run_that_printed("A", "", "x\nC", ""))
+    assert "```{code-block} text\n:caption: Output, recorded 2026-11-19, A processor\n\nx\nC\n```\n:::\n" in made
+
+
+def test_folds_stay_in_their_list_and_their_alert() -> None:
+    item = "* item\n\n  ```python check\n  a\n  ```\n\n```python check\nb\n```\n"
+    fold = ":::{dropdown} How this page is verified\n"
+    assert f"* item\n\n  {fold}  ```python check\n  a\n  ```\n  :::\n" in myst(item)
+    assert f"\n\n{fold}```python check\nb\n```\n:::\n" in myst(item)
+    alert = "> [!NOTE]\n> ```python check\n> a\n> ```\n>\n> ```text output\n> A\n> ```\n"
+    inner = "```python check\na\n```\n\n```text output\nA\n```\n"
+    assert myst(alert) == f"::::{{note}}\n{fold}{inner}:::\n\n::::\n\n"
+
+
+def test_a_check_that_is_not_run_is_shown() -> None:
+    ignored = IGNORED.replace("python", "python check")
+    assert "dropdown" not in myst(ignored)
+    assert ":caption: Not run: needs 8 GPUs" in myst(ignored)
+
+
+def test_a_file_bears_its_name_and_a_transcript_stays() -> None:
+    assert myst("```python file=a/b.py\nx\n```\n") == "```{code-block} python\n:caption: a/b.py\n\nx\n```\n"
+    transcript = "```shell run\nls\n```\n\n```text output\nx\n```\n"
+    assert myst(transcript) == transcript
+
+
 def test_every_line_knows_the_authors() -> None:
-    text = "# T\n\n{{ autodoc:a.b }}\n\n" + TABS + LEFT_OPEN.replace("After", "End") + "\nLast.\n"
-    made = to_myst(parse_page(text, Path("page.md")), run_that_printed("x = 1\n2\n3\n4"))
+    text = FRONT + "\n{{ autodoc:a.b }}\n\n" + TABS + CHECKS.replace("Words", "Word")
+    text += LEFT_OPEN.replace("After", "End") + "\nLast.\n"
+    made = to_myst(parse_page(text, Path("page.md")), run_that_printed("A", "", "C", "", "x = 1\n2\n3\n4"))
     authors, lines = text.split("\n"), made.text.split("\n")
-    for words in ("# T", "One.", "Two.", "After.", "End.", "Last."):
+    for words in ("# T", "Text.", "Word.", "One.", "Two.", "After.", "End.", "Last."):
         at = next(number for number, line in enumerate(lines, 1) if words in line)
         assert words in authors[made.author_line(at) - 1]
     hook = next(number for number, line in enumerate(lines, 1) if "api-object" in line)

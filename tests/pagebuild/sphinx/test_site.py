@@ -26,7 +26,13 @@ from pagetest.results.records import Records
 pytestmark = pytest.mark.project
 
 ROOT = Path(__file__).resolve().parents[3]
-LESSON = """# Lesson
+LESSON = """---
+kind: concept
+outcome: Say what `boost` does.
+minutes: 5
+devices: cpu
+---
+# Lesson
 
 {{ autodoc:colossal.booster.Booster }}
 
@@ -68,6 +74,22 @@ graph TD
 ![A figure](../images/figure.svg)
 
 See [the other page](other.md#第二节-显存).
+
+```python file=train.py
+x = 1
+```
+
+```shell run
+python train.py
+```
+
+```python check
+checked = 1
+```
+
+```text output
+1
+```
 
 <!-- doc-test-command: none -->
 """
@@ -203,6 +225,18 @@ def test_every_construct_of_a_page_is_shown(language, site) -> None:
     assert '<img alt="A figure" src="../_images/figure.svg"' in article
     assert 'href="other.html#id1"' in article or 'href="other.html#第二节-显存"' in unescape(article)
     assert "doc-test-command" not in re.sub(r"<!--.*?-->", "", article, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(("language", "summary"), [("en", "How this page is verified"), ("zh-Hans", "本页如何验证")])
+def test_checks_are_folded_and_files_bear_their_names(language, summary, site) -> None:
+    article = site.article(f"{language}/basics/lesson")
+    assert article.count("<details ") == 1
+    _, _, fold = article.partition("<details ")
+    words = unescape(re.sub(r"<.*?>", "", fold.partition("</details>")[0], flags=re.DOTALL))
+    assert re.search(rf"{summary}.*\bchecked = 1\n.*\b1\n", words, re.DOTALL)
+    assert '<span class="caption-text">train.py</span>' in article
+    assert "\npython train.py\n" in site.words(f"{language}/basics/lesson")
+    assert re.search(r"</h1>\s*<p>Say what <code[^>]*><span class=\"pre\">boost</span></code> does", article)
 
 
 @pytest.mark.parametrize(("language", "caption"), [("en", "Output, recorded"), ("zh-Hans", "输出，记录于")])

@@ -4,6 +4,8 @@ import {commentsOf} from './comments.mjs';
 import {component} from './tree.mjs';
 
 const COMMAND = /^doc-test-command:\s*(.+)$/;
+/** What stands in the place of a command on a page without a program. */
+const NONE = 'none';
 
 /**
  * @param {object[]} children
@@ -13,6 +15,7 @@ export function attachCommand(children) {
     const command = commentsOf(node)
       .map((comment) => COMMAND.exec(comment))
       .find(Boolean);
-    return command ? [component('RunPage', {command: command[1].trim()})] : [node];
+    const isProgram = command && command[1].trim() !== NONE;
+    return isProgram ? [component('RunPage', {command: command[1].trim()})] : [node];
   });
 }

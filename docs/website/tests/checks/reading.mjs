@@ -8,10 +8,12 @@ import {repeat} from '../spoil.mjs';
 const PAGE = '/docs/basics/booster_api/';
 
 export const language = {
-  name: 'the language switch keeps the page, there and back',
+  name: 'the language switch keeps the page and the place on it, there and back',
   async run(site) {
     await withPage(site, async (page) => {
-      for (const address of [PAGE, '/', '/versions/', '/features/']) {
+      await open(page, site.url + PAGE);
+      const heading = await page.locator('article h2').last().getAttribute('id');
+      for (const address of [PAGE, `${PAGE}#${heading}`, '/', '/versions/', '/features/']) {
         await open(page, site.url + address);
         await switchTo(page, '简体中文');
         ensure(pathOf(page) === `/zh-Hans${address}`, `${address} became ${pathOf(page)}`);
@@ -19,14 +21,20 @@ export const language = {
           (await page.locator('html').getAttribute('lang')) === 'zh-Hans',
           `${pathOf(page)} is not marked as Chinese`,
         );
+        const isThere = !address.includes('#') || (await page.locator(`[id="${heading}"]`).count()) === 1;
+        ensure(isThere, `${pathOf(page)} has no such heading`);
         await switchTo(page, 'English');
         ensure(pathOf(page) === address, `${address} came back as ${pathOf(page)}`);
       }
     });
-    return '4 pages';
+    return '5 places';
   },
   spoils: [
     {html: repeat('document.querySelector("a[lang=zh-Hans]").href = "/zh-Hans/"'), expect: /became \/zh-Hans\//},
+    {
+      html: repeat('document.querySelectorAll("[lang=zh-Hans] h2").forEach((heading) => (heading.id = "x"))'),
+      expect: /has no such heading/,
+    },
   ],
 };
 
@@ -42,7 +50,10 @@ async function switchTo(page, label) {
 }
 
 /** @param {import('playwright-core').Page} page */
-const pathOf = (page) => new URL(page.url()).pathname;
+function pathOf(page) {
+  const {pathname, hash} = new URL(page.url());
+  return pathname + hash;
+}
 
 export const modes = {
   name: 'light and dark follow the system, can be chosen, and stay chosen',

@@ -2,6 +2,7 @@ import MDXComponents from '@theme-original/MDXComponents';
 import Tabs from '@theme/Tabs';
 import TabItem from '@theme/TabItem';
 import * as api from '@site/src/components/api/index.js';
+import Fold from '@site/src/components/page/Fold.js';
 import NotRun from '@site/src/components/page/NotRun.js';
 import Output from '@site/src/components/page/Output.js';
 import PageStatus from '@site/src/components/page/PageStatus.js';
@@ -13,6 +14,7 @@ import StaleSection from '@site/src/components/page/StaleSection.js';
 export default {
   ...MDXComponents,
   ...api,
+  Fold,
   NotRun,
   Output,
   PageStatus,
