@@ -1,5 +1,6 @@
 """Draws the schematic figures of the Booster pages, in both languages: `python docs/figures/booster.py`."""
 
+import tomllib
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -49,6 +50,24 @@ WORDS = {
     "half": ("16 bits", "16 位"),
     "full": ("float32", "float32"),
     "only_fp16": ("fp16 only", "仅 fp16"),
+    "one": ("one process", "单进程"),
+    "many": ("several processes", "多进程"),
+    "fits all": ("everything fits", "全部放得下"),
+    "fits states": ("the model fits,\nits states do not", "放得下模型，\n放不下优化器状态"),
+    "fits none": ("the model\ndoes not fit", "放不下模型"),
+    "fits less": ("it does not fit", "放不下"),
+    "goal": ("what matters\nmost", "最看重\n什么"),
+    "simple": ("simplicity", "简单"),
+    "speed": ("speed", "速度"),
+    "memory": ("memory", "显存"),
+}
+PLUGINS = {
+    "single": ("Booster()", GREY),
+    "ddp": ("DDP", BLUE),
+    "zero": ("ZeRO", "#d5e8f5"),
+    "fsdp": ("FSDP", GREEN),
+    "hybrid": ("Hybrid", ORANGE),
+    "gemini": ("Gemini", "#e6dcf5"),
 }
 
 
@@ -193,9 +212,35 @@ def mixed_precision_types(language: int) -> Figure:
     return figure
 
 
+def booster_plugins_choice(language: int) -> Figure:
+    """The plugin to take, by what fits on a device and what matters most: a row for each goal."""
+    figure = Figure(700, 264, language)
+    plugins = tomllib.loads((SOURCE.parent / "plugins.toml").read_text(encoding="utf-8"))["plugin"]
+    columns = (("one", "all"), ("one", "none"), ("many", "all"), ("many", "states"), ("many", "none"))
+    for first, count, key in ((0, 2, "one"), (2, 3, "many")):
+        left = 112 + 118 * first
+        figure.box(left, 16, 118 * count - 8, 32, GREY, figure.word(key))
+    for column, (workers, fits) in enumerate(columns):
+        left = 112 + 118 * column
+        title = figure.word("fits less" if (workers, fits) == ("one", "none") else f"fits {fits}").split("\n")
+        for row, line in enumerate(title):
+            figure.write(left + 55, 74 + 18 * row - 9 * (len(title) - 1), line, 13, fill=SOFT)
+        for row, goal in enumerate(("simple", "speed", "memory")):
+            asked = {"workers": workers, "fits": fits, "goal": goal}
+            key = next(one["key"] for one in plugins if all(answer in one[name] for name, answer in asked.items()))
+            name, fill = PLUGINS[key]
+            figure.box(left, 102 + 52 * row, 110, 40, fill, name, 15)
+    for row, goal in enumerate(("simple", "speed", "memory")):
+        figure.write(52, 122 + 52 * row, figure.word(goal), 14, weight="600")
+    for row, line in enumerate(figure.word("goal").split("\n")):
+        figure.write(52, 65 + 18 * row, line, 13, fill=SOFT)
+    return figure
+
+
 def main() -> None:
     """Write all figures in both languages."""
-    for draw in (booster_overview, accumulation_timeline, clipping_sharded, mixed_precision_types):
+    drawn = (booster_overview, accumulation_timeline, clipping_sharded, mixed_precision_types, booster_plugins_choice)
+    for draw in drawn:
         for language, folder in enumerate(("en", "zh-Hans")):
             target = SOURCE / folder / "images" / f"{draw.__name__}.svg"
             target.parent.mkdir(parents=True, exist_ok=True)

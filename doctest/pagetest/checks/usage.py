@@ -100,7 +100,8 @@ class CodeLines:
 
     def _helpers(self, drawing: set[str]) -> set[str]:
         """The functions that check or draw, and those that nothing but checks and figures use."""
-        functions = {node.name: node for node in self.script.nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        top = self.script.tree.body  # not methods, which are called by attributes
+        functions = {node.name: node for node in top if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         usage = self.of_role(USAGE)
         used = self._names_used_on(usage)
         names = {
