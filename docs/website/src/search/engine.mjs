@@ -64,7 +64,8 @@ export function search(index, query) {
   const name = IDENTIFIER.test(query) ? normalize(query).replace(/[\s()]+/g, '') : null;
   const results = new Map();
   index.prepared.forEach(({section}, place) => {
-    const score = scores[place] + (name && isNamed(section, name) ? EXACT_NAME / (1 + section.anchor.length / 1000) : 0);
+    const score =
+      scores[place] + (name && isNamed(section, name) ? EXACT_NAME / (1 + section.anchor.length / 1000) : 0);
     if (score > 0) {
       const result = results.get(section.page) ?? {page: index.pages[section.page], scored: []};
       result.scored.push({section, score});
@@ -82,7 +83,10 @@ const isNamed = ({kind, anchor}, name) => kind > 0 && `.${anchor.toLowerCase()}`
 /** A page from the scores of its sections; `asked` is how much of the query asks for this page by a synonym. */
 function total(page, scored, asked) {
   const isAsked = asked === 1;
-  const weighed = scored.map(({section, score}) => ({section, score: isAsked && !section.anchor ? TOP * score : score}));
+  const weighed = scored.map(({section, score}) => ({
+    section,
+    score: isAsked && !section.anchor ? TOP * score : score,
+  }));
   const ordered = weighed.sort((one, other) => other.score - one.score);
   const sum = REST.reduce((so, share, place) => so + share * (ordered[place]?.score ?? 0), 0);
   const score = sum * (1 + asked) + (isAsked ? NAMED_PAGE : 0);
@@ -107,9 +111,7 @@ function scoreAll({prepared, average}, terms) {
   }
   return scores.map(
     (score, place) =>
-      score *
-      (all > 0 ? (answered[place] / all) ** 1.5 : 1) *
-      (prepared[place].isReference ? REFERENCE : 1),
+      score * (all > 0 ? (answered[place] / all) ** 1.5 : 1) * (prepared[place].isReference ? REFERENCE : 1),
   );
 }
 

@@ -22,8 +22,8 @@ export const normalize = (text) => text.normalize('NFKC').toLowerCase().replace(
 
 /**
  * @typedef {{say: string[], means: string, page?: string}} Synonym
- * @typedef {{count: (text: string) => number, weight: number, isNeeded: boolean}} Term `isNeeded`: a result without it
- * answers less of the question.
+ * @typedef {{count: (text: string) => number, source: string, weight: number, isNeeded: boolean}} Term `source`: of the
+ * expression that finds it; `isNeeded`: a result without it answers less of the question.
  */
 
 /**
@@ -45,6 +45,21 @@ export function readQuery(query, synonyms) {
     rest = rest.replace(phrase, ' ');
   }
   return {terms: [...terms, ...termsOf(rest, 1, true)], pages};
+}
+
+/**
+ * What finds the words of a query, as it was typed, in a text.
+ *
+ * @param {string} query
+ * @param {Synonym[]} synonyms Whose words are found as well.
+ * @returns {RegExp | null} None for a query without words.
+ */
+export function markerOf(query, synonyms = []) {
+  const sources = [...termsOf(normalize(query), 1, true), ...readQuery(query, synonyms).terms].map(
+    ({source}) => source,
+  );
+  const longestFirst = [...new Set(sources)].sort((one, other) => other.length - one.length);
+  return longestFirst.length > 0 ? new RegExp(longestFirst.join('|'), 'gi') : null;
 }
 
 /** The phrases of a query that have a synonym, the longest first, none within another. */
@@ -88,7 +103,8 @@ function termsOf(text, weight, isNeeded) {
 /** A word of Latin letters: it begins where a word begins, never within one. */
 function latinTerm(word) {
   const stem = word.length > 3 ? (STEM.exec(word)?.[1] ?? word) : word;
-  const pattern = new RegExp(`(?<![a-z0-9])${escape(stem)}([a-z0-9]*)`, 'g');
+  const source = `(?<![a-z0-9])${escape(stem)}[a-z0-9]*`;
+  const pattern = new RegExp(source, 'g');
   const value = (rest) => {
     if (stem + rest === word) {
       return 1;
@@ -98,18 +114,19 @@ function latinTerm(word) {
   const count = (text) => {
     let sum = 0;
     // Most texts do not say the word: to see that quickly is what makes the scan fast.
-    for (const [, rest] of text.includes(stem) ? text.matchAll(pattern) : []) {
-      sum += value(rest);
+    for (const [found] of text.includes(stem) ? text.matchAll(pattern) : []) {
+      sum += value(found.slice(stem.length));
     }
     return sum;
   };
-  return {count};
+  return {count, source};
 }
 
 /** Two words side by side, however they are joined: `fine-tune`, `fine tune`, `finetune`. */
 function pairTerm([first, second]) {
-  const pattern = new RegExp(`(?<![a-z0-9])${escape(first)}[^a-z0-9]{0,2}${escape(second)}`, 'g');
-  return {count: (text) => (text.includes(first) ? [...text.matchAll(pattern)].length : 0)};
+  const source = `(?<![a-z0-9])${escape(first)}[^a-z0-9]{0,2}${escape(second)}`;
+  const pattern = new RegExp(source, 'g');
+  return {count: (text) => (text.includes(first) ? [...text.matchAll(pattern)].length : 0), source};
 }
 
 /** Chinese, which has no spaces: all of it, and each two characters side by side. */
@@ -121,7 +138,7 @@ function hanTerms(run) {
       const pairs = part.length > 2 ? [...part].slice(1).map((_, index) => part.slice(index, index + 2)) : [];
       return [{text: part, factor: 1}, ...pairs.map((text) => ({text, factor: 1 / pairs.length}))];
     })
-    .map(({text, factor}) => ({count: (where) => where.split(text).length - 1, factor}));
+    .map(({text, factor}) => ({count: (where) => where.split(text).length - 1, source: text, factor}));
 }
 
 /** @param {string} text */
