@@ -4,19 +4,21 @@ import {Parser} from 'htmlparser2';
 
 /** What holds no words to search for: what is repeated on every page, and formulas, which are written three times. */
 const SKIPPED = new Set(
-  ['hash-link', 'page-status', 'run-page', 'katex'].concat(
+  ['hash-link', 'page-status', 'run-page', 'stale-banner', 'output-head', 'katex'].concat(
     ['signature', 'source', 'type', 'default', 'label', 'bases'].map((part) => `api-${part}`),
   ),
 );
 const SILENT = new Set(['button', 'style', 'script', 'svg']);
-const [TEXT, OBJECT, MEMBER] = [0, 1, 2];
+const [TEXT, OBJECT, MEMBER, LINKS] = [0, 1, 2, 3];
+/** The share of its words, in entries that begin with a link, from which on a section tells of other pages. */
+const MOSTLY = 0.5;
 const VOID = new Set(['area', 'br', 'col', 'hr', 'img', 'input', 'source', 'wbr']);
 /** Words before and after which the words of other elements do not continue. */
 const INLINE = new Set(['a', 'abbr', 'code', 'em', 'kbd', 'mark', 'span', 'strong', 'sub', 'sup', 'wbr']);
 
 /**
  * @typedef {{anchor: string, heading: string, kind: number, text: string, code: string}} Section `kind`: 0 for text, 1 for
- * an object of the reference, 2 for a member of one. The first section of a page has no anchor, and the page's title as
+ * an object of the reference, 2 for a member of one, 3 for a list of links. The first section of a page has no anchor, and the page's title as
  * heading.
  */
 
@@ -27,8 +29,9 @@ const INLINE = new Set(['a', 'abbr', 'code', 'em', 'kbd', 'mark', 'span', 'stron
 export function sectionsOf(html) {
   const reader = new Reader();
   new Parser(reader, {decodeEntities: true}).end(html);
-  return reader.sections.map(({text, code, heading, ...rest}) => ({
-    ...rest,
+  return reader.sections.map(({anchor, text, code, heading, kind, linked}) => ({
+    anchor,
+    kind: kind === TEXT && anchor && linked > MOSTLY * text.length ? LINKS : kind,
     heading: squeeze(heading),
     text: squeeze(text),
     code: newWords(code, text),
@@ -41,6 +44,8 @@ class Reader {
     this.sections = [];
     /** What the words of the elements that are open belong to. */
     this.open = [];
+    /** The entries of lists that are open: where their words begin, and whether with a link. */
+    this.items = [];
   }
 
   get role() {
@@ -52,17 +57,21 @@ class Reader {
     if (/^h[1-4]$/.test(tag) && role === 'heading') {
       const classes = (attributes.class ?? '').split(' ');
       const kind = classes.includes('api-object') ? OBJECT : classes.includes('api-member') ? MEMBER : TEXT;
-      this.sections.push({anchor: attributes.id ?? '', heading: '', kind, text: '', code: ''});
+      this.sections.push({anchor: attributes.id ?? '', heading: '', kind, text: '', code: '', linked: 0});
     }
     if (!INLINE.has(tag)) {
       this.ontext(' ');
     }
+    this.followList(tag);
     if (!VOID.has(tag)) {
       this.open.push(role);
     }
   }
 
   onclosetag(tag) {
+    if (tag === 'li') {
+      this.items.pop();
+    }
     if (!VOID.has(tag)) {
       this.open.pop();
     }
@@ -75,6 +84,18 @@ class Reader {
     const section = this.sections.at(-1);
     if (section && this.role in section) {
       section[this.role] += words;
+      section.linked += this.role === 'text' && this.items.some(({isLink}) => isLink) ? words.length : 0;
+    }
+  }
+
+  /** @param {string} tag That opens. */
+  followList(tag) {
+    const text = this.sections.at(-1)?.text ?? '';
+    const item = this.items.at(-1);
+    if (tag === 'li') {
+      this.items.push({start: text.length, isLink: false});
+    } else if (tag === 'a' && item && text.slice(item.start).trim() === '') {
+      item.isLink = true;
     }
   }
 

@@ -38,7 +38,7 @@ export default function Search() {
       </Head>
       <main className="container plain-page search-page">
         <Heading as="h1">{title}</Heading>
-        <form role="search" onSubmit={(event) => event.preventDefault()}>
+        <form onSubmit={(event) => event.preventDefault()}>
           <input
             className="search-field"
             type="search"
@@ -70,7 +70,7 @@ function Section({page, section, version, marker, query}) {
   const {to, ...words} = describe({page, section, version});
   return (
     <Link className="search-result" to={to} onClick={() => markNext(query)}>
-      <Found {...words} isCode={section.kind > 0} text={section.text} marker={marker} />
+      <Found {...words} marker={marker} />
     </Link>
   );
 }

@@ -1,21 +1,23 @@
 import React from 'react';
 import Translate, {translate} from '@docusaurus/Translate';
+import {isObject} from './engine.mjs';
 import {excerptOf, partsOf} from './excerpt.mjs';
 
 /**
  * Where a section that was found stands, and what it is called.
  *
  * @param {{page: object, section: object, version: {path: string}}} found
- * @returns {{to: string, name: string, place: string}}
+ * @returns {{to: string, name: string, place: string, isCode: boolean, text: string}}
  */
 export function describe({page, section, version}) {
-  const {kind, anchor, heading} = section;
+  const {kind, anchor, heading, text} = section;
+  const isCode = isObject(kind);
   const path = [version.path.replace(/\/$/, ''), page.path, ''].filter((part, at) => part || at === 2).join('/');
   const reference = translate({id: 'site.search.reference', message: 'API'});
   // A member is called with its class: `Booster.boost`.
-  const name = kind > 0 ? anchor.split('.').slice(-kind).join('.') : heading;
+  const name = isCode ? anchor.split('.').slice(-kind).join('.') : heading;
   const place = [page.isReference ? reference : '', anchor ? page.title : ''].filter(Boolean).join(' · ');
-  return {to: anchor ? `${path}#${anchor}` : path, name, place};
+  return {to: anchor ? `${path}#${anchor}` : path, name, place, isCode, text};
 }
 
 /**
@@ -35,7 +37,7 @@ export function Found({name, place, isCode, text, marker}) {
       </span>
       {text && (
         <span className="found-text">
-          <Marked text={excerptOf(text, marker)} marker={marker} />
+          <Marked text={excerptOf(text, isCode ? null : marker)} marker={marker} />
         </span>
       )}
     </>

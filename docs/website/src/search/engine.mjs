@@ -9,8 +9,9 @@ import {normalize, readQuery} from './query.mjs';
 const FIELDS = {heading: {weight: 6, length: 0.6}, title: {weight: 3, length: 0.4}, text: {weight: 1, length: 0.6}};
 const CODE = 0.1;
 const SATURATION = 2;
-/** The reference answers to names; what explains goes before it otherwise. */
-const REFERENCE = 0.55;
+/** How much what explains goes before the reference, which answers to names, and before lists of links. */
+const WEIGHT = {text: 1, reference: 0.55, links: 0.3};
+const LEFT_OUT = 1.5;
 /** Above all that words can reach. */
 const EXACT_NAME = 1000;
 const NAMED_PAGE = 500;
@@ -18,11 +19,15 @@ const NAMED_PAGE = 500;
 const TOP = 1.6;
 /** How much the next best sections of a page add to its best. */
 const REST = [1, 0.25, 0.1];
+/** The kind of a section that lists links to other pages. */
+const LINKS = 3;
+/** @param {number} kind */
+export const isObject = (kind) => kind === 1 || kind === 2;
 const IDENTIFIER = /[a-z0-9][A-Z]|[._]\w|\w\(/;
 
 /**
  * @typedef {{page: number, anchor: string, heading: string, kind: number, text: string}} Section `kind`: 0
- * for text, 1 for an object of the reference, 2 for a member of one.
+ * for text, 1 for an object of the reference, 2 for a member of one, 3 for links.
  * @typedef {[number, string, string, number, string, string]} Row The values of a section in their order.
  * @typedef {{pages: {title: string, path: string, isReference: boolean}[], sections: Row[],
  *   synonyms: import('./query.mjs').Synonym[]}} Stored
@@ -37,9 +42,10 @@ const IDENTIFIER = /[a-z0-9][A-Z]|[._]\w|\w\(/;
 export function prepare({pages, sections, synonyms}) {
   const prepared = sections.map(([page, anchor, heading, kind, text, code]) => {
     const {title, isReference} = pages[page];
-    const fields = {heading: kind ? `${anchor} ${apart(anchor)}` : heading, title, text};
+    const sort = isReference ? 'reference' : kind === LINKS ? 'links' : 'text';
+    const fields = {heading: isObject(kind) ? `${anchor} ${apart(anchor)}` : heading, title, text};
     const lower = Object.fromEntries(Object.entries(fields).map(([name, words]) => [name, normalize(words)]));
-    return {section: {page, anchor, heading, kind, text}, isReference, fields: lower, code: normalize(code)};
+    return {section: {page, anchor, heading, kind, text}, fields: lower, code: normalize(code), sort};
   });
   const average = Object.fromEntries(
     Object.keys(FIELDS).map((name) => [
@@ -59,8 +65,8 @@ const apart = (name) => name.replace(/([a-z0-9])([A-Z])/g, '$1 $2');
  * @returns {Result[]} The best first.
  */
 export function search(index, query) {
-  const {terms, pages} = readQuery(query, index.synonyms);
-  const scores = scoreAll(index, terms);
+  const {needs, pages} = readQuery(query, index.synonyms);
+  const scores = scoreAll(index, needs);
   const name = IDENTIFIER.test(query) ? normalize(query).replace(/[\s()]+/g, '') : null;
   const results = new Map();
   index.prepared.forEach(({section}, place) => {
@@ -93,26 +99,39 @@ function total(page, scored, asked) {
   return {page, score, sections: ordered.map(({section}) => section)};
 }
 
-/** @returns {number[]} For each section how well it answers. */
-function scoreAll({prepared, average}, terms) {
-  const answered = new Array(prepared.length).fill(0);
+/** @returns {number[]} For each section how well it answers: what it says, less what it leaves out. */
+function scoreAll(index, needs) {
+  const {prepared} = index;
   const scores = new Array(prepared.length).fill(0);
+  const answered = new Array(prepared.length).fill(0);
+  const all = needs.reduce((sum, {weight}) => sum + weight, 0);
+  for (const {ways, weight} of needs) {
+    const found = ways.map((way) => scoreWay(index, way));
+    prepared.forEach((_, place) => {
+      found.forEach((way) => (scores[place] += way.scores[place]));
+      answered[place] += (weight / all) * Math.max(...found.map((way) => way.shares[place]));
+    });
+  }
+  return scores.map((score, place) => score * answered[place] ** LEFT_OUT * WEIGHT[prepared[place].sort]);
+}
+
+/** @returns {{scores: number[], shares: number[]}} For each section, what it says of the words and which part of them. */
+function scoreWay({prepared, average}, terms) {
+  const scores = new Array(prepared.length).fill(0);
+  const shares = new Array(prepared.length).fill(0);
   let all = 0;
   for (const term of terms) {
     const counts = prepared.map((entry) => countIn(entry, term, average));
     const holding = counts.filter((count) => count > 0).length;
+    // The rarer a word, the more it tells; one that nobody says, nobody leaves out.
     const rarity = Math.log(1 + (prepared.length - holding + 0.5) / (holding + 0.5)) * term.weight;
-    all += term.isNeeded && holding > 0 ? rarity : 0;
+    all += holding > 0 ? rarity : 0;
     counts.forEach((count, place) => {
-      const part = rarity * (count / (count + SATURATION));
-      scores[place] += part;
-      answered[place] += term.isNeeded && count > 0 ? rarity : 0;
+      scores[place] += rarity * (count / (count + SATURATION));
+      shares[place] += count > 0 ? rarity : 0;
     });
   }
-  return scores.map(
-    (score, place) =>
-      score * (all > 0 ? (answered[place] / all) ** 1.5 : 1) * (prepared[place].isReference ? REFERENCE : 1),
-  );
+  return {scores, shares: shares.map((share) => (all > 0 ? share / all : 0))};
 }
 
 function countIn({fields, code}, term, average) {

@@ -1,6 +1,8 @@
 /** The part of a text that a result shows. */
 
-const LENGTH = 150;
+const LENGTH = 130;
+/** Of Chinese, whose characters are wide. */
+const LENGTH_HAN = 72;
 /** Characters that are shown before the first word that was found. */
 const BEFORE = 40;
 
@@ -10,20 +12,21 @@ const BEFORE = 40;
  * @returns {string} The part around the first word that was found, or the beginning.
  */
 export function excerptOf(text, marker) {
+  const length = /\p{Script=Han}/u.test(text.slice(0, LENGTH)) ? LENGTH_HAN : LENGTH;
   const found = marker ? text.search(marker) : -1;
-  if (found < BEFORE * 2) {
-    return text.length > LENGTH ? `${cut(text, 0)} …` : text;
+  if (found < length - BEFORE) {
+    return text.length > length ? `${cut(text, 0, length)} …` : text;
   }
   const word = text.lastIndexOf(' ', found - BEFORE);
   const start = word > found - 2 * BEFORE ? word + 1 : found - BEFORE;
-  return `… ${cut(text, start)}${start + LENGTH < text.length ? ' …' : ''}`;
+  return `… ${cut(text, start, length)}${start + length < text.length ? ' …' : ''}`;
 }
 
-/** @param {string} text @param {number} start */
-function cut(text, start) {
-  const part = text.slice(start, start + LENGTH);
-  const end = start + LENGTH < text.length ? part.lastIndexOf(' ') : -1;
-  return end > LENGTH - 20 ? part.slice(0, end) : part;
+/** @param {string} text @param {number} start @param {number} length */
+function cut(text, start, length) {
+  const part = text.slice(start, start + length);
+  const end = start + length < text.length ? part.lastIndexOf(' ') : -1;
+  return end > length - 20 ? part.slice(0, end) : part;
 }
 
 /**

@@ -14,37 +14,39 @@ const STEM = /^(\w{3,}?)(?:s|es|ed|ing|e|ion|ions|y|ies)$/;
 /** How much an occurrence counts: the word itself, another form of it, and a word that only begins with it. */
 const FORM = 0.85;
 const BEGINNING = 0.3;
-/** Of a phrase that has a synonym, the words that were typed count this much. */
-const TYPED = 0.4;
+/** Of a phrase that has a synonym, the words that are meant count this much beside those that were typed. */
+const MEANT = 0.7;
 
 /** @param {string} text */
 export const normalize = (text) => text.normalize('NFKC').toLowerCase().replace(/\s+/g, ' ').trim();
 
 /**
  * @typedef {{say: string[], means: string, page?: string}} Synonym
- * @typedef {{count: (text: string) => number, source: string, weight: number, isNeeded: boolean}} Term `source`: of the
- * expression that finds it; `isNeeded`: a result without it answers less of the question.
+ * @typedef {{count: (text: string) => number, source: string, weight: number}} Term `source`: of the expression that
+ * finds it.
+ * @typedef {{ways: Term[][], weight: number}} Need A part of the question, and the ways to say it.
  */
 
 /**
  * @param {string} query
  * @param {Synonym[]} synonyms
- * @returns {{terms: Term[], pages: Map<string, number>}} What to look for, and pages that the synonyms name, with 1 for
+ * @returns {{needs: Need[], pages: Map<string, number>}} What to look for, and pages that the synonyms name, with 1 for
  * those that the whole query asks for and less for others.
  */
 export function readQuery(query, synonyms) {
   let rest = normalize(query);
+  const length = rest.length;
   const pages = new Map();
-  const terms = [];
+  const needs = [];
   for (const {phrase, synonym} of phrasesIn(rest, synonyms)) {
-    const share = phrase.length / normalize(query).length;
     if (synonym.page) {
-      pages.set(synonym.page, Math.max(share, pages.get(synonym.page) ?? 0));
+      pages.set(synonym.page, Math.max(phrase.length / length, pages.get(synonym.page) ?? 0));
     }
-    terms.push(...termsOf(synonym.means, 1, true), ...termsOf(phrase, TYPED, false));
+    needs.push({ways: [termsOf(phrase, 1), termsOf(normalize(synonym.means), MEANT)], weight: phrase.length});
     rest = rest.replace(phrase, ' ');
   }
-  return {terms: [...terms, ...termsOf(rest, 1, true)], pages};
+  needs.push({ways: [termsOf(rest, 1)], weight: rest.replace(/\s/g, '').length});
+  return {needs: needs.filter(({ways}) => ways.some((way) => way.length > 0)), pages};
 }
 
 /**
@@ -83,21 +85,21 @@ const says = (text, phrase) =>
 /**
  * @param {string} text
  * @param {number} weight
- * @param {boolean} isNeeded
  * @returns {Term[]}
  */
-function termsOf(text, weight, isNeeded) {
-  const runs = text.match(/[\p{Script=Han}]+|[\p{L}\p{N}_]+/gu) ?? [];
-  const latin = runs.filter((run) => !HAN.test(run)).flatMap((run) => run.split('_').filter(Boolean));
-  const words = latin.filter((word) => !STOP.has(word));
-  const kept = words.length > 0 || runs.length > latin.length ? words : latin;
-  const pairs = kept.slice(1).map((word, index) => [kept[index], word]);
-  const scale = (term, factor, needed = isNeeded) => ({...term, weight: weight * factor, isNeeded: needed});
-  return [
-    ...kept.map((word) => scale(latinTerm(word), 1)),
-    ...pairs.map((pair) => scale(pairTerm(pair), 1, false)),
-    ...runs.filter((run) => HAN.test(run)).flatMap((run) => hanTerms(run).map((term) => scale(term, term.factor))),
+function termsOf(text, weight) {
+  const runs = text.match(/\p{Script=Han}+|[\p{L}\p{N}]+/gu) ?? [];
+  const latin = runs.filter((run) => !HAN.test(run));
+  const telling = latin.filter((word) => !STOP.has(word));
+  // A question of stop words only is about them.
+  const words = telling.length === 0 && latin.length === runs.length ? latin : telling;
+  const pairs = words.slice(1).map((word, index) => [words[index], word]);
+  const terms = [
+    ...words.map(latinTerm),
+    ...pairs.map(pairTerm),
+    ...runs.filter((run) => HAN.test(run)).flatMap(hanTerms),
   ];
+  return terms.map((term) => ({...term, weight: weight * (term.weight ?? 1)}));
 }
 
 /** A word of Latin letters: it begins where a word begins, never within one. */
@@ -124,7 +126,7 @@ function latinTerm(word) {
 
 /** Two words side by side, however they are joined: `fine-tune`, `fine tune`, `finetune`. */
 function pairTerm([first, second]) {
-  const source = `(?<![a-z0-9])${escape(first)}[^a-z0-9]{0,2}${escape(second)}`;
+  const source = `(?<![a-z0-9])${escape(first)}[^a-z0-9]{0,2}${escape(second)}[a-z0-9]*`;
   const pattern = new RegExp(source, 'g');
   return {count: (text) => (text.includes(first) ? [...text.matchAll(pattern)].length : 0), source};
 }
@@ -136,9 +138,9 @@ function hanTerms(run) {
     .filter(Boolean)
     .flatMap((part) => {
       const pairs = part.length > 2 ? [...part].slice(1).map((_, index) => part.slice(index, index + 2)) : [];
-      return [{text: part, factor: 1}, ...pairs.map((text) => ({text, factor: 1 / pairs.length}))];
+      return [{text: part, weight: 1}, ...pairs.map((text) => ({text, weight: 1 / pairs.length}))];
     })
-    .map(({text, factor}) => ({count: (where) => where.split(text).length - 1, source: text, factor}));
+    .map(({text, weight}) => ({count: (where) => where.split(text).length - 1, source: text, weight}));
 }
 
 /** @param {string} text */

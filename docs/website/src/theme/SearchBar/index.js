@@ -8,7 +8,7 @@ import {markNext} from '../../search/marking';
 import useSearch from '../../search/useSearch';
 
 /** Pages that the list below the field shows. */
-const SHOWN = 8;
+const SHOWN = 7;
 const LIST = 'search-list';
 
 /** The search of the navigation: a field, and below it the pages that were found, the best chosen already. */
@@ -20,13 +20,12 @@ export default function SearchBar() {
   const history = useHistory();
   const {version, start, state, results, marker} = useSearch(useDeferredValue(query));
   const all = `${useBaseUrl('search/')}?${new URLSearchParams({q: query, version: version.name})}`;
-  const found = results.slice(0, SHOWN).map(({page, sections: [section]}) => ({
-    ...describe({page, section, version}),
-    isCode: section.kind > 0,
-    text: section.text,
-  }));
+  const found = results
+    .slice(0, SHOWN)
+    .map(({page, sections: [section]}) => describe({page, section, version}));
   const targets = [...found.map(({to}) => to), all];
   useShortcut(field);
+  useEffect(() => document.getElementById(`${LIST}-${chosen}`)?.scrollIntoView({block: 'nearest'}), [chosen]);
 
   const leave = (to) => {
     markNext(query);
