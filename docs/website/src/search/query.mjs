@@ -57,9 +57,8 @@ export function readQuery(query, synonyms) {
  * @returns {RegExp | null} None for a query without words.
  */
 export function markerOf(query, synonyms = []) {
-  const sources = [...termsOf(normalize(query), 1, true), ...readQuery(query, synonyms).terms].map(
-    ({source}) => source,
-  );
+  const meant = readQuery(query, synonyms).needs.flatMap(({ways}) => ways.flat());
+  const sources = [...termsOf(normalize(query), 1), ...meant].map(({source}) => source);
   const longestFirst = [...new Set(sources)].sort((one, other) => other.length - one.length);
   return longestFirst.length > 0 ? new RegExp(longestFirst.join('|'), 'gi') : null;
 }

@@ -20,9 +20,7 @@ export default function SearchBar() {
   const history = useHistory();
   const {version, start, state, results, marker} = useSearch(useDeferredValue(query));
   const all = `${useBaseUrl('search/')}?${new URLSearchParams({q: query, version: version.name})}`;
-  const found = results
-    .slice(0, SHOWN)
-    .map(({page, sections: [section]}) => describe({page, section, version}));
+  const found = results.slice(0, SHOWN).map(({page, sections: [section]}) => describe({page, section, version}));
   const targets = [...found.map(({to}) => to), all];
   useShortcut(field);
   useEffect(() => document.getElementById(`${LIST}-${chosen}`)?.scrollIntoView({block: 'nearest'}), [chosen]);
