@@ -44,6 +44,10 @@ def _faults(path: Path, entries: list[dict[str, Any]], edition: Edition) -> Iter
         word = json.dumps(entry["say"][0], ensure_ascii=False)
         line = next((number for number, text in enumerate(lines, 1) if word in text), 1)
         if lost := set(LANGUAGES) - set(entry["means"]):
-            yield Finding(path, line, f"{word} has no meaning in {', '.join(sorted(lost))}: say which words it stands for")
+            yield Finding(
+                path, line, f"{word} has no meaning in {', '.join(sorted(lost))}: say which words it stands for"
+            )
         if entry.get("page", edition.tree.names[0]) not in edition.tree.names:
-            yield Finding(path, line, f"{word} leads to {entry['page']}, which does not exist: name a page of the sidebar")
+            yield Finding(
+                path, line, f"{word} leads to {entry['page']}, which does not exist: name a page of the sidebar"
+            )
