@@ -23,7 +23,9 @@ export default function SearchBar() {
   const found = results.slice(0, SHOWN).map(({page, sections: [section]}) => describe({page, section, version}));
   const targets = [...found.map(({to}) => to), all];
   useShortcut(field);
-  useEffect(() => document.getElementById(`${LIST}-${chosen}`)?.scrollIntoView({block: 'nearest'}), [chosen]);
+  useEffect(() => {
+    document.getElementById(`${LIST}-${chosen}`)?.scrollIntoView({block: 'nearest'});
+  }, [chosen]);
 
   const leave = (to) => {
     markNext(query);
