@@ -22,6 +22,7 @@ export default function SearchBar() {
   const all = `${useBaseUrl('search/')}?${new URLSearchParams({q: query, version: version.name})}`;
   const found = results.slice(0, SHOWN).map(({page, sections: [section]}) => describe({page, section, version}));
   const targets = [...found.map(({to}) => to), all];
+  const isShown = isOpen && query.trim() !== '';
   useShortcut(field);
   useEffect(() => {
     document.getElementById(`${LIST}-${chosen}`)?.scrollIntoView({block: 'nearest'});
@@ -44,8 +45,12 @@ export default function SearchBar() {
     } else if (event.key === 'Enter' && query.trim()) {
       event.preventDefault();
       leave(isOpen ? targets[Math.min(chosen, targets.length - 1)] : all);
+    } else if (event.key === 'Escape' && isShown) {
+      // The browser would clear the field.
+      event.preventDefault();
+      setOpen(false);
     } else if (event.key === 'Escape') {
-      isOpen && query ? setOpen(false) : field.current.blur();
+      field.current.blur();
     }
   };
   const onChange = ({target}) => {
@@ -53,7 +58,6 @@ export default function SearchBar() {
     setOpen(true);
     setChosen(0);
   };
-  const isShown = isOpen && query.trim() !== '';
   const option = (at) => ({
     id: `${LIST}-${at}`,
     role: 'option',
