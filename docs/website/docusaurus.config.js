@@ -31,7 +31,9 @@ if (!existsSync(new URL('data/site.json', import.meta.url))) {
 const site = readJson('data/site.json');
 const releases = existsSync(new URL('versions.json', import.meta.url)) ? readJson('versions.json') : [];
 
-const CSS = ['tokens', 'base', 'chrome', 'content', 'api', 'home', 'choice'].map((name) => `./src/css/${name}.css`);
+const CSS = ['tokens', 'base', 'chrome', 'content', 'api', 'home', 'choice', 'search'].map(
+  (name) => `./src/css/${name}.css`,
+);
 
 /** @type {import('@docusaurus/types').Config} */
 export default {
@@ -62,7 +64,7 @@ export default {
       'zh-Hans': {label: '简体中文', htmlLang: 'zh-Hans'},
     },
   },
-  clientModules: ['./src/css/katex.js'],
+  clientModules: ['./src/css/katex.js', './src/search/marking.js'],
   customFields: {site},
   plugins: [
     [
@@ -81,24 +83,9 @@ export default {
     ],
     ['@docusaurus/plugin-content-pages', {}],
     ['@docusaurus/plugin-sitemap', {ignorePatterns: ['/search/', '/zh-Hans/search/']}],
+    './plugins/search/index.mjs',
   ],
-  themes: [
-    ['@docusaurus/theme-classic', {customCss: CSS}],
-    '@docusaurus/theme-mermaid',
-    [
-      '@easyops-cn/docusaurus-search-local',
-      {
-        hashed: true,
-        language: ['en', 'zh'],
-        indexBlog: false,
-        indexPages: false,
-        docsRouteBasePath: 'docs',
-        highlightSearchTermsOnTargetPage: true,
-        explicitSearchResultPath: true,
-        searchBarShortcutHint: false,
-      },
-    ],
-  ],
+  themes: [['@docusaurus/theme-classic', {customCss: CSS}], '@docusaurus/theme-mermaid'],
   themeConfig: {
     colorMode: {respectPrefersColorScheme: true},
     docs: {sidebar: {hideable: false, autoCollapseCategories: false}, versionPersistence: 'none'},

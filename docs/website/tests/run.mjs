@@ -20,6 +20,7 @@ import {keyboard} from './checks/keyboard.mjs';
 import {links} from './checks/links.mjs';
 import {notFound, opening, withoutScripts} from './checks/opening.mjs';
 import {chooser, copying, language, modes, versions} from './checks/reading.mjs';
+import {queries} from './checks/queries.mjs';
 import {records} from './checks/records.mjs';
 import {anchors, scrolling} from './checks/reference.mjs';
 import {search} from './checks/search.mjs';
@@ -38,6 +39,7 @@ const CHECKS = [
   notFound,
   language,
   search,
+  queries,
   modes,
   copying,
   versions,

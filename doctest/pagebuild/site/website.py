@@ -9,6 +9,7 @@ from pagebuild.site.landing.data import landing_data
 from pagebuild.site.pages import EditionWriter
 from pagebuild.site.project import Project
 from pagebuild.site.reference import missing_names
+from pagebuild.site.search import search_synonyms
 from pagebuild.site.sidebar import encode_json, make_labels, make_sidebars
 from pagetest.finding import Finding
 from pagetest.model.tree import LANGUAGES
@@ -43,6 +44,7 @@ def website_files(root: Path, project: Project, coverage: Coverage) -> dict[str,
         "versions.json": [edition.version for edition in released],
         "data/site.json": site,
         "data/landing.json": landing_data(root, current, coverage),
+        "data/search.json": search_synonyms(root, current),
     }
     return files | {name: encode_json(content) for name, content in data.items()}
 

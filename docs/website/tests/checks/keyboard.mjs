@@ -24,7 +24,9 @@ export const keyboard = {
     {html: '<style>[class*=skipToContent]{display:none}</style>', expect: /first in line/},
     {html: repeat('document.querySelector(".navbar__search-input").tabIndex=-1'), expect: /the search is out of reach/},
     {
-      html: repeat('document.querySelector(".navbar__search-input").focus=HTMLElement.prototype.focus'),
+      html:
+        '<script>addEventListener("focusout",({target})=>' +
+        'target.matches(".navbar__search-input")&&setTimeout(()=>target.focus(),200))</script>',
       expect: /takes the focus back/,
     },
     {html: '<style>.dropdown__menu{display:none!important}</style>', expect: /Chinese is out of reach|stays hidden/},
@@ -46,8 +48,10 @@ async function checkSkipLink(page, address) {
 /** The search can be reached, and does not pull back who moves on. */
 async function checkSearch(page, address) {
   await open(page, address);
-  await reach(page, 'the search', () => document.activeElement.matches('.navbar__search-input'));
   const loaded = page.waitForResponse((response) => response.url().includes('search-index'));
+  // Who does not reach the search waits for nothing.
+  loaded.catch(() => {});
+  await reach(page, 'the search', () => document.activeElement.matches('.navbar__search-input'));
   await page.keyboard.press('Tab');
   const next = await page.evaluate(() => document.activeElement.outerHTML);
   await loaded;
