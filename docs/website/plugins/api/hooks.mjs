@@ -1,11 +1,16 @@
 /** Hooks `{{ autodoc:path }}`, alone in a paragraph, become the documentation of the object. */
 
 import {SKIP, visit} from 'unist-util-visit';
+import {component} from '../markdown/tree.mjs';
 import {ApiWriter} from './writer.mjs';
 
 const HOOK = /^\{\{\s*autodoc:\s*([A-Za-z_][\w.]*)\s*\}\}$/;
 /** The smallest heading. */
 const DEEPEST = 6;
+/** The largest one that the table of contents leaves out. */
+const UNLISTED = 4;
+/** The kinds of pages that somebody reads to do something: there the reference is folded. */
+const FOLDS = new Set(['tutorial', 'how-to']);
 
 /**
  * @param {{children: object[]}} tree
@@ -32,9 +37,13 @@ export function expandHooks(tree, source, library) {
     hooked.add(name);
   }
   const writer = new ApiWriter(api, source, hooked);
+  const isFolded = FOLDS.has(source.page.about?.kind);
   for (const {name, node, parent, depth} of hooks) {
     const place = parent.children.indexOf(node);
-    parent.children.splice(place, 1, ...writer.write(name, Math.min(depth + 1, DEEPEST - 1), node));
+    const largest = isFolded ? Math.max(depth + 1, UNLISTED) : depth + 1;
+    const written = writer.write(name, Math.min(largest, DEEPEST - 1), node);
+    const fold = component('Fold', {role: 'api', name: name.split('.').slice(1).join('.')}, written);
+    parent.children.splice(place, 1, ...(isFolded ? [fold] : written));
   }
 }
 

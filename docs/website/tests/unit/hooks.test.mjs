@@ -47,6 +47,21 @@ test('a hook becomes a heading with the path as its anchor, below the section th
   assert.equal(structuredClone({...box.data.hProperties}).id, 'lib.Box');
 });
 
+test('a tutorial folds what its hooks become, and keeps it out of its table of contents', async () => {
+  const about = (kind) => ({page: {about: {kind, outcome: 'Do it', minutes: 1, devices: ['cpu']}}});
+  const fold = (kind) => transform(site, '# Page\n\n## API\n\n{{ autodoc:lib.Box }}\n', about(kind));
+  for (const kind of ['tutorial', 'how-to']) {
+    const [box] = (await fold(kind)).children.filter(({name}) => name === 'Fold');
+    assert.deepEqual(
+      box.attributes.map(({value}) => value),
+      ['api', 'Box'],
+    );
+    assert.ok(headings(box).length > 0);
+    assert.ok(headings(box).every(({depth}) => depth > 3));
+  }
+  assert.ok((await fold('concept')).children.every(({name}) => name !== 'Fold'));
+});
+
 test('members follow their class, and those with a hook of their own stand there instead', async () => {
   const tree = await transform(site, '{{ autodoc:lib.Box }}\n\n{{ autodoc:lib.Box.open }}\n');
   assert.deepEqual(

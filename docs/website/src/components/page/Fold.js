@@ -2,18 +2,18 @@ import React from 'react';
 import {translate} from '@docusaurus/Translate';
 
 /**
- * Code that a reader need not read: what checks the page, or draws a figure.
+ * What a reader need not read: code that checks the page or draws a figure, and the reference of an object.
  *
- * @param {{role: 'check' | 'figure', children: React.ReactNode}} props
+ * @param {{role: 'check' | 'figure' | 'api', name?: string, children: React.ReactNode}} props
  */
-export default function Fold({role, children}) {
+export default function Fold({role, name, children}) {
   const summaries = {
     check: translate({id: 'site.fold.check', message: 'How this page is verified'}),
     figure: translate({id: 'site.fold.figure', message: 'How this figure is drawn'}),
   };
   return (
     <details className="fold">
-      <summary>{summaries[role]}</summary>
+      <summary>{role === 'api' ? <code>{name}</code> : summaries[role]}</summary>
       {children}
     </details>
   );
