@@ -26,7 +26,8 @@ size = "2"
 en.when = "many"
 zh-Hans.when = "多个"
 """
-PAGE = "# T\n\n<!-- plugins: when, name, size -->\n<!-- /plugins -->\n\n<!-- plugins of many: name -->\n<!-- /plugins -->\n"
+END = "<!-- /plugins -->\n"
+PAGE = f"# T\n\n<!-- plugins: when, name, size -->\n{END}\n<!-- plugins of many: name -->\n{END}"
 ENGLISH = """# T
 
 <!-- plugins: when, name, size -->
@@ -52,7 +53,8 @@ def tables(docs) -> PluginTables:
     return PluginTables(file)
 
 
-def test_tables_are_written_in_the_language_of_the_page_and_then_hold(docs, tables, capsys) -> None:
+@pytest.mark.usefixtures("tables")
+def test_tables_are_written_in_the_language_of_the_page_and_then_hold(docs, capsys) -> None:
     docs.write("basics/t", PAGE + "\n<!-- doc-test-command: none -->\n")
     assert docs.main("--check") == 1
     assert "t.md:3: this table is not what plugins.toml says: run `docs_test.py --tables`" in capsys.readouterr().out

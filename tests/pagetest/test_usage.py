@@ -110,7 +110,8 @@ def test_a_how_to_keeps_its_checks_and_figures_out_of_its_usage(parse, checks) -
 
 
 def test_the_methods_of_a_class_that_usage_makes_are_usage(parse) -> None:
-    model = "class Net(Base):\n    def __init__(self):\n        x = 1\n\n    def forward(self, x):\n        return x\n\n\nNet()"
+    methods = "    def __init__(self):\n        x = 1\n\n    def forward(self, x):\n        return x\n"
+    model = f"class Net(Base):\n{methods}\n\nNet()"
     assert not faults(parse, page(f"python\n{model}"))
     assert faults(parse, page(f"python\n{USES}\n{model.removesuffix('Net()')}", "python check\nassert Net()"))
 
