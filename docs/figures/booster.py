@@ -26,14 +26,14 @@ WORDS = {
     "verbs": ("the same verbs under every plugin", "任何插件下都是同一组方法"),
     "rank": ("rank", "rank"),
     "no_sync": ("inside no_sync: each rank keeps its own gradients", "no_sync 之内：各 rank 各自累加梯度"),
-    "outside": ("outside: synchronise", "之外：同步"),
+    "outside": ("outside: synchronize", "之外：同步"),
     "micro": ("micro-batch", "微批次"),
     "average": ("all-reduce: average of the sums", "all-reduce：对累加和求平均"),
     "step": ("optimizer.step()", "optimizer.step()"),
     "weight_part": ("weight, rows", "权重，行"),
-    "bias": ("whole bias", "完整的偏置"),
-    "own_squares": ("squares of its part", "自己那部分的平方和"),
-    "add": ("all-reduce adds the parts' squares", "all-reduce 把各部分的平方和相加"),
+    "bias": ("full bias", "完整的偏置"),
+    "own_squares": ("squares of its shard", "本地分片的平方和"),
+    "add": ("all-reduce adds the squares of the shards", "all-reduce 把各分片的平方和相加"),
     "once": ("+ bias squares, once; then the root", "再加偏置的平方和（只加一次），然后开方"),
     "same_norm": ("the same norm on every rank", "每个 rank 得到相同的范数"),
     "forward": ("forward", "前向"),
@@ -43,9 +43,9 @@ WORDS = {
     "products": ("matrix products", "矩阵乘"),
     "logits": ("logits", "logits"),
     "loss": ("loss", "损失"),
-    "scaled": ("loss x scale", "损失 x 缩放系数"),
+    "scaled": ("loss x scale", "损失 x 缩放因子"),
     "gradients": ("gradients", "梯度"),
-    "unscale": ("÷ scale, check for inf", "÷ 缩放系数，检查 inf"),
+    "unscale": ("÷ scale, check for inf", "÷ 缩放因子，检查 inf"),
     "state": ("optimizer state", "优化器状态"),
     "half": ("16 bits", "16 位"),
     "full": ("float32", "float32"),
@@ -188,7 +188,7 @@ def clipping_sharded(language: int) -> Figure:
 
 
 def mixed_precision_types(language: int) -> Figure:
-    """The tensors of a step, in order, coloured by type."""
+    """The tensors of a step, in order, colored by type."""
     figure = Figure(760, 284, language)
     rows = (
         (56, "forward", (("parameters", BLUE), ("products", ORANGE), ("logits", ORANGE), ("loss", BLUE))),
