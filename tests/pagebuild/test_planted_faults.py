@@ -89,7 +89,7 @@ def findings(tmp_path_factory) -> list[Finding]:
     """What the session ``lint`` says, and the session ``site`` before it builds anything, of all faults together."""
     docs = tmp_path_factory.mktemp("project") / "docs"
     shutil.copytree(ROOT / "docs" / "source", docs / "source")
-    for name in ("sidebars.json", "versions.json", "glossary.json"):
+    for name in ("sidebars.json", "versions.json", "glossary.json", "plugins.toml"):
         shutil.copy(ROOT / "docs" / name, docs)
     for plant in {fault.plant: None for fault in FAULTS.values()}:
         plant(docs)
