@@ -88,7 +88,8 @@ FAULTS = {
 def findings(tmp_path_factory) -> list[Finding]:
     """What the session ``lint`` says, and the session ``site`` before it builds anything, of all faults together."""
     docs = tmp_path_factory.mktemp("project") / "docs"
-    shutil.copytree(ROOT / "docs" / "source", docs / "source")
+    for folder in ("source", "figures"):
+        shutil.copytree(ROOT / "docs" / folder, docs / folder)
     for name in ("sidebars.json", "versions.json", "glossary.json", "plugins.toml"):
         shutil.copy(ROOT / "docs" / name, docs)
     for plant in {fault.plant: None for fault in FAULTS.values()}:
