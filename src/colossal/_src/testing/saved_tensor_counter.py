@@ -60,4 +60,4 @@ class SavedTensorCounter:
 
 def _place(storage: torch.UntypedStorage) -> int:
     """What identifies a storage while it is held; on the meta device none has an address of data."""
-    return storage.data_ptr() or storage._cdata
+    return storage.data_ptr() or id(storage)
