@@ -195,3 +195,10 @@ def test_saved_tensors_are_counted_once_and_without_parameters() -> None:
         y = checkpoint(model, x, use_reentrant=False).sum()
     assert recomputed.bytes == x.nbytes
     y.backward()
+
+
+def test_saved_tensors_on_the_meta_device_are_counted() -> None:
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)).to("meta")
+    with SavedTensorCounter(model) as saved:
+        model(torch.ones(8, 4, device="meta"))
+    assert saved.bytes == 4 * 8 * (4 + 16)

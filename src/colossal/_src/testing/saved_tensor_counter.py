@@ -48,11 +48,16 @@ class SavedTensorCounter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
-        left_out = {local_of(tensor).untyped_storage().data_ptr() for tensor in self._left_out}
+        left_out = {_place(local_of(tensor).untyped_storage()) for tensor in self._left_out}
         self.bytes += sum(each.nbytes() for place, each in self._storages.items() if place not in left_out)
         self._storages.clear()
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = local_of(tensor).untyped_storage()
-        self._storages[storage.data_ptr()] = storage
+        self._storages[_place(storage)] = storage
         return tensor
+
+
+def _place(storage: torch.UntypedStorage) -> int:
+    """What identifies a storage while it is held; on the meta device none has an address of data."""
+    return storage.data_ptr() or id(storage)
