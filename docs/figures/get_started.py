@@ -7,6 +7,8 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
+from colossal.testing import COLORS
+
 SOURCE = Path(__file__).resolve().parents[1] / "source"
 LANGUAGES = ("en", "zh-Hans")
 
@@ -23,21 +25,29 @@ LABELS = {
     "meet": ("1. all come here", "1. 所有进程到此会合"),
     "leave": ("and exchange addresses", "并交换各自的地址"),
     "connect": ("2. then they are connected to each other: a world of 4", "2. 之后两两相连，组成 4 个进程的 world"),
-    "first": ("new here: get it running", "初次使用：先跑起来"),
-    "know": ("background: what and why", "背景知识：是什么，为什么"),
-    "train": ("train a model of your own", "训练自己的模型"),
-    "refine": ("by need: one feature each", "按需选读：每页一个功能"),
+    "start": ("start", "入门"),
+    "larger": ("fit a larger model", "训练更大的模型"),
+    "faster": ("go faster", "在多块 GPU 上更快"),
+    "operate": ("operate", "运行"),
+    "understand": ("understand", "理解原理"),
+    "contribute": ("contribute", "参与开发"),
     "installation": ("Installation", "安装"),
     "run_demo": ("Quick demo", "快速演示"),
-    "distributed_training": ("Distributed training", "分布式训练"),
-    "paradigms": ("Paradigms of parallelism", "并行技术"),
-    "overview": ("Overview of colossal", "colossal 总览"),
-    "launch": ("Launch", "启动"),
     "booster": ("Booster", "Booster"),
-    "accumulation": ("Gradient accumulation", "梯度累积"),
-    "clipping": ("Gradient clipping", "梯度裁剪"),
     "precision": ("Mixed precision", "混合精度"),
-    "utils": ("Cluster utilities", "集群工具"),
+    "zero": ("ZeRO", "ZeRO"),
+    "gemini": ("Gemini", "Gemini"),
+    "shardformer": ("Shardformer", "Shardformer"),
+    "tensor": ("Tensor parallelism", "张量并行"),
+    "pipeline": ("Pipeline parallelism", "流水线并行"),
+    "launch": ("Launch", "启动"),
+    "checkpoints": ("Checkpoints", "检查点"),
+    "faults": ("Fault tolerance", "容错"),
+    "distributed_training": ("Distributed training", "分布式训练"),
+    "paradigms": ("Kinds of parallelism", "并行技术"),
+    "overview": ("Overview of colossal", "colossal 总览"),
+    "architecture": ("Architecture", "架构"),
+    "documentation": ("Write a page", "编写页面"),
     "time": ("time", "时间"),
     "waits": ("waits", "等待"),
     "creates": ("creates the file", "创建文件"),
@@ -69,10 +79,10 @@ class Drawing:
         """Return a label in the language of the picture."""
         return LABELS[key][self.language].format(*values)
 
-    def text(self, x: float, y: float, text: str, size: int = 14, colour: str = INK, anchor: str = "middle") -> None:
+    def text(self, x: float, y: float, text: str, size: int = 14, color: str = INK, anchor: str = "middle") -> None:
         """Write a line of text."""
         self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" fill="{color}">{escape(text)}</text>'
         )
 
     def box(self, x: float, y: float, width: float, height: float, fill: str, line: str, dash: str = "") -> None:
@@ -141,26 +151,25 @@ def draw_turns(language: str) -> None:
 
 
 def draw_roadmap(language: str) -> None:
-    """The pages in the order of reading."""
-    d = Drawing(760, 440, language)
+    """The goals of a reader, and the pages to begin with."""
+    d = Drawing(760, 406, language)
     rows = (
-        ("first", GREEN, GREEN_LINE, ("installation", "run_demo")),
-        ("know", ORANGE, ORANGE_LINE, ("distributed_training", "paradigms", "overview")),
-        ("train", BLUE, BLUE_LINE, ("launch", "booster", "utils")),
-        ("refine", "#f0e6f6", "#7d4f9c", ("accumulation", "clipping", "precision")),
+        ("start", "forward", ("installation", "run_demo", "booster")),
+        ("larger", "memory", ("precision", "zero", "gemini")),
+        ("faster", "communication", ("shardformer", "tensor", "pipeline")),
+        ("operate", "weight gradients", ("launch", "checkpoints", "faults")),
+        ("understand", "update", ("distributed_training", "paradigms", "overview")),
+        ("contribute", "backward", ("architecture", "documentation")),
     )
-    for row, (title, fill, line, pages) in enumerate(rows):
-        top = 20 + 106 * row
-        d.box(20, top, 720, 82, "#f5f7f9", "#d5dbe1")
-        d.text(36, top + 22, d.label(title), 13, GREY, "start")
+    for row, (goal, meaning, pages) in enumerate(rows):
+        top = 12 + 65 * row
+        d.box(12, top, 160, 52, COLORS[meaning], COLORS[meaning])
+        d.text(92, top + 31, d.label(goal), 15, "#ffffff")
         for column, page in enumerate(pages):
-            left = 36 + 234 * column
-            d.box(left, top + 32, 204, 38, fill, line)
-            d.text(left + 102, top + 56, d.label(page))
-            if column and title != "refine":
-                d.arrow(left - 28, top + 51, left - 3, top + 51)
-        if row:
-            d.arrow(380, top - 22, 380, top - 2)
+            left = 196 + 190 * column
+            d.box(left, top, 166, 52, "#ffffff", COLORS[meaning])
+            d.text(left + 83, top + 31, d.label(page))
+            d.arrow(left - 23, top + 26, left - 2, top + 26)
     d.save("get_started_roadmap")
 
 
