@@ -327,7 +327,7 @@ def test_rows_lead_to_pages_that_exist(docs, monkeypatch) -> None:
     monkeypatch.setattr("pagebuild.site.landing.data.INSTALL_PAGE", "basics/lesson")
     monkeypatch.setattr("pagebuild.site.landing.data.INSTALL", "x = 1")
     docs.write("README.md", "# pack\n\n```python\nx = 1\nprint(x)\n```\n")
-    with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_plugins, which is no page"):
+    with pytest.raises(BrokenInputError, match="the row ddp leads to basics/booster_api, which is no page"):
         landing_data(docs.root, current_edition(docs.root), docs.coverage())
 
 
