@@ -135,7 +135,7 @@ FILE = "```python file={}\nx = 1\n```\n\n```shell run\npython {}\n```\n"
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("```python chek\nx = 1\n```\n", 1, "`python chek` is no kind of code: write `python`, `python check`"),
+        ("```python verify\nx = 1\n```\n", 1, "`python verify` is no kind of code: write `python`, `python check`"),
         ("```python check figure\nx = 1\n```\n", 1, "`python check figure` is no kind of code"),
         ("```shell ran\nls\n```\n", 1, "`shell ran` is no kind of code: write `shell run`"),
         (FILE.format("/there/a.py", "/there/a.py"), 1, "`/there/a.py` is no file below the page's folder"),

@@ -46,7 +46,7 @@ def test_front_matter_is_read_and_is_no_prose(parse) -> None:
             2,
             "`kind` of the front matter is one of tutorial, how-to, concept, internals",
         ),
-        ("minutes: 10", "minutes: ten", 4, "`minutes` of the front matter is a whole number"),
+        ("minutes: 10", "minutes: ten", 4, "`minutes` of the front matter is an integer"),
         ("devices: cpu, cuda", "devices: cpu, gpu", 5, "`devices` of the front matter is a list of cpu, cuda"),
         ("outcome: Train", "outcome: Train: all", 3, "`outcome` of the front matter is a sentence without `: `"),
         ("outcome: Train", "outcome: 'Train", 3, "that begins with a letter"),

@@ -62,7 +62,7 @@ def _magic(block: Block, page: Page) -> str:
 
 def _setup_cells(page: Page) -> list[NotebookNode]:
     """The cells that start a shell, and that initialize a process group or define how to start one."""
-    # The shell comes first: what it starts is no part of the world that the notebook becomes.
+    # The shell comes first: what it starts does not belong to the ranks of the notebook.
     files = [_SHELL_FILE] if page.shell else []
     files += [_SETUP_FILES[notebook_kind(page)]] if page.runnable else []
     codes = [file.read_text(encoding="utf-8").strip("\n") for file in files]

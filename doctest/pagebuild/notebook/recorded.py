@@ -58,7 +58,7 @@ def _cells_with_outputs(
 ) -> Iterator[tuple[NotebookNode, str, str, Sequence[Path]]]:
     """Each cell that shows something, with what was printed, what the page shows of it, and what was drawn."""
     # Where the page shows nothing of what was printed, anything will do. The last cell shows the program of several
-    # ranks as a whole, and its stderr after stdout.
+    # ranks together, and its stderr after stdout.
     cells = {cell.metadata[LINE]: cell for cell in notebook.cells if cell.cell_type == "code" and LINE in cell.metadata}
     shown = {output.code.line: output.block.source for output in outputs_of(page)}
     program: list[tuple[str, str, Sequence[Path]]] = []

@@ -1,4 +1,4 @@
-"""What readers type into the search, and the words of the documentation that are meant by it."""
+"""What readers type into the search, and the terms of the documentation that are meant by it."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ FILE = "search.json"
 
 
 def search_synonyms(root: Path, edition: Edition) -> dict[str, list[dict[str, Any]]]:
-    """The synonyms of each language: those of docs/search.json, then the words that the glossary does not accept."""
+    """The synonyms of each language: those of docs/search.json, then the terms that the glossary does not accept."""
     path = root / "docs" / FILE
     entries = read_json(path, "correct it") if path.is_file() else []
     if faults := list(_faults(path, entries, edition)):
@@ -45,7 +45,7 @@ def _faults(path: Path, entries: list[dict[str, Any]], edition: Edition) -> Iter
         line = next((number for number, text in enumerate(lines, 1) if word in text), 1)
         if lost := set(LANGUAGES) - set(entry["means"]):
             yield Finding(
-                path, line, f"{word} has no meaning in {', '.join(sorted(lost))}: say which words it stands for"
+                path, line, f"{word} has no meaning in {', '.join(sorted(lost))}: say which terms it stands for"
             )
         if entry.get("page", edition.tree.names[0]) not in edition.tree.names:
             yield Finding(

@@ -45,11 +45,11 @@ def usage_faults(page: Page, script: Script) -> Iterator[Finding]:
     if page.front.kind == HOW_TO and count > MAX_HOW_TO_LINES:
         message = f"a how-to has at most {MAX_HOW_TO_LINES} lines, this one {count}: split it"
         yield Finding(page.path, MAX_HOW_TO_LINES, message)
-    yield from _share_faults(page, lines)
+    yield from _fraction_faults(page, lines)
     yield from _loop_faults(page, script)
 
 
-def _share_faults(page: Page, lines: "CodeLines") -> Iterator[Finding]:
+def _fraction_faults(page: Page, lines: "CodeLines") -> Iterator[Finding]:
     plain, others = lines.of_role(USAGE), lines.of_role(CHECK, FIGURE)
     checking = sorted(plain & lines.checking)
     if len(checking) > (1 - MIN_USAGE_FRACTION) * len(plain):

@@ -38,7 +38,7 @@ class Block:
 
     @property
     def role(self) -> str:
-        """What the code is for; empty for what is only shown, and for words that are no role."""
+        """What the code is for; empty for what is only shown, and for what names no role."""
         # Python is usage, a check, or draws a figure, and is all one program; `file=` writes it to a file instead.
         # Of other languages only a shell block that says `run` does something.
         words = self.info_words

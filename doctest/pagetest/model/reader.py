@@ -129,7 +129,7 @@ class _Reader:
         faults = {
             "kind": values["kind"] not in KINDS and f"one of {', '.join(KINDS)}",
             "outcome": _needs_quotes(values["outcome"]) and "a sentence without `: ` that begins with a letter",
-            "minutes": not values["minutes"].isdecimal() and "a whole number",
+            "minutes": not values["minutes"].isdecimal() and "an integer",
             "devices": not set(devices) <= {*DEVICES} and f"a list of {', '.join(DEVICES)}",
         }
         for name, wanted in faults.items():

@@ -92,14 +92,14 @@ def _failure(page: Page, outcome: CommandOutcome, folder: Path, log: str) -> Fai
     code, line = map(int, note.read_text(encoding="utf-8").split()) if note.is_file() else (0, 0)
     if code != outcome.returncode:  # an earlier one, of a command that was allowed to fail
         code, line = outcome.returncode, 0
-    said = [text for text in log.splitlines() if text.strip()]
+    printed = [text for text in log.splitlines() if text.strip()]
     if outcome.timed_out:
         marks = (folder / "marks").read_text(encoding="utf-8").split()
         return Failure(int((marks or ["1"])[-2 if marks else 0]), f"no end after {outcome.seconds:.0f} s, killed")
     if outcome.returncode:
         places = [int(number) for number in _LINE.findall(log)]
         end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = f": {said[-1].strip()}" if said else ""
+        last = f": {printed[-1].strip()}" if printed else ""
         return Failure(line or (places or [page.shell[0].line])[-1], f"this command {end}{last}")
     for left in outcome.leftovers:
         message = f"a process outlived the shell and was killed: {left.command} [pid {left.pid}]: end it or wait for it"

@@ -71,20 +71,21 @@ def draw_figure(
     Args:
         file: The SVG file.
         height: In inches; all figures are 6.4 inches wide.
-        rows: Number of panels from top to bottom; panels that share a row are small on a phone.
+        rows: Number of panels from top to bottom; panels next to each other are small on a phone.
         columns: Number of panels from left to right.
         **options: Those of `matplotlib.figure.Figure.subplots`.
 
-    Returns:
-        A context manager that gives the axes of the panel, or an array of them. Colors come from `COLORS`; what has
-        no meaning there takes the next color by itself.
+    Yields:
+        The axes of the panel, or an array of them. Colors come from `COLORS`; what has no meaning there takes the next
+        color by itself.
 
     Example:
         >>> import tempfile
         >>> from colossal.testing import COLORS, draw_figure
         >>> with tempfile.TemporaryDirectory() as folder, draw_figure(f"{folder}/loss.svg", height=2.4) as axes:
         ...     line = axes.plot([2.3, 1.1, 0.7], color=COLORS["forward"], label="loss")
-        ...     label = axes.set_xlabel("step")
+        ...     axes.set_xlabel("step").get_text()
+        'step'
     """
     from cycler import cycler
     from matplotlib import rc_context
