@@ -1,4 +1,4 @@
-"""Anchors that are the same in all languages: a heading of a translation has the id of the original's heading in its place."""
+"""Anchors that are the same in all languages: those of the original's headings, in their order."""
 
 import posixpath
 from dataclasses import dataclass, field
