@@ -28,19 +28,27 @@ const VOID = new Set(['area', 'base', 'br', 'col', 'embed', 'hr', 'img', 'input'
  * @returns {Outline}
  */
 export function outlineOf(html) {
-  const outline = {ids: new Set(), objects: [], contents: new Set(), links: []};
+  const outline = {ids: new Set(), objects: [], folded: new Set(), contents: new Set(), links: []};
+  let folds = 0; // how many details, of which the outermost is a fold, are open here
   const onopentag = (tag, attributes) => {
     const classes = (attributes.class ?? '').split(' ');
     [attributes.id, tag === 'a' && attributes.name].filter(Boolean).forEach((id) => outline.ids.add(id));
     if (classes.includes('api-object') || classes.includes('api-member')) {
       outline.objects.push(attributes.id);
+      if (folds > 0) {
+        outline.folded.add(attributes.id);
+      }
     }
+    folds += tag === 'details' && (folds > 0 || classes.includes('fold'));
     if (classes.includes('table-of-contents__link')) {
       outline.contents.add(attributes.href.replace('#', ''));
     }
     outline.links.push(...linksOf(tag, attributes));
   };
-  new Parser({onopentag}).end(html);
+  const onclosetag = (tag) => {
+    folds -= tag === 'details' && folds > 0;
+  };
+  new Parser({onopentag, onclosetag}).end(html);
   return outline;
 }
 

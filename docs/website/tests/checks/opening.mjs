@@ -39,14 +39,14 @@ async function checkWidth(page, {width}) {
 }
 
 /**
- * Code and tables that are wider than their frame fade at its edge.
+ * Code and tables that are wider than their frame, and not folded, fade at its edge.
  *
  * @param {import('playwright-core').Page} page
  */
 async function checkFades(page) {
   const isMarked = () =>
     [...document.querySelectorAll('.theme-code-block pre, .table-frame, .matrix-frame')]
-      .filter((frame) => frame.scrollWidth > frame.clientWidth + 1)
+      .filter((frame) => !frame.closest('details:not([open])') && frame.scrollWidth > frame.clientWidth + 1)
       .every((frame) => getComputedStyle(frame).maskImage !== 'none');
   const wait = page.waitForFunction(isMarked, null, {timeout: 5000});
   await wait.catch(() => ensure(false, 'what is cut off at 390 does not show it'));
