@@ -72,7 +72,7 @@ const SHOWN = {
   '.lead code': 1,
   '.page-about': 1,
   '.fold': 4,
-  '.fold .theme-code-block': 4,
+  '.fold .theme-code-block': 8,
   '[class*=codeBlockTitle]': 1,
   details: 5,
 };

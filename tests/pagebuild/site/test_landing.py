@@ -352,6 +352,6 @@ def test_the_real_landing_page_can_be_made() -> None:
     assert data["example"]["command"].startswith("torchrun")
     shown = [card["name"] for category in data["tutorials"] for card in category["pages"]]
     assert sorted(shown) == list(edition.tree.names)
-    pages = [page for name in edition.tree.names if (page := edition.tree.page(name, "en")).runnable]
+    pages = [page for name in edition.tree.names if (page := edition.tree.page(name, "en")).executed]
     assert data["proof"]["programs"] == len(pages)
     assert {row["key"] for row in data["plugins"]} == {choice.key for choice in CHOICES}
