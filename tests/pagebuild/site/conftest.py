@@ -136,6 +136,7 @@ def docs(tmp_path: Path) -> Docs:
         docs.write(f"docs/source/{language}/basics/lesson.md", lesson)
         docs.write(f"docs/source/{language}/talk.md", TALK)
         docs.write(f"docs/source/{language}/images/figure.svg", f"<svg>{language}</svg>")
+    docs.write("docs/figures/draw.py", "def figure() -> None: ...\n")  # a script draws the figure in each language
     docs.write("docs/source/zh-Hans/sidebar_category_translation.json", LABELS)
     docs.write("docs/sidebars.json", SIDEBARS)
     docs.write("docs/versions.json", ["current"])
